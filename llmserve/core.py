@@ -1,0 +1,116 @@
+"""The nouns that every part of the path shares: a request for tokens, and the events that answer it.
+
+Values only: frozen, validated where they are made (`SamplingParams.problems`), trusted afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_SEED = 2**64 - 1
+
+
+class FinishReason(Enum):
+    """Why a sequence ended. Names are TensorRT-LLM's."""
+
+    END_ID = "end_id"
+    STOP_WORDS = "stop_words"
+    LENGTH = "length"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. A field's default means "switched off".
+
+    Order of application, on raw logits: repetition, presence and frequency penalties; embedding bias;
+    bans (bad words, `min_tokens`); then greedy, or temperature, top-k, top-p, min-p and a draw.
+    Greedy when `temperature == 0` or `top_k == 1`.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0  # 0: every token
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output (transformers' rule)
+    presence_penalty: float = 0.0  # over output only (OpenAI's rule)
+    frequency_penalty: float = 0.0  # over output only
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with these values, in words; empty when they are valid."""
+        found = [
+            f"{name} must be a finite number, got {value}"
+            for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+            if not math.isfinite(value := getattr(self, name))
+        ]
+        rules = [
+            (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}"),
+            (self.min_tokens >= 0, f"min_tokens must not be negative, got {self.min_tokens}"),
+            (not self.temperature < 0, f"temperature must not be negative, got {self.temperature}"),
+            (self.top_k >= 0, f"top_k must not be negative (0 switches it off), got {self.top_k}"),
+            (not (self.top_p <= 0 or self.top_p > 1), f"top_p must be in (0, 1], got {self.top_p}"),
+            (not (self.min_p < 0 or self.min_p > 1), f"min_p must be in [0, 1], got {self.min_p}"),
+            (not self.repetition_penalty <= 0, f"repetition_penalty must be positive, got {self.repetition_penalty}"),
+            (0 <= self.seed <= MAX_SEED, f"seed must be an unsigned 64-bit integer, got {self.seed}"),
+        ]
+        return found + [text for holds, text in rules if not holds]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt for `Engine.submit`. Token ids only: text never enters an engine."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    end_id: int | None = None  # None: never stops on an end token
+    stop_ids: tuple[tuple[int, ...], ...] = ()  # any of these token sequences ends the answer
+    bad_ids: tuple[tuple[int, ...], ...] = ()  # none of these token sequences may be completed
+    embedding_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    num_sequences: int = 1  # n answers; sequence i draws from its own random stream
+    return_log_probs: bool = False
+    priority: int = 0  # higher is scheduled first
+    deadline: float | None = None  # time.monotonic() seconds after which nobody waits
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one sequence, and when things happened (time.time_ns)."""
+
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens found in the prefix cache, not computed
+    completion_tokens: int
+    arrival_ns: int
+    first_scheduled_ns: int
+    first_token_ns: int
+    last_token_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New tokens of one sequence of a request. The last event of a sequence has `finish_reason` and `usage`.
+
+    The end token and the tokens of a matched stop word are not part of the answer and never appear in `token_ids`;
+    so the last event may carry none.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()  # one per token, natural log, of the model's own (unmodified) distribution
+    cum_log_prob: float = 0.0  # sum over the sequence so far
+    sequence_index: int = 0
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None

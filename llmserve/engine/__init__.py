@@ -1,0 +1,1 @@
+"""Engine directory -> tokens."""

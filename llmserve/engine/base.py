@@ -1,0 +1,104 @@
+"""The two seams of the engine layer.
+
+`Engine` is what the serving side sees, whoever batches. `Runner` is what our own scheduler drives: one planned step on
+one device. TensorRT-LLM batches inside itself and implements `Engine`; the CPU engine is `InflightEngine` over a runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.core import GenerateRequest, TokenEvent
+from llmserve.scheduler.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """Fixed facts of a runner that the scheduler plans with."""
+
+    vocab_size: int
+    block_size: int  # tokens per KV block
+    num_blocks: int
+    max_num_tokens: int  # token budget of one step
+    max_batch_size: int  # chunks in one step
+    max_seq_len: int  # prompt + output of one sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One entry per chunk of the plan; token -1 and log-prob 0.0 where the chunk asked for no sample."""
+
+    tokens: Sequence[int]
+    log_probs: Sequence[float]
+    logits: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)  # chunk index -> [tokens, vocab]
+
+
+class Runner(Protocol):
+    """Executes one step at a time; called from one thread only."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def step(self, plan: StepPlan) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client may want to know about the engine that answers."""
+
+    name: str
+    target: str  # "cpu", "tensorrt_llm", "fake"
+    architecture: str
+    dtype: str
+    digest: str
+    vocab_size: int
+    max_seq_len: int
+    max_batch_size: int
+    max_num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for metrics. Field names follow TensorRT-LLM's IterationStats where one exists."""
+
+    iteration: int = 0
+    num_waiting_requests: int = 0
+    num_active_requests: int = 0  # waiting + running
+    max_num_active_requests: int = 0
+    num_scheduled_requests: int = 0
+    num_context_requests: int = 0
+    num_gen_requests: int = 0
+    num_paused_requests: int = 0  # preempted, waiting to be recomputed
+    num_ctx_tokens: int = 0
+    tokens_per_block: int = 0
+    max_num_blocks: int = 0
+    free_num_blocks: int = 0
+    used_num_blocks: int = 0
+    reused_blocks: int = 0
+    missed_blocks: int = 0
+
+
+class Engine(Protocol):
+    """Tokens for prompts, many at once. Closing the returned generator is the only way to cancel."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Validate now (`InvalidArgument`), enqueue on first pull (`ResourceExhausted` when the queue is full)."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def healthy(self) -> bool: ...
+
+    def close(self) -> None:
+        """Stop the step loop; open streams end with `Unavailable`. Idempotent."""
+        ...

@@ -1,0 +1,106 @@
+"""The one error tree. Front ends map `Code` to their wire; nothing else knows a status number.
+
+    LlmserveError                 code
+    ├── InvalidArgument           INVALID_ARGUMENT    the caller's input is wrong
+    │   ├── CheckpointError       INVALID_ARGUMENT    a checkpoint folder cannot be used as it is
+    │   ├── RecipeError           INVALID_ARGUMENT    build options or a recipe are wrong
+    │   └── ModelConfigError      INVALID_ARGUMENT    a config.pbtxt or a model repository is wrong
+    ├── NotFound                  NOT_FOUND           no such model, version, file
+    ├── AlreadyExists             ALREADY_EXISTS
+    ├── Unsupported               UNIMPLEMENTED       well-formed, but not something we do
+    ├── EngineFileError           FAILED_PRECONDITION an engine directory is corrupt, foreign or from another version
+    ├── ResourceExhausted         RESOURCE_EXHAUSTED  queue full, not enough memory
+    ├── Unavailable               UNAVAILABLE         not ready, or shutting down
+    ├── DeadlineExceeded          DEADLINE_EXCEEDED
+    ├── Cancelled                 CANCELLED
+    └── InternalError             INTERNAL            our mistake, or a model's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import ClassVar
+
+
+class Code(Enum):
+    """gRPC's canonical codes, by name only: the neutral vocabulary of the core."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    UNAVAILABLE = "UNAVAILABLE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+    UNKNOWN = "UNKNOWN"
+
+
+class LlmserveError(Exception):
+    """Base of every error that a user may see. `str(error)` says what is wrong and what to do."""
+
+    code: ClassVar[Code] = Code.UNKNOWN
+
+
+class InvalidArgument(LlmserveError):
+    code = Code.INVALID_ARGUMENT
+
+
+class CheckpointError(InvalidArgument):
+    pass
+
+
+class RecipeError(InvalidArgument):
+    pass
+
+
+class ModelConfigError(InvalidArgument):
+    pass
+
+
+class NotFound(LlmserveError):
+    code = Code.NOT_FOUND
+
+
+class AlreadyExists(LlmserveError):
+    code = Code.ALREADY_EXISTS
+
+
+class Unsupported(LlmserveError):
+    code = Code.UNIMPLEMENTED
+
+
+class EngineFileError(LlmserveError):
+    code = Code.FAILED_PRECONDITION
+
+
+class ResourceExhausted(LlmserveError):
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class Unavailable(LlmserveError):
+    code = Code.UNAVAILABLE
+
+
+class DeadlineExceeded(LlmserveError):
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Cancelled(LlmserveError):
+    code = Code.CANCELLED
+
+
+class InternalError(LlmserveError):
+    code = Code.INTERNAL
+
+
+def raise_problems(error: type[LlmserveError], headline: str, problems: Sequence[str]) -> None:
+    """Raise one `error` that lists every problem, or return when there is none."""
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise error(f"{headline}: {problems[0]}")
+    raise error(f"{headline} ({len(problems)} problems):\n" + "\n".join(f"  - {p}" for p in problems))

@@ -1,0 +1,1 @@
+"""What a network is: specs, parameters and the traced Program. One file per architecture."""

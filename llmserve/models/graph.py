@@ -1,0 +1,165 @@
+"""Semantic ops, and how a network's `forward` records them into a `Program`.
+
+A Program is plain data: device-neutral, printable, comparable. A target lowers it; nothing here computes.
+
+Shapes: T tokens of the step, S selected rows (those whose logits are wanted), H hidden, V vocabulary. Every value is a
+matrix [T, width] (or [S, width] after `select_rows`) of real numbers; precision is the target's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+Attr: TypeAlias = int | float | str | bool | tuple[int, ...] | tuple[float, ...]
+
+
+class OpKind(Enum):
+    """op: inputs; weights; attrs. `y` is the output."""
+
+    EMBED = "embed"  # (); [V,H]; y[t] = weight[token_ids[t]]
+    RMS_NORM = "rms_norm"  # x; [N]; eps, groups: y = x / rms(x) * weight, per group of N columns
+    LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
+    SLICE = "slice"  # x; ; start, width: a view of columns
+    ROPE = "rope"  # x; ; head_dim, inv_freq (head_dim/2 values), scale: rotate-half pairs (i, i + head_dim/2)
+    ATTENTION = "attention"  # q, k, v; ; see Graph.attention. Writes k and v to the paged cache of `layer` first
+    GATED_ACTIVATION = "gated_activation"  # gate_up [T,2I]; ; activation: y = act(gate) * up, gate is columns 0..I-1
+    ADD = "add"  # a, b
+    SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are wanted
+    LOGITS = "logits"  # x [S,H]; [V,H]; y = x @ weight.T in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    kind: OpKind
+    inputs: tuple[str, ...]
+    output: str
+    width: int  # columns of the output
+    weights: tuple[str, ...] = ()  # parameter names
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        arguments = ", ".join((*self.inputs, *(f"@{w}" for w in self.weights)))
+        attrs = " ".join(f"{k}={_short(v)}" for k, v in self.attrs.items())
+        return f"%{self.output}[{self.width}] = {self.kind.value}({arguments}) {attrs}".rstrip()
+
+
+def _short(value: Attr) -> str:
+    if isinstance(value, tuple) and len(value) > 4:
+        return f"({value[0]}, {value[1]}, ... {len(value)} values)"
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The paged KV cache that a Program needs: per layer, per token, `num_kv_heads * head_dim` numbers for k and for v."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def elements_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The traced network. The last op is LOGITS."""
+
+    ops: tuple[Op, ...]
+    cache: CacheShape
+    vocab_size: int
+
+    def __str__(self) -> str:
+        return "\n".join(str(op) for op in self.ops)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A handle on a matrix while tracing."""
+
+    name: str
+    width: int
+
+
+class Graph:
+    """Records ops. Methods return the `Value` they define; widths are checked as they are recorded."""
+
+    def __init__(self, cache: CacheShape, vocab_size: int) -> None:
+        self._cache = cache
+        self._vocab_size = vocab_size
+        self._ops: list[Op] = []
+
+    def embed(self, weight: str, width: int) -> Value:
+        return self._record(OpKind.EMBED, (), width, (weight,))
+
+    def rms_norm(self, x: Value, weight: str, *, eps: float, groups: int = 1) -> Value:
+        """Normalize each of `groups` equal column groups of `x` with one shared weight (width / groups long)."""
+        assert x.width % groups == 0
+        return self._record(OpKind.RMS_NORM, (x,), x.width, (weight,), eps=eps, groups=groups)
+
+    def linear(self, x: Value, weight: str, width: int, *, bias: str | None = None) -> Value:
+        return self._record(OpKind.LINEAR, (x,), width, (weight,) if bias is None else (weight, bias))
+
+    def slice(self, x: Value, start: int, width: int) -> Value:
+        assert 0 <= start and start + width <= x.width
+        return self._record(OpKind.SLICE, (x,), width, start=start)
+
+    def rope(self, x: Value, *, head_dim: int, inv_freq: tuple[float, ...], scale: float = 1.0) -> Value:
+        """Rotary embedding at each token's absolute position. `scale` multiplies cos and sin (YaRN's attention factor)."""
+        assert x.width % head_dim == 0 and len(inv_freq) * 2 == head_dim
+        return self._record(OpKind.ROPE, (x,), x.width, head_dim=head_dim, inv_freq=inv_freq, scale=scale)
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        alibi_slopes: tuple[float, ...] = (),
+    ) -> Value:
+        """Causal attention of each token over its sequence's cache.
+
+        score(i, j) = scale * q_i . k_j + slope * (j - i); `window` > 0 keeps only the last `window` positions
+        (i - j < window, transformers' rule); query head h reads KV head h // (num_heads / num_kv_heads).
+        """
+        assert q.width == num_heads * head_dim and k.width == v.width == num_kv_heads * head_dim
+        assert len(alibi_slopes) in (0, num_heads) and layer < self._cache.num_layers
+        return self._record(
+            OpKind.ATTENTION, (q, k, v), q.width, layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            head_dim=head_dim, scale=scale, window=window, alibi_slopes=alibi_slopes,
+        )  # fmt: skip
+
+    def gated_activation(self, gate_up: Value, *, activation: str = "silu") -> Value:
+        assert gate_up.width % 2 == 0
+        return self._record(OpKind.GATED_ACTIVATION, (gate_up,), gate_up.width // 2, activation=activation)
+
+    def add(self, a: Value, b: Value) -> Value:
+        assert a.width == b.width
+        return self._record(OpKind.ADD, (a, b), a.width)
+
+    def select_rows(self, x: Value) -> Value:
+        return self._record(OpKind.SELECT_ROWS, (x,), x.width)
+
+    def logits(self, x: Value, weight: str) -> Value:
+        return self._record(OpKind.LOGITS, (x,), self._vocab_size, (weight,))
+
+    def program(self) -> Program:
+        assert self._ops and self._ops[-1].kind is OpKind.LOGITS
+        return Program(tuple(self._ops), self._cache, self._vocab_size)
+
+    def _record(
+        self, kind: OpKind, inputs: tuple[Value, ...], width: int, weights: tuple[str, ...] = (), **attrs: Attr
+    ) -> Value:
+        output = Value(f"v{len(self._ops)}", width)
+        self._ops.append(Op(kind, tuple(v.name for v in inputs), output.name, width, weights, attrs))
+        return output

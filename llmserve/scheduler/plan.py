@@ -1,0 +1,54 @@
+"""What the scheduler hands to a runner: one step, as data.
+
+A step is a list of chunks; a chunk is a run of consecutive tokens of one sequence. Prefill, chunked prefill and decode
+are the same thing with different lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmserve.core import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """How to turn the logits after a chunk's last token into a token. Stateless: everything is in here.
+
+    The random draw depends on `(params.seed, stream, position)` only, so it is the same in every batch.
+    """
+
+    params: SamplingParams
+    stream: int  # index of the sequence within its request (n answers, n streams)
+    position: int  # number of tokens in the sequence before the sampled one
+    history: Sequence[int] = ()  # prompt then output ids; empty unless a penalty needs them
+    num_prompt: int = 0  # how many of `history` are prompt
+    bias: Sequence[tuple[int, float]] = ()  # (token id, added to its logit)
+    banned: Sequence[int] = ()  # token ids that may not be drawn now
+    log_prob: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`token_ids` at positions `start .. start+len-1` of one sequence, cached in the blocks of `block_table`.
+
+    Position p lives in block `block_table[p // block_size]`, row `p % block_size`. Everything before `start` is
+    already in the cache.
+    """
+
+    sequence_id: int
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: SampleRequest | None = None  # None: the prompt goes on in a later step
+    return_logits: bool = False  # also return logits of every token of this chunk (parity, self-test)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)

@@ -1,0 +1,1 @@
+"""The server core: models, tensors, scheduling. It knows neither language nor wire."""

@@ -1,0 +1,72 @@
+"""The seam between the server core and whatever executes models.
+
+A backend turns a model directory into a `LoadedModel`; the core schedules requests onto its instances. Backends register
+by the name that `config.pbtxt` gives in `backend`; the registry is built by the program that starts the server, so the
+core imports none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.serving.types import InferRequest, InferResponse
+
+
+class ModelInstance(Protocol):
+    """One executable copy of a model."""
+
+    name: str
+
+    def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+        """Start a batch: one response stream per request, in the same order.
+
+        Each stream ends with a response whose `final` is true. Closing a stream cancels that request and only that one.
+        Called on the event loop and must not block it; nothing runs before a stream is first pulled.
+        """
+        ...
+
+    def healthy(self) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadContext:
+    """What a backend gets to load one version of a model."""
+
+    config: ModelConfig  # complete: parsed, auto-completed, validated
+    model_dir: Path  # <repository>/<model>
+    version: str
+    version_dir: Path  # <model_dir>/<version>
+    infer: Callable[[InferRequest], AsyncGenerator[InferResponse, None]]  # the core's own door, for BLS
+
+    def parameter(self, key: str, default: str = "") -> str:
+        """A string parameter of the model's config."""
+        return self.config.parameters[key].string_value if key in self.config.parameters else default
+
+
+GaugeSample: TypeAlias = tuple[str, Mapping[str, str], float]  # family, labels (without model and version), value
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    instances: Sequence[ModelInstance]
+    batches_itself: bool = False  # instances accept any number of requests at once (in-flight batching)
+    gauges: Callable[[], Sequence[GaugeSample]] = field(default=lambda: ())  # read at each metrics scrape
+
+
+class Backend(Protocol):
+    name: str
+
+    def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
+        """Fill in what the config leaves open (auto-complete). Return it unchanged when there is nothing to add."""
+        ...
+
+    def load(self, context: LoadContext) -> LoadedModel:
+        """Load one version; blocking, called in a worker thread. Raise `LlmserveError` with the reason on failure."""
+        ...

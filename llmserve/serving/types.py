@@ -1,0 +1,72 @@
+"""The values that pass through the server core: tensors, requests, responses.
+
+Datatypes are KServe's names (BOOL, UINT8 .. INT64, FP16, BF16, FP32, FP64, BYTES). A BYTES tensor's `data` is an object
+array of `bytes`; a BF16 tensor's `data` is the raw `uint16` pattern (numpy has no bfloat16). Shapes are as on the wire,
+with the batch dimension where the model has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.errors import LlmserveError
+
+ParameterValue: TypeAlias = str | int | bool | float
+
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_), "UINT8": np.dtype(np.uint8), "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32), "UINT64": np.dtype(np.uint64), "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16), "INT32": np.dtype(np.int32), "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16), "BF16": np.dtype(np.uint16), "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64), "BYTES": np.dtype(np.object_),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    name: str
+    datatype: str
+    data: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A request for one model. Made by front ends and ensembles; validated by the core against the model's config."""
+
+    model_name: str
+    inputs: Mapping[str, Tensor]
+    model_version: str = ""  # "": the highest version served
+    request_id: str = ""
+    requested_outputs: tuple[str, ...] = ()  # empty: all
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    priority: int = 0
+    timeout_us: int = 0  # 0: none
+    deadline: float | None = None  # time.monotonic() seconds: the client's own deadline
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """One answer of a stream. A unary call is a stream of one. An error response ends its stream unless `final` is false."""
+
+    model_name: str
+    model_version: str
+    request_id: str = ""
+    outputs: tuple[Tensor, ...] = ()
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    error: LlmserveError | None = None
+    final: bool = False  # nothing follows; a final response without outputs only says so
+
+    def output(self, name: str) -> Tensor | None:
+        return next((tensor for tensor in self.outputs if tensor.name == name), None)
