@@ -1,0 +1,1 @@
+"""Checkpoint -> engine directory."""

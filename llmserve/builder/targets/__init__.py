@@ -1,0 +1,1 @@
+"""Devices that a Program can be compiled for."""
