@@ -1,0 +1,65 @@
+# Every target sets up what it needs (a virtual environment in .venv) and says what it does.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NATIVE := CMakeLists.txt $(wildcard llmserve/engine/cpu/kernels/*)
+DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test check pytest format wheel clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.eval ## The main job: build the demo engine, evaluate it against Hugging Face, serve it, chat with it
+	$(BIN)/python tools/demo.py
+
+serve: $(DEMO_ENGINE)/manifest.json ## Serve the demo engine: gRPC on 8001, HTTP on 8000, metrics on 8002
+	$(BIN)/llmserve serve $(DEMO_ENGINE)
+
+test: check pytest ## Everything that CI runs: make check, then the test suite
+
+check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
+	@echo "== ruff and mypy"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+pytest: $(VENV)/.check
+	@echo "== pytest"
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+format: $(VENV)/.check ## Format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/.base ## Build a wheel into dist/
+	$(PIP) wheel --no-deps --wheel-dir dist .
+
+clean: ## Remove the environment, engines and build output
+	rm -rf $(VENV) engines dist .cmake-build llmserve/engine/cpu/*.so
+
+$(DEMO_ENGINE)/manifest.json: $(VENV)/.base build/recipes/baichuan2-tiny-docsum-fp16.yaml
+	$(BIN)/llmserve build build/checkpoints/baichuan2-tiny-docsum --dtype float16 --output-dir $(DEMO_ENGINE)
+
+$(BIN)/python:
+	@echo "== creating $(VENV) with $(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+
+# The editable install compiles the C++ kernels; it is repeated when they change.
+$(VENV)/.base: $(BIN)/python pyproject.toml $(NATIVE)
+	@echo "== installing llmserve (compiles the CPU engine, about a minute)"
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.eval: $(VENV)/.base
+	@echo "== installing what the evaluation needs (no torch)"
+	$(PIP) install --editable '.[eval]'
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.base
+	@echo "== installing what the tests need (torch for the reference, a few minutes)"
+	$(PIP) install --editable '.[check]'
+	@touch $@

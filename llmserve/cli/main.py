@@ -1,0 +1,49 @@
+"""The `llmserve` program: one small file per command, registered here under its own name.
+
+Exit codes: 0 done; 1 the work failed or the gate said no; 2 the input was wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+
+from llmserve import __version__
+from llmserve.cli import build, chat, eval, inspect, run, serve
+from llmserve.errors import Code, LlmserveError
+
+INPUT_CODES = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED)
+
+app = typer.Typer(
+    name="llmserve",
+    help="Compile a Hugging Face checkpoint into an engine, serve it like Triton, gate its quality.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for module in (build, run, serve, chat, eval, inspect):
+    app.command(module.__name__.rpartition(".")[2])(module.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"llmserve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+def main() -> None:
+    """Entry point: an error of ours is one readable message, never a traceback."""
+    try:
+        app()
+    except LlmserveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if error.code in INPUT_CODES else 1)

@@ -1,0 +1,153 @@
+"""Laws of the code base: what may import what, where code may live, how long things may get."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "llmserve"
+
+# From docs/architecture.md: imports point left only.
+LAYERS = (
+    ("errors", "metrics", "__init__"),
+    ("core",),
+    ("models",),
+    ("scheduler",),
+    ("checkpoint",),
+    ("engine",),
+    ("stages",),
+    ("builder",),
+    ("serving",),
+    ("backends",),
+    ("frontends",),
+    ("client",),
+    ("evaluation",),
+    ("cli",),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+FORBIDDEN = {("serving", "engine"), ("serving", "stages"), ("engine", "checkpoint"), ("frontends", "engine")}
+LAZY = {
+    "torch": {"evaluation/hf.py", "evaluation/baichuan_torch.py"},
+    "transformers": {"evaluation/hf.py", "evaluation/baichuan_torch.py"},
+    "datasets": {"evaluation/data.py"},
+}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+def python_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer"
+            yield node.module or ""
+
+
+def layer(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def tracked(pattern: str) -> list[str]:
+    output = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return output.split()
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {layer_of(path) for path in python_files()} <= set(RANK)
+
+
+def test_imports_point_left_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in python_files()
+        for name in imports(path)
+        if name.split(".")[0] == "llmserve"
+        and (
+            RANK[layer(name)] > RANK[layer_of(path)]
+            or (layer_of(path), layer(name)) in FORBIDDEN
+        )
+    ]  # fmt: skip
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", sorted(LAZY))
+def test_heavy_packages_have_one_owner(package: str) -> None:
+    users = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in python_files()
+        for name in imports(path)
+        if name.split(".")[0] == package
+    }
+    assert users <= LAZY[package]
+
+
+def test_command_line_starts_without_heavy_packages() -> None:
+    code = "import sys, llmserve.cli.main; print(sorted({'torch', 'transformers', 'datasets', 'pandas'} & set(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert output.strip() == "[]"
+
+
+def test_scheduler_is_plain_ints() -> None:
+    used = {name.split(".")[0] for path in (PACKAGE / "scheduler").glob("*.py") for name in imports(path)}
+    assert used.isdisjoint({"numpy", "torch", "asyncio", "threading", "time"})
+
+
+def test_files_and_functions_are_short() -> None:
+    long_files = [
+        f"{path.relative_to(ROOT)}: {lines} lines"
+        for path in [*python_files(), *PACKAGE.rglob("*.cpp"), *PACKAGE.rglob("*.h")]
+        if (lines := len(path.read_text().splitlines())) > MAX_FILE_LINES
+    ]
+    long_functions = [
+        f"{path.relative_to(ROOT)}:{node.name}: {length} lines"
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and (length := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert long_files + long_functions == []
+
+
+def test_data_folders_hold_no_python() -> None:
+    assert tracked("build/*.py") == []
+    assert tracked("eval/*.py") == []
+
+
+def test_pipeline_shims_are_thin() -> None:
+    shims = sorted((ROOT / "pipelines").rglob("*.py"))
+    assert shims
+    assert {path.relative_to(ROOT).as_posix(): n for path in shims if (n := len(path.read_text().splitlines())) > 40} == {}
+
+
+def test_ignore_rules_are_anchored() -> None:
+    rules = (ROOT / ".gitignore").read_text().split()
+    assert all(rule.startswith(("/", "*", "__pycache__")) for rule in rules)
+
+
+def test_no_relics() -> None:
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in [*python_files(), *PACKAGE.rglob("*.cpp"), *PACKAGE.rglob("*.h")]
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if marks.search(line)
+    ]
+    assert wrong == []
