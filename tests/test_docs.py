@@ -1,0 +1,93 @@
+"""Every command in the documentation is run, as a reader would: block by block, in the order of the page.
+
+A block fenced with ```bash runs to its end and must exit 0. One fenced with ```bash background is a server: it is started,
+and stays up for the rest of its page. `make` lines are checked with `make -n` (the suite itself runs inside `make test`).
+The page runs in a scratch folder where the repository's files are linked, so that engines and reports land there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = ("README.md", "Makefile", "pyproject.toml", "build", "eval", "pipelines", "docs", "tools", "llmserve", "tests")
+FENCE = re.compile(r"^```bash( background)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = ("git clone", "pip install", "python3.11 -m venv", ". .venv", "cd ")  # set-up that the suite itself stands on
+BLOCK_TIMEOUT_S = 240
+
+
+def blocks(page: Path) -> list[tuple[bool, str]]:
+    return [(bool(match[1]), match[2]) for match in FENCE.finditer(page.read_text())]
+
+
+def runnable(script: str) -> str:
+    lines = [line for line in script.splitlines() if not line.startswith(NOT_RUN)]
+    return "\n".join(re.sub(r"^make\b", f"make -n -C {ROOT}", line) for line in lines)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    for name in LINKED:
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
+
+
+def wait_until_ready(server: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        assert server.poll() is None, "the server of this page ended at once"
+        try:
+            urllib.request.urlopen("http://127.0.0.1:8000/v2/health/ready", timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail("the server of this page was not ready within a minute")
+
+
+@pytest.fixture
+def servers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for server in started:
+        os.killpg(server.pid, signal.SIGTERM)
+        assert server.wait(timeout=60) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_work(
+    page: Path, scratch: Path, environment: dict[str, str], servers: list[subprocess.Popen[bytes]]
+) -> None:
+    engine = "llmserve build build/checkpoints/baichuan2-tiny-docsum --output-dir engines/baichuan2-tiny-docsum-fp16"
+    subprocess.run(engine, shell=True, cwd=scratch, env=environment, check=True, capture_output=True, timeout=BLOCK_TIMEOUT_S)
+    for background, script in blocks(page):
+        command = ["bash", "-euo", "pipefail", "-c", runnable(script)]
+        if background:
+            servers.append(subprocess.Popen(command, cwd=scratch, env=environment, start_new_session=True))
+            wait_until_ready(servers[-1])
+            continue
+        done = subprocess.run(
+            command, cwd=scratch, env=environment, capture_output=True, text=True, timeout=BLOCK_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{page.name}:\n{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def test_every_guide_is_listed_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme] == []
