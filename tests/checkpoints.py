@@ -1,0 +1,230 @@
+"""Tiny random checkpoints of every architecture, in the published layout and in every file format.
+
+`make_checkpoint` writes what a Hugging Face folder has: config.json (published style), generation_config.json, weights
+and a small tokenizer. The weights are random but sized so that activations stay near 1 and greedy output varies. The
+tensor names and shapes are written out here, independently of `llmserve.models`, so that they test it.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from tests.tiny_tokenizers import sentencepiece_model, write_byte_level_tokenizer
+
+DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+FORMATS = ("safetensors", "sharded", "bin", "bin-sharded")
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "use_cache": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+BAICHUAN: dict[str, Any] = COMMON | {
+    "architectures": ["BaichuanForCausalLM"],
+    "model_type": "baichuan",
+    "vocab_size": 512,
+    "model_max_length": 256,
+    "tie_word_embeddings": False,
+}
+LLAMA: dict[str, Any] = COMMON | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 320,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+}
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,  # small, so that every branch of the rule is met with a head size of 16
+}
+QWEN: dict[str, Any] = COMMON | {
+    "vocab_size": 320,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "sliding_window": 16,
+    "max_window_layers": 2,
+    "tie_word_embeddings": False,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "baichuan2-7b": BAICHUAN | {"max_position_embeddings": 256},
+    # six heads: the ALiBi rule for head counts that are no power of two
+    "baichuan2-13b": BAICHUAN | {"hidden_size": 96, "num_attention_heads": 6},
+    "baichuan1-7b": BAICHUAN | {"max_position_embeddings": 256, "norm_head": False},
+    "llama": LLAMA,
+    "llama3-rope": LLAMA | {"rope_theta": 500000.0, "rope_scaling": LLAMA3_SCALING},
+    "llama-tied": LLAMA | {"tie_word_embeddings": True},
+    "mistral": COMMON
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "vocab_size": 320,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "rope_theta": 10000.0,
+        "sliding_window": 16,
+        "tie_word_embeddings": False,
+    },
+    "qwen2": QWEN | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 3},
+    "qwen3": QWEN
+    | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32, "attention_bias": False},
+}
+
+
+def make_checkpoint(
+    path: Path,
+    kind: str,
+    *,
+    dtype: str = "float32",
+    format: str = "safetensors",
+    seed: int = 0,
+    with_tokenizer: bool = True,
+    **config_overrides: Any,
+) -> Path:
+    """Write a checkpoint of `kind` (a key of KINDS) into the folder `path`, which is made, and return it.
+
+    `format` is one of FORMATS. Overrides replace keys of config.json; `None` is written as null.
+    """
+    config = KINDS[kind] | {"torch_dtype": dtype} | config_overrides
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / "config.json", config)
+    write_json(path / "generation_config.json", generation_config(config))
+    write_tensors(path, random_tensors(config, dtype=dtype, seed=seed), format)
+    if with_tokenizer:
+        write_tokenizer(path, config)
+    return path
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def generation_config(config: dict[str, Any]) -> dict[str, Any]:
+    ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    roles = {"user_token_id": 195, "assistant_token_id": 196} if config["model_type"] == "baichuan" else {}
+    return ids | roles | {"do_sample": False, "max_new_tokens": 32}
+
+
+def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The published tensor names of `config`'s architecture, and their shapes."""
+    hidden, inter, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    for i in range(config["num_hidden_layers"]):
+        layer = attention_shapes(config) | {
+            "mlp.gate_proj.weight": (inter, hidden),
+            "mlp.up_proj.weight": (inter, hidden),
+            "mlp.down_proj.weight": (hidden, inter),
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+        }
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def attention_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    if config["model_type"] == "baichuan":
+        return {"self_attn.W_pack.weight": (3 * hidden, hidden), "self_attn.o_proj.weight": (hidden, hidden)}
+    rows = {"q": heads * head_dim, "k": config["num_key_value_heads"] * head_dim}
+    rows["v"] = rows["k"]
+    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{n}_proj.weight": (rows[n], hidden) for n in "qkv"}
+    shapes["self_attn.o_proj.weight"] = (hidden, heads * head_dim)
+    if config["model_type"] == "qwen2":
+        shapes |= {f"self_attn.{n}_proj.bias": (rows[n],) for n in "qkv"}
+    if config["model_type"] == "qwen3":
+        shapes |= {f"self_attn.{n}_norm.weight": (head_dim,) for n in "qk"}
+    return shapes
+
+
+def random_tensors(config: dict[str, Any], *, dtype: str, seed: int) -> dict[str, NDArray[Any]]:
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in tensor_shapes(config).items():
+        values = rng.standard_normal(shape)
+        if name.endswith("norm.weight"):
+            values = 1.0 + 0.2 * values
+        elif name.endswith("bias"):
+            values = 0.3 * values
+        elif "embed_tokens" not in name or config["tie_word_embeddings"]:
+            # a tied embedding of unit size would make every token predict itself
+            values = values * 1.5 / np.sqrt(shape[-1])
+        tensors[name] = np.ascontiguousarray(values.astype(np.float32).astype(DTYPES[dtype]))
+    return tensors
+
+
+def write_tensors(path: Path, tensors: dict[str, NDArray[Any]], format: str) -> None:
+    """Write `tensors` into the folder `path` in one of FORMATS; the sharded ones make two files and an index."""
+    stem, suffix = ("model", "safetensors") if format in ("safetensors", "sharded") else ("pytorch_model", "bin")
+    if format in ("safetensors", "bin"):
+        _write_file(path / f"{stem}.{suffix}", tensors)
+        return
+    names = list(tensors)
+    halves = names[: len(names) // 2], names[len(names) // 2 :]
+    weight_map = {}
+    for number, half in enumerate(halves, start=1):
+        file = f"{stem}-{number:05d}-of-00002.{suffix}"
+        _write_file(path / file, {name: tensors[name] for name in half})
+        weight_map |= dict.fromkeys(half, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_json(path / f"{stem}.{suffix}.index.json", index)
+
+
+def _write_file(path: Path, tensors: dict[str, NDArray[Any]]) -> None:
+    if path.suffix == ".safetensors":
+        save_file(tensors, path, metadata={"format": "pt"})
+        return
+    import torch
+
+    torch.save({name: _to_torch(tensor) for name, tensor in tensors.items()}, path)
+
+
+def _to_torch(array: NDArray[Any]) -> Any:
+    import torch
+
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def write_tokenizer(path: Path, config: dict[str, Any]) -> None:
+    if config["model_type"].startswith("qwen"):
+        write_byte_level_tokenizer(path, config["vocab_size"])
+        return
+    num_reserved = 197 if config["model_type"] == "baichuan" else 3
+    (path / "tokenizer.model").write_bytes(_sentencepiece(config["vocab_size"], num_reserved))
+    name = "BaichuanTokenizer" if config["model_type"] == "baichuan" else "LlamaTokenizer"
+    settings = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    write_json(path / "tokenizer_config.json", settings | {"add_bos_token": name != "BaichuanTokenizer"})
+
+
+@cache
+def _sentencepiece(vocab_size: int, num_reserved: int) -> bytes:
+    return sentencepiece_model(vocab_size, num_reserved)
