@@ -17,3 +17,20 @@ class BuildOptions:
     max_seq_len: int = 0  # prompt + output of one sequence; 0: the checkpoint's own limit
     tokens_per_block: int = 32  # KV block size
     target: str = "cpu"
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with these values, in words; empty when they are valid."""
+        quantizations = ", ".join(name for name in QUANTIZATIONS if name)
+        block = self.tokens_per_block
+        rules = [
+            (self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"),
+            (
+                self.quantization in QUANTIZATIONS,
+                f"quantization must be one of {quantizations}, or left out, got {self.quantization!r}",
+            ),
+            (self.max_batch_size >= 1, f"max_batch_size must be at least 1, got {self.max_batch_size}"),
+            (self.max_num_tokens >= 1, f"max_num_tokens must be at least 1, got {self.max_num_tokens}"),
+            (self.max_seq_len >= 0, f"max_seq_len must be positive (0: the checkpoint's limit), got {self.max_seq_len}"),
+            (block >= 1 and block & (block - 1) == 0, f"tokens_per_block must be a power of two, got {block}"),
+        ]
+        return [text for holds, text in rules if not holds]

@@ -1,0 +1,155 @@
+"""Checkpoint folder -> engine directory. The one function behind `llmserve build`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve import __version__
+from llmserve.builder.config import engine_config
+from llmserve.builder.digest import engine_digest, tensor_digest
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.output import check_replaceable, staged_directory
+from llmserve.builder.progress import Progress, SilentProgress
+from llmserve.builder.resolve import ResolvedBuild, resolve
+from llmserve.builder.selftest import make_selftest, num_prompts
+from llmserve.builder.targets.base import CompileJob, Target
+from llmserve.checkpoint.plan import WeightPlan
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.engine.artifact import (
+    CONFIG_FILE,
+    ENGINE_FILE,
+    GENERATION_CONFIG_FILE,
+    HF_CONFIG_FILE,
+    MANIFEST_FILE,
+    SELFTEST_FILE,
+    TOKENIZER_FILES,
+    hash_file,
+)
+from llmserve.engine.manifest import FileRecord, Manifest, Source
+from llmserve.errors import CheckpointError, InvalidArgument, ResourceExhausted
+
+SPARE_DISK_BYTES = 32 * 2**20  # beside the engine file: self-test, tokenizer
+
+
+def build_engine(
+    checkpoint_dir: Path,
+    output_dir: Path,
+    options: BuildOptions,
+    *,
+    progress: Progress | None = None,
+    target: Target | None = None,
+) -> Manifest:
+    """Compile `checkpoint_dir` into `output_dir`, which appears complete or not at all.
+
+    An engine that is already there is replaced; anything else there is refused (`AlreadyExists`). Everything that can be
+    wrong with checkpoint and options is found before a weight is read (`CheckpointError`, `RecipeError`, `Unsupported`).
+    Holds about one tensor in memory. `target` overrides the one that `options` names.
+    """
+    check_replaceable(output_dir)
+    with Checkpoint.open(checkpoint_dir) as checkpoint:
+        build = resolve(checkpoint, options, target=target)
+        try:
+            with staged_directory(output_dir) as directory:
+                _check_disk_space(directory, build)
+                return _write(checkpoint, build, directory, progress or SilentProgress())
+        except OSError as error:
+            failure = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
+            raise failure(f"the engine could not be written to {output_dir}: {error}") from error
+
+
+class CanonicalWeights:
+    """Parameters in the engine's dtype, each hashed and checked when it is first loaded."""
+
+    def __init__(self, weights: WeightPlan, dtype: str) -> None:
+        self._weights = weights
+        self._dtype = dtype
+        self.digests: dict[str, str] = {}
+
+    def load(self, name: str) -> NDArray[Any]:
+        array = self._weights.load(name, self._dtype)
+        if name not in self.digests:
+            if not np.isfinite(array).all():
+                raise CheckpointError(
+                    f"{name} has values that are not finite in {self._dtype}; "
+                    f"if the checkpoint is sound, build with a wider --dtype (bfloat16, float32)"
+                )
+            self.digests[name] = tensor_digest(array)
+        return array
+
+
+def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress) -> Manifest:
+    progress.phase("hash the checkpoint", 0)
+    source = Source(checkpoint.digest(), build.spec.architecture, _source_files(checkpoint))
+    weights = CanonicalWeights(build.weights, build.options.dtype)
+    progress.phase("compile", build.engine_bytes)
+    job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance)
+    device = build.target.compile(job, directory / ENGINE_FILE)
+    assert weights.digests.keys() == {param.name for param in build.params}, "the target left a parameter out"
+    progress.phase("self-test", num_prompts(build.options) * _weight_bytes(build))
+    selftest = make_selftest(build.program, build.params, build.options, weights.load, advance=progress.advance)
+    selftest.save(directory / SELFTEST_FILE)
+    _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
+    _copy_pipeline_files(checkpoint.path, directory)
+    manifest = Manifest(
+        engine_digest=engine_digest(build.program, build.options, weights.digests),
+        target=build.target.name,
+        device=device,
+        source=source,
+        options=asdict(build.options),
+        tensors=weights.digests,
+        files=_file_records(directory, progress),
+        tools={"llmserve": __version__, "numpy": np.__version__, "python": platform.python_version()},
+    )
+    (directory / MANIFEST_FILE).write_text(manifest.to_json())
+    return manifest
+
+
+def _copy_pipeline_files(checkpoint_dir: Path, directory: Path) -> None:
+    """What turns text into ids and back, so that the engine directory needs no checkpoint beside it."""
+    names = {name: name for name in (*TOKENIZER_FILES, GENERATION_CONFIG_FILE)} | {"config.json": HF_CONFIG_FILE}
+    for name, copied_name in names.items():
+        if (checkpoint_dir / name).is_file():
+            shutil.copyfile(checkpoint_dir / name, directory / copied_name)
+
+
+def _file_records(directory: Path, progress: Progress) -> dict[str, FileRecord]:
+    files = sorted(directory.iterdir())
+    progress.phase("seal", sum(file.stat().st_size for file in files))
+    return {
+        file.name: FileRecord(file.stat().st_size, hash_file(file, lambda n, name=file.name: progress.advance(name, n)))
+        for file in files
+    }
+
+
+def _source_files(checkpoint: Checkpoint) -> tuple[str, ...]:
+    suffixes = (".safetensors", ".bin", ".json")
+    return tuple(sorted(path.name for path in checkpoint.path.iterdir() if path.suffix in suffixes))
+
+
+def _weight_bytes(build: ResolvedBuild) -> int:
+    itemsize = 4 if build.options.dtype == "float32" else 2
+    return itemsize * sum(param.num_elements for param in build.params)
+
+
+def _check_disk_space(directory: Path, build: ResolvedBuild) -> None:
+    needed = build.engine_bytes + SPARE_DISK_BYTES
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise ResourceExhausted(
+            f"the engine needs {needed / 2**20:.0f} MiB, {directory.parent} has {free / 2**20:.0f} MiB free; "
+            f"free some space or choose another --output-dir"
+        )
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

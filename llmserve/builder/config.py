@@ -1,0 +1,54 @@
+"""config.json of an engine directory, in TensorRT-LLM's shape and with its names where it has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmserve import __version__
+from llmserve.builder.options import BuildOptions
+from llmserve.models.graph import OpKind, Program
+from llmserve.models.spec import DecoderSpec
+
+# TensorRT-LLM's name for int8 weights with a scale per output channel and int8 activations with a scale per token.
+QUANT_ALGO = {"": None, "int8": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"}
+
+
+def engine_config(spec: DecoderSpec, program: Program, options: BuildOptions) -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "pretrained_config": _pretrained_config(spec, program, options),
+        "build_config": {
+            "max_batch_size": options.max_batch_size,
+            "max_num_tokens": options.max_num_tokens,
+            "max_seq_len": options.max_seq_len,
+            "max_input_len": options.max_seq_len - 1,  # one token of the sequence is output
+            "max_beam_width": 1,
+            "kv_cache_type": "PAGED",
+            "plugin_config": {
+                "paged_kv_cache": True,
+                "remove_input_padding": True,
+                "tokens_per_block": options.tokens_per_block,
+            },
+        },
+    }
+
+
+def _pretrained_config(spec: DecoderSpec, program: Program, options: BuildOptions) -> dict[str, Any]:
+    return {
+        "architecture": spec.architecture,
+        "dtype": options.dtype,
+        "logits_dtype": "float32",
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_size": spec.head_dim,
+        "hidden_act": next(op.attrs["activation"] for op in program.ops if op.kind is OpKind.GATED_ACTIVATION),
+        "norm_epsilon": spec.norm_eps,
+        "position_embedding_type": "alibi" if spec.alibi_slopes else "rope_gpt_neox",
+        "quantization": {"quant_algo": QUANT_ALGO[options.quantization], "kv_cache_quant_algo": None},
+        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+    }

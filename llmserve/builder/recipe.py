@@ -1,0 +1,60 @@
+"""Recipes: a build's flags in a YAML file. A flag on the command line overrides the same key of the recipe."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmserve.builder.options import BuildOptions
+from llmserve.errors import NotFound, RecipeError, raise_problems
+
+OPTION_TYPES: dict[str, type] = {field.name: type(field.default) for field in fields(BuildOptions)}
+PATH_KEYS = ("checkpoint", "output_dir")
+KEY_TYPES = {**OPTION_TYPES, **dict.fromkeys(PATH_KEYS, str)}
+TYPE_NAMES = {int: "a whole number", str: "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a recipe says; what it leaves out is None, or absent from `options`."""
+
+    checkpoint: Path | None = None
+    output_dir: Path | None = None
+    options: Mapping[str, Any] | None = None
+
+    def resolve(self, flags: Mapping[str, Any]) -> BuildOptions:
+        """Defaults, then the recipe, then every flag that is not None."""
+        given = {name: value for name, value in flags.items() if value is not None}
+        return BuildOptions(**{**(self.options or {}), **given})
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and check a recipe. Its paths are relative to its own folder. `RecipeError` lists every problem."""
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except FileNotFoundError:
+        raise NotFound(f"no recipe {path}") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path} must hold `key: value` lines; keys are {', '.join(KEY_TYPES)}")
+    problems = [text for key, value in content.items() if (text := _problem(key, value))]
+    raise_problems(RecipeError, f"{path} is not a valid recipe", problems)
+    paths = {key: path.parent / content.pop(key) for key in PATH_KEYS if key in content}
+    return Recipe(**paths, options=content)
+
+
+def _problem(key: Any, value: Any) -> str:
+    """What is wrong with one entry, or an empty string."""
+    if key not in KEY_TYPES:
+        close = difflib.get_close_matches(str(key).replace("-", "_"), KEY_TYPES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"keys are {', '.join(KEY_TYPES)}"
+        return f"unknown key {key!r}; {hint}"
+    if type(value) is not KEY_TYPES[key]:
+        return f"{key} must be {TYPE_NAMES[KEY_TYPES[key]]}, got {value!r}"
+    return ""

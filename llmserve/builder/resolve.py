@@ -1,0 +1,70 @@
+"""Everything about a build that is known before a weight is read; all problems in one report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.base import Target
+from llmserve.builder.targets.cpu import CpuTarget
+from llmserve.checkpoint.plan import WeightPlan, plan_weights
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.errors import CheckpointError, RecipeError, raise_problems
+from llmserve.models.graph import Program
+from llmserve.models.registry import architecture_for
+from llmserve.models.spec import DecoderSpec, Param
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBuild:
+    spec: DecoderSpec
+    params: Sequence[Param]
+    program: Program
+    options: BuildOptions  # max_seq_len resolved, never 0
+    target: Target
+    weights: WeightPlan
+
+    @property
+    def engine_bytes(self) -> int:
+        return self.target.engine_bytes(self.program, self.params, self.options)
+
+
+def target_for(name: str) -> Target:
+    """`RecipeError` for a name that no target has."""
+    targets: dict[str, Target] = {"cpu": CpuTarget()}
+    if name not in targets:
+        raise RecipeError(f"target must be one of {', '.join(targets)}, got {name!r}")
+    return targets[name]
+
+
+def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | None = None) -> ResolvedBuild:
+    """Check checkpoint and options against each other. `target` overrides the one that `options` names.
+
+    Raise `Unsupported` for an unknown architecture or config value; `CheckpointError` when the tensors are wrong;
+    `RecipeError` when only the options are. The message lists every problem found.
+    """
+    architecture = architecture_for(checkpoint.config)
+    spec = architecture.from_hf(checkpoint.config)
+    params = architecture.params(spec)
+    program = architecture.forward(spec)
+    problems = options.problems() + _length_problems(spec, options)
+    options = replace(options, max_seq_len=options.max_seq_len or spec.max_position_embeddings)
+    target = target or target_for(options.target)
+    if not problems:
+        problems += target.problems(program, params, options)
+    try:
+        weights = plan_weights(checkpoint, params, architecture.ignored)
+    except CheckpointError as error:
+        if problems:
+            raise CheckpointError("\n".join([str(error), "and the build options are wrong:", *problems])) from error
+        raise
+    raise_problems(RecipeError, "this build cannot be done", problems)
+    return ResolvedBuild(spec, params, program, options, target, weights)
+
+
+def _length_problems(spec: DecoderSpec, options: BuildOptions) -> list[str]:
+    limit = spec.max_position_embeddings
+    if options.max_seq_len > limit:
+        return [f"max_seq_len is {options.max_seq_len}, but the checkpoint was made for at most {limit} positions"]
+    return []

@@ -1,0 +1,162 @@
+"""The engine directory: names of its files, and opening one safely.
+
+`EngineDirectory.open` refuses, by name, what is missing, truncated, damaged, foreign or from another version, before
+anything reads a weight. Small files are hashed at every open; larger ones by `verify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.engine.base import EngineInfo
+from llmserve.engine.manifest import Manifest
+from llmserve.errors import EngineFileError, NotFound, raise_problems
+
+MANIFEST_FILE = "manifest.json"
+CONFIG_FILE = "config.json"
+ENGINE_FILE = "rank0.engine"
+SELFTEST_FILE = "selftest.npz"
+HF_CONFIG_FILE = "hf_config.json"  # the checkpoint's config.json: role tokens, end tokens
+GENERATION_CONFIG_FILE = "generation_config.json"
+TOKENIZER_FILES = (  # copied from the checkpoint, where it has them
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+HASHED_AT_OPEN_BYTES = 64 * 2**20
+CHUNK_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDirectory:
+    """A complete engine of this format version. Immutable; holds no file open."""
+
+    path: Path
+    manifest: Manifest
+    config: dict[str, Any]  # config.json: pretrained_config and build_config
+
+    @classmethod
+    def open(cls, path: Path) -> EngineDirectory:
+        """Raise `NotFound` for a path that is not there, `EngineFileError` listing everything else that is wrong."""
+        manifest = _read_manifest(path)
+        problems = [text for name in sorted(manifest.files) if (text := _problem(path, manifest, name))]
+        raise_problems(EngineFileError, f"{path} is damaged; build it again or copy it again", problems)
+        try:
+            config = json.loads((path / CONFIG_FILE).read_text())
+        except (OSError, ValueError) as error:
+            raise EngineFileError(f"{path / CONFIG_FILE} cannot be read: {error}") from error
+        return cls(path, manifest, config)
+
+    @property
+    def engine_file(self) -> Path:
+        return self.path / ENGINE_FILE
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        """The checkpoint's generation_config.json; empty when it had none."""
+        return self._optional_json(GENERATION_CONFIG_FILE)
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        """The checkpoint's config.json: role token ids and end tokens for the pipeline."""
+        return self._optional_json(HF_CONFIG_FILE)
+
+    def info(self) -> EngineInfo:
+        limits = self.config["build_config"]
+        return EngineInfo(
+            name=self.path.resolve().name,
+            target=self.manifest.target,
+            architecture=self.manifest.source.architecture,
+            dtype=self.manifest.dtype,
+            digest=self.manifest.engine_digest,
+            vocab_size=self.config["pretrained_config"]["vocab_size"],
+            max_seq_len=limits["max_seq_len"],
+            max_batch_size=limits["max_batch_size"],
+            max_num_tokens=limits["max_num_tokens"],
+        )
+
+    def verify(self, progress: Callable[[int], None] = lambda num_bytes: None) -> None:
+        """Hash every file again. `EngineFileError` names each one that differs from the manifest."""
+        problems = [
+            f"{name} has been changed: its SHA-256 is not the manifest's"
+            for name, record in sorted(self.manifest.files.items())
+            if hash_file(self.path / name, progress) != record.sha256
+        ]
+        raise_problems(EngineFileError, f"{self.path} is damaged; build it again or copy it again", problems)
+
+    def _optional_json(self, name: str) -> dict[str, Any]:
+        if name not in self.manifest.files:
+            return {}
+        content: dict[str, Any] = json.loads((self.path / name).read_text())
+        return content
+
+
+def hash_file(path: Path, progress: Callable[[int], None] = lambda num_bytes: None) -> str:
+    """SHA-256 in hexadecimal; `progress` is told the bytes of each piece."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            digest.update(piece)
+            progress(len(piece))
+    return digest.hexdigest()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not path.exists():
+        raise NotFound(f"no engine directory {path}; build one with: llmserve build CHECKPOINT --output-dir {path}")
+    if not path.is_dir():
+        raise EngineFileError(f"{path} is a file; an engine is a directory with a {MANIFEST_FILE}")
+    try:
+        return Manifest.from_json((path / MANIFEST_FILE).read_text())
+    except FileNotFoundError:
+        raise EngineFileError(_what_it_is_instead(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineFileError(f"{path / MANIFEST_FILE} cannot be read: {error}") from error
+    except EngineFileError as error:
+        raise EngineFileError(f"{path}: {error}") from error
+
+
+def _what_it_is_instead(path: Path) -> str:
+    """The likely mistake behind a directory without manifest."""
+    try:
+        config = json.loads((path / CONFIG_FILE).read_text())
+    except (OSError, ValueError):
+        config = {}
+    if "pretrained_config" in config:
+        return (
+            f"{path} is a TensorRT-LLM engine, which llmserve does not execute; "
+            f"compile the checkpoint that it was made from: llmserve build CHECKPOINT"
+        )
+    if "model_type" in config or "architectures" in config:
+        return f"{path} is a Hugging Face checkpoint, not an engine; compile it first: llmserve build {path}"
+    if next(path.glob("*/config.pbtxt"), None):
+        return f"{path} is a model repository, not an engine; serve it with: llmserve serve --model-repository {path}"
+    return f"{path} is not an engine directory (no {MANIFEST_FILE}); build one with: llmserve build CHECKPOINT"
+
+
+def _problem(path: Path, manifest: Manifest, name: str) -> str:
+    """What is wrong with one file, or an empty string."""
+    record = manifest.files[name]
+    if Path(name).name != name:
+        return f"{name!r} is not a plain file name"
+    try:
+        num_bytes = (path / name).stat().st_size
+        if num_bytes != record.num_bytes:
+            return f"{name} has {num_bytes} bytes, the manifest says {record.num_bytes}"
+        if num_bytes <= HASHED_AT_OPEN_BYTES and hash_file(path / name) != record.sha256:
+            return f"{name} has been changed: its SHA-256 is not the manifest's"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return ""

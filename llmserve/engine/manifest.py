@@ -1,0 +1,89 @@
+"""manifest.json: what was really built. Written last by the builder, read first by everyone else, never edited.
+
+It holds nothing that changes between two builds of the same input (no time, no path), so it is equal byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmserve.errors import EngineFileError
+
+FORMAT_VERSION = 1
+REBUILD = "build the engine again with: llmserve build CHECKPOINT --output-dir DIRECTORY"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The checkpoint that the engine was made from: its content, not its place."""
+
+    digest: str
+    architecture: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`engine_digest` covers what the engine computes and is the same on every machine; `files` guards the bytes here."""
+
+    engine_digest: str
+    target: str
+    device: Mapping[str, Any]  # what the target says about the device it compiled for
+    source: Source
+    options: Mapping[str, Any]  # the resolved build options, limits included
+    tensors: Mapping[str, str]  # parameter -> sha256 of its canonical array, before packing
+    files: Mapping[str, FileRecord]
+    tools: Mapping[str, str]  # program -> version
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def dtype(self) -> str:
+        """For people: `float16`, or `float16+int8` when quantized."""
+        return "+".join(filter(None, (self.options["dtype"], self.options["quantization"])))
+
+    def to_json(self) -> str:
+        content = json.loads(json.dumps(asdict(self)))
+        return json.dumps({**content, "seal": _seal(content)}, indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Parse and check the seal. `EngineFileError` when it is damaged, edited or of another format version."""
+        try:
+            content = json.loads(text)
+            version = content["format_version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineFileError(f"manifest.json is damaged ({error!r}); {REBUILD}") from error
+        if version != FORMAT_VERSION:
+            raise EngineFileError(
+                f"the engine has format version {version}, this llmserve reads version {FORMAT_VERSION}; {REBUILD}"
+            )
+        if content.pop("seal", None) != _seal(content):
+            raise EngineFileError(f"manifest.json was changed after the build; {REBUILD}")
+        try:
+            return _parse(content)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EngineFileError(f"manifest.json lacks a field ({error!r}); {REBUILD}") from error
+
+
+def _parse(content: dict[str, Any]) -> Manifest:
+    source = content.pop("source")
+    files = content.pop("files")
+    return Manifest(
+        source=Source(**{**source, "files": tuple(source["files"])}),
+        files={name: FileRecord(**record) for name, record in files.items()},
+        **content,
+    )
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,106 @@
+"""The engine's own proof, stored beside it: prompts, and what the reference path computed for them.
+
+`run_selftest` drives any runner through prefill (one or several chunks) and single-token decode steps, as serving does,
+and compares. Shapes: P positions of all prompts together, R rows whose logits are kept, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.engine.base import Runner
+from llmserve.errors import EngineFileError
+from llmserve.scheduler.plan import Chunk, StepPlan
+
+NUM_DECODE_STEPS = 2  # the last tokens of each prompt are fed one by one
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Prompts of different lengths, laid end to end."""
+
+    token_ids_P: NDArray[np.int32]
+    prompt_lengths: NDArray[np.int32]
+    argmax_P: NDArray[np.int32]
+    margin_P: NDArray[np.float32]  # reference's largest logit minus its second largest
+    logits_RV: NDArray[np.float32]  # of the last positions of each prompt
+    rows_per_prompt: NDArray[np.int32]
+    tolerance: NDArray[np.float32]  # scalar: largest accepted error, relative to the largest reference logit
+
+    def prompts(self) -> Iterator[list[int]]:
+        for part in np.split(self.token_ids_P, np.cumsum(self.prompt_lengths)[:-1]):
+            yield [int(token) for token in part]
+
+    def save(self, path: Path) -> None:
+        np.savez(path, **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> SelfTest:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise EngineFileError(f"{path.name} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestResult:
+    num_prompts: int
+    num_positions: int
+    max_error: float  # relative to the largest reference logit
+    tolerance: float
+    num_wrong_tokens: int  # argmax differs although the reference was sure
+
+    @property
+    def passed(self) -> bool:
+        return self.max_error <= self.tolerance and self.num_wrong_tokens == 0
+
+    def __str__(self) -> str:
+        return (
+            f"self-test {'passed' if self.passed else 'FAILED'}: {self.num_prompts} prompts, {self.num_positions} positions, "
+            f"largest error {self.max_error:.2e} (tolerance {self.tolerance:.0e}), {self.num_wrong_tokens} wrong tokens"
+        )
+
+
+def blocks_needed(selftest: SelfTest, block_size: int) -> int:
+    """KV blocks that a runner must have to run this test."""
+    return -(-int(selftest.prompt_lengths.max()) // block_size)
+
+
+def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:
+    logits = [_logits(runner, prompt, index) for index, prompt in enumerate(selftest.prompts())]
+    actual_RV = np.concatenate([rows[-kept:] for rows, kept in zip(logits, selftest.rows_per_prompt, strict=True)])
+    tolerance = float(selftest.tolerance)
+    largest = float(np.abs(selftest.logits_RV).max())
+    error = float(np.abs(actual_RV - selftest.logits_RV).max()) / largest
+    argmax_P = np.concatenate([rows.argmax(axis=1) for rows in logits])
+    sure_P = selftest.margin_P > 2 * tolerance * largest
+    return SelfTestResult(
+        num_prompts=len(logits),
+        num_positions=len(argmax_P),
+        max_error=error if np.isfinite(error) else float("inf"),
+        tolerance=tolerance,
+        num_wrong_tokens=int(np.sum(sure_P & (argmax_P != selftest.argmax_P))),
+    )
+
+
+def _logits(runner: Runner, prompt: list[int], sequence_id: int) -> NDArray[np.float32]:
+    """Logits [tokens, V] of every position of one prompt."""
+    block_table = list(range(-(-len(prompt) // runner.info.block_size)))
+    parts = []
+    for start, end in _chunk_borders(len(prompt), runner.info.max_num_tokens):
+        chunk = Chunk(sequence_id, prompt[start:end], start, block_table, return_logits=True)
+        parts.append(runner.step(StepPlan((chunk,))).logits[0])
+    return np.concatenate(parts)
+
+
+def _chunk_borders(length: int, max_num_tokens: int) -> list[tuple[int, int]]:
+    num_prefill = max(1, length - NUM_DECODE_STEPS)
+    prefill = [(start, min(start + max_num_tokens, num_prefill)) for start in range(0, num_prefill, max_num_tokens)]
+    return prefill + [(position, position + 1) for position in range(num_prefill, length)]
