@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from llmserve.engine.artifact import (
     GENERATION_CONFIG_FILE,
     HF_CONFIG_FILE,
     MANIFEST_FILE,
+    PROGRAM_FILE,
     SELFTEST_FILE,
     TOKENIZER_FILES,
     hash_file,
@@ -51,8 +53,8 @@ def build_engine(
 ) -> Manifest:
     """Compile `checkpoint_dir` into `output_dir`, which appears complete or not at all.
 
-    An engine that is already there is replaced; anything else there is refused (`AlreadyExists`). Everything that can be
-    wrong with checkpoint and options is found before a weight is read (`CheckpointError`, `RecipeError`, `Unsupported`).
+    An engine that is already there is replaced; anything else there is refused (`AlreadyExists`). What can be wrong
+    with checkpoint and options is found before a weight is read (`CheckpointError`, `RecipeError`, `Unsupported`).
     Holds about one tensor in memory. `target` overrides the one that `options` names.
     """
     check_replaceable(output_dir)
@@ -64,7 +66,7 @@ def build_engine(
                 return _write(checkpoint, build, directory, progress or SilentProgress())
         except OSError as error:
             failure = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
-            raise failure(f"the engine could not be written to {output_dir}: {error}") from error
+            raise failure(f"the build of {output_dir} failed: {error}") from error
 
 
 class CanonicalWeights:
@@ -99,6 +101,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progre
     selftest = make_selftest(build.program, build.params, build.options, weights.load, advance=progress.advance)
     selftest.save(directory / SELFTEST_FILE)
     _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
+    (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint.path, directory)
     manifest = Manifest(
         engine_digest=engine_digest(build.program, build.options, weights.digests),
@@ -126,7 +129,7 @@ def _file_records(directory: Path, progress: Progress) -> dict[str, FileRecord]:
     files = sorted(directory.iterdir())
     progress.phase("seal", sum(file.stat().st_size for file in files))
     return {
-        file.name: FileRecord(file.stat().st_size, hash_file(file, lambda n, name=file.name: progress.advance(name, n)))
+        file.name: FileRecord(file.stat().st_size, hash_file(file, partial(progress.advance, file.name)))
         for file in files
     }
 
@@ -137,8 +140,7 @@ def _source_files(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _weight_bytes(build: ResolvedBuild) -> int:
-    itemsize = 4 if build.options.dtype == "float32" else 2
-    return itemsize * sum(param.num_elements for param in build.params)
+    return build.itemsize * sum(param.num_elements for param in build.params)
 
 
 def _check_disk_space(directory: Path, build: ResolvedBuild) -> None:

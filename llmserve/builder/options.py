@@ -30,7 +30,10 @@ class BuildOptions:
             ),
             (self.max_batch_size >= 1, f"max_batch_size must be at least 1, got {self.max_batch_size}"),
             (self.max_num_tokens >= 1, f"max_num_tokens must be at least 1, got {self.max_num_tokens}"),
-            (self.max_seq_len >= 0, f"max_seq_len must be positive (0: the checkpoint's limit), got {self.max_seq_len}"),
+            (
+                self.max_seq_len == 0 or self.max_seq_len >= 2,
+                f"max_seq_len must be at least 2 (or 0: the checkpoint's limit), got {self.max_seq_len}",
+            ),
             (block >= 1 and block & (block - 1) == 0, f"tokens_per_block must be a power of two, got {block}"),
         ]
         return [text for holds, text in rules if not holds]

@@ -1,7 +1,7 @@
 """The output directory exists completely or not at all.
 
-A build writes into a locked temporary sibling and renames it at the end. An exception (Ctrl-C included) removes the sibling; a
-build that was killed leaves it without its lock, and the next build of the same output removes it.
+A build writes into a locked temporary sibling and renames it at the end. An exception (Ctrl-C included) removes the
+sibling; a build that was killed leaves it without its lock, and the next build of the same output removes it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _prefix(output: Path) -> str:
 
 
 def _create_locked(output: Path) -> tuple[Path, int]:
-    """A new sibling and a lock on it. The lock dies with the process, which is how a stale sibling is told from a live one."""
+    """A new sibling and a lock on it. The lock dies with the process: that tells a stale sibling from a live one."""
     while True:
         staging = output.parent / f"{_prefix(output)}{secrets.token_hex(6)}"
         staging.mkdir()
@@ -101,7 +101,7 @@ def _flush(path: Path) -> None:
 
 
 def _put_in_place(staging: Path, output: Path) -> None:
-    """Rename over a free or empty place. An older engine is moved aside first, and put back when that is interrupted."""
+    """Rename over a free or empty place. An older engine is moved aside first, and put back on an interruption."""
     aside, lock = _create_locked(output)
     old = aside / "old"
     try:

@@ -29,6 +29,11 @@ class ResolvedBuild:
     def engine_bytes(self) -> int:
         return self.target.engine_bytes(self.program, self.params, self.options)
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number in the engine's dtype: weights that are not quantized, and the KV cache."""
+        return 4 if self.options.dtype == "float32" else 2
+
 
 def target_for(name: str) -> Target:
     """`RecipeError` for a name that no target has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from llmserve.models.spec import Param
 ROWS_PER_PROMPT = 4
 SHORT_PROMPT_LENGTHS = (1, 7)
 LONG_PROMPT_LENGTH = 40
+MAX_PROMPT_LENGTH = 300  # the reference is slow: a build of a large model should not wait for it
 # Largest accepted error relative to the largest logit. The reference has the engine's rounded weights and float32
 # everything else, so what remains is the engine's own: summation order, the KV cache in `dtype`, and for int8 the
 # rounding of activations, which is what the scheme gives up.
@@ -26,7 +27,7 @@ INT8_TOLERANCE = 1e-1
 
 def make_selftest(
     program: Program,
-    params: list[Param],
+    params: Sequence[Param],
     options: BuildOptions,
     load: Callable[[str], NDArray[Any]],
     *,
@@ -43,32 +44,36 @@ def make_selftest(
     reference = ReferenceModel(program, load_effective)
     prompts = make_prompts(program.vocab_size, options)
     logits = [reference.logits(prompt) for prompt in prompts]
-    top_two_P2 = np.concatenate([np.partition(rows, -2, axis=1)[:, -2:] for rows in logits])
+    top_two = np.concatenate([np.partition(rows, -2, axis=1)[:, -2:] for rows in logits])
     return SelfTest(
-        token_ids_P=np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
+        token_ids=np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
         prompt_lengths=np.array([len(prompt) for prompt in prompts], np.int32),
-        argmax_P=np.concatenate([rows.argmax(axis=1).astype(np.int32) for rows in logits]),
-        margin_P=np.abs(top_two_P2[:, 1] - top_two_P2[:, 0]).astype(np.float32),
-        logits_RV=np.concatenate([rows[-ROWS_PER_PROMPT:] for rows in logits]).astype(np.float32),
+        argmax=np.concatenate([rows.argmax(axis=1).astype(np.int32) for rows in logits]),
+        margins=np.abs(top_two[:, 1] - top_two[:, 0]).astype(np.float32),
+        logits=np.concatenate([rows[-ROWS_PER_PROMPT:] for rows in logits]).astype(np.float32),
         rows_per_prompt=np.array([min(ROWS_PER_PROMPT, len(prompt)) for prompt in prompts], np.int32),
-        tolerance=np.float32(INT8_TOLERANCE if quantized else TOLERANCES[options.dtype]),
+        tolerance=np.array(INT8_TOLERANCE if quantized else TOLERANCES[options.dtype], np.float32),
     )
 
 
 def make_prompts(vocab_size: int, options: BuildOptions) -> list[list[int]]:
-    """Token ids spread over the vocabulary by Knuth's multiplicative hash; the longest prompt crosses a KV block border."""
-    longest = max(LONG_PROMPT_LENGTH, options.tokens_per_block + 5)
+    """Token ids spread over the vocabulary by a multiplicative hash. The longest prompt crosses a KV block border."""
+    longest = min(max(LONG_PROMPT_LENGTH, options.tokens_per_block + 5), MAX_PROMPT_LENGTH)
     lengths = sorted({min(length, options.max_seq_len) for length in (*SHORT_PROMPT_LENGTHS, longest)})
-    return [[(2654435761 * (p + 100 * n + 1)) % 2**32 % vocab_size for p in range(length)] for n, length in enumerate(lengths)]
+    return [
+        [(2654435761 * (p + 100 * n + 1)) % 2**32 % vocab_size for p in range(length)]
+        for n, length in enumerate(lengths)
+    ]
 
 
 def num_prompts(options: BuildOptions) -> int:
     return len(make_prompts(1, options))
 
 
-def round_to_int8(weight_NK: NDArray[Any]) -> NDArray[np.float32]:
+def round_to_int8(matrix: NDArray[Any]) -> NDArray[np.float32]:
     """The values that symmetric int8 with one scale per output channel can hold."""
-    weight = weight_NK.astype(np.float32)
-    scale_N1 = np.abs(weight).max(axis=1, keepdims=True) / 127
-    scale_N1[scale_N1 == 0] = 1
-    return np.clip(np.rint(weight / scale_N1), -127, 127).astype(np.float32) * scale_N1
+    weight: NDArray[np.float32] = matrix.astype(np.float32)
+    scale = np.abs(weight).max(axis=1, keepdims=True) / 127
+    scale[scale == 0] = 1
+    rounded: NDArray[np.float32] = np.clip(np.rint(weight / scale), -127, 127) * scale
+    return rounded

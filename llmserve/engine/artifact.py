@@ -21,6 +21,7 @@ MANIFEST_FILE = "manifest.json"
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"
 SELFTEST_FILE = "selftest.npz"
+PROGRAM_FILE = "program.txt"  # the traced network, for people
 HF_CONFIG_FILE = "hf_config.json"  # the checkpoint's config.json: role tokens, end tokens
 GENERATION_CONFIG_FILE = "generation_config.json"
 TOKENIZER_FILES = (  # copied from the checkpoint, where it has them

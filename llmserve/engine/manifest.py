@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`engine_digest` covers what the engine computes and is the same on every machine; `files` guards the bytes here."""
+    """`engine_digest` covers what the engine computes, the same on every machine; `files` guards the bytes here."""
 
     engine_digest: str
     target: str

@@ -1,7 +1,7 @@
 """The engine's own proof, stored beside it: prompts, and what the reference path computed for them.
 
 `run_selftest` drives any runner through prefill (one or several chunks) and single-token decode steps, as serving does,
-and compares. Shapes: P positions of all prompts together, R rows whose logits are kept, V vocabulary.
+and compares. Shapes: P positions of all prompts together, R positions whose logits are kept, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NUM_DECODE_STEPS = 2  # the last tokens of each prompt are fed one by one
 class SelfTest:
     """Prompts of different lengths, laid end to end."""
 
-    token_ids_P: NDArray[np.int32]
-    prompt_lengths: NDArray[np.int32]
-    argmax_P: NDArray[np.int32]
-    margin_P: NDArray[np.float32]  # reference's largest logit minus its second largest
-    logits_RV: NDArray[np.float32]  # of the last positions of each prompt
-    rows_per_prompt: NDArray[np.int32]
+    token_ids: NDArray[np.int32]  # [P]
+    prompt_lengths: NDArray[np.int32]  # one per prompt
+    argmax: NDArray[np.int32]  # [P]
+    margins: NDArray[np.float32]  # [P], reference's largest logit minus its second largest
+    logits: NDArray[np.float32]  # [R, V], of the last positions of each prompt
+    rows_per_prompt: NDArray[np.int32]  # R is their sum
     tolerance: NDArray[np.float32]  # scalar: largest accepted error, relative to the largest reference logit
 
     def prompts(self) -> Iterator[list[int]]:
-        for part in np.split(self.token_ids_P, np.cumsum(self.prompt_lengths)[:-1]):
+        for part in np.split(self.token_ids, np.cumsum(self.prompt_lengths)[:-1]):
             yield [int(token) for token in part]
 
     def save(self, path: Path) -> None:
@@ -63,7 +63,8 @@ class SelfTestResult:
 
     def __str__(self) -> str:
         return (
-            f"self-test {'passed' if self.passed else 'FAILED'}: {self.num_prompts} prompts, {self.num_positions} positions, "
+            f"self-test {'passed' if self.passed else 'FAILED'}: "
+            f"{self.num_prompts} prompts, {self.num_positions} positions, "
             f"largest error {self.max_error:.2e} (tolerance {self.tolerance:.0e}), {self.num_wrong_tokens} wrong tokens"
         )
 
@@ -75,18 +76,18 @@ def blocks_needed(selftest: SelfTest, block_size: int) -> int:
 
 def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:
     logits = [_logits(runner, prompt, index) for index, prompt in enumerate(selftest.prompts())]
-    actual_RV = np.concatenate([rows[-kept:] for rows, kept in zip(logits, selftest.rows_per_prompt, strict=True)])
+    actual = np.concatenate([rows[-kept:] for rows, kept in zip(logits, selftest.rows_per_prompt, strict=True)])
     tolerance = float(selftest.tolerance)
-    largest = float(np.abs(selftest.logits_RV).max())
-    error = float(np.abs(actual_RV - selftest.logits_RV).max()) / largest
-    argmax_P = np.concatenate([rows.argmax(axis=1) for rows in logits])
-    sure_P = selftest.margin_P > 2 * tolerance * largest
+    largest = float(np.abs(selftest.logits).max())
+    error = float(np.abs(actual - selftest.logits).max()) / largest
+    argmax = np.concatenate([rows.argmax(axis=1) for rows in logits])
+    sure = selftest.margins > 2 * tolerance * largest
     return SelfTestResult(
         num_prompts=len(logits),
-        num_positions=len(argmax_P),
+        num_positions=len(argmax),
         max_error=error if np.isfinite(error) else float("inf"),
         tolerance=tolerance,
-        num_wrong_tokens=int(np.sum(sure_P & (argmax_P != selftest.argmax_P))),
+        num_wrong_tokens=int(np.sum(sure & (argmax != selftest.argmax))),
     )
 
 

@@ -1,0 +1,122 @@
+"""What a build would make, and what it could do on this machine: `llmserve build --dry-run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmserve.builder.bandwidth import measure_read_bandwidth
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.resolve import ResolvedBuild, resolve
+from llmserve.builder.targets.base import Target
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.engine.artifact import TOKENIZER_FILES
+from llmserve.engine.memory import available_memory_bytes
+from llmserve.models.graph import OpKind, Program
+
+KV_MEMORY_FRACTION = 0.9  # of what the engine leaves free, as the server does by default
+SEQUENCE_LENGTHS = (512, 2048, 8192, 32768)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    checkpoint: str
+    architecture: str
+    options: BuildOptions  # max_seq_len resolved
+    program: Program
+    num_parameters: int
+    engine_bytes: int
+    kv_bytes_per_token: int
+    weight_bytes_per_step: int  # what one decode step reads, however many sequences share it
+    available_bytes: int  # memory that this process may take now
+    read_bytes_per_s: float
+    notes: tuple[str, ...]
+
+    @property
+    def kv_pool_tokens(self) -> int:
+        """Tokens of KV cache that fit beside the engine."""
+        free = KV_MEMORY_FRACTION * (self.available_bytes - self.engine_bytes)
+        return max(0, int(free / self.kv_bytes_per_token))
+
+    @property
+    def sequences_that_fit(self) -> dict[int, int]:
+        """Sequence length -> how many such sequences the KV cache holds at once."""
+        limit = self.options.max_seq_len
+        lengths = [*(length for length in SEQUENCE_LENGTHS if length < limit), limit]
+        return {length: self.kv_pool_tokens // self._rounded_to_blocks(length) for length in lengths}
+
+    def tokens_per_s_bound(self, context: int) -> float:
+        """Upper bound at batch 1: every step reads the weights and the cache of `context` tokens once."""
+        return self.read_bytes_per_s / (self.weight_bytes_per_step + context * self.kv_bytes_per_token)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what, how much) for people."""
+        options = self.options
+        fits = ", ".join(f"{count:,} of {length:,} tokens" for length, count in self.sequences_that_fit.items())
+        bounds = ", ".join(
+            f"{self.tokens_per_s_bound(context):,.0f} after {context:,} tokens"
+            for context in (0, options.max_seq_len - 1)
+        )
+        return [
+            ("checkpoint", f"{self.checkpoint} ({self.architecture})"),
+            ("target", f"{options.target}, {options.dtype}{options.quantization and '+' + options.quantization}"),
+            ("parameters", f"{self.num_parameters:,}"),
+            ("engine file", f"{self.engine_bytes / 2**20:,.1f} MiB"),
+            ("limits", f"{options.max_batch_size} sequences and {options.max_num_tokens:,} tokens a step, "
+                       f"{options.max_seq_len:,} tokens a sequence, {options.tokens_per_block} tokens a KV block"),
+            ("KV cache", f"{self.kv_bytes_per_token / 2**10:,.1f} KiB per token"),
+            ("memory here", f"{self.available_bytes / 2**30:,.1f} GiB available to this process"),
+            ("sequences that fit", fits),
+            ("memory read", f"{self.read_bytes_per_s / 1e9:,.1f} GB/s (measured: numpy sum over 256 MiB, best of 4)"),
+            ("bound at batch 1", f"{bounds}, in tokens/s: one read of weights and KV cache per token"),
+            *(("note", note) for note in self.notes),
+        ]  # fmt: skip
+
+    def _rounded_to_blocks(self, length: int) -> int:
+        block = self.options.tokens_per_block
+        return -(-length // block) * block
+
+
+def plan_build(
+    checkpoint_dir: Path,
+    options: BuildOptions,
+    *,
+    target: Target | None = None,
+    measure: Callable[[], float] = measure_read_bandwidth,
+) -> BuildPlan:
+    """Check everything that `build_engine` would check before it reads a weight, and count. Writes nothing."""
+    with Checkpoint.open(checkpoint_dir) as checkpoint:
+        build = resolve(checkpoint, options, target=target)
+        return BuildPlan(
+            checkpoint=checkpoint_dir.resolve().name,
+            architecture=build.spec.architecture,
+            options=build.options,
+            program=build.program,
+            num_parameters=sum(param.num_elements for param in build.params),
+            engine_bytes=build.engine_bytes,
+            kv_bytes_per_token=build.program.cache.elements_per_token * build.itemsize,
+            weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build),
+            available_bytes=available_memory_bytes(),
+            read_bytes_per_s=measure(),
+            notes=_notes(checkpoint, build.options),
+        )
+
+
+def _looked_up_bytes(build: ResolvedBuild) -> int:
+    """Bytes of tables of which a step reads only a row per token."""
+    tables = {op.weights[0] for op in build.program.ops if op.kind is OpKind.EMBED}
+    read_whole = {name for op in build.program.ops if op.kind is not OpKind.EMBED for name in op.weights}
+    return sum(param.num_elements * build.itemsize for param in build.params if param.name in tables - read_whole)
+
+
+def _notes(checkpoint: Checkpoint, options: BuildOptions) -> tuple[str, ...]:
+    notes = []
+    if not any((checkpoint.path / name).is_file() for name in TOKENIZER_FILES[:2]):
+        notes.append(f"no {' or '.join(TOKENIZER_FILES[:2])}: this engine can be given token ids, but no text")
+    if options.max_batch_size > options.max_num_tokens:
+        notes.append(
+            f"a step has at most max_num_tokens={options.max_num_tokens} tokens, "
+            f"so max_batch_size={options.max_batch_size} can never be reached"
+        )
+    return tuple(notes)

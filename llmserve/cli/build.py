@@ -1,0 +1,132 @@
+"""`llmserve build`: compile a checkpoint into an engine directory, or say what that would make (`--dry-run`)."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import DTYPES, BuildOptions
+from llmserve.builder.plan import plan_build
+from llmserve.builder.recipe import Recipe, load_recipe
+from llmserve.errors import RecipeError
+
+SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+DEFAULTS = BuildOptions()
+
+
+def _flag(text: str, default: object = None) -> typer.models.OptionInfo:
+    """An option that is None unless given, so that a recipe can speak first."""
+    option: typer.models.OptionInfo = typer.Option(
+        help=text if default is None else f"{text} [default: {default}]", show_default=False
+    )
+    return option
+
+
+def command(
+    checkpoint: Annotated[Path | None, typer.Argument(help="Hugging Face folder.", show_default=False)] = None,
+    dtype: Annotated[str | None, _flag(" | ".join(DTYPES), DEFAULTS.dtype)] = None,
+    quantization: Annotated[str | None, _flag("int8: weights per channel, activations per token", "none")] = None,
+    output_dir: Annotated[Path | None, _flag("Engine directory", "engines/CHECKPOINT-DTYPE")] = None,
+    max_batch_size: Annotated[int | None, _flag("Sequences in one step", DEFAULTS.max_batch_size)] = None,
+    max_num_tokens: Annotated[int | None, _flag("Tokens in one step", DEFAULTS.max_num_tokens)] = None,
+    max_seq_len: Annotated[int | None, _flag("Prompt and output of one sequence", "the checkpoint's limit")] = None,
+    tokens_per_block: Annotated[int | None, _flag("KV block size", DEFAULTS.tokens_per_block)] = None,
+    target: Annotated[str | None, _flag("Device to compile for", DEFAULTS.target)] = None,
+    recipe: Annotated[Path | None, _flag("YAML file with these flags as keys; flags override it")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    show_program: Annotated[bool, typer.Option("--show-program", help="With --dry-run: print the Program.")] = False,
+) -> None:
+    """Compile a Hugging Face checkpoint into an engine directory for this machine."""
+    wanted = load_recipe(recipe) if recipe else Recipe()
+    options = wanted.resolve(
+        {
+            "dtype": dtype, "quantization": quantization, "max_batch_size": max_batch_size, "target": target,
+            "max_num_tokens": max_num_tokens, "max_seq_len": max_seq_len, "tokens_per_block": tokens_per_block,
+        }
+    )  # fmt: skip
+    source = checkpoint or wanted.checkpoint
+    if source is None:
+        raise RecipeError("no checkpoint: give its folder as an argument, or as `checkpoint` in the recipe")
+    if dry_run:
+        _print_plan(source, options, show_program=show_program)
+    else:
+        _build(source, output_dir or wanted.output_dir or default_output_dir(source, options), options)
+
+
+def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
+    """engines/<checkpoint>-<dtype>[-<quantization>]"""
+    short = SHORT_DTYPES.get(options.dtype, options.dtype)
+    return Path("engines", "-".join(filter(None, (checkpoint.resolve().name, short, options.quantization))))
+
+
+def _print_plan(checkpoint: Path, options: BuildOptions, *, show_program: bool) -> None:
+    plan = plan_build(checkpoint, options)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for what, how_much in plan.rows():
+        table.add_row(f"[bold]{what}[/bold]", how_much)
+    Console(highlight=False).print(table)
+    if show_program:
+        typer.echo(f"\n{plan.program}")
+
+
+def _build(checkpoint: Path, output_dir: Path, options: BuildOptions) -> None:
+    with _terminated_as_exception(), _ProgressBar() as bar:
+        manifest = build_engine(checkpoint, output_dir, options, progress=bar)
+    num_bytes = sum(record.num_bytes for record in manifest.files.values())
+    typer.echo(f"{output_dir}: {manifest.source.architecture} {manifest.dtype}, {num_bytes / 2**20:.1f} MiB")
+    typer.echo(f"engine digest {manifest.engine_digest}")
+
+
+@contextmanager
+def _terminated_as_exception() -> Iterator[None]:
+    """Within, SIGTERM unwinds the stack as Ctrl-C does, so that nothing half-built is left."""
+
+    def terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + signal_number)
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class _ProgressBar:
+    """The builder's `Progress`, drawn on the terminal (standard error); one line per phase."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, TextColumn("{task.fields[what]}"), console=Console(stderr=True))
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._finish_phase()
+        self._bar.stop()
+
+    def phase(self, name: str, total_bytes: int) -> None:
+        self._finish_phase()
+        self._task = self._bar.add_task(name, total=total_bytes or None, what="")
+
+    def advance(self, what: str, num_bytes: int) -> None:
+        assert self._task is not None
+        self._bar.update(self._task, advance=num_bytes, what=what)
+
+    def _finish_phase(self) -> None:
+        if self._task is not None:
+            done = self._bar.tasks[self._task].completed
+            self._bar.update(self._task, total=max(done, 1), completed=max(done, 1), what="")

@@ -1,0 +1,70 @@
+"""`llmserve inspect`: say what an engine is, and prove it with `--verify`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llmserve.engine.artifact import PROGRAM_FILE, EngineDirectory
+from llmserve.engine.selftest import SelfTestResult
+from llmserve.engine.verify import verify_engine
+
+
+def command(
+    engine: Annotated[Path, typer.Argument(help="Engine directory.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file and run the self-test.")] = False,
+    program: Annotated[bool, typer.Option("--program", help="Print the network that was compiled, op by op.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Print what an engine directory holds; exit code 1 when its self-test fails."""
+    directory = EngineDirectory.open(engine)
+    result = verify_engine(directory) if verify else None
+    if as_json:
+        typer.echo(json.dumps(_as_json(directory, result), indent=2))
+    else:
+        _print_table(directory, result)
+    if program:
+        typer.echo("\n" + (directory.path / PROGRAM_FILE).read_text().rstrip())
+    if result is not None and not result.passed:
+        raise typer.Exit(1)
+
+
+def _as_json(directory: EngineDirectory, result: SelfTestResult | None) -> dict[str, Any]:
+    selftest = None if result is None else {**dataclasses.asdict(result), "passed": result.passed}
+    manifest = json.loads(directory.manifest.to_json())
+    return {"manifest": manifest, "config": directory.config, "selftest": selftest}
+
+
+def _print_table(directory: EngineDirectory, result: SelfTestResult | None) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for what, value in _rows(directory, result):
+        table.add_row(f"[bold]{what}[/bold]", value)
+    Console(highlight=False).print(table)
+
+
+def _rows(directory: EngineDirectory, result: SelfTestResult | None) -> list[tuple[str, str]]:
+    manifest, info = directory.manifest, directory.info()
+    size = sum(record.num_bytes for record in manifest.files.values())
+    model = directory.config["pretrained_config"]
+    rows = [
+        ("engine", f"{info.name}, {size / 2**20:,.1f} MiB"),
+        ("architecture", f"{info.architecture}, {model['num_hidden_layers']} layers of {model['hidden_size']}"),
+        ("target", f"{info.target}, {info.dtype}"),
+        ("device", ", ".join(f"{name} {value}" for name, value in manifest.device.items())),
+        ("limits", f"{info.max_batch_size} sequences and {info.max_num_tokens:,} tokens a step, "
+                   f"{info.max_seq_len:,} tokens a sequence"),
+        ("vocabulary", f"{info.vocab_size:,}"),
+        ("engine digest", manifest.engine_digest),
+        ("checkpoint digest", manifest.source.digest),
+        ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
+        ("files", ", ".join(manifest.files)),
+    ]  # fmt: skip
+    if result is not None:
+        rows.append(("verified", f"every file is as built; {result}"))
+    return rows
