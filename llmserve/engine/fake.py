@@ -1,0 +1,140 @@
+"""A runner whose answers can be worked out by hand, and an engine over it. Public: for tests of what is above.
+
+`FakeRunner` keeps token ids where a real runner keeps keys and values. To sample, it reads the whole sequence back
+THROUGH the chunk's block table and folds it:
+
+    h = 0;  for every token t of the sequence:  h = (3 * h + t + 1) % 997;  the next token is  h % vocab_size
+
+So a wrong block table, position, prefix hit or swapped sequence shows up as a wrong number. For example, with a
+vocabulary of 997 or more, the prompt (1, 2, 3) is answered with 31, 125, 501, 11:
+
+    token      1   2   3    31   125   501
+    h          2   9   31  125   501    11     (the last: 3 * 501 + 501 + 1 = 2005 = 2 * 997 + 11)
+
+Of the sampling parameters it honours the ones that change which token is right:
+
+    not greedy      the token is moved on by seed + index of the sequence, so n answers differ
+    bias            the token with the largest positive bias wins
+    banned          the token is moved on to the next one that is not banned
+    log_prob        -(token + 1) / vocab_size
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from llmserve.engine.base import EngineInfo, RunnerInfo, StepResult
+from llmserve.engine.inflight import InflightEngine
+from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from llmserve.scheduler.settings import SchedulerSettings
+
+FAKE_RUNNER_INFO = RunnerInfo(
+    vocab_size=1000, block_size=4, num_blocks=256, max_num_tokens=64, max_batch_size=32, max_seq_len=256
+)
+EMPTY = -1  # content of a cache row that nobody has written
+
+
+class FakeRunner:
+    """`fail_at_step` makes that step (the first is 0) raise `RuntimeError`; `step_delay_s` makes each take as long."""
+
+    def __init__(
+        self, info: RunnerInfo = FAKE_RUNNER_INFO, *, step_delay_s: float = 0.0, fail_at_step: int | None = None
+    ) -> None:
+        self._info = info
+        self._step_delay_s = step_delay_s
+        self._fail_at_step = fail_at_step
+        self._rows = [EMPTY] * (info.num_blocks * info.block_size)
+        self.num_steps = 0
+        self.is_closed = False
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def step(self, plan: StepPlan) -> StepResult:
+        assert plan.num_tokens <= self._info.max_num_tokens, "the plan is over the token budget"
+        assert len(plan.chunks) <= self._info.max_batch_size, "the plan has too many chunks"
+        if self.num_steps == self._fail_at_step:
+            raise RuntimeError(f"step {self.num_steps} was told to fail")
+        self.num_steps += 1
+        time.sleep(self._step_delay_s)
+        for chunk in plan.chunks:  # all writes before all reads: a block with two writers is noticed
+            for offset, token in enumerate(chunk.token_ids):
+                self._rows[self._row(chunk, chunk.start + offset)] = token
+        tokens = [self._sample(chunk) for chunk in plan.chunks]
+        log_probs = [
+            fake_log_prob(token, self._info.vocab_size) if chunk.sample and chunk.sample.log_prob else 0.0
+            for chunk, token in zip(plan.chunks, tokens, strict=True)
+        ]
+        return StepResult(tokens, log_probs)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _row(self, chunk: Chunk, position: int) -> int:
+        return chunk.block_table[position // self._info.block_size] * self._info.block_size + (
+            position % self._info.block_size
+        )
+
+    def _sample(self, chunk: Chunk) -> int:
+        if chunk.sample is None:
+            return -1
+        num_tokens = chunk.start + len(chunk.token_ids)
+        token_ids = [self._rows[self._row(chunk, position)] for position in range(num_tokens)]
+        return fake_sample(token_ids, chunk.sample, self._info.vocab_size)
+
+
+def fold(token_ids: Iterable[int]) -> int:
+    """The module docstring's h."""
+    h = 0
+    for token in token_ids:
+        h = (3 * h + token + 1) % 997
+    return h
+
+
+def fake_sample(token_ids: Sequence[int], sample: SampleRequest, vocab_size: int) -> int:
+    """The token that follows `token_ids`."""
+    shift = 0 if sample.params.is_greedy else sample.params.seed + sample.stream
+    token = (fold(token_ids) + shift) % vocab_size
+    best_id, best_bias = max(sample.bias, key=lambda item: item[1], default=(token, 0.0))
+    if best_bias > 0:
+        token = best_id
+    while token in sample.banned:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def fake_answer(prompt_ids: Sequence[int], num_tokens: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> list[int]:
+    """The first `num_tokens` tokens of the greedy answer, without any scheduler, cache or runner."""
+    token_ids = list(prompt_ids)
+    for _ in range(num_tokens):
+        token_ids.append(fold(token_ids) % vocab_size)
+    return token_ids[len(prompt_ids) :]
+
+
+def fake_log_prob(token: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> float:
+    return -(token + 1) / vocab_size
+
+
+def fake_engine(
+    runner_info: RunnerInfo = FAKE_RUNNER_INFO,
+    settings: SchedulerSettings | None = None,
+    *,
+    step_delay_s: float = 0.0,
+    fail_at_step: int | None = None,
+) -> InflightEngine:
+    """A real `InflightEngine` over a `FakeRunner`."""
+    info = EngineInfo(
+        name="fake",
+        target="fake",
+        architecture="FakeForCausalLM",
+        dtype="int",
+        digest="0" * 64,
+        vocab_size=runner_info.vocab_size,
+        max_seq_len=runner_info.max_seq_len,
+        max_batch_size=runner_info.max_batch_size,
+        max_num_tokens=runner_info.max_num_tokens,
+    )
+    runner = FakeRunner(runner_info, step_delay_s=step_delay_s, fail_at_step=fail_at_step)
+    return InflightEngine(runner, info, settings)

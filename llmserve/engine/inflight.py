@@ -1,0 +1,212 @@
+"""`InflightEngine`: our scheduler and a runner behind the `Engine` protocol.
+
+Threads. The step thread owns the scheduler and the runner and loops inbox -> schedule -> step -> commit -> events.
+Consumers live on event loops, any number of them. Between the two stand the inbox (a lock and a condition) and the
+outbox (one thread-safe call per loop and step). `_lock` guards `_streams`, the inbox and the end of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import AsyncGenerator
+
+from llmserve.core import GenerateRequest, TokenEvent
+from llmserve.engine.base import EngineInfo, EngineStats, Runner
+from llmserve.engine.stream import Outbox, TokenStream
+from llmserve.engine.validation import check_pool, check_request
+from llmserve.errors import InternalError, LlmserveError, Unavailable
+from llmserve.scheduler.plan import StepPlan
+from llmserve.scheduler.scheduler import Scheduler, Update
+from llmserve.scheduler.sequence import Sequence, sequences_for
+from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 30.0  # a step cannot be interrupted; after this the thread is left to end by itself
+
+
+class InflightEngine:
+    """Owns `runner` and closes it. Every stream ends: with its last event, or with one error."""
+
+    def __init__(self, runner: Runner, info: EngineInfo, settings: SchedulerSettings | None = None) -> None:
+        limits = runner.info
+        self._info = info
+        self._runner = runner
+        self._limits = limits
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                block_size=limits.block_size,
+                num_blocks=limits.num_blocks,
+                max_num_tokens=limits.max_num_tokens,
+                max_batch_size=limits.max_batch_size,
+                max_seq_len=limits.max_seq_len,
+                settings=settings or SchedulerSettings(),
+            )
+        )
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._ids = itertools.count()
+        self._streams: dict[int, TokenStream] = {}  # by sequence id
+        self._arriving: list[Sequence] = []
+        self._leaving: list[int] = []
+        self._outbox = Outbox()
+        self._end: LlmserveError | None = None  # why the engine takes no more requests
+        self._num_steps = 0
+        self._stats = self._snapshot(StepPlan(()))
+        self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `Engine.submit`. A request whose answer can never fit is `InvalidArgument` too."""
+        self._check_open()
+        limits = self._limits
+        check_request(request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len)
+        check_pool(request, max_seq_len=limits.max_seq_len, num_pool_tokens=limits.num_blocks * limits.block_size)
+        return self._stream(request)
+
+    def stats(self) -> EngineStats:
+        """As of the last step."""
+        return self._stats
+
+    def healthy(self) -> bool:
+        return self._end is None
+
+    def close(self) -> None:
+        """Stop the step loop; open streams end with `Unavailable`. Waits for the step that runs. Idempotent."""
+        self._shut(Unavailable("the engine has been closed"))
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        sequences = sequences_for(request, self._ids, self._limits.max_seq_len)
+        stream = TokenStream(asyncio.get_running_loop())
+        self._enqueue(sequences, stream)
+        try:
+            num_open = len(sequences)
+            while num_open:
+                event = await stream.get()
+                num_open -= event.finish_reason is not None
+                yield event
+        finally:
+            self._leave(sequences)
+
+    def _check_open(self) -> None:
+        if self._end is not None:
+            raise Unavailable(str(self._end))
+
+    def _enqueue(self, sequences: list[Sequence], stream: TokenStream) -> None:
+        with self._lock:
+            self._check_open()
+            self._scheduler.check_room(len(self._arriving))
+            self._arriving += sequences
+            self._streams.update((sequence.id, stream) for sequence in sequences)
+            self._wake.notify()
+
+    def _leave(self, sequences: list[Sequence]) -> None:
+        """The consumer is gone. What still runs is freed before the next step."""
+        with self._lock:
+            left = [sequence.id for sequence in sequences if self._streams.pop(sequence.id, None)]
+            if left:
+                self._leaving += left
+                self._wake.notify()
+
+    def _shut(self, error: LlmserveError) -> None:
+        """End every open stream with `error`, and take no more requests. The first reason stays."""
+        outbox = Outbox()
+        with self._lock:
+            if self._end is not None:
+                return
+            self._end = error
+            for stream in set(self._streams.values()):
+                outbox.put(stream, type(error)(str(error)))  # one exception each: they collect tracebacks
+            self._streams.clear()
+            self._wake.notify()
+        outbox.flush()
+
+    def _run(self) -> None:
+        """The step thread."""
+        try:
+            while self._take_inbox():
+                self._step()
+        except Exception as error:  # the border: whatever failed, every open stream hears of it
+            logger.exception("the step loop of engine %s failed", self._info.name)
+            self._shut(InternalError(f"the engine failed while computing a step: {error!r}"))
+        finally:
+            self._runner.close()
+
+    def _take_inbox(self) -> bool:
+        """Sleep until there is work, then pass on what has arrived and left. False: the engine is closed."""
+        scheduler = self._scheduler
+        with self._lock:
+            while not (self._end or self._arriving or self._leaving or scheduler.has_work):
+                scheduler.check_integrity()
+                self._wake.wait()
+            for sequence in self._arriving:
+                scheduler.add(sequence)
+            for sequence_id in self._leaving:
+                scheduler.cancel(sequence_id)
+            self._arriving.clear()
+            self._leaving.clear()
+            return self._end is None
+
+    def _step(self) -> None:
+        updates = self._scheduler.expire()
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            result = self._runner.step(plan)
+            updates += self._scheduler.commit(plan, result.tokens, result.log_probs)
+            self._num_steps += 1
+        else:
+            assert not self._scheduler.has_work, "sequences wait, but none can run"
+        self._stats = self._snapshot(plan or StepPlan(()))
+        self._publish(updates)
+
+    def _publish(self, updates: list[Update]) -> None:
+        with self._lock:
+            for sequence_id, event in updates:
+                stream = self._streams.get(sequence_id)
+                if stream is None:  # its consumer left while the step ran
+                    continue
+                self._outbox.put(stream, event)
+                if event.finish_reason is not None:
+                    del self._streams[sequence_id]
+        closed = self._outbox.flush()
+        if closed:
+            self._leave_loops(closed)
+
+    def _leave_loops(self, closed: list[asyncio.AbstractEventLoop]) -> None:
+        """Cancel the sequences whose consumers lived on a loop that is gone."""
+        with self._lock:
+            gone = [sequence_id for sequence_id, stream in self._streams.items() if stream.loop in closed]
+            for sequence_id in gone:
+                del self._streams[sequence_id]
+            self._leaving += gone
+
+    def _snapshot(self, plan: StepPlan) -> EngineStats:
+        scheduler, pool = self._scheduler, self._scheduler.pool
+        context = [
+            chunk for chunk in plan.chunks if len(chunk.token_ids) > 1 or chunk.start == 0 or chunk.sample is None
+        ]
+        return EngineStats(
+            iteration=self._num_steps,
+            num_waiting_requests=len(scheduler.waiting),
+            num_active_requests=len(scheduler.waiting) + len(scheduler.running),
+            max_num_active_requests=scheduler.config.max_num_running,
+            num_scheduled_requests=len(plan.chunks),
+            num_context_requests=len(context),
+            num_gen_requests=len(plan.chunks) - len(context),
+            num_paused_requests=scheduler.num_paused,
+            num_ctx_tokens=sum(len(chunk.token_ids) for chunk in context),
+            tokens_per_block=self._limits.block_size,
+            max_num_blocks=pool.num_blocks,
+            free_num_blocks=pool.num_free,
+            used_num_blocks=pool.num_used,
+            reused_blocks=pool.num_reused,
+            missed_blocks=pool.num_missed,
+        )

@@ -1,0 +1,60 @@
+"""The border between the step thread and the event loops that consume tokens.
+
+`TokenStream` is the consumer's end of one request: filled and read on its own event loop, so without a lock.
+`Outbox` collects what one step has to say and hands it over with one thread-safe call per loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from llmserve.core import TokenEvent
+from llmserve.errors import LlmserveError
+
+Item = TokenEvent | LlmserveError  # an error is the last item of a stream
+
+
+@dataclass(eq=False, slots=True)
+class TokenStream:
+    """A slow consumer only makes its own buffer longer, by at most its own answer."""
+
+    loop: asyncio.AbstractEventLoop
+    _items: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
+
+    def put(self, item: Item) -> None:
+        self._items.put_nowait(item)
+
+    async def get(self) -> TokenEvent:
+        """The next event; raises the error that ended the stream."""
+        item = await self._items.get()
+        if isinstance(item, LlmserveError):
+            raise item
+        return item
+
+
+class Outbox:
+    """Events of many streams on their way to their loops."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, Item]]] = defaultdict(list)
+
+    def put(self, stream: TokenStream, item: Item) -> None:
+        self._by_loop[stream.loop].append((stream, item))
+
+    def flush(self) -> list[asyncio.AbstractEventLoop]:
+        """Hand everything over. Returns the loops that are closed: nobody will ever read what is sent there."""
+        closed = []
+        for loop, items in self._by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, items)
+            except RuntimeError:  # the loop is closed
+                closed.append(loop)
+        self._by_loop.clear()
+        return closed
+
+
+def _deliver(items: list[tuple[TokenStream, Item]]) -> None:
+    for stream, item in items:
+        stream.put(item)

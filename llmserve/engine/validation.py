@@ -1,0 +1,93 @@
+"""What every engine checks before a request enters a queue: all problems at once, as `InvalidArgument`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from llmserve.core import GenerateRequest
+from llmserve.errors import InvalidArgument, raise_problems
+
+MAX_NUM_SEQUENCES = 128
+MAX_WORD_LENGTH = 64
+MAX_WORD_TOKENS = 16384  # of all words of a list together: they are indexed, and looked up after every token
+
+
+def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int) -> None:
+    """Raise `InvalidArgument` unless the request is one that an engine with these limits can answer."""
+    problems = [
+        *_prompt_problems(request, vocab_size, max_seq_len),
+        *request.sampling.problems(),
+        *_limit_problems(request),
+        *_word_problems("stop_ids", request.stop_ids, vocab_size),
+        *_word_problems("bad_ids", request.bad_ids, vocab_size),
+        *_ban_problems(request, vocab_size),
+        *_bias_problems(request, vocab_size),
+    ]
+    raise_problems(InvalidArgument, f"request {request.request_id!r} is not valid", problems)
+
+
+def check_pool(request: GenerateRequest, *, max_seq_len: int, num_pool_tokens: int) -> None:
+    """Raise `InvalidArgument` for a valid request whose answer could never fit the KV pool, even alone."""
+    num_prompt = len(request.prompt_ids)
+    max_tokens = min(request.sampling.max_tokens, max_seq_len - num_prompt)
+    if num_prompt + max_tokens - 1 > num_pool_tokens:
+        raise InvalidArgument(
+            f"request {request.request_id!r} can never run: prompt ({num_prompt} tokens) and max_tokens ({max_tokens}) "
+            f"need more than the {num_pool_tokens} tokens of the KV cache; "
+            "ask for fewer tokens, or give the cache more memory"
+        )
+
+
+def _prompt_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int) -> Iterator[str]:
+    num_prompt = len(request.prompt_ids)
+    if num_prompt == 0:
+        yield "the prompt is empty; give at least one token"
+    if num_prompt >= max_seq_len:
+        yield (
+            f"the prompt has {num_prompt} tokens, but this engine takes at most {max_seq_len - 1} "
+            f"(max_seq_len {max_seq_len}, one left for the answer)"
+        )
+    yield from _id_problems("prompt_ids", request.prompt_ids, vocab_size)
+
+
+def _limit_problems(request: GenerateRequest) -> Iterator[str]:
+    sampling = request.sampling
+    if 1 <= sampling.max_tokens < sampling.min_tokens:
+        yield f"min_tokens ({sampling.min_tokens}) must not exceed max_tokens ({sampling.max_tokens})"
+    if not 1 <= request.num_sequences <= MAX_NUM_SEQUENCES:
+        yield f"num_sequences must be from 1 to {MAX_NUM_SEQUENCES}, got {request.num_sequences}"
+    if request.deadline is not None and math.isnan(request.deadline):
+        yield "the deadline is not a number"
+
+
+def _word_problems(name: str, words: Sequence[Sequence[int]], vocab_size: int) -> Iterator[str]:
+    if not all(words):
+        yield f"{name} has an empty word"
+    if any(len(word) > MAX_WORD_LENGTH for word in words):
+        yield f"{name} has a word of more than {MAX_WORD_LENGTH} tokens"
+    if (num_tokens := sum(map(len, words))) > MAX_WORD_TOKENS:
+        yield f"{name} has {num_tokens} tokens in all its words, more than {MAX_WORD_TOKENS}"
+    yield from _id_problems(name, [token for word in words for token in word], vocab_size)
+
+
+def _ban_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
+    """At every moment one token at least must be allowed; tokens that end a word are the ones that may be banned."""
+    banned = {word[-1] for word in request.bad_ids if word}
+    if request.sampling.min_tokens > 0:
+        banned |= {word[0] for word in request.stop_ids if len(word) == 1}
+        banned |= set() if request.end_id is None else {request.end_id}
+    if len(banned) >= vocab_size:
+        yield "bad_ids, and what min_tokens bans, leave no token of the vocabulary"
+
+
+def _bias_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
+    yield from _id_problems("embedding_bias", [token for token, _ in request.embedding_bias], vocab_size)
+    if not all(math.isfinite(bias) for _, bias in request.embedding_bias):
+        yield "embedding_bias has a value that is not a finite number"
+
+
+def _id_problems(name: str, token_ids: Sequence[int], vocab_size: int) -> Iterator[str]:
+    outside = [token for token in token_ids if not 0 <= token < vocab_size]
+    if outside:
+        yield f"{name} has {len(outside)} ids outside the vocabulary (0 to {vocab_size - 1}), the first is {outside[0]}"

@@ -1,0 +1,102 @@
+"""Who owns which KV block. Ints only: what the blocks contain is the runner's business.
+
+A block is used (one or more sequences refer to it) or free. A full block keeps the hash of its content when it becomes
+free, so that a later prompt with the same beginning can revive it; free blocks are taken least recently used first.
+
+Blocks are found by a chained SHA-256 of (parent hash, token ids). A short hash plus a comparison of the token ids would
+have to compare the whole chain up to the root, because the same ids after another beginning have another content. With
+a cryptographic hash equality of hashes is equality of contents, also when somebody chooses prompts in order to collide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+ROOT_HASH = b""
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of a full block that follows `parent`. What else changes its content (an adapter, a salt) is in the root."""
+    return hashlib.sha256(len(parent).to_bytes(4, "little") + parent + array("q", token_ids).tobytes()).digest()
+
+
+class BlockPool:
+    """`num_blocks` blocks, each free or referred to by one or more block tables."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_reused = 0  # blocks found by hash, since the start
+        self.num_missed = 0  # blocks that had to be computed, since the start
+        self._ref_counts: dict[int, int] = {}  # used blocks only
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first: taken next
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return len(self._ref_counts)
+
+    def is_used(self, block: int) -> bool:
+        return block in self._ref_counts
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks that hold the longest known beginning of `hashes`. They are not owned before `acquire`."""
+        blocks = []
+        for block_hash in hashes:
+            block = self._block_of.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def acquire(self, blocks: Sequence[int]) -> None:
+        """One more owner for each of `blocks`, which `match` found."""
+        for block in blocks:
+            self._free.pop(block, None)
+            self._ref_counts[block] = self._ref_counts.get(block, 0) + 1
+        self.num_reused += len(blocks)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take the least recently used free blocks; their old content is forgotten."""
+        assert num_blocks <= self.num_free, "the caller has checked num_free"
+        blocks = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
+        for block in blocks:
+            self._ref_counts[block] = 1
+            if (block_hash := self._hash_of.pop(block, None)) is not None:
+                del self._block_of[block_hash]
+        self.num_missed += num_blocks
+        return blocks
+
+    def register(self, block: int, block_hash: bytes) -> None:
+        """`block` is full and computed: others may share it. Of two with the same content, the first is shared."""
+        if block_hash not in self._block_of and block not in self._hash_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One owner less for each block of a table.
+
+        The table's end becomes free first, so it is also taken first: a beginning without its end is of use, an end
+        without its beginning is not. A block without a hash can never be revived and goes to the front.
+        """
+        for block in reversed(blocks):
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                del self._ref_counts[block]
+                self._free[block] = None
+                self._free.move_to_end(block, last=block in self._hash_of)
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Assert that `block_tables` own exactly the used blocks, and that used and free are all blocks."""
+        owners = Counter(block for table in block_tables for block in table)
+        assert owners == self._ref_counts, "reference counts differ from the block tables"
+        assert self.num_free + self.num_used == self.num_blocks, "a block is lost"
+        assert self._free.keys().isdisjoint(self._ref_counts), "a block is both free and used"
+        assert {h: b for b, h in self._hash_of.items()} == self._block_of, "the two hash tables differ"

@@ -1,0 +1,171 @@
+"""One answer in the making: the tokens known, how many of them are computed, and the blocks that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from llmserve.core import FinishReason, GenerateRequest, TokenEvent, Usage
+from llmserve.scheduler.blocks import ROOT_HASH, hash_block
+from llmserve.scheduler.plan import Chunk, SampleRequest
+from llmserve.scheduler.words import BadWords, StopWords
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`id` grows with arrival. Only the scheduler changes a sequence once it has been added."""
+
+    id: int
+    request: GenerateRequest
+    max_tokens: int  # the request's, or less where `max_seq_len` leaves less
+    stop_words: StopWords  # the end token is one of them
+    bad_words: BadWords
+    index: int = 0
+    leader: Sequence | None = None  # the first sequence of the request, which computes the prompt for all
+    cache_root: bytes = ROOT_HASH
+
+    token_ids: list[int] = field(init=False)  # prompt, then output
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    arrival_ns: int = 0
+    first_scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    num_cached_tokens: int = 0  # when it first started
+    num_emitted: int = 0
+    cum_log_prob: float = 0.0
+    log_probs: list[float] = field(default_factory=list)  # of the output, where asked for
+    _block_hashes: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not computed. The scheduler exists to make this zero; sampling makes it one again."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def max_num_cached(self) -> int:
+        """Tokens that the cache may ever have to hold; nothing is computed after the last one sampled."""
+        return self.num_prompt + self.max_tokens - 1
+
+    def block_hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """Hashes of the first `num_blocks` blocks, all of whose tokens are known."""
+        hashes = self._block_hashes
+        while len(hashes) < num_blocks:
+            start = len(hashes) * block_size
+            parent = hashes[-1] if hashes else self.cache_root
+            hashes.append(hash_block(parent, self.token_ids[start : start + block_size]))
+        return hashes[:num_blocks]
+
+    def chunk(self, num_tokens: int) -> Chunk:
+        """The next `num_tokens` pending tokens; the last pending one is sampled from."""
+        start = self.num_computed_tokens
+        return Chunk(
+            sequence_id=self.id,
+            token_ids=tuple(self.token_ids[start : start + num_tokens]),
+            start=start,
+            block_table=tuple(self.block_table),
+            sample=self._sample_request() if num_tokens == self.num_pending else None,
+        )
+
+    def _sample_request(self) -> SampleRequest:
+        request = self.request
+        needs_history = request.sampling.has_penalties
+        return SampleRequest(
+            params=request.sampling,
+            stream=self.index,
+            position=self.num_tokens,
+            history=tuple(self.token_ids) if needs_history else (),
+            num_prompt=self.num_prompt if needs_history else 0,
+            bias=request.embedding_bias,
+            banned=self._banned_ids(),
+            log_prob=request.return_log_probs,
+        )
+
+    def _banned_ids(self) -> tuple[int, ...]:
+        banned = self.bad_words.banned_after(self.token_ids)
+        if self.num_output < self.request.sampling.min_tokens:
+            banned.update(self.stop_words.single_ids)
+        return tuple(sorted(banned))
+
+    def append(self, token: int, log_prob: float, now_ns: int) -> TokenEvent | None:
+        """Take a sampled token. Returns what may be told now; None while everything may be part of a stop word."""
+        self.token_ids.append(token)
+        if self.request.return_log_probs:
+            self.log_probs.append(log_prob)
+        self.first_token_ns = self.first_token_ns or now_ns
+        self.last_token_ns = now_ns
+        tail = self._stop_tail()
+        num_matched = self.stop_words.num_matched(tail)
+        if num_matched:
+            is_end_id = num_matched == 1 and token == self.request.end_id
+            return self._finish(FinishReason.END_ID if is_end_id else FinishReason.STOP_WORDS, num_matched)
+        if self.num_output == self.max_tokens:
+            return self._finish(FinishReason.LENGTH)
+        num_ready = self.num_output - self.stop_words.num_begun(tail)
+        return self._event(num_ready) if num_ready > self.num_emitted else None
+
+    def time_out(self) -> TokenEvent:
+        return self._finish(FinishReason.TIMED_OUT)
+
+    def _stop_tail(self) -> tuple[int, ...]:
+        """As much of the output's end as a stop word can cover. None may reach into the first `min_tokens`."""
+        first = self.num_prompt + self.request.sampling.min_tokens
+        return tuple(self.token_ids[max(first, self.num_tokens - self.stop_words.max_length) :])
+
+    def _finish(self, reason: FinishReason, num_dropped: int = 0) -> TokenEvent:
+        self.finish_reason = reason
+        return self._event(self.num_output - num_dropped)
+
+    def _event(self, num_ready: int) -> TokenEvent:
+        """Everything up to output token `num_ready` that has not been told yet."""
+        first = self.num_emitted
+        self.num_emitted = num_ready
+        log_probs = tuple(self.log_probs[first:num_ready])
+        self.cum_log_prob += sum(log_probs)
+        return TokenEvent(
+            token_ids=tuple(self.token_ids[self.num_prompt + first : self.num_prompt + num_ready]),
+            log_probs=log_probs,
+            cum_log_prob=self.cum_log_prob,
+            sequence_index=self.index,
+            finish_reason=self.finish_reason,
+            usage=self._usage() if self.finish_reason else None,
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.num_cached_tokens,
+            completion_tokens=self.num_emitted,
+            arrival_ns=self.arrival_ns,
+            first_scheduled_ns=self.first_scheduled_ns,
+            first_token_ns=self.first_token_ns,
+            last_token_ns=self.last_token_ns,
+        )
+
+
+def sequences_for(request: GenerateRequest, ids: Iterator[int], max_seq_len: int) -> list[Sequence]:
+    """The `num_sequences` answers to a valid request, with ids taken from `ids`."""
+    stop_words = StopWords(request.stop_ids + (() if request.end_id is None else ((request.end_id,),)))
+    bad_words = BadWords(request.bad_ids)
+    max_tokens = min(request.sampling.max_tokens, max_seq_len - len(request.prompt_ids))
+    leader = Sequence(next(ids), request, max_tokens, stop_words, bad_words)
+    return [leader] + [
+        Sequence(next(ids), request, max_tokens, stop_words, bad_words, index=index, leader=leader)
+        for index in range(1, request.num_sequences)
+    ]

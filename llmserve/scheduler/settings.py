@@ -1,0 +1,56 @@
+"""How the scheduler behaves (`SchedulerSettings`, the operator's choice) and what it plans with (`SchedulerConfig`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from llmserve.errors import InvalidArgument, raise_problems
+
+
+class Policy(Enum):
+    """When a waiting sequence may start. Names are TensorRT-LLM's (`batch_scheduler_policy`)."""
+
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"  # when every block it may ever need can be reserved: never preempted
+    MAX_UTILIZATION = "max_utilization"  # when what it knows fits now: may be preempted, and is then computed again
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """The operator's choices.
+
+    `priority_step` turns priorities into places in the queue: a sequence with a priority higher by one goes before the
+    last `priority_step` arrivals, and before no older one. So whoever waits is overtaken a bounded number of times.
+    """
+
+    policy: Policy = Policy.GUARANTEED_NO_EVICT
+    enable_block_reuse: bool = True
+    max_queue_size: int = 1000  # sequences waiting beyond those that the batch has room for; 0: no limit
+    priority_step: int = 1000
+
+    def __post_init__(self) -> None:
+        rules = [
+            (self.max_queue_size >= 0, f"max_queue_size must not be negative, got {self.max_queue_size}"),
+            (self.priority_step >= 1, f"priority_step must be at least 1, got {self.priority_step}"),
+        ]
+        raise_problems(InvalidArgument, "scheduler settings", [text for holds, text in rules if not holds])
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The runner's limits and the operator's settings, all that a `Scheduler` needs to know."""
+
+    block_size: int
+    num_blocks: int
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+    settings: SchedulerSettings = field(default_factory=SchedulerSettings)
+
+    @property
+    def max_num_running(self) -> int:
+        """Every running sequence can have a chunk, and a token, in every step."""
+        return min(self.max_batch_size, self.max_num_tokens)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

@@ -1,0 +1,49 @@
+"""Token sequences that end an answer (stop words) or may not appear in it (bad words), indexed once per request.
+
+Both cost a few tuple look-ups per token, however many words there are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+Word = tuple[int, ...]
+
+
+class StopWords:
+    """Finds complete and begun stop words at the end of an answer."""
+
+    def __init__(self, words: Iterable[Word]) -> None:
+        self._words = frozenset(words)
+        self._lengths = sorted({len(word) for word in self._words}, reverse=True)
+        self._beginnings = frozenset(word[:end] for word in self._words for end in range(1, len(word)))
+        self.single_ids = tuple(sorted(word[0] for word in self._words if len(word) == 1))
+        self.max_length = max(self._lengths, default=0)
+
+    def num_matched(self, tail: Word) -> int:
+        """Length of the longest stop word that `tail` ends with; 0 when there is none."""
+        return next((n for n in self._lengths if n <= len(tail) and tail[-n:] in self._words), 0)
+
+    def num_begun(self, tail: Word) -> int:
+        """Length of the longest end of `tail` that further tokens may complete to a stop word."""
+        longest = min(len(tail), self.max_length - 1)
+        return next((n for n in range(longest, 0, -1) if tail[-n:] in self._beginnings), 0)
+
+
+class BadWords:
+    """Finds the tokens that would complete a bad word."""
+
+    def __init__(self, words: Iterable[Word]) -> None:
+        last_ids: dict[int, dict[Word, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for word in words:
+            last_ids[len(word) - 1][word[:-1]].add(word[-1])
+        self._last_ids = {length: dict(by_beginning) for length, by_beginning in last_ids.items()}
+
+    def banned_after(self, token_ids: Sequence[int]) -> set[int]:
+        """Every token that completes a bad word when it follows `token_ids` (prompt and output)."""
+        banned: set[int] = set()
+        for length, by_beginning in self._last_ids.items():
+            if length <= len(token_ids):
+                banned |= by_beginning.get(tuple(token_ids[len(token_ids) - length :]), set())
+        return banned
