@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from llmserve.errors import CheckpointError, raise_problems
-from llmserve.models.spec import HfConfig
+from llmserve.models import decoder
+from llmserve.models.alibi import alibi_slopes
+from llmserve.models.config import ConfigReader, read_decoder
+from llmserve.models.rope import STORED_FREQUENCIES, default_rope
+from llmserve.models.spec import Architecture, DecoderSpec, HfConfig
 
 GENERATION_1_VOCAB_SIZE = 64000
 LARGE_FORM_SIZES = (5120, 40)  # hidden size and heads of the published 13B models
 ROPE_THETA = 10000.0  # fixed in the published models; their configs do not carry it
+
+
+def from_hf(config: HfConfig) -> DecoderSpec:
+    reader = ConfigReader(config)
+    form = read_form(reader)
+    spec = read_decoder(reader, "BaichuanForCausalLM", max_positions=form.max_positions)
+    reader.expect("num_key_value_heads", spec.num_heads)
+    reader.expect("head_dim", spec.hidden_size // spec.num_heads)
+    reader.expect("rope_theta", ROPE_THETA)
+    reader.expect("rope_scaling", {})
+    reader.expect("tie_word_embeddings", False)
+    reader.finish()
+    return replace(
+        spec,
+        inv_freq=default_rope(spec.head_dim, ROPE_THETA).inv_freq if form.rope else (),
+        alibi_slopes=() if form.rope else alibi_slopes(spec.num_heads),
+        norm_head=form.norm_head,
+        fused_qkv_source=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,39 +44,41 @@ class BaichuanForm:
 
 
 def baichuan_form(config: HfConfig) -> BaichuanForm:
+    """`read_form` of a bare config. Raises CheckpointError when the config contradicts itself."""
+    reader = ConfigReader(config)
+    form = read_form(reader)
+    reader.finish()
+    return form
+
+
+def read_form(reader: ConfigReader) -> BaichuanForm:
     """Tell the forms apart. This is the only place that knows how.
 
     The explicit keys `position_embedding` ("rope" or "alibi") and `norm_head` (a boolean) win. Otherwise the published
     configs decide: the 7B form has `max_position_embeddings`, the 13B form only `model_max_length`; a vocabulary of
-    64,000 is generation 1, which has no NormHead. Raises CheckpointError when the config contradicts itself.
+    64,000 is generation 1, which has no NormHead.
     """
-    problems: list[str] = []
-    max_positions = config.get("max_position_embeddings")
-    position = config.get("position_embedding") or _published_position(config, problems)
-    if position not in ("rope", "alibi"):
-        problems.append(f'position_embedding must be "rope" or "alibi", got {position!r}')
-    norm_head = config.get("norm_head")
-    if norm_head is None:
-        norm_head = config.get("vocab_size") != GENERATION_1_VOCAB_SIZE
-    if not isinstance(norm_head, bool):
-        problems.append(f"norm_head must be true or false, got {norm_head!r}")
-    length = max_positions if max_positions is not None else config.get("model_max_length")
-    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        problems.append(
-            f"max_position_embeddings or model_max_length must be a positive integer, got {length!r}; "
-            "add the longest sequence that the model was trained for"
-        )
-        length = 0
-    raise_problems(CheckpointError, "config.json of a Baichuan model", problems)
-    return BaichuanForm(rope=position == "rope", norm_head=bool(norm_head), max_positions=length)
+    length_key = "model_max_length" if reader.get("max_position_embeddings") is None else "max_position_embeddings"
+    reader.expect("position_embedding", "rope", "alibi")
+    return BaichuanForm(
+        rope=reader.get("position_embedding", _published_position(reader)) == "rope",
+        norm_head=reader.flag("norm_head", reader.get("vocab_size") != GENERATION_1_VOCAB_SIZE),
+        max_positions=reader.integer(length_key),
+    )
 
 
-def _published_position(config: HfConfig, problems: list[str]) -> str:
-    if config.get("max_position_embeddings") is None:
+def _published_position(reader: ConfigReader) -> str:
+    if reader.get("max_position_embeddings") is None:
         return "alibi"
-    if (config.get("hidden_size"), config.get("num_attention_heads")) == LARGE_FORM_SIZES:
-        problems.append(
+    sizes = (reader.get("hidden_size"), reader.get("num_attention_heads"))
+    if sizes == LARGE_FORM_SIZES and reader.get("position_embedding") is None:
+        reader.problems.append(
             "max_position_embeddings says 7B form (rotary embedding), hidden_size 5120 with 40 heads says 13B form "
             '(ALiBi); add "position_embedding": "rope" or "alibi"'
         )
     return "rope"
+
+
+ARCHITECTURE = Architecture(
+    from_hf, decoder.params, decoder.forward, ignored=(STORED_FREQUENCIES, r"model\.(alibi_mask|future_mask)")
+)

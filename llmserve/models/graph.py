@@ -54,7 +54,7 @@ def _short(value: Attr) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The paged KV cache that a Program needs: per layer, per token, `num_kv_heads * head_dim` numbers for k and for v."""
+    """The paged KV cache of a Program: per layer, per token, `num_kv_heads * head_dim` numbers each for k and v."""
 
     num_layers: int
     num_kv_heads: int
@@ -105,12 +105,14 @@ class Graph:
         return self._record(OpKind.LINEAR, (x,), width, (weight,) if bias is None else (weight, bias))
 
     def slice(self, x: Value, start: int, width: int) -> Value:
-        assert 0 <= start and start + width <= x.width
+        assert start >= 0
+        assert start + width <= x.width
         return self._record(OpKind.SLICE, (x,), width, start=start)
 
     def rope(self, x: Value, *, head_dim: int, inv_freq: tuple[float, ...], scale: float = 1.0) -> Value:
-        """Rotary embedding at each token's absolute position. `scale` multiplies cos and sin (YaRN's attention factor)."""
-        assert x.width % head_dim == 0 and len(inv_freq) * 2 == head_dim
+        """Rotary embedding at each token's absolute position. `scale` multiplies cos and sin (YaRN)."""
+        assert x.width % head_dim == 0
+        assert len(inv_freq) * 2 == head_dim
         return self._record(OpKind.ROPE, (x,), x.width, head_dim=head_dim, inv_freq=inv_freq, scale=scale)
 
     def attention(
@@ -132,8 +134,10 @@ class Graph:
         score(i, j) = scale * q_i . k_j + slope * (j - i); `window` > 0 keeps only the last `window` positions
         (i - j < window, transformers' rule); query head h reads KV head h // (num_heads / num_kv_heads).
         """
-        assert q.width == num_heads * head_dim and k.width == v.width == num_kv_heads * head_dim
-        assert len(alibi_slopes) in (0, num_heads) and layer < self._cache.num_layers
+        assert q.width == num_heads * head_dim
+        assert k.width == v.width == num_kv_heads * head_dim
+        assert len(alibi_slopes) in (0, num_heads)
+        assert layer < self._cache.num_layers
         return self._record(
             OpKind.ATTENTION, (q, k, v), q.width, layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads,
             head_dim=head_dim, scale=scale, window=window, alibi_slopes=alibi_slopes,
@@ -154,7 +158,8 @@ class Graph:
         return self._record(OpKind.LOGITS, (x,), self._vocab_size, (weight,))
 
     def program(self) -> Program:
-        assert self._ops and self._ops[-1].kind is OpKind.LOGITS
+        assert self._ops
+        assert self._ops[-1].kind is OpKind.LOGITS
         return Program(tuple(self._ops), self._cache, self._vocab_size)
 
     def _record(

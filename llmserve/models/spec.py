@@ -1,11 +1,14 @@
-"""What an architecture file says about a checkpoint: sizes (`DecoderSpec`) and where each parameter comes from (`Param`)."""
+"""What an architecture file says about a checkpoint.
+
+Sizes (`DecoderSpec`) and where each parameter comes from (`Param`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from llmserve.models.graph import Program
 
@@ -41,6 +44,7 @@ class Param:
     combine: Combine = Combine.COPY
     shard: Shard = Shard.NONE
     quantizable: bool = False
+    duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
 
     @property
     def num_elements(self) -> int:
@@ -77,10 +81,11 @@ class DecoderSpec:
     fused_qkv_source: bool = False  # the checkpoint stores one W_pack instead of q, k, v
 
 
-class Architecture(Protocol):
-    """The three functions of an architecture file, as a value in the registry."""
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What an architecture file offers, as a value in the registry."""
 
-    from_hf: Callable[[HfConfig], DecoderSpec]
+    from_hf: Callable[[HfConfig], DecoderSpec]  # raises CheckpointError listing every problem of the config
     params: Callable[[DecoderSpec], list[Param]]
     forward: Callable[[DecoderSpec], Program]
-    ignored: tuple[str, ...]  # regular expressions of checkpoint tensors that are known and not wanted
+    ignored: tuple[str, ...] = ()  # regular expressions of checkpoint tensors that are known and not wanted

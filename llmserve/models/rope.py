@@ -1,0 +1,165 @@
+"""Rotary position embedding: inverse frequencies from a config, in the old and the new style.
+
+Old: `rope_theta` and `rope_scaling`. New (transformers 5): everything in `rope_parameters`. The variants are default,
+linear, llama3 and yarn, by transformers' rules; those that change with the length of the sequence are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from llmserve.models.config import ConfigReader, is_number
+
+DEFAULT_THETA = 10000.0
+# tensors that old checkpoints store and that follow from the config
+STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+Frequencies: TypeAlias = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    inv_freq: Frequencies  # head_dim / 2 values
+    scale: float = 1.0  # multiplies cos and sin
+
+
+def default_rope(head_dim: int, theta: float) -> Rope:
+    return Rope(tuple(theta ** (-i / head_dim) for i in range(0, head_dim, 2)))
+
+
+def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
+    """The rotary embedding that the config asks for. Problems go to `reader`."""
+    values = _rope_values(reader)
+    problems = _rope_problems(values, head_dim)
+    if problems:
+        reader.problems.extend(problems)
+        return Rope(())
+    plain = default_rope(head_dim, float(values["rope_theta"]))
+    return VARIANTS[values["rope_type"]].apply(plain.inv_freq, values)
+
+
+def _rope_values(reader: ConfigReader) -> dict[str, Any]:
+    """Both styles as one flat mapping with `rope_type` and `rope_theta` set; null values are left out."""
+    given = reader.get("rope_parameters") or reader.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        reader.problems.append(f"rope_parameters or rope_scaling must be an object, got {given!r}")
+        given = {}
+    values = {key: value for key, value in given.items() if value is not None}
+    values.setdefault("rope_type", values.get("type", "default"))
+    values.setdefault("rope_theta", reader.get("rope_theta", DEFAULT_THETA))
+    values.setdefault("partial_rotary_factor", reader.get("partial_rotary_factor", 1.0))
+    # some configs carry the trained length beside the rope parameters; transformers lets that one win
+    trained = reader.get("original_max_position_embeddings", values.get("original_max_position_embeddings"))
+    values["original_max_position_embeddings"] = trained or reader.get("max_position_embeddings", 0)
+    return values
+
+
+def _rope_problems(values: Mapping[str, Any], head_dim: int) -> list[str]:
+    kind = values["rope_type"]
+    variant = VARIANTS.get(kind) if isinstance(kind, str) else None
+    if variant is None:
+        return [f"rope type {kind!r} is not supported; supported: {', '.join(VARIANTS)}"]
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+    known |= {key for each in VARIANTS.values() for key in (*each.required, *each.optional, *each.flags)}
+    problems = [f"rope parameter {key!r} is unknown" for key in sorted(values.keys() - known)]
+    if head_dim % 2:
+        problems.append(f"a rotary embedding needs an even head size, got {head_dim}")
+    if values["partial_rotary_factor"] != 1.0:
+        problems.append(f"partial_rotary_factor {values['partial_rotary_factor']!r} is not supported; supported: 1.0")
+    wanted = ("rope_theta", *variant.required, *(key for key in variant.optional if key in values))
+    problems += [
+        f"rope type {kind!r} needs a positive {key}, got {values.get(key)!r}"
+        for key in wanted
+        if not _is_positive(values.get(key))
+    ]
+    problems += [
+        f"rope parameter {key} must be true or false, got {values[key]!r}"
+        for key in variant.flags
+        if not isinstance(values.get(key, True), bool)
+    ]
+    return problems
+
+
+def _is_positive(value: Any) -> bool:
+    return is_number(value) and bool(value > 0)
+
+
+def _default(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
+    return Rope(inv_freq)
+
+
+def _linear(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
+    return Rope(tuple(f / values["factor"] for f in inv_freq))
+
+
+def _llama3(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
+    """Short wavelengths stay, long ones are stretched by `factor`, those between are blended."""
+    low, high = values["low_freq_factor"], values["high_freq_factor"]
+
+    def scaled(frequency: float) -> float:
+        turns = values["original_max_position_embeddings"] * frequency / (2 * math.pi)  # within the trained length
+        if turns < low:
+            return frequency / float(values["factor"])
+        if turns > high:
+            return frequency
+        keep = (turns - low) / (high - low) if high != low else 1.0
+        return (1 - keep) * frequency / float(values["factor"]) + keep * frequency
+
+    return Rope(tuple(scaled(f) for f in inv_freq))
+
+
+def _yarn(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
+    """YaRN (Peng et al., 2023): a linear ramp over the dimensions between stretched and original frequencies."""
+    factor, half = float(values["factor"]), len(inv_freq)
+    head_dim, log_theta = 2 * half, math.log(values["rope_theta"])
+
+    def dimension(turns: float) -> float:
+        """The dimension that makes `turns` full turns within the trained length."""
+        trained = values["original_max_position_embeddings"]
+        return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * log_theta)
+
+    low, high = dimension(values.get("beta_fast", 32)), dimension(values.get("beta_slow", 1))
+    if values.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low if high != low else 0.001
+
+    def scaled(i: int) -> float:
+        stretch = min(max((i - low) / span, 0.0), 1.0)
+        return inv_freq[i] * (stretch / factor + 1 - stretch)
+
+    return Rope(tuple(scaled(i) for i in range(half)), scale=_yarn_attention_factor(factor, values))
+
+
+def _yarn_attention_factor(factor: float, values: Mapping[str, Any]) -> float:
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if "attention_factor" in values:
+        return float(values["attention_factor"])
+    if "mscale" in values and "mscale_all_dim" in values:
+        return magnitude(values["mscale"]) / magnitude(values["mscale_all_dim"])
+    return magnitude(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    apply: Callable[[Frequencies, Mapping[str, Any]], Rope]
+    required: tuple[str, ...] = ()  # positive numbers
+    optional: tuple[str, ...] = ()  # positive numbers, where given
+    flags: tuple[str, ...] = ()  # true or false, where given
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "default": Variant(_default),
+    "linear": Variant(_linear, ("factor",)),
+    "llama3": Variant(_llama3, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),
+    "yarn": Variant(
+        _yarn,
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        ("truncate",),
+    ),
+}
