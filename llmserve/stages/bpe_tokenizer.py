@@ -1,0 +1,76 @@
+"""Tokenizer over a Hugging Face `tokenizer.json` (the `tokenizers` library), as Qwen and Llama 3 ship it."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+from tokenizers import Tokenizer as Library
+
+from llmserve.errors import CheckpointError
+from llmserve.stages.files import TextFiles
+from llmserve.stages.text import without_incomplete_character
+
+BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+class JsonTokenizer:
+    def __init__(self, library: Library, files: TextFiles) -> None:
+        library.no_padding()
+        library.no_truncation()
+        self._library = library
+        self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
+        special = files.special_tokens
+        self.bos_id = self._id_of(special.get("bos_token"))
+        self.eos_id = self._id_of(special.get("eos_token"))
+        self.pad_id = self._id_of(special.get("pad_token"))
+        self._special_ids = frozenset(t for t, added in library.get_added_tokens_decoder().items() if added.special)
+        self._byte_ids = self._byte_fallback_ids()
+
+    @classmethod
+    def load(cls, files: TextFiles) -> JsonTokenizer:
+        path = files.path / "tokenizer.json"
+        try:
+            library = Library.from_file(str(path))
+        except Exception as error:  # the library raises bare `Exception` for every kind of bad file
+            raise CheckpointError(f"{path} is not a tokenizer file ({error}); copy it again") from error
+        return cls(library, files)
+
+    def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
+        library = self._without_specials if banned else self._library
+        ids: list[int] = library.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._library.decode([i for i in ids if i >= 0], skip_special_tokens=skip_special_tokens)
+        return text
+
+    def decode_stable(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if self._byte_ids:
+            ids = self._without_byte_run(ids, skip_special_tokens)
+        return without_incomplete_character(self.decode(ids, skip_special_tokens))
+
+    @cached_property
+    def _without_specials(self) -> Library:
+        """A twin that reads the spelling of a special token as ordinary text."""
+        twin = copy.deepcopy(self._library)
+        twin.encode_special_tokens = True
+        return twin
+
+    def _without_byte_run(self, ids: Sequence[int], skip_special_tokens: bool) -> Sequence[int]:
+        """Byte tokens in a row are decoded together: one bad byte spoils the run, so its text is open until it ends."""
+        end = len(ids)
+        while end and (ids[end - 1] in self._byte_ids or (skip_special_tokens and ids[end - 1] in self._special_ids)):
+            end -= 1
+        return ids[:end]
+
+    def _byte_fallback_ids(self) -> frozenset[int]:
+        if "ByteFallback" not in repr(self._library.decoder):
+            return frozenset()
+        return frozenset(token for text, token in self._library.get_vocab().items() if BYTE_TOKEN.fullmatch(text))
+
+    def _id_of(self, text: str | None) -> int | None:
+        token: int | None = self._library.token_to_id(text) if text else None
+        return token

@@ -1,0 +1,130 @@
+"""The text files of an engine directory, or of a checkpoint: which exist, and what they say.
+
+Read by the stages, all of them optional but a tokenizer:
+    tokenizer.model | tokenizer.json         the vocabulary
+    tokenizer_config.json                    class, special tokens, add_bos_token, chat_template
+    special_tokens_map.json                  special tokens that tokenizer_config.json leaves out
+    chat_template.jinja                      a chat template in a file of its own (wins over the one in the config)
+    generation_config.json                   end, padding and role token ids
+    hf_config.json (engine directory), config.json (checkpoint)    the same ids, and the position limit
+    config.json (engine directory)           build_config.max_seq_len
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import CheckpointError, NotFound
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """Contents of the JSON files; empty where a file does not exist."""
+
+    path: Path
+    tokenizer_config: Mapping[str, Any]
+    special_tokens_map: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    hf_config: Mapping[str, Any]
+    engine_config: Mapping[str, Any]
+    chat_template_file: str
+
+    @classmethod
+    def read(cls, path: Path) -> TextFiles:
+        if not path.is_dir():
+            raise NotFound(f"no directory {path} to read a tokenizer from; set tokenizer_dir to an engine directory")
+        config = read_json(path / "config.json")
+        is_engine = "build_config" in config
+        return cls(
+            path,
+            tokenizer_config=read_json(path / "tokenizer_config.json"),
+            special_tokens_map=read_json(path / "special_tokens_map.json"),
+            generation_config=read_json(path / "generation_config.json"),
+            hf_config=read_json(path / "hf_config.json") if is_engine else config,
+            engine_config=config if is_engine else {},
+            chat_template_file=read_text(path / "chat_template.jinja"),
+        )
+
+    @property
+    def tokenizer_class(self) -> str:
+        return str(self.tokenizer_config.get("tokenizer_class") or "")
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Name (`bos_token`, ...) -> its text."""
+        merged = {**self.special_tokens_map, **{k: v for k, v in self.tokenizer_config.items() if v is not None}}
+        return {name: _content(merged[name]) for name in SPECIAL_NAMES if merged.get(name)}
+
+    @property
+    def additional_special_tokens(self) -> list[str]:
+        listed = self.tokenizer_config.get("additional_special_tokens") or self.special_tokens_map.get(
+            "additional_special_tokens"
+        )
+        return [_content(token) for token in listed or ()]
+
+    @property
+    def chat_template(self) -> str:
+        """The jinja template; of several named ones the one called `default`; empty when there is none."""
+        template = self.chat_template_file or self.tokenizer_config.get("chat_template") or ""
+        if isinstance(template, list):
+            template = next((entry["template"] for entry in template if entry.get("name") == "default"), "")
+        return str(template)
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """Longest prompt + output: the engine's limit, else the checkpoint's position limit."""
+        built = self.engine_config.get("build_config", {}).get("max_seq_len")
+        value = built or self.hf_config.get("model_max_length") or self.hf_config.get("max_position_embeddings")
+        return int(value) if value else None
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """A token id entry such as `eos_token_id`, which may be one id, a list or absent."""
+        value = self.generation_config.get(name)
+        if value is None:
+            value = self.hf_config.get(name)
+        if value is None:
+            return ()
+        return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    text = read_text(path)
+    if not text:
+        return {}
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); copy it again from the checkpoint") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, found {type(content).__name__}")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """The file's text, or an empty string when there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _content(token: Any) -> str:
+    """A special token is written as its text, or as an object with its text and how it is matched."""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def resolve_path(path: str, model_dir: Path) -> Path:
+    """A path in a model's config.pbtxt: absolute, or relative to the model repository's parent, else to the working
+    directory (the first that exists; `model_dir` is `<repository>/<model>`). With neither, the first is returned, so
+    that the error of whoever opens it names a path.
+    """
+    candidates = [model_dir.absolute().parent.parent / path, Path.cwd() / path]
+    return next((candidate for candidate in candidates if candidate.exists()), candidates[0])

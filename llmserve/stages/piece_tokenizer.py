@@ -1,0 +1,72 @@
+"""Tokenizer over a sentencepiece `tokenizer.model`, as Baichuan, Llama 2 and Mistral ship it.
+
+Control symbols (`<s>`, role tokens) have no spelling in text: sentencepiece encodes them as ordinary characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import sentencepiece
+
+from llmserve.errors import CheckpointError
+from llmserve.stages.files import TextFiles
+from llmserve.stages.text import without_incomplete_character
+
+
+class PieceTokenizer:
+    def __init__(self, model: sentencepiece.SentencePieceProcessor, files: TextFiles) -> None:
+        self._model = model
+        self.vocab_size: int = model.vocab_size()
+        special = files.special_tokens
+        self.bos_id = self._id_of(special.get("bos_token"), model.bos_id())
+        self.eos_id = self._id_of(special.get("eos_token"), model.eos_id())
+        self.pad_id = self._id_of(special.get("pad_token"), model.pad_id())
+        self._add_bos = bool(files.tokenizer_config.get("add_bos_token", True))
+        self._add_eos = bool(files.tokenizer_config.get("add_eos_token", False))
+        named = [self._id_of(text, -1) for text in (*special.values(), *files.additional_special_tokens)]
+        controls = (token for token in range(self.vocab_size) if model.is_control(token))
+        self._special_ids = frozenset(token for token in (*named, *controls) if token is not None)
+
+    @classmethod
+    def load(cls, files: TextFiles) -> PieceTokenizer:
+        path = files.path / "tokenizer.model"
+        try:
+            model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            raise CheckpointError(f"{path} is not a sentencepiece model ({error}); copy it again") from error
+        return cls(model, files)
+
+    def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
+        ids: list[int] = self._model.encode(text)
+        if banned and not set(banned).isdisjoint(ids):
+            ids = [plain for token in ids for plain in (self._spelled(token) if token in banned else (token,))]
+        if not add_special_tokens:
+            return ids
+        head = [self.bos_id] if self._add_bos and self.bos_id is not None else []
+        tail = [self.eos_id] if self._add_eos and self.eos_id is not None else []
+        return head + ids + tail
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        hidden = self._special_ids if skip_special_tokens else frozenset()
+        text: str = self._model.decode([i for i in ids if 0 <= i < self.vocab_size and i not in hidden])
+        return text
+
+    def decode_stable(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return without_incomplete_character(self.decode(ids, skip_special_tokens))
+
+    def _id_of(self, text: str | None, default: int) -> int | None:
+        """The id of a special token's text; -1 in a sentencepiece model means that it has none."""
+        token = self._model.piece_to_id(text) if text else default
+        if text and self._model.id_to_piece(token) != text:
+            token = default  # an added token that is not in the vocabulary
+        return int(token) if token >= 0 else None
+
+    def _spelled(self, token: int) -> list[int]:
+        """A piece's spelling, character by character, with bytes for characters outside the vocabulary."""
+        ids: list[int] = []
+        for character in self._model.id_to_piece(token):
+            single = self._model.piece_to_id(character)
+            by_bytes = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in character.encode()]
+            ids += by_bytes if self._model.is_unknown(single) else [single]
+        return ids

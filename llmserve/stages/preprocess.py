@@ -1,0 +1,115 @@
+"""The preprocess step: text or chat messages to prompt ids, word lists and the ids that end an answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.stages.chat import ChatFormat, Message, chat_format, require_chat_format
+from llmserve.stages.files import TextFiles
+from llmserve.stages.tokenizer import Tokenizer, tokenizer_of
+
+NEVER = -1  # an end_id or pad_id that no token has
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """What a client says in words: text or messages, and the words that matter."""
+
+    text: str | None = None
+    messages: Sequence[Message] = ()
+    max_tokens: int = 16
+    stop_words: Sequence[str] = ()
+    bad_words: Sequence[str] = ()
+    bias_words: Sequence[str] = ()
+    bias_weights: Sequence[float] = ()
+    end_id: int | None = None  # None: the checkpoint's own end tokens; -1: none
+    pad_id: int | None = None
+
+    def problems(self) -> list[str]:
+        found = []
+        if (self.text is None) == (not self.messages):
+            found.append("give either text or messages, and not both")
+        if len(self.bias_words) != len(self.bias_weights):
+            found.append(
+                f"embedding bias needs one weight per word, got {len(self.bias_words)} words and "
+                f"{len(self.bias_weights)} weights"
+            )
+        if not all(math.isfinite(weight) for weight in self.bias_weights):
+            found.append(f"embedding bias weights must be finite, got {list(self.bias_weights)}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """The same in ids."""
+
+    input_ids: tuple[int, ...]
+    end_id: int
+    pad_id: int
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    embedding_bias: tuple[tuple[int, float], ...] = ()
+
+
+class Preprocessor:
+    """Stateless after construction: one may serve any number of requests at once."""
+
+    def __init__(self, tokenizer: Tokenizer, files: TextFiles, *, add_special_tokens: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self.max_seq_len = files.max_seq_len
+        self._files = files
+        self._chat: ChatFormat | None = chat_format(tokenizer, files)
+        self._add_special_tokens = add_special_tokens
+        declared = files.token_ids("eos_token_id")
+        self._end_ids = declared or ((tokenizer.eos_id,) if tokenizer.eos_id is not None else ())
+        pad = files.token_ids("pad_token_id") or ((tokenizer.pad_id,) if tokenizer.pad_id is not None else ())
+        self._pad_id = (*pad, *self._end_ids, NEVER)[0]
+
+    @classmethod
+    def open(cls, path: Path, *, add_special_tokens: bool = True) -> Preprocessor:
+        files = TextFiles.read(path)
+        return cls(tokenizer_of(files), files, add_special_tokens=add_special_tokens)
+
+    def prepare(self, prompt: TextPrompt) -> PreparedPrompt:
+        """Raise `InvalidArgument` with everything that is wrong. Prompt length is the engine's to judge."""
+        raise_problems(InvalidArgument, "the prompt cannot be used", prompt.problems())
+        end_id, end_words = self._ends(prompt)
+        return PreparedPrompt(
+            input_ids=tuple(self._input_ids(prompt)),
+            end_id=end_id,
+            pad_id=self._pad_id if prompt.pad_id is None else prompt.pad_id,
+            stop_words=(*self._words(prompt.stop_words), *end_words),
+            bad_words=self._words(prompt.bad_words),
+            embedding_bias=self._bias(prompt),
+        )
+
+    def _input_ids(self, prompt: TextPrompt) -> list[int]:
+        if prompt.text is not None:
+            return self.tokenizer.encode(prompt.text, add_special_tokens=self._add_special_tokens)
+        chat = self._chat or require_chat_format(self.tokenizer, self._files)
+        room = None if self.max_seq_len is None else self.max_seq_len - prompt.max_tokens
+        return chat.encode(prompt.messages, room)
+
+    def _ends(self, prompt: TextPrompt) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """The end id, and the checkpoint's further end tokens as stop words of one id."""
+        if prompt.end_id is not None:
+            return prompt.end_id, ()
+        if not self._end_ids:
+            return NEVER, ()
+        return self._end_ids[0], tuple((token,) for token in self._end_ids[1:])
+
+    def _words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        encoded = (tuple(self.tokenizer.encode(word)) for word in words if word)
+        return tuple(ids for ids in encoded if ids)
+
+    def _bias(self, prompt: TextPrompt) -> tuple[tuple[int, float], ...]:
+        """Every id of a word gets the word's weight; weights of an id in several words add up."""
+        total: dict[int, float] = {}
+        for word, weight in zip(prompt.bias_words, prompt.bias_weights, strict=True):
+            for token in set(self.tokenizer.encode(word)):
+                total[token] = total.get(token, 0.0) + weight
+        return tuple(sorted(total.items()))

@@ -1,0 +1,61 @@
+"""Text to token ids and back, whatever file the vocabulary comes in.
+
+`load_tokenizer` takes `tokenizer.json` (the `tokenizers` library) or `tokenizer.model` (sentencepiece). With both,
+`tokenizer.json` is used, except for Baichuan, whose own tokenizer is the sentencepiece one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from llmserve.errors import CheckpointError
+from llmserve.stages.bpe_tokenizer import JsonTokenizer
+from llmserve.stages.files import TextFiles
+from llmserve.stages.piece_tokenizer import PieceTokenizer
+
+
+class Tokenizer(Protocol):
+    """Thread-safe and immutable. Ids outside the vocabulary decode to nothing."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    @property
+    def pad_id(self) -> int | None: ...
+
+    def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
+        """Ids of `text`. An id in `banned` (a role token, say) never comes out of text: its spelling in `text` becomes
+        ordinary characters.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def decode_stable(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The part of `decode(ids)` that no further id can change: without a character still in the making."""
+        ...
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of an engine directory or a checkpoint. `CheckpointError` when its files are missing or corrupt."""
+    return tokenizer_of(TextFiles.read(path))
+
+
+def tokenizer_of(files: TextFiles) -> Tokenizer:
+    has_json = (files.path / "tokenizer.json").is_file()
+    has_model = (files.path / "tokenizer.model").is_file()
+    if not has_json and not has_model:
+        raise CheckpointError(
+            f"{files.path} has no tokenizer: expected tokenizer.model or tokenizer.json; copy it from the checkpoint"
+        )
+    if has_json and not (has_model and files.tokenizer_class.startswith("Baichuan")):
+        return JsonTokenizer.load(files)
+    return PieceTokenizer.load(files)

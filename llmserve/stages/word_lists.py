@@ -1,0 +1,35 @@
+"""Word lists as TensorRT-LLM's tensors have them: int32 `[2, N]`.
+
+Row 0 holds the ids of all words one after the other, padded with 0; row 1 the end offset of each word, padded with -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.errors import InvalidArgument
+
+
+def pack_word_list(words: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """`[2, N]`; `[2, 0]` for no words. Words without ids are skipped."""
+    kept = [word for word in words if word]
+    ids = [token for word in kept for token in word]
+    packed = np.full((2, len(ids)), -1, np.int32)
+    packed[0] = ids
+    packed[1, : len(kept)] = np.cumsum([len(word) for word in kept])
+    return packed
+
+
+def unpack_word_list(array: NDArray[np.int32], name: str) -> tuple[tuple[int, ...], ...]:
+    """Words of a `[2, N]` or `[1, 2, N]` array. `name` is the tensor's, for errors."""
+    rows = array[0] if array.ndim == 3 and array.shape[0] == 1 else array
+    if rows.ndim != 2 or rows.shape[0] != 2:
+        raise InvalidArgument(f"{name} must have shape [1, 2, N], got {list(array.shape)}")
+    ends = [int(end) for end in rows[1] if end > 0]
+    if ends != sorted(set(ends)) or (ends and ends[-1] > rows.shape[1]):
+        raise InvalidArgument(f"{name}: row 1 must hold rising end offsets up to {rows.shape[1]}, got {ends}")
+    starts = [0, *ends[:-1]]
+    return tuple(tuple(int(i) for i in rows[0, start:end]) for start, end in zip(starts, ends, strict=True))
