@@ -43,9 +43,9 @@ class SelfTest:
     @classmethod
     def load(cls, path: Path) -> SelfTest:
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return cls(**{field.name: arrays[field.name] for field in fields(cls)})
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             raise EngineFileError(f"{path.name} cannot be read: {error}") from error
 
 

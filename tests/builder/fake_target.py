@@ -1,0 +1,35 @@
+"""A target whose engine file is its parameters' bytes, one after the other; and ways to make it stumble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.base import CompileJob
+from llmserve.models.graph import Program
+from llmserve.models.spec import Param
+
+
+@dataclass
+class FakeTarget:
+    name: str = "fake"
+    refusals: list[str] = field(default_factory=list)
+    after_each: Callable[[str], None] = lambda name: None  # called after each parameter that was written
+
+    def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
+        return self.refusals
+
+    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
+        return sum(param.num_elements for param in params) * (4 if options.dtype == "float32" else 2)
+
+    def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
+        with out.open("wb") as file:
+            for param in job.params:
+                array = job.load(param.name)
+                file.write(array.tobytes())
+                job.advance(param.name, array.nbytes)
+                self.after_each(param.name)
+        return {"isa": "none"}
