@@ -1,0 +1,83 @@
+"""What a front end asks of the server core, and the two ways of going through its one door.
+
+A unary call is a stream of one: `single_response` is the only place that knows it. Closing the stream is the only way
+to cancel, so every stream that a front end opens sits in `aclosing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import InternalError, InvalidArgument
+from llmserve.serving.types import InferRequest, InferResponse
+
+MAX_MODEL_VERSION = 2**63 - 1
+
+
+class ModelStatus(Protocol):
+    """One row of the repository index."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Core(Protocol):
+    """The server core, as front ends see it. Everything raises `LlmserveError`s only; all on one event loop."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def extensions(self) -> Sequence[str]: ...
+
+    def live(self) -> bool: ...
+    def ready(self) -> bool: ...
+    def model_ready(self, name: str, version: str = "") -> bool: ...
+    def model_metadata(self, name: str, version: str = "") -> service_pb2.ModelMetadataResponse: ...
+    def model_config(self, name: str, version: str = "") -> ModelConfig: ...
+    def statistics(self, name: str = "", version: str = "") -> Sequence[service_pb2.ModelStatistics]: ...
+    def repository_index(self) -> Sequence[ModelStatus]: ...
+    def metrics_text(self) -> str: ...
+    def infer_stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]: ...
+
+
+def checked_version(text: str) -> str:
+    """A model version as the core wants it: "" (the newest), or a positive integral number in canonical form."""
+    if not text:
+        return ""
+    if text.isascii() and text.isdigit() and len(text) < 20 and 0 < int(text) <= MAX_MODEL_VERSION:
+        return str(int(text))
+    raise InvalidArgument(
+        f"failed to get model version from specified version string '{text}' (details: stol), "
+        "version should be an integral value > 0"
+    )
+
+
+def is_decoupled(config: ModelConfig) -> bool:
+    return bool(config.model_transaction_policy.decoupled)
+
+
+async def single_response(core: Core, request: InferRequest) -> InferResponse:
+    """The one response of a model that is not decoupled; raises its error."""
+    answer: InferResponse | None = None
+    async with aclosing(core.infer_stream(request)) as stream:
+        async for response in stream:
+            if response.error is not None:
+                raise response.error
+            if answer is None:
+                answer = response
+    if answer is None:
+        raise InternalError(f"model '{request.model_name}' ended its response stream without a response")
+    return answer

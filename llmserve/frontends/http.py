@@ -1,0 +1,213 @@
+"""The HTTP front end: KServe v2 with Triton's extensions, one Starlette application on uvicorn.
+
+Paths are matched exactly, and HEAD is not GET. A client that goes away cancels its request, streaming or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmserve.errors import LlmserveError, Unsupported
+from llmserve.frontends.door import Core, checked_version, is_decoupled, single_response
+from llmserve.frontends.http_answers import (
+    STATUS,
+    answers_errors,
+    error_response,
+    internal_error,
+    json_response,
+    routing_error,
+)
+from llmserve.frontends.http_body import compress_for, read_body, until_disconnect
+from llmserve.frontends.http_generate import (
+    data_responses,
+    error_event,
+    event,
+    generated,
+    parse_generate,
+)
+from llmserve.frontends.http_infer import HEADER_LENGTH, OutputForm, encode_response, parse_infer
+from llmserve.frontends.http_json import as_bool, as_object, parse_json
+from llmserve.frontends.listener import HttpServer, listen
+from llmserve.frontends.proto_json import message_to_dict
+from llmserve.serving.types import InferResponse
+
+DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
+EVENT_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+@dataclass(frozen=True, slots=True)
+class EventStream:
+    """Server-sent events, one per response of the core.
+
+    The status waits for the first response: an error before any model has answered is an ordinary JSON error; a model's
+    error that comes first sets the status of the stream; a later one is an event.
+    """
+
+    responses: AsyncGenerator[InferResponse, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await until_disconnect(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.responses) as responses:
+            try:
+                first = await anext(responses, None)
+            except LlmserveError as error:
+                return await error_response(error)(scope, receive, send)
+            except Exception as error:  # border: a fault of ours
+                return await error_response(internal_error(error))(scope, receive, send)
+            status = 200 if first is None or first.error is None else STATUS[first.error.code]
+            await send({"type": "http.response.start", "status": status, "headers": EVENT_STREAM_HEADERS})
+            if first is not None:
+                await send({"type": "http.response.body", "body": event(first), "more_body": True})
+                await self._send_rest(send)
+            return await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_rest(self, send: Send) -> None:
+        try:
+            async for response in self.responses:
+                await send({"type": "http.response.body", "body": event(response), "more_body": True})
+        except LlmserveError as error:
+            await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
+        except Exception as error:  # border: a fault of ours ends this stream with an event
+            await send({"type": "http.response.body", "body": error_event(internal_error(error)), "more_body": True})
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceApi:
+    """One method per route."""
+
+    core: Core
+    max_input_bytes: int
+
+    async def server_metadata(self, request: Request) -> Response:
+        core = self.core
+        return json_response({"name": core.name, "version": core.version, "extensions": list(core.extensions)})
+
+    async def live(self, request: Request) -> Response:
+        return Response(status_code=200 if self.core.live() else 400)
+
+    async def ready(self, request: Request) -> Response:
+        return Response(status_code=200 if self.core.ready() else 400)
+
+    async def model_ready(self, request: Request) -> Response:
+        if self.core.model_ready(*_model_and_version(request)):
+            return Response()
+        return json_response({"error": "Model version not ready"}, 400)
+
+    async def model_metadata(self, request: Request) -> Response:
+        return json_response(message_to_dict(self.core.model_metadata(*_model_and_version(request))))
+
+    async def model_config(self, request: Request) -> Response:
+        return json_response(message_to_dict(self.core.model_config(*_model_and_version(request))))
+
+    async def statistics(self, request: Request) -> Response:
+        found = self.core.statistics(*_model_and_version(request))
+        return json_response({"model_stats": [message_to_dict(entry) for entry in found]})
+
+    async def repository_index(self, request: Request) -> Response:
+        body = await read_body(request, self.max_input_bytes)
+        document = as_object(parse_json(body), "request") if body else {}
+        only_ready = as_bool(document.get("ready", False), "ready")
+        rows = [row for row in self.core.repository_index() if row.state == "READY" or not only_ready]
+        members = ("name", "version", "state", "reason")
+        return json_response([{key: value for key in members if (value := getattr(row, key))} for row in rows])
+
+    async def infer(self, request: Request) -> Response:
+        model, version = _model_and_version(request)
+        config = self.core.model_config(model, version)
+        if is_decoupled(config):
+            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+        body = await read_body(request, self.max_input_bytes)
+        header = request.headers.get(HEADER_LENGTH)
+        parsed, form = parse_infer(body, header, config, model=model, version=version)
+        response = await until_disconnect(request.receive, single_response(self.core, parsed))
+        return await _infer_response(request, response, form)
+
+    async def generate(self, request: Request) -> Response:
+        responses = await self._generate_responses(request)
+        return json_response(await until_disconnect(request.receive, generated(responses)))
+
+    async def generate_stream(self, request: Request) -> EventStream:
+        return EventStream(await self._generate_responses(request))
+
+    async def _generate_responses(self, request: Request) -> AsyncGenerator[InferResponse, None]:
+        model, version = _model_and_version(request)
+        config = self.core.model_config(model, version)
+        body = await read_body(request, self.max_input_bytes)
+        parsed = parse_generate(body, config, model=model, version=version)
+        return data_responses(self.core.infer_stream(parsed), decoupled=is_decoupled(config))
+
+
+def _model_and_version(request: Request) -> tuple[str, str]:
+    version = request.path_params.get("version", "")
+    if version and not (version.isascii() and version.isdigit()):
+        raise HTTPException(404)
+    return request.path_params.get("model", ""), checked_version(version)
+
+
+async def _infer_response(request: Request, response: InferResponse, form: OutputForm) -> Response:
+    body, json_length = encode_response(response, form)
+    body, headers = await compress_for(request, body)
+    if json_length is None:
+        return Response(body, headers=headers, media_type="application/json")
+    headers[HEADER_LENGTH] = str(json_length)
+    return Response(body, headers=headers, media_type="application/octet-stream")
+
+
+def _routes(api: InferenceApi) -> list[Route]:
+    get: list[tuple[str, Callable[[Request], Awaitable[ASGIApp]]]] = [
+        ("/v2", api.server_metadata),
+        ("/v2/health/live", api.live),
+        ("/v2/health/ready", api.ready),
+        ("/v2/models/stats", api.statistics),
+    ]
+    post: list[tuple[str, Callable[[Request], Awaitable[ASGIApp]]]] = [
+        ("/v2/repository/index", api.repository_index),
+        ("/v2/repository/{repository}/index", api.repository_index),
+    ]
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        post += [
+            (f"{model}/infer", api.infer),
+            (f"{model}/generate", api.generate),
+            (f"{model}/generate_stream", api.generate_stream),
+        ]
+        get += [
+            (model, api.model_metadata),
+            (f"{model}/ready", api.model_ready),
+            (f"{model}/config", api.model_config),
+            (f"{model}/stats", api.statistics),
+        ]
+    return [_route(path, "POST", handler) for path, handler in post] + [
+        _route(path, "GET", handler) for path, handler in get
+    ]
+
+
+def _route(path: str, method: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
+    route = Route(path, answers_errors(handler), methods=[method])
+    route.methods = {method}  # Starlette adds HEAD to GET
+    return route
+
+
+def http_app(core: Core, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> Starlette:
+    """The application, for a listener or for another front end to extend."""
+    app = Starlette(
+        routes=_routes(InferenceApi(core, max_input_bytes)), exception_handlers={HTTPException: routing_error}
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def start_http(core: Core, host: str, port: int, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> HttpServer:
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
+    return await listen(http_app(core, max_input_bytes=max_input_bytes), host, port, flag="--http-port")

@@ -1,0 +1,77 @@
+"""Errors as HTTP answers: the status of each neutral code, and the one shape of an error body."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from llmserve.errors import Code, InternalError, LlmserveError
+from llmserve.frontends.http_body import BodyTooLarge
+from llmserve.frontends.http_json import Json, encode_json
+
+STATUS: Mapping[Code, int] = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 400,
+    Code.UNIMPLEMENTED: 501,
+    Code.FAILED_PRECONDITION: 400,
+    Code.RESOURCE_EXHAUSTED: 503,
+    Code.UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.CANCELLED: 400,
+    Code.INTERNAL: 500,
+    Code.UNKNOWN: 400,
+}
+CONTENT_TOO_LARGE = 413
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+RETRY_AFTER_S = 1
+
+logger = logging.getLogger(__name__)
+
+
+def json_response(document: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode_json(document), status, headers, media_type="application/json")
+
+
+def error_response(error: LlmserveError) -> Response:
+    if isinstance(error, BodyTooLarge):  # the rest of the body may still be on its way: this connection is spent
+        return json_response({"error": str(error)}, CONTENT_TOO_LARGE, {"Connection": "close"})
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.code is Code.RESOURCE_EXHAUSTED else None
+    return json_response({"error": str(error)}, STATUS[error.code], headers)
+
+
+def internal_error(error: Exception) -> InternalError:
+    """What a client learns of a fault of ours; the log has the traceback."""
+    logger.exception("a request failed")
+    return InternalError(f"internal error: {error!r}")
+
+
+def answers_errors(handler: Callable[[Request], Awaitable[ASGIApp]]) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """Turn the core's errors into error bodies."""
+
+    @functools.wraps(handler)
+    async def answered(request: Request) -> ASGIApp:
+        try:
+            return await handler(request)
+        except LlmserveError as error:
+            return error_response(error)
+        except HTTPException:
+            raise
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:  # border: a fault of ours must not reach the client as a broken connection
+            return error_response(internal_error(error))
+
+    return answered
+
+
+async def routing_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and wrong methods: `{"error": "Not Found"}`, `{"error": "Method Not Allowed"}`."""
+    assert isinstance(error, HTTPException)
+    return json_response({"error": error.detail}, error.status_code, error.headers)

@@ -1,0 +1,137 @@
+"""Request and response bodies: size limits, gzip and deflate, and the client that goes away.
+
+Anything larger than a quarter of a mebibyte is (de)compressed in a worker thread: the event loop also streams tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from llmserve.errors import InvalidArgument, Unsupported
+
+WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's: deflate means the zlib format, as in RFC 9110
+COMPRESSION_LEVEL = 1
+MIN_COMPRESSED_BYTES = 256
+INLINE_BYTES = 256 * 1024
+
+Result = TypeVar("Result")
+
+
+class BodyTooLarge(InvalidArgument):
+    """The body, or what it decompresses to, is over the server's limit."""
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The decompressed request body, at most `limit` bytes."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", *WINDOW_BITS):
+        raise Unsupported(f"Unsupported compression type '{encoding}': use gzip or deflate")
+    body = await _read_raw(request, limit)
+    if encoding in WINDOW_BITS:
+        return await _off_loop(lambda: _decompress(body, encoding, limit), size=len(body))
+    return body
+
+
+async def _read_raw(request: Request, limit: int) -> bytes:
+    """Read up to `limit`; of a larger body, read as much again and drop it, so that most clients get to the answer."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= limit:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+        if size > 2 * limit:
+            break
+    if size > limit:
+        raise _too_large(limit)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the request body exceeds the maximum allowed input size of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
+def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    decompressor = zlib.decompressobj(WINDOW_BITS[encoding])
+    try:
+        data = decompressor.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InvalidArgument(f"the request body is not valid {encoding} data: {error}") from error
+    if len(data) > limit:
+        raise _too_large(limit)
+    if not decompressor.eof or decompressor.unused_data:
+        raise InvalidArgument(
+            f"the request body is not valid {encoding} data: it is truncated or has data after its end"
+        )
+    return data
+
+
+async def _off_loop(work: Callable[[], Result], *, size: int) -> Result:
+    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
+
+
+async def compress_for(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
+    """`body` in the encoding that the client prefers, and the header that says so."""
+    encoding = preferred_encoding(request.headers.get("accept-encoding", ""))
+    if encoding is None or len(body) < MIN_COMPRESSED_BYTES:
+        return body, {}
+
+    def compress() -> bytes:
+        compressor = zlib.compressobj(COMPRESSION_LEVEL, wbits=WINDOW_BITS[encoding])
+        return compressor.compress(body) + compressor.flush()
+
+    return await _off_loop(compress, size=len(body)), {"Content-Encoding": encoding}
+
+
+def preferred_encoding(accept: str) -> str | None:
+    """gzip, deflate or None (identity) by the q-values of an Accept-Encoding header; gzip wins a draw."""
+    weights: dict[str, float] = {}
+    for item in accept.lower().split(","):
+        name, _, parameter = item.partition(";")
+        weights[name.strip()] = _quality(parameter)
+    wildcard = weights.get("*", 0.0)
+    choices = {name: weights.get(name, wildcard) for name in WINDOW_BITS}
+    best = max(choices, key=lambda name: choices[name])
+    identity = weights.get("identity", 0.0)
+    return best if choices[best] > 0 and choices[best] >= identity else None
+
+
+def _quality(parameter: str) -> float:
+    key, _, value = parameter.partition("=")
+    if key.strip() != "q":
+        return 1.0
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Await `work`; cancel it and raise `ClientDisconnect` when the client goes away. The body must have been read."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,251 @@
+"""`POST .../infer`: JSON requests, and JSON followed by binary tensors, to and from the core's values.
+
+With `Inference-Header-Content-Length: n` the first n bytes are JSON and the rest is the binary tensors, in input order.
+n = 0 is a "raw" request: the whole body is the model's one input, and the outputs come back as binary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.frontends.http_json import (
+    Json,
+    as_array,
+    as_bool,
+    as_object,
+    as_string,
+    as_unsigned,
+    encode_json,
+    flatten,
+    parameter_value,
+    parse_json,
+    required,
+    tensor_values,
+    unparsable,
+    wrong_type,
+)
+from llmserve.frontends.parameters import RequestParameters, sort_parameters
+from llmserve.frontends.tensors import LENGTH, datatype_of, decode_tensor, element_count, encode_tensor, shaped
+from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, ParameterValue, Tensor
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+BINARY_ONLY = ("FP16", "BF16")
+DATA_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """How the client wants its outputs: binary by default or not, with exceptions by name."""
+
+    binary: bool = False
+    by_name: Mapping[str, bool] = field(default_factory=dict)
+
+    def is_binary(self, name: str) -> bool:
+        return self.by_name.get(name, self.binary)
+
+
+class BinarySection:
+    """The bytes after the JSON header, taken tensor by tensor."""
+
+    def __init__(self, data: bytes, model: str) -> None:
+        self._data = data
+        self._offset = 0
+        self._model = model
+
+    def take(self, name: str, size: int) -> bytes:
+        available = len(self._data) - self._offset
+        if size > available:
+            raise InvalidArgument(
+                f"unexpected size for input '{name}', expecting {size - available} additional bytes "
+                f"for model '{self._model}'"
+            )
+        self._offset += size
+        return self._data[self._offset - size : self._offset]
+
+    def check_empty(self) -> None:
+        if self._offset != len(self._data):
+            raise InvalidArgument(f"unexpected additional input data for model '{self._model}'")
+
+
+def json_length(header: str | None, body_length: int) -> int:
+    """Where the JSON ends; 0 means that there is none."""
+    if header is None:
+        return body_length
+    digits = header.strip()
+    sign, digits = (-1, digits[1:]) if digits.startswith("-") else (1, digits)
+    length = sign * int(digits[:18]) if digits.isascii() and digits.isdigit() else 0
+    if not 0 <= length <= body_length:
+        raise InvalidArgument(f"inference header size should be in range (0, {body_length}), got: {length}")
+    return length
+
+
+def parse_infer(
+    body: bytes, header: str | None, config: ModelConfig, *, model: str, version: str
+) -> tuple[InferRequest, OutputForm]:
+    """The core's request, and how to answer it."""
+    length = json_length(header, len(body))
+    if length == 0:
+        return _raw_request(body, config, model=model, version=version), OutputForm(binary=True)
+    document = as_object(parse_json(body[:length]), "request")
+    inputs = _parse_inputs(document, BinarySection(body[length:], model), model)
+    parameters = dict(as_object(document.get("parameters", {}), "parameters"))
+    binary = as_bool(parameters.pop("binary_data_output", False), "binary_data_output")
+    names, by_name = _parse_outputs(document)
+    request = infer_request(
+        model, version, inputs, sort_http_parameters(parameters), request_id=as_string(document.get("id", ""), "id")
+    )
+    return replace(request, requested_outputs=names), OutputForm(binary, by_name)
+
+
+def infer_request(
+    model: str, version: str, inputs: Mapping[str, Tensor], known: RequestParameters, *, request_id: str
+) -> InferRequest:
+    return InferRequest(
+        model_name=model,
+        model_version=version,
+        request_id=request_id,
+        inputs=inputs,
+        parameters=known.custom,
+        priority=known.priority,
+        timeout_us=known.timeout_us,
+        sequence_id=known.sequence_id,
+        sequence_start=known.sequence_start,
+        sequence_end=known.sequence_end,
+    )
+
+
+def sort_http_parameters(parameters: Mapping[str, Json]) -> RequestParameters:
+    values: dict[str, ParameterValue] = {name: parameter_value(name, value) for name, value in parameters.items()}
+    return sort_parameters(values, _wrong_parameter_type)
+
+
+def _wrong_parameter_type(name: str, expected: str) -> NoReturn:
+    wrong_type(name, "boolean" if expected == "bool_param" else "unsigned-integer")
+
+
+def _parse_outputs(document: Mapping[str, Json]) -> tuple[tuple[str, ...], dict[str, bool]]:
+    binary: dict[str, bool] = {}
+    names: dict[str, None] = {}
+    for entry in as_array(document.get("outputs", []), "outputs"):
+        output = as_object(entry, "outputs")
+        name = as_string(required(output, "name"), "name")
+        parameters = as_object(output.get("parameters", {}), "parameters")
+        for feature in ("classification", "shared_memory_region"):
+            if feature in parameters:
+                raise Unsupported(f"output '{name}' asks for '{feature}', which this server does not offer")
+        if "binary_data" in parameters:
+            binary[name] = as_bool(parameters["binary_data"], "binary_data")
+        names[name] = None
+    return tuple(names), binary
+
+
+def _parse_inputs(document: Mapping[str, Json], section: BinarySection, model: str) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    for entry in as_array(required(document, "inputs"), "inputs"):
+        tensor = _parse_input(as_object(entry, "inputs"), section, model)
+        if tensor.name in inputs:
+            raise InvalidArgument(f"input '{tensor.name}' already exists in request")
+        inputs[tensor.name] = tensor
+    section.check_empty()
+    return inputs
+
+
+def _parse_input(entry: Mapping[str, Json], section: BinarySection, model: str) -> Tensor:
+    name = as_string(required(entry, "name"), "name")
+    shape = [as_unsigned(dim, "shape") for dim in as_array(required(entry, "shape"), "shape")]
+    datatype = as_string(required(entry, "datatype"), "datatype")
+    if datatype not in NUMPY_DTYPES:
+        raise InvalidArgument(f"invalid datatype for input {name}")
+    size = _binary_size(name, entry)
+    if size is not None:
+        return decode_tensor(name, datatype, shape, section.take(name, size), model=model)
+    if datatype in BINARY_ONLY:
+        raise InvalidArgument(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    leaves = flatten(entry["data"])
+    if len(leaves) != element_count(name, shape, model=model):
+        unparsable("data", "Shape does not match true shape of 'data' field")
+    return shaped(name, datatype, tensor_values(leaves, datatype), shape)
+
+
+def _binary_size(name: str, entry: Mapping[str, Json]) -> int | None:
+    """The size of an input's binary data; None when its data is in the JSON."""
+    parameters = as_object(entry.get("parameters", {}), "parameters")
+    sources = [f"'{key}'" for key in ("data",) if key in entry]
+    sources += [f"'{key}' in 'parameters'" for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    if len(sources) != 1:
+        found = "no field is set" if not sources else f"these fields are set: {', '.join(sources)}"
+        raise InvalidArgument(f"Input must set only one of the following fields: {DATA_SOURCES}. But {found}")
+    if "shared_memory_region" in parameters:
+        raise Unsupported(f"input '{name}' is in shared memory, which this server does not offer")
+    return as_unsigned(parameters["binary_data_size"], "binary_data_size") if "binary_data_size" in parameters else None
+
+
+def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) -> InferRequest:
+    if len(config.input) != 1:
+        raise InvalidArgument(
+            f"a raw request (no JSON header) needs a model with exactly 1 input, and '{model}' has {len(config.input)}"
+        )
+    declared = config.input[0]
+    datatype = datatype_of(declared.data_type)
+    if datatype == "BYTES":  # the body is the one element
+        shape, body = [1] * len(declared.dims), LENGTH.pack(len(body)) + body
+    else:
+        shape = _deduced_shape(declared.dims, len(body), NUMPY_DTYPES[datatype].itemsize)
+    if config.max_batch_size > 0:
+        shape = [1, *shape]
+    tensor = decode_tensor(declared.name, datatype, shape, body, model=model)
+    return infer_request(model, version, {declared.name: tensor}, RequestParameters(), request_id="")
+
+
+def _deduced_shape(dims: list[int], size: int, itemsize: int) -> list[int]:
+    """The declared dims, the first variable one filled from the number of bytes."""
+    fixed = math.prod(dim for dim in dims if dim >= 0)
+    free = size // (fixed * itemsize) if fixed else 0
+    shape: list[int] = []
+    for dim in dims:
+        shape.append(dim if dim >= 0 else free)
+        free = free if dim >= 0 else 1
+    return shape
+
+
+def encode_response(response: InferResponse, form: OutputForm) -> tuple[bytes, int | None]:
+    """The response body, and the length of its JSON when binary tensors follow it."""
+    document: dict[str, Json] = {"id": response.request_id} if response.request_id else {}
+    document |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        document["parameters"] = dict(response.parameters)
+    binary: list[bytes] = []
+    document["outputs"] = [_encode_output(tensor, form, binary) for tensor in response.outputs]
+    header = encode_json(document)
+    return b"".join([header, *binary]), len(header) if binary else None
+
+
+def _encode_output(tensor: Tensor, form: OutputForm, binary: list[bytes]) -> dict[str, Json]:
+    entry: dict[str, Json] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    if form.is_binary(tensor.name):
+        binary.append(encode_tensor(tensor))
+        entry["parameters"] = {"binary_data_size": len(binary[-1])}
+    else:
+        entry["data"] = json_values(tensor)
+    return entry
+
+
+def json_values(tensor: Tensor) -> list[Json]:
+    """The flat list of a tensor's elements as JSON has them; bytes that are not UTF-8 show as U+FFFD."""
+    if tensor.datatype in BINARY_ONLY:
+        raise InvalidArgument(
+            f"sending {tensor.datatype} data via JSON is not supported. "
+            f"Please use the binary data format for output {tensor.name}"
+        )
+    if tensor.datatype == "BYTES":
+        return [bytes(element).decode("utf-8", errors="replace") for element in tensor.data.flat]
+    values: list[Json] = tensor.data.reshape(-1).tolist()
+    return values

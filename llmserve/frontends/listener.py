@@ -1,0 +1,90 @@
+"""Listening sockets, and an ASGI application on one of them (uvicorn without signal handlers)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from llmserve.errors import Unavailable
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75  # idle connections of pooling clients
+CLOSE_TIMEOUT_S = 2  # for connections that are still writing when the server has to go
+
+
+def url_host(host: str) -> str:
+    """`host` as it stands before `:port`."""
+    return f"[{host}]" if ":" in host else host
+
+
+def port_in_use(host: str, port: int, flag: str, reason: str) -> Unavailable:
+    return Unavailable(f"cannot listen on {url_host(host)}:{port} ({flag}): {reason}; choose another port with {flag}")
+
+
+def claim_port(host: str, port: int, flag: str) -> socket.socket:
+    """A listening socket; `Unavailable`, naming the port and its flag, when that cannot be had."""
+    try:
+        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "the port is already in use" if in_use else (error.strerror or str(error))
+        raise port_in_use(host, port, flag, reason) from error
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to the program (draining starts long before the listener closes), and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """A running ASGI application."""
+
+    port: int
+    server: uvicorn.Server
+    task: asyncio.Task[None]
+
+    async def stop(self) -> None:
+        """Close the port and idle connections, give the others `CLOSE_TIMEOUT_S`, then cut them."""
+        self.server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+async def listen(app: ASGIApp, host: str, port: int, *, flag: str) -> HttpServer:
+    """Serve `app` on `host:port` (0: any free port) from a task of the running loop."""
+    listener = claim_port(host, port, flag)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+    )
+    server = _QuietServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await server.listening.wait()
+    return HttpServer(listener.getsockname()[1], server, task)

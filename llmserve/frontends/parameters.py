@@ -1,0 +1,77 @@
+"""Request parameters that the server itself understands, and the rest, which goes to the model.
+
+`sequence_id`, `sequence_start`, `sequence_end`, `priority` and `timeout` become fields of the request; every name that
+starts with `triton_` is reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
+
+from llmserve.errors import InvalidArgument
+from llmserve.serving.types import ParameterValue
+
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+MAX_UINT64 = 2**64 - 1
+MAX_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParameters:
+    """Parameters of one request, sorted by who reads them."""
+
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+    custom: Mapping[str, ParameterValue] = field(default_factory=dict)
+
+
+class WrongType(Protocol):
+    """How a protocol says that a parameter has the wrong type; raises."""
+
+    def __call__(self, name: str, expected: str) -> NoReturn: ...
+
+
+def sort_parameters(values: Mapping[str, ParameterValue], wrong_type: WrongType) -> RequestParameters:
+    """Type-check the parameters that the server reads; `values` has no `triton_` name that is allowed."""
+    custom: dict[str, ParameterValue] = {}
+    sequence_id: int | str = 0
+    flags = {"sequence_start": False, "sequence_end": False}
+    numbers = {"priority": 0, "timeout": 0}
+    for name, value in values.items():
+        if name.startswith("triton_"):
+            raise InvalidArgument(
+                f"parameter '{name}': parameter keys starting with 'triton_' are reserved for Triton usage "
+                "and should not be specified."
+            )
+        if name == "sequence_id":
+            if isinstance(value, str) or _is_unsigned(value):
+                sequence_id = value if isinstance(value, str) else int(value)
+            else:
+                wrong_type(name, "int64_param or string_param")
+        elif name in flags:
+            if not isinstance(value, bool):
+                wrong_type(name, "bool_param")
+            flags[name] = value
+        elif name in numbers:
+            if not _is_unsigned(value):
+                wrong_type(name, "uint64_param or int64_param" if name == "priority" else "int64_param")
+            numbers[name] = int(value)
+        else:
+            custom[name] = value
+    return RequestParameters(
+        sequence_id=sequence_id or 0,
+        sequence_start=flags["sequence_start"],
+        sequence_end=flags["sequence_end"],
+        priority=numbers["priority"],
+        timeout_us=numbers["timeout"],
+        custom=custom,
+    )
+
+
+def _is_unsigned(value: ParameterValue) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_UINT64

@@ -1,0 +1,95 @@
+"""Raw little-endian tensor bytes, as both protocols carry them, to and from `Tensor`.
+
+A BYTES tensor is a run of elements, each a 4-byte little-endian length and that many bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import model_config_pb2
+
+from llmserve.errors import InvalidArgument
+from llmserve.serving.types import NUMPY_DTYPES, Tensor
+
+LENGTH = struct.Struct("<I")
+
+
+def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
+    """Number of elements of a shape that came from the wire."""
+    if any(dim < 0 for dim in shape):
+        raise InvalidArgument(f"input '{name}' for model '{model}' has a negative dimension in its shape {list(shape)}")
+    return math.prod(shape)
+
+
+def datatype_of(proto_type: int) -> str:
+    """KServe's name of a `ModelConfig` data type: TYPE_FP32 -> FP32, TYPE_STRING -> BYTES."""
+    name: str = model_config_pb2.DataType.Name(proto_type).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+def shaped(name: str, datatype: str, values: NDArray[Any], shape: Sequence[int]) -> Tensor:
+    """`values`, whose count is already known to fit, as a tensor of `shape`."""
+    try:
+        return Tensor(name, datatype, values.reshape(tuple(shape)))
+    except (ValueError, OverflowError) as error:  # too many dimensions, or one that no array can have
+        raise InvalidArgument(f"input '{name}' has an unusable shape {list(shape)}: {error}") from error
+
+
+def decode_tensor(name: str, datatype: str, shape: Sequence[int], raw: bytes, *, model: str) -> Tensor:
+    """A tensor from its wire bytes; `datatype` must be a known name."""
+    count = element_count(name, shape, model=model)
+    if datatype == "BYTES":
+        return shaped(name, datatype, _decode_bytes(name, raw, count, model=model), shape)
+    dtype = NUMPY_DTYPES[datatype]
+    if len(raw) != count * dtype.itemsize:
+        raise InvalidArgument(
+            f"input byte size mismatch for input '{name}' for model '{model}'. "
+            f"Expected {count * dtype.itemsize}, got {len(raw)}"
+        )
+    return shaped(name, datatype, np.frombuffer(raw, dtype=dtype), shape)
+
+
+def _decode_bytes(name: str, raw: bytes, count: int, *, model: str) -> NDArray[np.object_]:
+    where = f"for inference input '{name}' for model '{model}'"
+    elements: list[bytes] = []
+    offset = 0
+    while offset < len(raw):
+        if offset + LENGTH.size > len(raw):
+            raise InvalidArgument(
+                f"incomplete string length indicator {where}, expecting 4 bytes but only {len(raw) - offset} bytes "
+                "available"
+            )
+        (length,) = LENGTH.unpack_from(raw, offset)
+        offset += LENGTH.size
+        if offset + length > len(raw):
+            raise InvalidArgument(
+                f"incomplete string data {where}, expecting string of length {length} but only "
+                f"{len(raw) - offset} bytes available"
+            )
+        elements.append(raw[offset : offset + length])
+        offset += length
+    if len(elements) > count:
+        raise InvalidArgument(f"unexpected number of string elements {len(elements)} {where}, expecting {count}")
+    if len(elements) < count:
+        raise InvalidArgument(f"expected {count} string elements {where}, got {len(elements)}")
+    return object_array(elements)
+
+
+def object_array(elements: Sequence[bytes]) -> NDArray[np.object_]:
+    """A flat object array of byte strings (numpy would make a fixed-width string array)."""
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array
+
+
+def encode_tensor(tensor: Tensor) -> bytes:
+    """The wire bytes of a tensor."""
+    if tensor.datatype != "BYTES":
+        return tensor.data.tobytes()
+    return b"".join(LENGTH.pack(len(element)) + element for element in tensor.data.flat)

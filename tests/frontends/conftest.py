@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.frontends.server import RunningServer, running_server
+from tests.frontends.stub_core import StubCore
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[RunningServer]:
+    with running_server(StubCore) as running:
+        yield running
+
+
+@pytest.fixture
+def core(server: RunningServer) -> Iterator[StubCore]:
+    assert isinstance(server.core, StubCore)
+    server.core.requests.clear()
+    yield server.core
+    server.core.is_ready = True

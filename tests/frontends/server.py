@@ -1,0 +1,74 @@
+"""The three front ends over one core, on their own event loop in a thread, so that blocking clients can be tested."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from llmserve.frontends.door import Core
+from llmserve.frontends.grpc import start_grpc
+from llmserve.frontends.http import start_http
+from llmserve.frontends.metrics import start_metrics
+
+HOST = "127.0.0.1"
+MAX_INPUT_BYTES = 100_000
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    core: Core
+    loop: asyncio.AbstractEventLoop
+    grpc_port: int
+    http_port: int
+    metrics_port: int
+
+    @property
+    def grpc(self) -> str:
+        return f"{HOST}:{self.grpc_port}"
+
+    @property
+    def http(self) -> str:
+        return f"{HOST}:{self.http_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.http}"
+
+
+@contextmanager
+def running_server(make_core: Callable[[], Core]) -> Iterator[RunningServer]:
+    """`make_core` is called on the server's own loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> tuple[RunningServer, Callable[[], object]]:
+        core = make_core()
+        grpc = await start_grpc(core, HOST, 0)
+        http = await start_http(core, HOST, 0, max_input_bytes=MAX_INPUT_BYTES)
+        metrics = await start_metrics(core, HOST, 0)
+
+        async def stop() -> None:
+            await asyncio.gather(grpc.stop(), http.stop(), metrics.stop())
+
+        return RunningServer(core, loop, grpc.port, http.port, metrics.port), stop
+
+    try:
+        server, stop = asyncio.run_coroutine_threadsafe(start(), loop).result(20)
+        yield server
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(20)  # type: ignore[arg-type]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
+        time.sleep(0.01)

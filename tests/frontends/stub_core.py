@@ -1,0 +1,146 @@
+"""A server core for tests of the wire: five models whose answers can be computed by hand.
+
+add_two   INPUT0 + INPUT1 -> OUTPUT0, FP32 [-1, n]
+echo      every input back under its own name, any type; the request's parameters as response parameters
+count     decoupled: N responses 0, 1, ..., N-1 (INT32 [1]), then an empty final one; never ends when N < 0;
+          N > 100 is refused before anything runs; fails in-band after FAIL_AFTER responses when that input is given
+slow      answers after a day
+broken    an in-band error, always
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import InternalError, InvalidArgument, NotFound, Unavailable
+from llmserve.frontends.tensors import datatype_of
+from llmserve.serving.types import InferRequest, InferResponse, Tensor
+
+CONFIGS = {
+    "add_two": """
+        max_batch_size: 4
+        input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } input { name: "INPUT1" data_type: TYPE_FP32 dims: [ -1 ] }
+        output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+        parameters { key: "greeting" value { string_value: "hello" } }
+        dynamic_batching { max_queue_delay_microseconds: 100 }
+    """,
+    "echo": "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } output { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] }",
+    "count": """
+        max_batch_size: 8
+        model_transaction_policy { decoupled: true }
+        input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+        input { name: "FAIL_AFTER" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+        output { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }
+    """,
+    "slow": "input { name: 'X' data_type: TYPE_INT32 dims: [ -1 ] } output { name: 'X' data_type: TYPE_INT32 dims: [ -1 ] }",
+    "broken": "input { name: 'X' data_type: TYPE_INT32 dims: [ -1 ] } output { name: 'X' data_type: TYPE_INT32 dims: [ -1 ] }",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    version: str
+    state: str
+    reason: str = ""
+
+
+@dataclass
+class StubCore:
+    """Counts what is running, so that a test can see a stream being closed."""
+
+    name: str = "stub"
+    version: str = "1.2.3"
+    extensions: tuple[str, ...] = ("binary_tensor_data", "generate")
+    is_ready: bool = True
+    running: int = 0
+    requests: list[InferRequest] = field(default_factory=list)
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        return name in CONFIGS and version in ("", "1")
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        if name not in CONFIGS:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if version not in ("", "1"):
+            raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
+        config: ModelConfig = text_format.Parse(CONFIGS[name], ModelConfig())
+        config.name = name
+        return config
+
+    def model_metadata(self, name: str, version: str = "") -> service_pb2.ModelMetadataResponse:
+        config = self.model_config(name, version)
+        reply = service_pb2.ModelMetadataResponse(name=name, versions=["1"], platform="python")
+        for entry in config.input:
+            reply.inputs.add(name=entry.name, datatype=datatype_of(entry.data_type), shape=entry.dims)
+        return reply
+
+    def statistics(self, name: str = "", version: str = "") -> list[service_pb2.ModelStatistics]:
+        if name and name not in CONFIGS:
+            raise InvalidArgument(f"requested model '{name}' is not available")
+        return [service_pb2.ModelStatistics(name=each, version="1", inference_count=2**40) for each in ([name] if name else CONFIGS)]  # fmt: skip
+
+    def repository_index(self) -> list[Row]:
+        return [Row("add_two", "1", "READY"), Row("wreck", "1", "UNAVAILABLE", "it is broken")]
+
+    def metrics_text(self) -> str:
+        return "# HELP up is it up\nup 1\n"
+
+    async def infer_stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        self.requests.append(request)
+        if not self.is_ready:
+            raise Unavailable("the server is shutting down")
+        self.running += 1
+        try:
+            async for response in self._answers(request):
+                yield response
+        finally:
+            self.running -= 1
+
+    async def _answers(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        if request.model_name == "slow":
+            await asyncio.sleep(86400)
+        if request.model_name == "broken":
+            yield self._response(request, error=InternalError("boom"), final=True)
+        if request.model_name == "add_two":
+            total = request.inputs["INPUT0"].data + request.inputs["INPUT1"].data
+            yield self._response(request, outputs=(Tensor("OUTPUT0", "FP32", total),), final=True)
+        if request.model_name == "echo":
+            outputs = tuple(
+                t for t in request.inputs.values() if t.name in (request.requested_outputs or request.inputs)
+            )
+            yield self._response(request, outputs=outputs, parameters=request.parameters, final=True)
+        if request.model_name == "count":
+            async for response in self._count(request):
+                yield response
+
+    async def _count(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        limit = int(request.inputs["N"].data.reshape(-1)[0])
+        fail_after = int(request.inputs["FAIL_AFTER"].data.reshape(-1)[0]) if "FAIL_AFTER" in request.inputs else -1
+        if limit > 100:
+            raise InvalidArgument("N must be at most 100")
+        value = 0
+        while value != limit:
+            if value == fail_after:
+                yield self._response(request, error=InternalError("broken in the middle"), final=True)
+                return
+            yield self._response(request, outputs=(Tensor("VALUE", "INT32", np.array([[value]], dtype=np.int32)),))
+            value += 1
+            await asyncio.sleep(0.001 if limit < 0 else 0)
+        yield self._response(request, final=True)
+
+    def _response(self, request: InferRequest, **fields: object) -> InferResponse:
+        return InferResponse(request.model_name, "1", request.request_id, **fields)  # type: ignore[arg-type]
