@@ -59,10 +59,16 @@ class FakeRunner:
             raise RuntimeError(f"step {self.num_steps} was told to fail")
         self.num_steps += 1
         time.sleep(self._step_delay_s)
-        for chunk in plan.chunks:  # all writes before all reads: a block with two writers is noticed
+        # Read what came before, then write, then read back: a block shared before it is computed is noticed, and so is
+        # a block with two writers.
+        known = [self._read(chunk, 0, chunk.start) for chunk in plan.chunks]
+        for chunk in plan.chunks:
             for offset, token in enumerate(chunk.token_ids):
                 self._rows[self._row(chunk, chunk.start + offset)] = token
-        tokens = [self._sample(chunk) for chunk in plan.chunks]
+        tokens = [
+            self._sample(before + self._read(chunk, chunk.start, chunk.start + len(chunk.token_ids)), chunk.sample)
+            for before, chunk in zip(known, plan.chunks, strict=True)
+        ]
         log_probs = [
             fake_log_prob(token, self._info.vocab_size) if chunk.sample and chunk.sample.log_prob else 0.0
             for chunk, token in zip(plan.chunks, tokens, strict=True)
@@ -77,12 +83,11 @@ class FakeRunner:
             position % self._info.block_size
         )
 
-    def _sample(self, chunk: Chunk) -> int:
-        if chunk.sample is None:
-            return -1
-        num_tokens = chunk.start + len(chunk.token_ids)
-        token_ids = [self._rows[self._row(chunk, position)] for position in range(num_tokens)]
-        return fake_sample(token_ids, chunk.sample, self._info.vocab_size)
+    def _read(self, chunk: Chunk, start: int, end: int) -> list[int]:
+        return [self._rows[self._row(chunk, position)] for position in range(start, end)]
+
+    def _sample(self, token_ids: list[int], sample: SampleRequest | None) -> int:
+        return -1 if sample is None else fake_sample(token_ids, sample, self._info.vocab_size)
 
 
 def fold(token_ids: Iterable[int]) -> int:

@@ -1,0 +1,161 @@
+"""Drives a scheduler with a fake runner, one step at a time on a false clock, and checks the laws after every step."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+
+from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from llmserve.engine.base import Runner, RunnerInfo
+from llmserve.engine.fake import FakeRunner, fold
+from llmserve.scheduler.plan import StepPlan
+from llmserve.scheduler.scheduler import Scheduler
+from llmserve.scheduler.sequence import Sequence, sequences_for
+from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
+
+INFO = RunnerInfo(vocab_size=7, block_size=4, num_blocks=32, max_num_tokens=16, max_batch_size=4, max_seq_len=64)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+class Bench:
+    """`answers[id]` collects the tokens told so far, `reasons[id]` how the sequence ended."""
+
+    def __init__(
+        self,
+        info: RunnerInfo = INFO,
+        settings: SchedulerSettings | None = None,
+        *,
+        runner: Runner | None = None,
+        scheduler_class: type[Scheduler] = Scheduler,
+    ) -> None:
+        self.info = info
+        self.now = 0.0
+        self.runner = runner or FakeRunner(info)
+        config = SchedulerConfig(
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_num_tokens=info.max_num_tokens,
+            max_batch_size=info.max_batch_size,
+            max_seq_len=info.max_seq_len,
+            settings=settings or SchedulerSettings(),
+        )
+        self.scheduler = scheduler_class(config, clock=lambda: self.now, wall_clock_ns=lambda: int(self.now * 1e9) + 1)
+        self.ids = itertools.count()
+        self.sequences: dict[int, Sequence] = {}
+        self.answers: dict[int, list[int]] = defaultdict(list)
+        self.reasons: dict[int, FinishReason] = {}
+        self.events: dict[int, list[TokenEvent]] = defaultdict(list)
+        self.num_steps = 0
+
+    def add(self, prompt: Seq[int], sampling: SamplingParams = GREEDY, **fields: object) -> list[int]:
+        return self.submit(GenerateRequest("r", tuple(prompt), sampling, **fields))  # type: ignore[arg-type]
+
+    def submit(self, request: GenerateRequest) -> list[int]:
+        sequences = sequences_for(request, self.ids, self.info.max_seq_len)
+        for sequence in sequences:
+            self.sequences[sequence.id] = sequence
+            self.scheduler.add(sequence)
+        return [sequence.id for sequence in sequences]
+
+    def step(self) -> StepPlan | None:
+        self.now += 1.0
+        self._record(self.scheduler.expire())
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._check_plan(plan)
+            result = self.runner.step(plan)
+            self._record(self.scheduler.commit(plan, result.tokens, result.log_probs))
+            self.num_steps += 1
+        else:
+            assert not self.scheduler.has_work, "work waits, but nothing can run"
+        self.check()
+        return plan
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Until everything has ended."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"sequences starve: {self.scheduler.running}, {self.scheduler.waiting}")
+
+    def check(self) -> None:
+        pool = self.scheduler.pool
+        self.scheduler.check_integrity()
+        assert pool.num_free + pool.num_used == pool.num_blocks
+        assert pool.num_used == len({b for s in self.scheduler.running.values() for b in s.block_table})
+        assert self.scheduler.has_work or pool.num_used == 0, "an idle scheduler owns blocks"
+        self._check_sharing()
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert plan.num_tokens <= self.info.max_num_tokens, "over the token budget"
+        assert len(plan.chunks) <= self.info.max_batch_size, "too many chunks"
+        assert len({chunk.sequence_id for chunk in plan.chunks}) == len(plan.chunks), "a sequence has two chunks"
+        for chunk in plan.chunks:
+            assert chunk.token_ids, "an empty chunk"
+            assert len(chunk.block_table) * self.info.block_size >= chunk.start + len(chunk.token_ids)
+
+    def _check_sharing(self) -> None:
+        """A block in two tables holds the same computed tokens, after the same beginning, in both."""
+        owners: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+        num_owners: dict[int, int] = defaultdict(int)
+        for sequence in self.scheduler.running.values():
+            for index, block in enumerate(sequence.block_table):
+                owners[block].add(tuple(sequence.token_ids[: (index + 1) * self.info.block_size]))
+                num_owners[block] += 1
+                if num_owners[block] > 1:
+                    assert len(owners[block]) == 1, f"block {block} is shared by different beginnings"
+                    assert (index + 1) * self.info.block_size <= sequence.num_computed_tokens
+
+    def _record(self, updates: list[tuple[int, TokenEvent]]) -> None:
+        for sequence_id, event in updates:
+            assert sequence_id not in self.reasons, "an event after the last one"
+            self.answers[sequence_id] += event.token_ids
+            self.events[sequence_id].append(event)
+            if event.finish_reason is not None:
+                assert event.usage is not None
+                self.reasons[sequence_id] = event.finish_reason
+            else:
+                assert event.token_ids, "an event that says nothing"
+
+    def assert_answers(self) -> None:
+        """Every finished sequence told exactly what it would have told alone, worked out without a scheduler."""
+        for sequence_id, reason in self.reasons.items():
+            sequence = self.sequences[sequence_id]
+            answer, expected_reason = answer_alone(sequence.request, sequence.index, self.info)
+            if reason is FinishReason.TIMED_OUT:
+                assert self.answers[sequence_id] == full_output(sequence)
+            else:
+                assert (self.answers[sequence_id], reason) == (answer, expected_reason)
+
+
+def full_output(sequence: Sequence) -> list[int]:
+    return sequence.token_ids[sequence.num_prompt :]
+
+
+def answer_alone(request: GenerateRequest, index: int, info: RunnerInfo) -> tuple[list[int], FinishReason]:
+    """The answer in the plainest code: one token after the other, every rule as a scan."""
+    params = request.sampling
+    words = [tuple(word) for word in request.stop_ids] + ([] if request.end_id is None else [(request.end_id,)])
+    output: list[int] = []
+    while True:
+        known = list(request.prompt_ids) + output
+        banned = {word[-1] for word in request.bad_ids if tuple(known[len(known) - len(word) + 1 :]) == word[:-1]}
+        if len(output) < params.min_tokens:
+            banned |= {word[0] for word in words if len(word) == 1}
+        token = (fold(known) + (0 if params.is_greedy else params.seed + index)) % info.vocab_size
+        while token in banned:
+            token = (token + 1) % info.vocab_size
+        output.append(token)
+        found = [
+            word
+            for word in words
+            if tuple(output[-len(word) :]) == word and len(output) - len(word) >= params.min_tokens
+        ]
+        if found:
+            longest = max(found, key=len)
+            reason = FinishReason.END_ID if longest == (request.end_id,) else FinishReason.STOP_WORDS
+            return output[: len(output) - len(longest)], reason
+        if len(output) == params.max_tokens or len(known) + 1 == info.max_seq_len:
+            return output, FinishReason.LENGTH
