@@ -1,0 +1,14 @@
+"""Backend `tensorrtllm`: serves an engine directory as the `tensorrt_llm` step, with the tensors of Triton's backend of
+that name in both generations of its contract.
+
+    parameters.py   a model's config -> where the engine is, and with which limits it runs
+    tensors.py      a request's tensors -> GenerateRequest, every problem reported at once
+    responses.py    an event -> the response's tensors
+    active.py       running requests by the client's id, for `stop`
+    gauges.py       engine statistics -> `nv_trt_llm_*`
+    backend.py      the backend and its one instance
+"""
+
+from llmserve.backends.tensorrtllm.backend import TensorrtLlmBackend
+
+__all__ = ["TensorrtLlmBackend"]

@@ -1,0 +1,63 @@
+"""Requests that run, by the id that the client gave them: what `stop` ends. Ids need not be unique."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+class ActiveRequest:
+    """One running request. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._pull: asyncio.Timeout | None = None
+
+    def cancel(self) -> None:
+        if self.is_cancelled:
+            return
+        self.is_cancelled = True
+        if self._pull is not None:  # end the wait at once; otherwise the next pull sees the mark
+            self._pull.reschedule(asyncio.get_running_loop().time())
+
+    async def pull(self, stream: AsyncGenerator[Item, None]) -> Item | None:
+        """The next item; None when the stream has ended, or has been closed by `cancel`."""
+        if self.is_cancelled:
+            await stream.aclose()
+            return None
+        try:
+            async with asyncio.timeout(None) as self._pull:
+                return await anext(stream, None)
+        except TimeoutError:
+            if not self.is_cancelled:
+                raise
+            return None
+        finally:
+            self._pull = None
+
+
+class ActiveRequests:
+    def __init__(self) -> None:
+        self._by_id: dict[str, set[ActiveRequest]] = {}
+
+    @contextmanager
+    def running(self, request_id: str) -> Iterator[ActiveRequest]:
+        """Registered while the block runs."""
+        active = ActiveRequest()
+        self._by_id.setdefault(request_id, set()).add(active)
+        try:
+            yield active
+        finally:
+            same_id = self._by_id[request_id]
+            same_id.discard(active)
+            if not same_id:
+                del self._by_id[request_id]
+
+    def cancel(self, request_id: str) -> None:
+        """Every running request of that id; none is fine, it may just have ended."""
+        for active in tuple(self._by_id.get(request_id, ())):
+            active.cancel()

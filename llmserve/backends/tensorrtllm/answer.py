@@ -1,0 +1,55 @@
+"""The events of one request on their way out: passed on one by one, or gathered into one event per sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from llmserve.core import FinishReason, GenerateRequest, TokenEvent, Usage
+from llmserve.stages.generate import GeneratedEvent
+
+
+class Answer:
+    def __init__(self, request: GenerateRequest, *, streaming: bool) -> None:
+        self._request = request
+        self._streaming = streaming
+        self._events: list[list[GeneratedEvent]] = [[] for _ in range(request.num_sequences)]
+        self._num_tokens = [0] * request.num_sequences
+        self._open = dict.fromkeys(range(request.num_sequences))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sequence has had its last event."""
+        return not self._open
+
+    def open_sequences(self) -> Sequence[int]:
+        return tuple(self._open)
+
+    def add(self, event: GeneratedEvent) -> GeneratedEvent | None:
+        """What to send now; None when the rest of a gathered answer is still to come."""
+        index = event.tokens.sequence_index
+        self._num_tokens[index] += len(event.tokens.token_ids)
+        is_last = event.tokens.finish_reason is not None
+        if is_last:
+            del self._open[index]
+        if self._streaming:
+            return event
+        self._events[index].append(event)
+        return _joined(self._events[index]) if is_last else None
+
+    def cancelled(self, index: int) -> GeneratedEvent:
+        """The last event of a sequence that was stopped from outside: what is gathered, or nothing more."""
+        usage = Usage(len(self._request.prompt_ids), 0, self._num_tokens[index], 0, 0, 0, 0)
+        tokens = TokenEvent((), sequence_index=index, finish_reason=FinishReason.CANCELLED, usage=usage)
+        last = self.add(GeneratedEvent(tokens, window_ids=()))
+        assert last is not None
+        return last
+
+
+def _joined(events: Sequence[GeneratedEvent]) -> GeneratedEvent:
+    """One event for a whole sequence: no window, as its text starts at the beginning."""
+    ids = tuple(token for event in events for token in event.tokens.token_ids)
+    log_probs = tuple(value for event in events for value in event.tokens.log_probs)
+    cum_log_prob = next((e.tokens.cum_log_prob for e in reversed(events) if e.tokens.token_ids), 0.0)
+    tokens = replace(events[-1].tokens, token_ids=ids, log_probs=log_probs, cum_log_prob=cum_log_prob)
+    return GeneratedEvent(tokens, window_ids=(), tail_text=events[-1].tail_text)

@@ -1,0 +1,151 @@
+"""`TensorrtLlmBackend`: loads an engine directory and answers requests with it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.backends.tensorrtllm.active import ActiveRequests
+from llmserve.backends.tensorrtllm.answer import Answer
+from llmserve.backends.tensorrtllm.gauges import engine_gauges
+from llmserve.backends.tensorrtllm.parameters import ModelParameters
+from llmserve.backends.tensorrtllm.responses import response_tensors
+from llmserve.backends.tensorrtllm.tensors import TensorRequest, is_stop, read_request
+from llmserve.engine.base import Engine
+from llmserve.engine.open import EngineSettings
+from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound
+from llmserve.serving.backend import LoadContext, LoadedModel
+from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.stages.generate import GeneratedEvent, generate
+from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorrtLlmBackend:
+    """`open_engine` makes an engine directory's engine; tests give one that opens a fake."""
+
+    open_engine: Callable[[Path, EngineSettings], Engine]
+    name: str = "tensorrtllm"
+
+    def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
+        return config
+
+    def load(self, context: LoadContext) -> LoadedModel:
+        config = context.config
+        parameters = ModelParameters.read(config, context.model_dir)
+        if sum(group.count for group in config.instance_group) > 1:
+            logger.warning("model '%s': one instance batches every request; more have no effect", config.name)
+        tokenizer = _tokenizer_for_stop_strings(parameters.tokenizer_dir)
+        engine = self.open_engine(parameters.engine_dir, parameters.engine)
+        instance = EngineInstance(f"{config.name}_0", engine, tokenizer, config, parameters.excludes_input)
+        return LoadedModel([instance], batches_itself=True, gauges=lambda: engine_gauges(engine.stats()))
+
+
+def _tokenizer_for_stop_strings(path: Path) -> Tokenizer | None:
+    """Ids are enough to generate; a tokenizer adds stop strings, and exact windows for the detokeniser."""
+    try:
+        return load_tokenizer(path)
+    except (NotFound, CheckpointError) as error:
+        logger.warning("no stop strings, only stop ids: %s", error)
+        return None
+
+
+@dataclass(slots=True)
+class EngineInstance:
+    """The one instance of a model: the engine batches inside itself."""
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer | None
+    config: ModelConfig
+    excludes_input: bool
+    _active: ActiveRequests = field(default_factory=ActiveRequests)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+        return [self._respond(request) for request in requests]
+
+    def healthy(self) -> bool:
+        return self.engine.healthy()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.engine.close)
+
+    async def _respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """The border: what is wrong becomes the stream's last response."""
+        try:
+            async with aclosing(self._stop(request) if is_stop(request.inputs) else self._answer(request)) as responses:
+                async for response in responses:
+                    yield response
+        except LlmserveError as error:
+            yield self._response(request, error=error, final=True)
+
+    async def _stop(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        if not request.request_id:
+            raise InvalidArgument("Trying to stop a request but request ID is not provided")
+        self._active.cancel(request.request_id)
+        yield self._response(request, final=True)
+
+    async def _answer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        job = self._read(request)
+        echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
+        tokens_per_block = self.engine.stats().tokens_per_block
+        answer = Answer(job.generate, streaming=job.streaming)
+        stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=job.stop_strings)
+        async with aclosing(self._events(request.request_id, stream, answer)) as events:
+            async for event in events:
+                outputs = response_tensors(
+                    event, echo=echo, tokens_per_block=tokens_per_block, wanted=request.requested_outputs
+                )
+                yield replace(self._response(request, final=answer.is_complete), outputs=outputs)
+
+    async def _events(
+        self, request_id: str, stream: AsyncGenerator[GeneratedEvent, None], answer: Answer
+    ) -> AsyncGenerator[GeneratedEvent, None]:
+        """The events to send; when the request is stopped from outside, the last ones say so."""
+        with self._active.running(request_id) as active:
+            async with aclosing(stream):
+                while (event := await active.pull(stream)) is not None:
+                    if (out := answer.add(event)) is not None:
+                        yield out
+            for index in answer.open_sequences():
+                yield answer.cancelled(index)
+
+    def _read(self, request: InferRequest) -> TensorRequest:
+        # The client's id need not be unique; the engine's is.
+        job = read_request(
+            request.inputs,
+            request_id=f"{request.request_id or 'request'}/{next(self._numbers)}",
+            max_seq_len=self.engine.info.max_seq_len,
+            excludes_input=self.excludes_input,
+        )
+        if job.streaming and not self.config.model_transaction_policy.decoupled:
+            raise InvalidArgument(
+                f"streaming needs a decoupled model: set model_transaction_policy {{ decoupled: true }} in the config "
+                f"of '{self.config.name}'"
+            )
+        if job.generate.num_sequences > 1 and not self.config.model_transaction_policy.decoupled:
+            raise InvalidArgument("num_return_sequences > 1 answers with several responses and needs a decoupled model")
+        scheduled = replace(job.generate, priority=self._priority(request), deadline=request.deadline)
+        return replace(job, generate=scheduled)
+
+    def _priority(self, request: InferRequest) -> int:
+        """Triton counts from 1, the highest, and 0 is the config's default level; ours is relative to that level."""
+        policy = self.config.dynamic_batching
+        if not policy.priority_levels or not request.priority:
+            return 0
+        return int(policy.default_priority_level) - request.priority
+
+    def _response(self, request: InferRequest, *, final: bool, error: LlmserveError | None = None) -> InferResponse:
+        return InferResponse(
+            request.model_name, request.model_version, request_id=request.request_id, error=error, final=final
+        )

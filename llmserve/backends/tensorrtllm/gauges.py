@@ -1,0 +1,47 @@
+"""Engine statistics as the gauges that Triton exports for TensorRT-LLM models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from llmserve.engine.base import EngineStats
+from llmserve.serving.backend import GaugeSample
+
+
+def engine_gauges(stats: EngineStats) -> Sequence[GaugeSample]:
+    families: dict[tuple[str, str], dict[str, float]] = {
+        ("nv_trt_llm_request_metrics", "request_type"): {
+            "active": stats.num_active_requests,
+            "max": stats.max_num_active_requests,
+            "scheduled": stats.num_scheduled_requests,
+            "context": stats.num_context_requests,
+            "waiting": stats.num_waiting_requests,
+        },
+        ("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type"): {
+            "max": stats.max_num_blocks,
+            "free": stats.free_num_blocks,
+            "used": stats.used_num_blocks,
+            "tokens_per": stats.tokens_per_block,
+            "reused": stats.reused_blocks,
+            "fraction": stats.used_num_blocks / max(1, stats.max_num_blocks),
+        },
+        ("nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric"): {
+            "total_context_tokens": stats.num_ctx_tokens,
+            "generation_requests": stats.num_gen_requests,
+            "micro_batch_id": 0,
+            "paused_requests": stats.num_paused_requests,
+        },
+        ("nv_trt_llm_runtime_memory_metrics", "memory_type"): {"cpu": psutil.Process().memory_info().rss},
+        ("nv_trt_llm_general_metrics", "general_type"): {
+            "timestamp": time.time(),
+            "iteration_counter": stats.iteration,
+        },
+    }
+    return [
+        (family, {label: kind}, float(value))
+        for (family, label), values in families.items()
+        for kind, value in values.items()
+    ]

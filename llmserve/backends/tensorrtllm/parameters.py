@@ -1,0 +1,126 @@
+"""The model config's `parameters` -> engine settings. Names and meaning are TensorRT-LLM's.
+
+A parameter that means nothing to this engine is reported once, at load, and never swallowed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.engine.open import EngineSettings
+from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
+from llmserve.scheduler.settings import Policy, SchedulerSettings
+from llmserve.stages.files import resolve_path
+
+logger = logging.getLogger(__name__)
+Value = TypeVar("Value")
+
+TRUE_WORDS, FALSE_WORDS = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+AS_ASKED: Mapping[str, tuple[str, ...]] = {  # what the engine does anyway
+    "FORCE_CPU_ONLY_INPUT_TENSORS": ("no", "yes"),
+    "gpt_model_type": ("inflight_fused_batching", "inflight_batching"),
+    "batching_strategy": ("inflight_fused_batching", "inflight_batching"),
+    "max_beam_width": ("1",),
+    "enable_chunked_context": ("true",),
+    "decoding_mode": ("top_k", "top_p", "top_k_top_p", "auto"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParameters:
+    """What one `tensorrt_llm` model is to be."""
+
+    engine_dir: Path
+    tokenizer_dir: Path
+    engine: EngineSettings
+    excludes_input: bool  # a request's `exclude_input_in_output` wins over it
+
+    @classmethod
+    def read(cls, config: ModelConfig, model_dir: Path) -> ModelParameters:
+        """Raise `ModelConfigError` listing every unusable value; warn about every one without effect."""
+        given = {key: entry.string_value.strip() for key, entry in config.parameters.items()}
+        reader = _Reader({key: value for key, value in given.items() if value and not value.startswith("${")})
+        engine_dir = reader.take("gpt_model_path", "", str)
+        if not engine_dir:
+            reader.problems.append("gpt_model_path is not set; give the path of an engine directory")
+        queue_size = config.dynamic_batching.default_queue_policy.max_queue_size or SchedulerSettings().max_queue_size
+        scheduler = reader.made(
+            lambda: SchedulerSettings(
+                policy=reader.take("batch_scheduler_policy", Policy.GUARANTEED_NO_EVICT, _policy),
+                enable_block_reuse=reader.take("enable_kv_cache_reuse", True, _bool),
+                max_queue_size=reader.take("max_queue_size", queue_size, int),
+            ),
+            SchedulerSettings(),
+        )
+        engine = reader.made(
+            lambda: EngineSettings(
+                threads=reader.take("num_threads", 0, int),
+                kv_cache_fraction=reader.take("kv_cache_free_gpu_mem_fraction", 0.9, float),
+                max_kv_tokens=reader.take("max_tokens_in_paged_kv_cache", 0, int),
+                scheduler=scheduler,
+            ),
+            EngineSettings(),
+        )
+        tokenizer_dir = reader.take("tokenizer_dir", engine_dir, str)
+        excludes_input = reader.take("exclude_input_in_output", False, _bool)
+        raise_problems(ModelConfigError, f"parameters of model '{config.name}'", reader.problems)
+        for text in [*reader.without_effect(), *_placeholders(given)]:
+            logger.warning("model '%s': %s", config.name, text)
+        return cls(resolve_path(engine_dir, model_dir), resolve_path(tokenizer_dir, model_dir), engine, excludes_input)
+
+
+class _Reader:
+    """Takes parameters out one by one; what nobody took has no effect."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._left = dict(given)
+        self.problems: list[str] = []
+
+    def take(self, key: str, default: Value, parse: Callable[[str], Value]) -> Value:
+        text = self._left.pop(key, None)
+        if text is None:
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            self.problems.append(f"{key} is {text!r}: {error}")
+            return default
+
+    def made(self, make: Callable[[], Value], default: Value) -> Value:
+        """`make()`, or `default` and a problem when the values do not go together."""
+        try:
+            return make()
+        except InvalidArgument as error:
+            self.problems.append(str(error))
+            return default
+
+    def without_effect(self) -> list[str]:
+        return [
+            f"parameter {key} = {value} has no effect on this engine"
+            for key, value in sorted(self._left.items())
+            if value.lower() not in AS_ASKED.get(key, ())
+        ]
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in TRUE_WORDS + FALSE_WORDS:
+        raise ValueError("expected true or false")
+    return text.lower() in TRUE_WORDS
+
+
+def _policy(text: str) -> Policy:
+    names = [policy.value for policy in Policy]
+    if text not in names:
+        raise ValueError(f"expected {' or '.join(names)}")
+    return Policy(text)
+
+
+def _placeholders(given: Mapping[str, str]) -> list[str]:
+    """Values that nobody filled in when the config was made from a template."""
+    return [f"parameter {k} = {v} is an unfilled placeholder, ignored" for k, v in given.items() if v.startswith("${")]

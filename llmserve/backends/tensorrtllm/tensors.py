@@ -1,0 +1,192 @@
+"""The tensors of one request -> `GenerateRequest`. Both generations' names are accepted; all problems come at once.
+
+Sampling follows TensorRT-LLM: with neither `runtime_top_k` nor `runtime_top_p` (or both 0) the most likely token wins,
+whatever the temperature. `len_penalty`, `early_stopping` and `beam_search_diversity_rate` steer beam search only and
+are accepted without effect, as `beam_width` must be 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.errors import InvalidArgument, LlmserveError, Unsupported, raise_problems
+from llmserve.serving.types import Tensor
+from llmserve.stages.text import text_from_bytes
+from llmserve.stages.word_lists import unpack_word_list
+
+Value = TypeVar("Value")
+
+UNSUPPORTED_INPUTS = (  # refused rather than swallowed
+    "draft_input_ids", "draft_logits", "draft_acceptance_threshold", "decoder_input_ids", "decoder_input_lengths",
+    "encoder_input_features", "encoder_output_lengths", "prompt_embedding_table", "prompt_table_extra_ids",
+    "prompt_vocab_size", "cross_attention_mask", "skip_cross_attn_blocks", "mrope_rotary_cos_sin",
+    "mrope_position_deltas", "lora_task_id", "lora_weights", "lora_config", "context_phase_params",
+    "guided_decoding_guide_type", "guided_decoding_guide", "runtime_top_p_min", "runtime_top_p_decay",
+    "runtime_top_p_reset_ids", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
+    "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
+    "retention_token_range_durations_ms", "retention_decode_priority", "retention_decode_duration_ms",
+)  # fmt: skip
+UNSUPPORTED_FLAGS = ("return_context_logits", "return_generation_logits")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRequest:
+    """A request as the tensors say it."""
+
+    generate: GenerateRequest
+    streaming: bool
+    excludes_input: bool
+    stop_strings: tuple[str, ...]
+
+
+def is_stop(inputs: Mapping[str, Tensor]) -> bool:
+    """Whether the request asks to end another one, the one with its own id."""
+    return _Reader(inputs).flag("stop")
+
+
+def read_request(
+    inputs: Mapping[str, Tensor], *, request_id: str, max_seq_len: int, excludes_input: bool
+) -> TensorRequest:
+    """Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`."""
+    reader = _Reader(inputs)
+    unsupported = [f"{name} is not supported by this engine" for name in UNSUPPORTED_INPUTS if reader.has(name)]
+    unsupported += [f"{name} = true is not supported by this engine" for name in UNSUPPORTED_FLAGS if reader.flag(name)]
+    request = TensorRequest(
+        GenerateRequest(
+            request_id=request_id,
+            prompt_ids=reader.prompt_ids(max_seq_len),
+            sampling=_sampling(reader),
+            end_id=reader.token("end_id"),
+            stop_ids=reader.words("stop_words_list"),
+            bad_ids=reader.words("bad_words_list"),
+            embedding_bias=reader.bias("embedding_bias"),
+            num_sequences=reader.integer(("num_return_sequences",), 1),
+            return_log_probs=reader.flag("return_log_probs"),
+        ),
+        streaming=reader.flag("streaming"),
+        excludes_input=reader.flag("exclude_input_in_output", excludes_input),
+        stop_strings=reader.strings("stop_words"),
+    )
+    beam_width = reader.integer(("beam_width",), 1)
+    if beam_width != 1:
+        reader.problems.append(f"beam_width must be 1 (this engine has no beam search), got {beam_width}")
+    if request.generate.num_sequences < 1:
+        reader.problems.append(f"num_return_sequences must be at least 1, got {request.generate.num_sequences}")
+    problems = reader.problems + unsupported
+    raise_problems(InvalidArgument if reader.problems else Unsupported, "the request cannot be answered", problems)
+    return request
+
+
+def _sampling(reader: _Reader) -> SamplingParams:
+    top_k, top_p = reader.integer(("runtime_top_k",), 0), reader.number(("runtime_top_p",), 0.0)
+    sampling = SamplingParams(
+        max_tokens=reader.integer(("request_output_len",), 0),
+        min_tokens=reader.integer(("min_tokens", "min_length"), 0),
+        temperature=reader.number(("temperature",), 1.0),
+        top_k=1 if top_k == 0 and top_p == 0 else top_k,
+        top_p=1.0 if top_p == 0 else top_p,
+        min_p=reader.number(("min_p",), 0.0),
+        repetition_penalty=reader.number(("repetition_penalty",), 1.0),
+        presence_penalty=reader.number(("presence_penalty",), 0.0),
+        frequency_penalty=reader.number(("frequency_penalty",), 0.0),
+        seed=reader.integer(("seed", "random_seed"), 0),
+    )
+    names = {"max_tokens": "request_output_len (max_tokens)", "top_k": "runtime_top_k", "top_p": "runtime_top_p"}
+    for problem in sampling.problems():
+        name, _, rest = problem.partition(" ")
+        reader.problems.append(f"{names.get(name, name)} {rest}")
+    return sampling
+
+
+class _Reader:
+    """Typed access to the inputs of one request, collecting problems. An empty tensor counts as absent."""
+
+    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
+        self._inputs = inputs
+        self.problems: list[str] = []
+
+    def has(self, name: str) -> bool:
+        return name in self._inputs and self._inputs[name].data.size > 0
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return self._scalar((name,), default, bool)
+
+    def integer(self, names: tuple[str, ...], default: int) -> int:
+        return self._scalar(names, default, int)
+
+    def number(self, names: tuple[str, ...], default: float) -> float:
+        return self._scalar(names, default, float)
+
+    def token(self, name: str) -> int | None:
+        """A token id; None when it is absent or negative."""
+        token = self.integer((name,), -1)
+        return token if token >= 0 else None
+
+    def prompt_ids(self, max_seq_len: int) -> tuple[int, ...]:
+        """`input_ids`, cut to `input_lengths`."""
+        ids: NDArray[Any] = self._row("input_ids")
+        length = self.integer(("input_lengths",), ids.size)
+        if length > ids.size:
+            self.problems.append(f"input_lengths is {length}, but input_ids has {ids.size} ids")
+        elif length <= 0:
+            self.problems.append("the prompt is empty: input_ids has no ids")
+        elif length >= max_seq_len:
+            self.problems.append(
+                f"the prompt is too long: it has {length} tokens, and this engine takes at most {max_seq_len - 1}"
+            )
+        return tuple(ids[: max(0, length)].tolist())
+
+    def words(self, name: str) -> tuple[tuple[int, ...], ...]:
+        return self._tried(lambda: unpack_word_list(self._inputs[name].data, name), ()) if self.has(name) else ()
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        if not self.has(name):
+            return ()
+        values = self._inputs[name].data.reshape(-1)
+        return self._tried(lambda: tuple(text for value in values if (text := text_from_bytes(value, name))), ())
+
+    def bias(self, name: str) -> tuple[tuple[int, float], ...]:
+        """A dense vector, one value per token id -> the values that change something."""
+        values = self._row(name).astype(np.float32)
+        if not np.isfinite(values).all():
+            self.problems.append(f"{name} must hold finite numbers only")
+        return tuple((int(token), float(values[token])) for token in np.flatnonzero(values))
+
+    def _row(self, name: str) -> NDArray[Any]:
+        """A vector, with or without the batch dimension of 1; empty when absent."""
+        if not self.has(name):
+            return np.zeros(0, np.int32)
+        data = self._inputs[name].data
+        if data.size != data.shape[-1]:
+            self.problems.append(f"{name} must have shape [1, N] (a batch of one), got {list(data.shape)}")
+        row: NDArray[Any] = data.reshape(-1)[: data.shape[-1]]
+        return row
+
+    def _scalar(self, names: tuple[str, ...], default: Value, convert: Callable[[Any], Value]) -> Value:
+        """The value under any of its names."""
+        found = {name: self._inputs[name].data.reshape(-1) for name in names if self.has(name)}
+        for name, data in found.items():
+            if data.size != 1:
+                self.problems.append(f"{name} must hold one value, got shape {list(self._inputs[name].shape)}")
+        values = [convert(data[0]) for data in found.values()]
+        if any(value != values[0] for value in values) and not any(_is_nan(value) for value in values):
+            self.problems.append(f"{' and '.join(found)} mean the same, but differ: {values}")
+        return values[0] if values else default
+
+    def _tried(self, read: Callable[[], Value], default: Value) -> Value:
+        try:
+            return read()
+        except LlmserveError as error:
+            self.problems.append(str(error))
+            return default
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
