@@ -79,4 +79,7 @@ class InferStream:
 
     async def _write(self, message: service_pb2.ModelStreamInferResponse) -> None:
         async with self._write_lock:
-            await self._context.write(message)
+            try:
+                await self._context.write(message)
+            except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:  # the call is over: nobody waits
+                raise asyncio.CancelledError from error

@@ -1,4 +1,4 @@
-"""A server core for tests of the wire: five models whose answers can be computed by hand.
+"""A server core for tests of the wire: six models whose answers can be computed by hand.
 
 add_two   INPUT0 + INPUT1 -> OUTPUT0, FP32 [-1, n]
 echo      every input back under its own name, any type; the request's parameters as response parameters
@@ -23,25 +23,28 @@ from llmserve.errors import InternalError, InvalidArgument, NotFound, Unavailabl
 from llmserve.frontends.tensors import datatype_of
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
+
+def _tensor(name: str, datatype: str, dim: int = -1) -> str:
+    return f"{{ name: '{name}' data_type: TYPE_{datatype} dims: [ {dim} ] }}"
+
+
 CONFIGS = {
-    "add_two": """
+    "add_two": f"""
         max_batch_size: 4
-        input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } input { name: "INPUT1" data_type: TYPE_FP32 dims: [ -1 ] }
-        output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-        parameters { key: "greeting" value { string_value: "hello" } }
-        dynamic_batching { max_queue_delay_microseconds: 100 }
+        input {_tensor("INPUT0", "FP32")} input {_tensor("INPUT1", "FP32")} output {_tensor("OUTPUT0", "FP32")}
+        parameters {{ key: "greeting" value {{ string_value: "hello" }} }}
+        dynamic_batching {{ max_queue_delay_microseconds: 100 }}
     """,
-    "echo": "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } output { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] }",
-    "count": """
+    "echo": f"input {_tensor('TEXT', 'STRING')} output {_tensor('TEXT', 'STRING')}",
+    "floats": f"input {_tensor('X', 'FP32')} output {_tensor('X', 'FP32')}",
+    "count": f"""
         max_batch_size: 8
-        model_transaction_policy { decoupled: true }
-        input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
-        input { name: "FAIL_AFTER" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
-        output { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }
+        model_transaction_policy {{ decoupled: true }}
+        input {_tensor("N", "INT32", 1)} input {_tensor("FAIL_AFTER", "INT32", 1)} output {_tensor("VALUE", "INT32", 1)}
     """,
-    "slow": "input { name: 'X' data_type: TYPE_INT32 dims: [ -1 ] } output { name: 'X' data_type: TYPE_INT32 dims: [ -1 ] }",
-    "broken": "input { name: 'X' data_type: TYPE_INT32 dims: [ -1 ] } output { name: 'X' data_type: TYPE_INT32 dims: [ -1 ] }",
-}  # fmt: skip
+    "slow": f"input {_tensor('X', 'INT32')} output {_tensor('X', 'INT32')}",
+    "broken": f"input {_tensor('X', 'INT32')} output {_tensor('X', 'INT32')}",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class StubCore:
     def statistics(self, name: str = "", version: str = "") -> list[service_pb2.ModelStatistics]:
         if name and name not in CONFIGS:
             raise InvalidArgument(f"requested model '{name}' is not available")
-        return [service_pb2.ModelStatistics(name=each, version="1", inference_count=2**40) for each in ([name] if name else CONFIGS)]  # fmt: skip
+        names = [name] if name else list(CONFIGS)
+        return [service_pb2.ModelStatistics(name=each, version="1", inference_count=2**40) for each in names]
 
     def repository_index(self) -> list[Row]:
         return [Row("add_two", "1", "READY"), Row("wreck", "1", "UNAVAILABLE", "it is broken")]
@@ -118,7 +122,7 @@ class StubCore:
         if request.model_name == "add_two":
             total = request.inputs["INPUT0"].data + request.inputs["INPUT1"].data
             yield self._response(request, outputs=(Tensor("OUTPUT0", "FP32", total),), final=True)
-        if request.model_name == "echo":
+        if request.model_name in ("echo", "floats"):
             outputs = tuple(
                 t for t in request.inputs.values() if t.name in (request.requested_outputs or request.inputs)
             )
