@@ -1,0 +1,148 @@
+"""The Program, interpreted with numpy in float32: slow, obvious, and what every engine is compared with.
+
+One prompt at a time, no cache: a full causal prefill. Parameters are loaded where they are used and released at once,
+so memory stays near one parameter plus the activations.
+
+Shapes in names: T tokens, H hidden, V vocabulary, N query heads, G key/value heads, D head size.
+"""
+
+# ruff: noqa: N806 - names carry shapes
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.models.graph import Op, OpKind, Program
+
+Matrix: TypeAlias = NDArray[np.float32]
+Load: TypeAlias = Callable[[str], NDArray[Any]]
+
+
+class ReferenceModel:
+    """`load` gives a parameter by name, in any float dtype; it is computed with in float32."""
+
+    def __init__(self, program: Program, load: Load) -> None:
+        self._program = program
+        self._load = load
+
+    def logits(self, token_ids: Sequence[int]) -> Matrix:
+        """Logits after every token of the prompt, float32 [T, V]."""
+        tokens = np.asarray(token_ids, dtype=np.int64)
+        if tokens.ndim != 1 or not len(tokens) or tokens.min() < 0 or tokens.max() >= self._program.vocab_size:
+            raise ValueError(f"token_ids must be a non-empty list of ids below {self._program.vocab_size}")
+        last_use = {name: i for i, op in enumerate(self._program.ops) for name in op.inputs}
+        values: dict[str, Matrix] = {}
+        for i, op in enumerate(self._program.ops):
+            values[op.output] = self._run(op, [values[name] for name in op.inputs], tokens)
+            for name in op.inputs:
+                if last_use[name] == i:
+                    values.pop(name, None)
+        return values[self._program.ops[-1].output]
+
+    def _run(self, op: Op, inputs: Sequence[Matrix], tokens: NDArray[np.int64]) -> Matrix:
+        if op.kind is OpKind.EMBED:  # only the rows in use become float32
+            rows: Matrix = self._load(op.weights[0])[tokens].astype(np.float32)
+            return rows
+        weights = [self._load(name).astype(np.float32) for name in op.weights]
+        y = OPERATIONS[op.kind](op, *inputs, *weights)
+        assert y.shape[1] == op.width
+        return y
+
+
+def _rms_norm(op: Op, x: Matrix, weight: Matrix) -> Matrix:
+    groups = x.reshape(len(x), int(_number(op, "groups")), -1)
+    mean_square = np.square(groups).mean(axis=-1, keepdims=True)
+    return (groups / np.sqrt(mean_square + np.float32(_number(op, "eps"))) * weight).reshape(x.shape)
+
+
+def _linear(op: Op, x: Matrix, weight: Matrix, bias: Matrix | None = None) -> Matrix:
+    y: Matrix = x @ weight.T
+    return y if bias is None else y + bias
+
+
+def _slice(op: Op, x: Matrix) -> Matrix:
+    start = int(_number(op, "start"))
+    return x[:, start : start + op.width]
+
+
+def _rope(op: Op, x: Matrix) -> Matrix:
+    """Rotate the pairs (i, i + D/2) of every head by position * inv_freq[i]."""
+    heads_TND = x.reshape(len(x), -1, int(_number(op, "head_dim")))
+    angles = np.outer(np.arange(len(x)), np.asarray(op.attrs["inv_freq"]))  # float64: exact for long prompts
+    cos, sin = ((f(angles) * _number(op, "scale")).astype(np.float32)[:, None, :] for f in (np.cos, np.sin))
+    first, second = np.split(heads_TND, 2, axis=-1)
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1).reshape(x.shape)
+
+
+def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+    num_heads, num_kv_heads = int(_number(op, "num_heads")), int(_number(op, "num_kv_heads"))
+    q_NTD, k_GTD, v_GTD = _heads(q, num_heads), _heads(k, num_kv_heads), _heads(v, num_kv_heads)
+    mask, distance = _causal(len(q), window=int(_number(op, "window")))
+    slopes = op.attrs["alibi_slopes"]
+    y_NTD = np.empty_like(q_NTD)
+    for head in range(num_heads):
+        kv_head = head // (num_heads // num_kv_heads)
+        scores = q_NTD[head] @ k_GTD[kv_head].T * np.float32(_number(op, "scale"))
+        if isinstance(slopes, tuple) and slopes:
+            scores = scores + np.float32(slopes[head]) * distance
+        y_NTD[head] = _softmax(np.where(mask, scores, -np.inf)) @ v_GTD[kv_head]
+    return y_NTD.transpose(1, 0, 2).reshape(len(q), -1)
+
+
+def _heads(x: Matrix, count: int) -> Matrix:
+    """[T, count * D] to [count, T, D]."""
+    return x.reshape(len(x), count, -1).transpose(1, 0, 2)
+
+
+def _causal(length: int, *, window: int) -> tuple[NDArray[np.bool_], Matrix]:
+    """Which keys j a query i sees, and j - i, both [T, T]."""
+    distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+    mask = distance <= 0
+    if window:
+        mask &= distance > -window
+    return mask, distance.astype(np.float32)
+
+
+def _softmax(scores: Matrix) -> Matrix:
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    normalized: Matrix = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return normalized
+
+
+def _gated_activation(op: Op, gate_up: Matrix) -> Matrix:
+    assert op.attrs["activation"] == "silu"
+    gate, up = np.split(gate_up, 2, axis=-1)
+    with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and gate / inf is right
+        activated: Matrix = gate / (1 + np.exp(-gate)) * up
+    return activated
+
+
+def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
+    return a + b
+
+
+def _select_rows(op: Op, x: Matrix) -> Matrix:
+    return x  # the reference wants the logits of every token
+
+
+def _number(op: Op, name: str) -> float:
+    value = op.attrs[name]
+    assert isinstance(value, int | float)
+    return value
+
+
+OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {
+    OpKind.RMS_NORM: _rms_norm,
+    OpKind.LINEAR: _linear,
+    OpKind.SLICE: _slice,
+    OpKind.ROPE: _rope,
+    OpKind.ATTENTION: _attention,
+    OpKind.GATED_ACTIVATION: _gated_activation,
+    OpKind.ADD: _add,
+    OpKind.SELECT_ROWS: _select_rows,
+    OpKind.LOGITS: _linear,
+}

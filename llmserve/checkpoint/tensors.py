@@ -1,0 +1,52 @@
+"""What a weight file offers, whatever its format: tensor facts without reading, and one tensor at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Tensor: TypeAlias = NDArray[Any]
+
+FLOAT_DTYPES: Mapping[str, DTypeLike] = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(kind)
+    for name, kind in (
+        *FLOAT_DTYPES.items(),
+        *((name, name) for name in ("int64", "int32", "int16", "int8", "uint8", "bool")),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    dtype: str  # a key of DTYPES, or the file format's own name where we cannot read it
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class TensorFile(Protocol):
+    """One open weight file. Opening raises CheckpointError naming the file when it is damaged."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, in its own dtype; read-only where it is a view of the file. `name` must be in `tensors`."""
+        ...
+
+    def close(self) -> None: ...
