@@ -45,10 +45,9 @@ class ReferenceModel:
 
     def _run(self, op: Op, inputs: Sequence[Matrix], tokens: NDArray[np.int64]) -> Matrix:
         if op.kind is OpKind.EMBED:  # only the rows in use become float32
-            rows: Matrix = self._load(op.weights[0])[tokens].astype(np.float32)
-            return rows
+            return np.asarray(self._load(op.weights[0])[tokens], dtype=np.float32)
         weights = [self._load(name).astype(np.float32) for name in op.weights]
-        y = OPERATIONS[op.kind](op, *inputs, *weights)
+        y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         assert y.shape[1] == op.width
         return y
 

@@ -31,7 +31,8 @@ class WeightPlan:
     def load(self, name: str, dtype: str) -> Tensor:
         """The parameter `name`, combined and cast to `dtype` (a key of FLOAT_DTYPES).
 
-        Contiguous, perhaps a read-only view of the file. Holds the result and one source tensor. Raises CheckpointError when a number is not finite, or does not fit.
+        Contiguous, perhaps a read-only view of the file. Holds the result and one source tensor. Raises CheckpointError
+        when a number is not finite, or does not fit `dtype`.
         """
         param = self._params[name]
         source = param.sources[0]

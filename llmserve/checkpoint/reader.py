@@ -55,6 +55,11 @@ class Checkpoint:
         return cls(path, config, generation_config, files)
 
     @property
+    def file_names(self) -> tuple[str, ...]:
+        """What `digest` covers: the configuration and the weight files."""
+        return (CONFIG_NAME, *sorted(self._files))
+
+    @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
 
@@ -70,7 +75,7 @@ class Checkpoint:
     def digest(self) -> str:
         """SHA-256 (hex) over the names and contents of config.json and the weight files. Reads all of them."""
         digest = hashlib.sha256()
-        for name in (CONFIG_NAME, *sorted(self._files)):
+        for name in self.file_names:
             file = self.path / name
             digest.update(f"{name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as stream:
