@@ -38,7 +38,7 @@ from llmserve.engine.artifact import (
     hash_file,
 )
 from llmserve.engine.manifest import FileRecord, Manifest, Source
-from llmserve.errors import CheckpointError, InvalidArgument, ResourceExhausted
+from llmserve.errors import InvalidArgument, ResourceExhausted
 
 SPARE_DISK_BYTES = 32 * 2**20  # beside the engine file: self-test, tokenizer
 
@@ -70,7 +70,7 @@ def build_engine(
 
 
 class CanonicalWeights:
-    """Parameters in the engine's dtype, each hashed and checked when it is first loaded."""
+    """Parameters in the engine's dtype, each hashed when it is first loaded."""
 
     def __init__(self, weights: WeightPlan, dtype: str) -> None:
         self._weights = weights
@@ -80,18 +80,13 @@ class CanonicalWeights:
     def load(self, name: str) -> NDArray[Any]:
         array = self._weights.load(name, self._dtype)
         if name not in self.digests:
-            if not np.isfinite(array).all():
-                raise CheckpointError(
-                    f"{name} has values that are not finite in {self._dtype}; "
-                    f"if the checkpoint is sound, build with a wider --dtype (bfloat16, float32)"
-                )
             self.digests[name] = tensor_digest(array)
         return array
 
 
 def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress) -> Manifest:
     progress.phase("hash the checkpoint", 0)
-    source = Source(checkpoint.digest(), build.spec.architecture, _source_files(checkpoint))
+    source = Source(checkpoint.digest(), build.spec.architecture, checkpoint.file_names)
     weights = CanonicalWeights(build.weights, build.options.dtype)
     progress.phase("compile", build.engine_bytes)
     job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance)
@@ -132,11 +127,6 @@ def _file_records(directory: Path, progress: Progress) -> dict[str, FileRecord]:
         file.name: FileRecord(file.stat().st_size, hash_file(file, partial(progress.advance, file.name)))
         for file in files
     }
-
-
-def _source_files(checkpoint: Checkpoint) -> tuple[str, ...]:
-    suffixes = (".safetensors", ".bin", ".json")
-    return tuple(sorted(path.name for path in checkpoint.path.iterdir() if path.suffix in suffixes))
 
 
 def _weight_bytes(build: ResolvedBuild) -> int:

@@ -18,6 +18,7 @@ ROWS_PER_PROMPT = 4
 SHORT_PROMPT_LENGTHS = (1, 7)
 LONG_PROMPT_LENGTH = 40
 MAX_PROMPT_LENGTH = 300  # the reference is slow: a build of a large model should not wait for it
+ROUNDED_ROWS = 256  # at a time, to keep temporaries small
 # Largest accepted error relative to the largest logit. The reference has the engine's rounded weights and float32
 # everything else, so what remains is the engine's own: summation order, the KV cache in `dtype`, and for int8 the
 # rounding of activations, which is what the scheme gives up.
@@ -71,9 +72,13 @@ def num_prompts(options: BuildOptions) -> int:
 
 
 def round_to_int8(matrix: NDArray[Any]) -> NDArray[np.float32]:
-    """The values that symmetric int8 with one scale per output channel can hold."""
-    weight: NDArray[np.float32] = matrix.astype(np.float32)
-    scale = np.abs(weight).max(axis=1, keepdims=True) / 127
-    scale[scale == 0] = 1
-    rounded: NDArray[np.float32] = np.clip(np.rint(weight / scale), -127, 127) * scale
-    return rounded
+    """The values that symmetric int8 with one scale per output channel (row) can hold. One copy, and a few rows."""
+    result: NDArray[np.float32] = matrix.astype(np.float32)
+    for start in range(0, len(result), ROUNDED_ROWS):
+        rows = result[start : start + ROUNDED_ROWS]
+        scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
+        scales[scales == 0] = 1
+        np.divide(rows, scales, out=rows)
+        np.rint(rows, out=rows)
+        np.multiply(rows, scales, out=rows)
+    return result

@@ -35,7 +35,7 @@ TOKENIZER_FILES = (  # copied from the checkpoint, where it has them
     "chat_template.jinja",
 )
 HASHED_AT_OPEN_BYTES = 64 * 2**20
-CHUNK_BYTES = 4 * 2**20
+CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)

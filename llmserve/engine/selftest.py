@@ -75,7 +75,7 @@ def blocks_needed(selftest: SelfTest, block_size: int) -> int:
 
 
 def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:
-    logits = [_logits(runner, prompt, index) for index, prompt in enumerate(selftest.prompts())]
+    logits = [prompt_logits(runner, prompt, index) for index, prompt in enumerate(selftest.prompts())]
     actual = np.concatenate([rows[-kept:] for rows, kept in zip(logits, selftest.rows_per_prompt, strict=True)])
     tolerance = float(selftest.tolerance)
     largest = float(np.abs(selftest.logits).max())
@@ -91,7 +91,7 @@ def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:
     )
 
 
-def _logits(runner: Runner, prompt: list[int], sequence_id: int) -> NDArray[np.float32]:
+def prompt_logits(runner: Runner, prompt: list[int], sequence_id: int) -> NDArray[np.float32]:
     """Logits [tokens, V] of every position of one prompt."""
     block_table = list(range(-(-len(prompt) // runner.info.block_size)))
     parts = []

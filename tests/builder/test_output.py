@@ -30,9 +30,13 @@ def test_the_directory_appears_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_an_exception_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), staged_directory(tmp_path / "a") as directory:
-        (directory / "rank0.engine").write_text("half")
-        raise error
+    def stumble() -> None:
+        with staged_directory(tmp_path / "a") as directory:
+            (directory / "rank0.engine").write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        stumble()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -36,5 +36,7 @@ def test_the_tightest_limit_of_the_group_and_its_ancestors_counts(cgroups: Path)
 
 def test_the_first_version_of_cgroups_is_read_too(cgroups: Path) -> None:
     (cgroups / "membership").write_text("5:cpu:/x\n4:memory:/pod\n")
-    write_group(cgroups / "cgroup/memory/pod", memory__limit_in_bytes="900", memory__usage_in_bytes="1000", memory__stat="")
+    write_group(
+        cgroups / "cgroup/memory/pod", memory__limit_in_bytes="900", memory__usage_in_bytes="1000", memory__stat=""
+    )
     assert memory.available_memory_bytes() == 0

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmserve.builder.bandwidth import measure_read_bandwidth
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.plan import BuildPlan, plan_build
+from llmserve.errors import RecipeError
+from tests.builder.fake_target import FakeTarget
+from tests.checkpoints import make_checkpoint
+
+HIDDEN, INTER, VOCAB, LAYERS = 64, 176, 320, 2
+KV_HEADS, HEAD_DIM = 2, 16
+EMBEDDING = VOCAB * HIDDEN
+LAYER = 2 * HIDDEN + (4 + 2 * KV_HEADS) * HEAD_DIM * HIDDEN + HIDDEN * HIDDEN + 3 * INTER * HIDDEN
+
+
+def plan(checkpoint: Path, options: BuildOptions) -> BuildPlan:
+    return plan_build(checkpoint, options, target=FakeTarget(), measure=lambda: 1e9)
+
+
+def test_the_numbers_are_those_on_paper(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
+    found = plan(checkpoint, BuildOptions(dtype="float16", tokens_per_block=32))
+    assert found.num_parameters == 2 * EMBEDDING + LAYERS * LAYER + HIDDEN
+    assert found.engine_bytes == 2 * found.num_parameters
+    assert found.kv_bytes_per_token == 2 * LAYERS * KV_HEADS * HEAD_DIM * 2
+    assert found.weight_bytes_per_step == found.engine_bytes - 2 * EMBEDDING
+    assert found.options.max_seq_len == 256
+    read = found.weight_bytes_per_step + 100 * found.kv_bytes_per_token
+    assert found.tokens_per_s_bound(100) == pytest.approx(1e9 / read)
+    assert plan(checkpoint, BuildOptions(dtype="float32")).kv_bytes_per_token == 2 * found.kv_bytes_per_token
+
+
+def test_a_tied_embedding_is_read_once_as_the_head(tmp_path: Path) -> None:
+    found = plan(make_checkpoint(tmp_path / "tiny", "llama-tied"), BuildOptions())
+    assert found.weight_bytes_per_step == 2 * (EMBEDDING + LAYERS * LAYER + HIDDEN)
+
+
+def test_sequences_take_whole_blocks_of_what_the_engine_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = make_checkpoint(tmp_path / "tiny", "llama", max_position_embeddings=1000)
+    options = BuildOptions(dtype="float16", tokens_per_block=64)
+    engine_bytes = plan(checkpoint, options).engine_bytes
+    kv_bytes = 2 * LAYERS * KV_HEADS * HEAD_DIM * 2
+    monkeypatch.setattr("llmserve.builder.plan.available_memory_bytes", lambda: engine_bytes + 10240 * kv_bytes)
+    found = plan(checkpoint, options)
+    assert found.kv_pool_tokens == 9216
+    assert found.sequences_that_fit == {512: 18, 1000: 9}
+    monkeypatch.setattr("llmserve.builder.plan.available_memory_bytes", lambda: 0)
+    assert plan(checkpoint, options).sequences_that_fit == {512: 0, 1000: 0}
+
+
+def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "tiny", "llama", with_tokenizer=False)
+    notes = "\n".join(plan(checkpoint, BuildOptions(max_num_tokens=8)).notes)
+    assert "max_batch_size=64 can never be reached" in notes
+    assert "no tokenizer.model or tokenizer.json" in notes
+    with_tokenizer = make_checkpoint(tmp_path / "whole", "llama")
+    assert plan(with_tokenizer, BuildOptions()).notes == ()
+
+
+def test_it_refuses_what_a_build_would_refuse_and_writes_nothing(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RecipeError, match="power of two"):
+        plan(checkpoint, BuildOptions(tokens_per_block=5))
+    plan(checkpoint, BuildOptions())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_measured_bandwidth_is_that_of_a_computer() -> None:
+    assert 1e8 < measure_read_bandwidth() < 1e13

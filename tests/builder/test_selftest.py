@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.selftest import MAX_PROMPT_LENGTH, make_prompts, round_to_int8
+
+OPTIONS = BuildOptions(max_seq_len=4096)
+
+
+def test_the_longest_prompt_crosses_a_block_border_and_fits_the_sequence() -> None:
+    lengths = [len(prompt) for prompt in make_prompts(5120, OPTIONS)]
+    assert lengths == [1, 7, 40]
+    assert max(map(len, make_prompts(5120, replace(OPTIONS, tokens_per_block=64)))) == 69
+    assert max(map(len, make_prompts(5120, replace(OPTIONS, tokens_per_block=4096)))) == MAX_PROMPT_LENGTH
+    assert [len(prompt) for prompt in make_prompts(5120, replace(OPTIONS, max_seq_len=5))] == [1, 5]
+
+
+def test_prompts_are_spread_over_the_vocabulary_and_differ() -> None:
+    prompts = make_prompts(1000, OPTIONS)
+    ids = [token for prompt in prompts for token in prompt]
+    assert all(0 <= token < 1000 for token in ids)
+    assert len(set(ids)) > 0.9 * len(ids)
+    assert prompts == make_prompts(1000, OPTIONS)
+
+
+def test_rounding_to_int8_keeps_each_rows_largest_value_and_halves_a_step_elsewhere() -> None:
+    matrix = np.random.default_rng(0).standard_normal((600, 50)).astype(np.float16)
+    matrix[3] = 0
+    rounded = round_to_int8(matrix)
+    steps = np.abs(matrix.astype(np.float32)).max(axis=1, keepdims=True) / 127
+    assert np.all(np.abs(rounded - matrix) <= 0.5001 * steps)
+    assert max(len(np.unique(row)) for row in rounded) <= 255
+    assert np.all(rounded[3] == 0)
+    largest = np.abs(matrix).argmax(axis=1)
+    np.testing.assert_allclose(rounded[range(600), largest], matrix[range(600), largest], rtol=1e-6)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmserve.builder.options import BuildOptions
+from llmserve.cli.build import default_output_dir
+from llmserve.cli.main import main
+from tests.checkpoints import make_checkpoint
+
+# A build that halts after its first parameter: `llmserve build` with a target that waits.
+HALTING = """
+import sys, time
+from llmserve.builder import resolve
+from llmserve.cli.main import main
+from tests.builder.fake_target import FakeTarget
+
+def wait(name):
+    print("compiling", flush=True)
+    time.sleep(60)
+
+resolve.target_for = lambda name: FakeTarget(after_each=wait)
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", "llama")
+
+
+def llmserve(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["llmserve", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def test_build_and_inspect(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert llmserve(monkeypatch, "build", checkpoint, "--dtype", "float32", "--output-dir", tmp_path / "e") == 0
+    digest = capsys.readouterr().out.split()[-1]
+    assert llmserve(monkeypatch, "inspect", tmp_path / "e", "--verify", "--program") == 0
+    shown = capsys.readouterr().out
+    assert digest in shown
+    assert "self-test passed" in shown
+    assert "= logits(" in shown
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert llmserve(monkeypatch, "build", checkpoint, "--dry-run", "--show-program", "--max-seq-len", "100") == 0
+    shown = capsys.readouterr().out
+    for part in ("parameters", "KV cache", "sequences that fit", "bound at batch 1", "GB/s", "100 tokens", "= logits("):
+        assert part in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_replaces_the_flags(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"checkpoint: {checkpoint}\ndtype: float32\nmax_batch_size: 5\nquantization: int8\n")
+    monkeypatch.chdir(tmp_path)
+    assert llmserve(monkeypatch, "build", "--recipe", recipe, "--dry-run", "--max-num-tokens", "77") == 0
+    shown = capsys.readouterr().out
+    assert "float32+int8" in shown
+    assert "5 sequences and 77 tokens a step" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build"], "no checkpoint"),
+        (["build", "CHECKPOINT", "--dtype", "float8", "--max-batch-size", "0"], "2 problems"),
+        (["build", "CHECKPOINT", "--max-seq-len", "100000", "--dry-run"], "at most 256 positions"),
+        (["build", "nowhere"], "nowhere"),
+        (["build", "--recipe", "nowhere.yaml"], "no recipe"),
+        (["inspect", "CHECKPOINT"], "is a Hugging Face checkpoint, not an engine"),
+        (["inspect", "nowhere"], "no engine directory"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_code_2(
+    checkpoint: Path,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert llmserve(monkeypatch, *[str(checkpoint) if a == "CHECKPOINT" else a for a in arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: ")
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_fails_by_name_when_a_file_is_damaged(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = tmp_path / "e"
+    assert llmserve(monkeypatch, "build", checkpoint, "--output-dir", engine) == 0
+    with (engine / "rank0.engine").open("r+b") as file:
+        file.truncate(1000)
+    assert llmserve(monkeypatch, "inspect", engine) == 2
+    assert "rank0.engine has 1000 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_build_leaves_nothing(checkpoint: Path, tmp_path: Path, number: int, code: int) -> None:
+    process = halted_build(checkpoint, tmp_path / "e")
+    assert [path.name.startswith(".e.tmp-") for path in tmp_path.iterdir()] == [True]
+    os.kill(process.pid, number)
+    assert process.wait(timeout=20) == code
+    assert process.stdout is not None
+    process.stdout.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_build_leaves_no_engine_and_the_next_one_cleans_up(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = halted_build(checkpoint, tmp_path / "e")
+    process.kill()
+    process.wait(timeout=20)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert not (tmp_path / "e").exists()
+    assert llmserve(monkeypatch, "build", checkpoint, "--output-dir", tmp_path / "e") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
+
+
+def halted_build(checkpoint: Path, output: Path) -> subprocess.Popen[bytes]:
+    arguments = [sys.executable, "-c", HALTING, "build", str(checkpoint), "--output-dir", str(output)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"compiling\n"
+    time.sleep(0.05)
+    return process
+
+
+def test_the_default_place_says_what_is_in_it() -> None:
+    assert default_output_dir(Path("/models/Baichuan2-7B"), BuildOptions()) == Path("engines/Baichuan2-7B-fp16")
+    options = BuildOptions(dtype="bfloat16", quantization="int8")
+    assert default_output_dir(Path("/models/x/"), options) == Path("engines/x-bf16-int8")
