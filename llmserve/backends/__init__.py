@@ -1,0 +1,1 @@
+"""Backends: what executes models behind `llmserve.serving.backend`. One package each."""

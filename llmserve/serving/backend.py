@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -26,13 +26,26 @@ class ModelInstance(Protocol):
         """Start a batch: one response stream per request, in the same order.
 
         Each stream ends with a response whose `final` is true. Closing a stream cancels that request and only that one.
-        Called on the event loop and must not block it; nothing runs before a stream is first pulled.
+        Called on the event loop and must not block it; work may start at once or when a stream is first pulled.
         """
         ...
 
     def healthy(self) -> bool: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class ReleasingInstance(ModelInstance, Protocol):
+    """An instance that says itself when it can take another batch.
+
+    Any other instance can when every stream of the last batch has ended. This one may be free earlier (streams go on
+    without it) or later (a cancelled batch is still running).
+    """
+
+    def when_released(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, on the loop, when the batch that was just started no longer occupies the instance."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ with the batch dimension where the model has one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,6 +54,9 @@ class InferRequest:
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
+
+    def with_inputs(self, inputs: Mapping[str, Tensor]) -> InferRequest:
+        return replace(self, inputs=inputs)
 
 
 @dataclass(frozen=True, slots=True)

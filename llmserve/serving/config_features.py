@@ -1,0 +1,102 @@
+"""Settings of `config.pbtxt` that this server does not honour: refused where the answers would differ, else reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelOptimizationPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """`present` says whether a config asks for it."""
+
+    name: str
+    present: Callable[[ModelConfig], bool]
+    advice: str
+
+
+REFUSED = (
+    Feature(
+        "sequence_batching",
+        lambda config: config.HasField("sequence_batching"),
+        "requests of a sequence would reach the model without their state; remove it or use a stateless model",
+    ),
+    Feature(
+        "batch_input",
+        lambda config: len(config.batch_input) > 0,
+        "the model would miss those tensors; remove it",
+    ),
+    Feature(
+        "batch_output",
+        lambda config: len(config.batch_output) > 0,
+        "outputs would not be split; remove it",
+    ),
+    Feature(
+        "model_operations",
+        lambda config: len(config.model_operations.op_library_filename) > 0,
+        "custom operator libraries cannot be loaded; remove it",
+    ),
+    Feature(
+        "model_repository_agents",
+        lambda config: len(config.model_repository_agents.agents) > 0,
+        "agents (checksums, decryption) do not run; remove it",
+    ),
+)
+
+
+def _tunes_optimization(config: ModelConfig) -> bool:
+    known = ModelOptimizationPolicy()
+    known.CopyFrom(config.optimization)
+    known.ClearField("input_pinned_memory")
+    known.ClearField("output_pinned_memory")
+    return bool(known.ByteSize())
+
+
+def _any_group(config: ModelConfig, *fields: str) -> bool:
+    return any(bool(getattr(group, name)) for group in config.instance_group for name in fields)
+
+
+IGNORED = (
+    Feature("model_warmup", lambda config: len(config.model_warmup) > 0, "the first requests pay for warming up"),
+    Feature("response_cache", lambda config: bool(config.response_cache.enable), "every request is computed"),
+    Feature("optimization", _tunes_optimization, "graph, accelerator and batching hints have no effect"),
+    Feature("cc_model_filenames", lambda config: len(config.cc_model_filenames) > 0, "there is no choice of files"),
+    Feature("metric_tags", lambda config: len(config.metric_tags) > 0, "metrics carry no extra labels"),
+    Feature("model_metrics", lambda config: config.HasField("model_metrics"), "metrics keep their defaults"),
+    Feature(
+        "label_filename", lambda config: any(output.label_filename for output in config.output), "no classification"
+    ),
+    Feature(
+        "instance_group.rate_limiter",
+        lambda config: any(group.HasField("rate_limiter") for group in config.instance_group),
+        "instances run without a rate limit",
+    ),
+    Feature(
+        "instance_group.passive, profile, host_policy, secondary_devices",
+        lambda config: _any_group(config, "passive", "profile", "host_policy", "secondary_devices"),
+        "instances are all alike",
+    ),
+    Feature(
+        "instance_group.kind",
+        lambda config: any(
+            group.kind in (ModelInstanceGroup.KIND_GPU, ModelInstanceGroup.KIND_MODEL)
+            for group in config.instance_group
+        ),
+        "the backend places its instances; for Python models the process's own devices are visible",
+    ),
+    Feature(
+        "ensemble_scheduling.max_inflight_requests",
+        lambda config: config.ensemble_scheduling.max_inflight_requests > 0,
+        "a step never runs ahead of its reader, so nothing piles up between steps",
+    ),
+)
+
+
+def refused_features(config: ModelConfig) -> list[str]:
+    return [f"{f.name} is not supported: {f.advice}" for f in REFUSED if f.present(config)]
+
+
+def ignored_features(config: ModelConfig) -> list[str]:
+    return [f"{f.name} has no effect: {f.advice}" for f in IGNORED if f.present(config)]

@@ -1,0 +1,231 @@
+"""The server core: loads the models of its repositories and is the one door to them for every protocol.
+
+Lives on one asyncio loop. `infer_stream` looks the model up, admits the request, and enforces the client's deadline; the model
+checks, schedules and counts. Closing the stream is the only way to cancel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from prometheus_client import CollectorRegistry
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve import __version__
+from llmserve.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    LlmserveError,
+    ModelConfigError,
+    Unavailable,
+    raise_problems,
+)
+from llmserve.serving.backend import Backend
+from llmserve.serving.ensemble_plan import step_models
+from llmserve.serving.exposition import ServerCollector, metrics_text
+from llmserve.serving.loader import PreparedModel, load_instances, prepare, serve_ensemble, serve_instances
+from llmserve.serving.model import ServedModel
+from llmserve.serving.model_config import is_ensemble
+from llmserve.serving.repository import ModelSource, scan_repositories
+from llmserve.serving.settings import ServerSettings
+from llmserve.serving.signature import request_label
+from llmserve.serving.table import ModelStatus, ModelTable
+from llmserve.serving.types import InferRequest, InferResponse
+
+__all__ = ["InferenceCore", "ModelStatus", "ServerSettings"]
+
+EXTENSIONS = ("schedule_policy", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+
+logger = logging.getLogger(__name__)
+
+
+class InferenceCore:
+    def __init__(self, settings: ServerSettings, backends: Mapping[str, Backend]) -> None:
+        self.name = settings.server_name
+        self.version = __version__
+        self.extensions = EXTENSIONS
+        self._settings = settings
+        self._backends = backends
+        self._table = ModelTable()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(ServerCollector(lambda: self._table))
+        self._started = False
+        self._stopping = False
+        self._num_in_flight = 0
+        self._drained = asyncio.Event()
+
+    async def start(self) -> None:
+        """Load everything. A model that fails is listed in `repository_index`; only an unusable repository raises."""
+        sources = await asyncio.to_thread(scan_repositories, self._settings.model_repositories)
+        self._check_overrides(sources)
+        slots = asyncio.Semaphore(self._settings.load_threads)
+        prepared = await asyncio.gather(*(self._prepare(source, slots) for source in sources))
+        models = [model for model in prepared if model is not None]
+        plain = [model for model in models if not is_ensemble(model.config)]
+        await asyncio.gather(*(self._load(model, version, slots) for model in plain for version in model.versions))
+        self._load_ensembles([model for model in models if is_ensemble(model.config)])
+        self._started = True
+
+    async def stop(self, timeout_s: float = 30.0) -> None:
+        """Drain: not ready, nothing new is admitted, what runs may finish for `timeout_s`; then unload."""
+        self._stopping = True
+        if self._num_in_flight:
+            try:
+                await asyncio.wait_for(self._drained.wait(), timeout_s)
+            except TimeoutError:
+                logger.warning("stopping with %d requests still running", self._num_in_flight)
+        models = list(self._table)
+        await asyncio.gather(*(model.close() for model in models))
+        self._table.clear()
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        if not self._started or self._stopping:
+            return False
+        if not self._settings.strict_readiness:
+            return True
+        return self._table.all_loaded() and all(model.healthy() for model in self._table)
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """False for a model that does not exist. Raises `InvalidArgument` for something that is no version."""
+        try:
+            model = self._table.find(name, version)
+        except InvalidArgument:
+            raise
+        except LlmserveError:
+            return False
+        return not self._stopping and model.healthy()
+
+    async def infer_stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """The responses of one request; the last one is `final`.
+
+        Raises `LlmserveError` when the request is refused (before the first response) and `DeadlineExceeded` at any time;
+        a model's own errors are responses with `error` set.
+        """
+        if not self._started or self._stopping:
+            raise Unavailable(
+                f"{request_label(request)}Server is {'stopping' if self._stopping else 'starting'}, not ready"
+            )
+        model = self._table.find(request.model_name, request.model_version)
+        self._num_in_flight += 1
+        try:
+            async with aclosing(model.infer(request)) as stream:
+                if request.deadline is None:
+                    async for response in stream:
+                        yield response
+                else:
+                    while (next_one := await _next_before(request.deadline, stream, request)) is not None:
+                        yield next_one
+        finally:
+            self._num_in_flight -= 1
+            if self._stopping and not self._num_in_flight:
+                self._drained.set()
+
+    def model_metadata(self, name: str, version: str = "") -> service_pb2.ModelMetadataResponse:
+        model = self._table.find(name, version)
+        batch = [-1] if model.config.max_batch_size > 0 else []
+        message = service_pb2.ModelMetadataResponse(
+            name=name, versions=self._table.versions(name), platform=model.config.platform or model.config.backend
+        )
+        for spec in model.signature.inputs.values():
+            message.inputs.add(name=spec.name, datatype=spec.datatype, shape=[*batch, *spec.dims])
+        for spec in model.signature.outputs.values():
+            message.outputs.add(name=spec.name, datatype=spec.datatype, shape=[*batch, *spec.dims])
+        return message
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """The complete config, defaults filled in. Shared: not to be changed."""
+        return self._table.find(name, version).config
+
+    def statistics(self, name: str = "", version: str = "") -> list[service_pb2.ModelStatistics]:
+        """Of every model, of every version of one model, or of one version."""
+        if not name:
+            return [model.statistics.message() for model in self._table]
+        if not self._table.versions(name):
+            raise InvalidArgument(f"requested model '{name}' is not available")
+        versions = [version] if version else self._table.versions(name)
+        return [self._table.find(name, number).statistics.message() for number in versions]
+
+    def repository_index(self) -> list[ModelStatus]:
+        return self._table.statuses()
+
+    def metrics_text(self) -> str:
+        return metrics_text(self._registry)
+
+    def _check_overrides(self, sources: list[ModelSource]) -> None:
+        known = {source.name for source in sources}
+        raise_problems(
+            ModelConfigError,
+            "parameter overrides have no effect",
+            [
+                f"there is no model '{name}'; models: {', '.join(sorted(known))}"
+                for name in self._settings.parameter_overrides
+                if name not in known
+            ],
+        )
+
+    async def _prepare(self, source: ModelSource, slots: asyncio.Semaphore) -> PreparedModel | None:
+        overrides = self._settings.parameter_overrides.get(source.name, {})
+        async with slots:
+            try:
+                return await asyncio.to_thread(prepare, source, self._backends, overrides)
+            except Exception as error:  # border: one model's failure is its status
+                self._fail(source.name, "", error)
+                return None
+
+    async def _load(self, prepared: PreparedModel, version: str, slots: asyncio.Semaphore) -> None:
+        backend = self._backends[prepared.config.backend]
+        async with slots:
+            try:
+                loaded = await asyncio.to_thread(load_instances, prepared, version, backend, self._infer_nested)
+                self._table.add(serve_instances(prepared, version, loaded))
+            except Exception as error:  # border: one model's failure is its status
+                self._fail(prepared.config.name, version, error)
+
+    def _load_ensembles(self, ensembles: list[PreparedModel]) -> None:
+        """Inner ensembles before those that use them."""
+        waiting = {model.config.name: model for model in ensembles}
+        while waiting:
+            due = [name for name, model in waiting.items() if waiting.keys().isdisjoint(step_models(model.config))]
+            for name in due or list(waiting):
+                self._load_ensemble(waiting.pop(name), cyclic=not due)
+
+    def _load_ensemble(self, prepared: PreparedModel, *, cyclic: bool) -> None:
+        for version in prepared.versions:
+            try:
+                if cyclic:
+                    raise ModelConfigError(f"ensemble '{prepared.config.name}' contains itself through its steps")
+                self._table.add(serve_ensemble(prepared, version, self._table))
+            except LlmserveError as error:
+                self._fail(prepared.config.name, version, error)
+
+    def _fail(self, name: str, version: str, error: Exception) -> None:
+        reason = str(error) if isinstance(error, LlmserveError) else f"{type(error).__name__}: {error}"
+        logger.error("%s", reason, exc_info=None if isinstance(error, LlmserveError) else error)
+        self._table.fail(name, version, reason)
+
+    async def _infer_nested(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """The door for models that call models: part of a request that has been admitted, so open while draining."""
+        async with aclosing(self._table.find(request.model_name, request.model_version).infer(request)) as stream:
+            async for response in stream:
+                yield response
+
+
+async def _next_before(
+    deadline: float, stream: AsyncGenerator[InferResponse, None], request: InferRequest
+) -> InferResponse | None:
+    """The next response, or None at the end of the stream. `deadline` is time.monotonic() seconds, the loop's own clock."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await anext(stream, None)
+    except TimeoutError:
+        raise DeadlineExceeded(f"{request_label(request)}Deadline exceeded for model '{request.model_name}'") from None
+
+
+__all__ += ["ServedModel"]

@@ -1,0 +1,161 @@
+"""An ensemble's config, checked against the models that it is made of, as waves of steps in the order of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling
+
+from llmserve.errors import LlmserveError, ModelConfigError, raise_problems
+from llmserve.serving.model import ServedModel
+from llmserve.serving.signature import ModelSignature, TensorSpec, format_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model of an ensemble. Mappings are (tensor of the model, tensor of the ensemble)."""
+
+    model_name: str
+    model_version: str  # "": the highest served
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    requested_outputs: tuple[str, ...]  # empty: all
+    decoupled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Steps that run at the same time: any number of unary ones, or one decoupled one."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def decoupled(self) -> bool:
+        return self.steps[0].decoupled
+
+
+def step_models(config: ModelConfig) -> list[str]:
+    return sorted({step.model_name for step in config.ensemble_scheduling.step})
+
+
+def plan_ensemble(config: ModelConfig, find: Callable[[str, str], ServedModel]) -> tuple[Wave, ...]:
+    """Raise `ModelConfigError` that lists everything which keeps the steps from fitting together."""
+    planner = _Planner(config)
+    steps = [planner.add(declared, find) for declared in config.ensemble_scheduling.step]
+    planner.check_ends()
+    waves = planner.order([step for step in steps if step is not None])
+    raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", planner.problems)
+    return waves
+
+
+class _Planner:
+    """Collects problems while steps are added. A tensor of the ensemble is known by its first user."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.problems: list[str] = []
+        self._config = config
+        self._signature = ModelSignature(config)
+        self._producers: dict[str, str] = {
+            spec.name: "the ensemble's inputs" for spec in self._signature.inputs.values()
+        }
+        self._specs: dict[str, tuple[TensorSpec, int]] = {}  # ensemble tensor -> how it was first seen, max batch size
+        self._used: set[str] = set()
+        for spec in (*self._signature.inputs.values(), *self._signature.outputs.values()):
+            self._see(spec.name, spec, self._signature, "the ensemble")
+        if not config.ensemble_scheduling.step:
+            self.problems.append("it has no steps")
+
+    def add(self, declared: ModelEnsembling.Step, find: Callable[[str, str], ServedModel]) -> Step | None:
+        version = "" if declared.model_version in (0, -1) else str(declared.model_version)
+        if declared.model_namespace:
+            self.problems.append(f"step '{declared.model_name}': model_namespace is not supported; remove it")
+        try:
+            model = find(declared.model_name, version)
+        except LlmserveError as error:
+            self.problems.append(f"step '{declared.model_name}': {error}")
+            return None
+        self._check_batching(model)
+        self._check_maps(declared, model.signature)
+        named = tuple(declared.output_map)
+        return Step(
+            model.name,
+            version,
+            tuple(declared.input_map.items()),
+            tuple(declared.output_map.items()),
+            () if set(named) == set(model.signature.outputs) else named,
+            model.decoupled,
+        )
+
+    def check_ends(self) -> None:
+        """Every tensor has one producer and every producer a consumer."""
+        outputs = set(self._signature.outputs)
+        self.problems += [
+            f"output '{name}' is not produced by any step" for name in sorted(outputs - set(self._producers))
+        ]
+        self.problems += [
+            f"tensor '{name}' is read by a step but nothing produces it"
+            for name in sorted(self._used - set(self._producers))
+        ]
+        self.problems += [
+            f"input '{name}' is not used by any step" for name in self._signature.inputs if name not in self._used
+        ]
+
+    def order(self, steps: list[Step]) -> tuple[Wave, ...]:
+        """Steps sorted by their tensors; each wave takes all unary steps that are due, else one decoupled step."""
+        available = set(self._signature.inputs) | (self._used - set(self._producers))
+        waves = []
+        while steps:
+            due = [step for step in steps if all(tensor in available for _, tensor in step.inputs)]
+            if not due:
+                stuck = ", ".join(f"'{step.model_name}'" for step in steps)
+                self.problems.append(f"steps {stuck} wait for each other's outputs: the steps form a cycle")
+                break
+            wave = Wave(tuple(step for step in due if not step.decoupled) or (due[0],))
+            waves.append(wave)
+            steps = [step for step in steps if step not in wave.steps]
+            available.update(tensor for step in wave.steps for _, tensor in step.outputs)
+        return tuple(waves)
+
+    def _check_batching(self, model: ServedModel) -> None:
+        mine, its = self._signature.max_batch_size, model.signature.max_batch_size
+        if mine > max(its, 1):
+            self.problems.append(f"max_batch_size is {mine}, but step '{model.name}' allows at most {its}")
+
+    def _check_maps(self, declared: ModelEnsembling.Step, signature: ModelSignature) -> None:
+        label = f"step '{declared.model_name}'"
+        for name, tensor in declared.input_map.items():
+            self._used.add(tensor)
+            if name not in signature.inputs:
+                self.problems.append(f"{label}: input_map names '{name}', which is not an input of the model")
+            else:
+                self._see(tensor, signature.inputs[name], signature, label)
+        for name, tensor in declared.output_map.items():
+            if tensor in self._producers:
+                self.problems.append(f"tensor '{tensor}' has two producers: {self._producers[tensor]} and {label}")
+            self._producers[tensor] = label
+            if name not in signature.outputs:
+                self.problems.append(f"{label}: output_map names '{name}', which is not an output of the model")
+            else:
+                self._see(tensor, signature.outputs[name], signature, label)
+        missing = [n for n, spec in signature.inputs.items() if not spec.optional and n not in declared.input_map]
+        self.problems += [f"{label}: input '{name}' of the model is not mapped" for name in missing]
+
+    def _see(self, tensor: str, spec: TensorSpec, signature: ModelSignature, label: str) -> None:
+        """Compare with how the tensor was seen first."""
+        first, batch = self._specs.setdefault(tensor, (spec, signature.max_batch_size))
+        if first.datatype != spec.datatype:
+            self.problems.append(f"tensor '{tensor}' is {first.datatype}, but {label} has it as {spec.datatype}")
+        mine, its = _full_dims(first, batch), _full_dims(spec, signature.max_batch_size)
+        if not _compatible(mine, its):
+            self.problems.append(
+                f"tensor '{tensor}' has shape {format_shape(mine)}, but {label} has it as {format_shape(its)}"
+            )
+
+
+def _full_dims(spec: TensorSpec, max_batch_size: int) -> tuple[int, ...]:
+    return (-1, *spec.dims) if max_batch_size > 0 else spec.dims
+
+
+def _compatible(left: Sequence[int], right: Sequence[int]) -> bool:
+    return len(left) == len(right) and all(a == b or -1 in (a, b) for a, b in zip(left, right, strict=True))

@@ -1,0 +1,118 @@
+"""From a model directory to served versions: config, backend, instances, scheduler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import ModelConfigError, raise_problems
+from llmserve.serving.backend import Backend, LoadContext, LoadedModel
+from llmserve.serving.config_features import ignored_features
+from llmserve.serving.ensemble import EnsembleScheduler
+from llmserve.serving.ensemble_plan import plan_ensemble
+from llmserve.serving.model import ServedModel
+from llmserve.serving.model_config import (
+    apply_overrides,
+    config_problems,
+    fill_defaults,
+    is_ensemble,
+    served_versions,
+)
+from llmserve.serving.repository import ModelSource
+from llmserve.serving.schedulers.base import ModelScheduler
+from llmserve.serving.schedulers.passthrough import PassThroughScheduler
+from llmserve.serving.schedulers.queued import QueuedScheduler
+from llmserve.serving.signature import ModelSignature
+from llmserve.serving.statistics import ModelStatistics, RequestTiming
+from llmserve.serving.table import ModelTable
+from llmserve.serving.types import InferRequest, InferResponse
+
+logger = logging.getLogger(__name__)
+
+Door = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model whose config is complete and valid; nothing is loaded yet."""
+
+    source: ModelSource
+    config: ModelConfig
+    versions: tuple[str, ...]
+
+
+def prepare(source: ModelSource, backends: Mapping[str, Backend], overrides: Mapping[str, str]) -> PreparedModel:
+    """Complete and check the config. Blocking: backends may read the model. Raises `ModelConfigError`."""
+    headline = f"model '{source.name}' cannot be loaded"
+    raise_problems(ModelConfigError, headline, source.problems)
+    config = ModelConfig()
+    config.CopyFrom(source.config)
+    apply_overrides(config, overrides)
+    if not is_ensemble(config):
+        raise_problems(ModelConfigError, headline, _backend_problems(config, backends))
+        config = backends[config.backend].complete_config(config, source.path)
+    fill_defaults(config)
+    versions = served_versions(config, source.versions)
+    problems = config_problems(config)
+    if not versions:
+        problems.append(f"at least one version must be available under the version policy of model '{source.name}'")
+    raise_problems(ModelConfigError, headline, problems)
+    for warning in ignored_features(config):
+        logger.warning("model '%s': %s", source.name, warning)
+    return PreparedModel(source, config, tuple(map(str, versions)))
+
+
+def _backend_problems(config: ModelConfig, backends: Mapping[str, Backend]) -> list[str]:
+    if config.backend in backends:
+        return []
+    known = ", ".join(sorted(backends))
+    if not config.backend:
+        return [f"config.pbtxt names no backend; known backends: {known}"]
+    return [f"unknown backend '{config.backend}'; known backends: {known}"]
+
+
+def load_instances(prepared: PreparedModel, version: str, backend: Backend, door: Door) -> LoadedModel:
+    """Load one version; blocking."""
+    directory = prepared.source.path
+    context = LoadContext(prepared.config, directory, version, directory / version, door)
+    return backend.load(context)
+
+
+def serve_instances(prepared: PreparedModel, version: str, loaded: LoadedModel) -> ServedModel:
+    """A loaded version behind the scheduler that its config asks for."""
+    config = prepared.config
+    signature = ModelSignature(config)
+    statistics = ModelStatistics(config.name, version)
+    scheduler: ModelScheduler
+    if loaded.batches_itself:
+        if config.HasField("dynamic_batching"):
+            logger.warning("model '%s': dynamic_batching has no effect: the backend batches by itself", config.name)
+        scheduler = PassThroughScheduler(loaded.instances, statistics, signature.batch_size)
+    else:
+        scheduler = QueuedScheduler(config, signature, loaded.instances, statistics)
+    return ServedModel(config, version, signature=signature, statistics=statistics, scheduler=scheduler, loaded=loaded)
+
+
+def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable) -> ServedModel:
+    """An ensemble of models that are in `table`. Raises `ModelConfigError`."""
+    config = prepared.config
+    waves = plan_ensemble(config, table.find)
+    if any(wave.decoupled for wave in waves):
+        config.model_transaction_policy.decoupled = True
+    statistics = ModelStatistics(config.name, version)
+
+    def infer_step(request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
+        return table.find(request.model_name, request.model_version).infer(request, timing)
+
+    scheduler = EnsembleScheduler(config, version, waves, statistics=statistics, infer_step=infer_step)
+    return ServedModel(
+        config,
+        version,
+        signature=ModelSignature(config),
+        statistics=statistics,
+        scheduler=scheduler,
+        loaded=LoadedModel(()),
+    )

@@ -1,0 +1,1 @@
+"""How the requests of one model reach its instances."""

@@ -1,0 +1,55 @@
+"""For backends that batch inside themselves: every request goes straight to the least busy instance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from llmserve.serving.backend import ModelInstance
+from llmserve.serving.schedulers.base import Rejected
+from llmserve.serving.statistics import ModelStatistics, RequestTiming
+from llmserve.serving.types import InferRequest, InferResponse
+
+
+@dataclass(slots=True)
+class _Lane:
+    instance: ModelInstance
+    num_running: int = 0
+
+
+class PassThroughScheduler:
+    def __init__(
+        self,
+        instances: Sequence[ModelInstance],
+        statistics: ModelStatistics,
+        batch_size: Callable[[InferRequest], int],
+    ) -> None:
+        self._lanes = [_Lane(instance) for instance in instances]
+        self._statistics = statistics
+        self._batch_size = batch_size
+        self._stopped = False
+
+    @property
+    def num_pending(self) -> int:
+        return 0
+
+    async def infer(self, request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
+        if self._stopped:
+            raise Rejected(f"model '{request.model_name}' is being unloaded")
+        lane = min(self._lanes, key=lambda lane: lane.num_running)
+        lane.num_running += 1
+        start_ns = time.monotonic_ns()
+        try:
+            (stream,) = lane.instance.execute((request,))
+            async with aclosing(stream):
+                async for response in stream:
+                    yield response
+        finally:
+            lane.num_running -= 1
+            timing.infer_ns += time.monotonic_ns() - start_ns
+            self._statistics.batch_executed(self._batch_size(request), input_ns=0, infer_ns=timing.infer_ns)
+
+    async def stop(self) -> None:
+        self._stopped = True

@@ -1,0 +1,130 @@
+"""What one version of a model has done since it was loaded, as counters; all durations are nanoseconds.
+
+The scheduler fills a `RequestTiming` per request; the core hands it to `ModelStatistics` when the request ends. Everything
+happens on the event loop, so nothing is locked.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tritonclient.grpc import service_pb2
+
+
+class FailureReason(Enum):
+    """Why a request failed. Values are the `reason` label of `nv_inference_request_failure`."""
+
+    REJECTED = "REJECTED"  # refused or timed out in the queue
+    CANCELED = "CANCELED"  # the client went away
+    BACKEND = "BACKEND"  # the model answered with an error
+    OTHER = "OTHER"
+
+
+@dataclass(slots=True)
+class RequestTiming:
+    """Where the time of one request went."""
+
+    start_ns: int = field(default_factory=time.monotonic_ns)
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+    def add(self, step: RequestTiming) -> None:
+        """Add the time of a step to the time of its ensemble."""
+        self.queue_ns += step.queue_ns
+        self.input_ns += step.input_ns
+        self.infer_ns += step.infer_ns
+        self.output_ns += step.output_ns
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often, and how long altogether."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int) -> None:
+        self.count += 1
+        self.ns += ns
+
+    def message(self) -> service_pb2.StatisticDuration:
+        return service_pb2.StatisticDuration(count=self.count, ns=self.ns)
+
+
+@dataclass(slots=True)
+class BatchDurations:
+    """Executions of one batch size."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+class ModelStatistics:
+    def __init__(self, name: str, version: str) -> None:
+        self.name = name
+        self.version = version
+        self.last_inference_ms = 0  # Unix time
+        self.inference_count = 0  # batch elements
+        self.execution_count = 0
+        self.success = Duration()
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.fail = Duration()
+        self.queue = Duration()
+        self.compute_input = Duration()
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self.batches: dict[int, BatchDurations] = {}
+
+    def request_succeeded(self, timing: RequestTiming, batch_size: int) -> None:
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.inference_count += batch_size
+        self.success.add(time.monotonic_ns() - timing.start_ns)
+        self.queue.add(timing.queue_ns)
+        self.compute_input.add(timing.input_ns)
+        self.compute_infer.add(timing.infer_ns)
+        self.compute_output.add(timing.output_ns)
+
+    def request_failed(self, timing: RequestTiming, reason: FailureReason) -> None:
+        self.failures[reason] += 1
+        self.fail.add(time.monotonic_ns() - timing.start_ns)
+
+    def batch_executed(self, batch_size: int, *, input_ns: int, infer_ns: int, output_ns: int = 0) -> None:
+        self.execution_count += 1
+        durations = self.batches.setdefault(batch_size, BatchDurations())
+        durations.compute_input.add(input_ns)
+        durations.compute_infer.add(infer_ns)
+        durations.compute_output.add(output_ns)
+
+    def message(self) -> service_pb2.ModelStatistics:
+        """The statistics extension's form."""
+        return service_pb2.ModelStatistics(
+            name=self.name,
+            version=self.version,
+            last_inference=self.last_inference_ms,
+            inference_count=self.inference_count,
+            execution_count=self.execution_count,
+            inference_stats=service_pb2.InferStatistics(
+                success=self.success.message(),
+                fail=self.fail.message(),
+                queue=self.queue.message(),
+                compute_input=self.compute_input.message(),
+                compute_infer=self.compute_infer.message(),
+                compute_output=self.compute_output.message(),
+                cache_hit=service_pb2.StatisticDuration(),
+                cache_miss=service_pb2.StatisticDuration(),
+            ),
+            batch_stats=[
+                service_pb2.InferBatchStatistics(
+                    batch_size=size,
+                    compute_input=durations.compute_input.message(),
+                    compute_infer=durations.compute_infer.message(),
+                    compute_output=durations.compute_output.message(),
+                )
+                for size, durations in sorted(self.batches.items())
+            ],
+        )

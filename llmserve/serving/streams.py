@@ -1,0 +1,90 @@
+"""Response streams that are filled from outside: by another thread, or by callbacks on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from llmserve.serving.types import InferResponse
+
+Item = TypeVar("Item")
+
+
+class ResponseStream(AsyncGenerator[InferResponse, None]):
+    """Yields what is pushed, up to and including the final response.
+
+    Unlike a native async generator it can be filled before it is pulled, and it notices a close before the first pull.
+    `push` and the generator methods belong to the loop; `closed` may be read from any thread.
+    """
+
+    __slots__ = ("_ended", "_responses", "_waiter", "closed")
+
+    def __init__(self) -> None:
+        self.closed = False  # nobody will read what is still pushed
+        self._ended = False  # the final response has been read
+        self._responses: deque[InferResponse] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, response: InferResponse) -> None:
+        if self.closed:
+            return
+        self._responses.append(response)
+        self._wake()
+
+    async def __anext__(self) -> InferResponse:
+        while not self._responses:
+            if self.closed or self._ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        response = self._responses.popleft()
+        if response.final:
+            self._ended = True
+        return response
+
+    async def asend(self, value: None) -> InferResponse:
+        return await self.__anext__()
+
+    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> InferResponse:
+        await self.aclose()
+        raise typ
+
+    async def aclose(self) -> None:
+        self.closed = True
+        self._responses.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Outbox(Generic[Item]):
+    """Carries items from any thread to a callback on the loop, in order, with one wake-up for all that are waiting."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Item], None]) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._waiting: list[Item] = []
+
+    def put(self, *items: Item) -> None:
+        with self._lock:
+            first = not self._waiting
+            self._waiting.extend(items)
+        if first:
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to read
+                self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            items, self._waiting = self._waiting, []
+        for item in items:
+            self._deliver(item)
