@@ -110,15 +110,17 @@ class _ProgressBar:
         self._task: TaskID | None = None
 
     def __enter__(self) -> _ProgressBar:
-        self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._task is None:
+            return  # refused before the first phase: nothing was drawn
         if error[0] is None:
             self._finish_phase()
         self._bar.stop()
 
     def phase(self, name: str, total_bytes: int) -> None:
+        self._bar.start()
         self._finish_phase()
         self._task = self._bar.add_task(name, total=total_bytes or None, what="")
 
