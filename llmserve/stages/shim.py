@@ -1,0 +1,36 @@
+"""What a `model.py` of the pipelines reads from Triton's `initialize` arguments, and how it names errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmserve.errors import Code, LlmserveError
+from llmserve.stages.files import resolve_path
+
+TRITON_CODES = {
+    Code.INVALID_ARGUMENT: "INVALID_ARG",
+    Code.NOT_FOUND: "NOT_FOUND",
+    Code.UNIMPLEMENTED: "UNSUPPORTED",
+    Code.UNAVAILABLE: "UNAVAILABLE",
+}
+
+
+def path_parameter(args: Mapping[str, str], key: str) -> Path:
+    """A path among the parameters of the model's config; see `resolve_path` for what it is relative to."""
+    return resolve_path(_parameter(args, key, ""), Path(args["model_repository"]))
+
+
+def flag_parameter(args: Mapping[str, str], key: str, default: bool) -> bool:
+    return _parameter(args, key, str(default)).strip().lower() in ("true", "1", "t", "y", "yes")
+
+
+def triton_code(error: LlmserveError) -> str:
+    """The attribute of `pb_utils.TritonError` for an error of ours."""
+    return TRITON_CODES.get(error.code, "INTERNAL")
+
+
+def _parameter(args: Mapping[str, str], key: str, default: str) -> str:
+    parameters = json.loads(args["model_config"]).get("parameters", {})
+    return str(parameters[key]["string_value"]) if key in parameters else default

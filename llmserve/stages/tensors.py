@@ -1,0 +1,109 @@
+"""The pre- and postprocess steps over named arrays: what the shims in `pipelines/` call.
+
+Every array has a batch dimension, which must be 1. Strings are object arrays of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.stages.chat import Message, parse_messages
+from llmserve.stages.postprocess import Postprocessor
+from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
+from llmserve.stages.text import text_from_bytes
+from llmserve.stages.word_lists import pack_word_list
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    """QUERY or MESSAGES, and word lists -> INPUT_ID and what else the `tensorrt_llm` step wants.
+
+    `EMBEDDING_BIAS` is `[1, vocab_size]`, or `[1, 0]` without bias words.
+    """
+    batches = {name: array.shape[0] for name, array in inputs.items() if array.ndim and array.shape[0] != 1}
+    raise_problems(
+        InvalidArgument,
+        "preprocessing takes a batch of one request",
+        [f"{name} has a batch of {size}" for name, size in batches.items()],
+    )
+    return _to_arrays(stage.prepare(_to_prompt(inputs)), inputs["REQUEST_OUTPUT_LEN"], stage.tokenizer.vocab_size)
+
+
+def text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    """TOKENS_BATCH `[1, beams, n]` -> OUTPUT `[beams]`.
+
+    Without FINISH_REASON the ids are taken for a whole answer; with it, WINDOW_IDS are the ids before them, and an
+    empty reason says that more will come.
+    """
+    tokens = inputs["TOKENS_BATCH"]
+    rows = tokens.reshape(-1, tokens.shape[-1])
+    lengths = inputs["SEQUENCE_LENGTH"].reshape(-1).tolist()
+    window = inputs["WINDOW_IDS"].reshape(-1).tolist() if "WINDOW_IDS" in inputs else []
+    is_final = "FINISH_REASON" not in inputs or bool(_text(inputs, "FINISH_REASON"))
+    tail = _text(inputs, "TAIL_TEXT") or ""
+    texts = [
+        stage.text(row[:length].tolist(), window, final=is_final, tail=tail)
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+    return {"OUTPUT": np.array([text.encode() for text in texts], dtype=object)}
+
+
+def _to_prompt(inputs: Arrays) -> TextPrompt:
+    text, listed = _text(inputs, "QUERY"), _text(inputs, "MESSAGES")
+    messages: list[Message] = parse_messages(listed) if listed else []
+    return TextPrompt(
+        text=None if messages and not text else text,
+        messages=messages,
+        max_tokens=_integer(inputs, "REQUEST_OUTPUT_LEN") or 0,
+        stop_words=_texts(inputs, "STOP_WORDS_DICT"),
+        bad_words=_texts(inputs, "BAD_WORDS_DICT"),
+        bias_words=_texts(inputs, "EMBEDDING_BIAS_WORDS"),
+        bias_weights=inputs["EMBEDDING_BIAS_WEIGHTS"].reshape(-1).tolist()
+        if "EMBEDDING_BIAS_WEIGHTS" in inputs
+        else (),
+        end_id=_integer(inputs, "END_ID"),
+        pad_id=_integer(inputs, "PAD_ID"),
+    )
+
+
+def _to_arrays(prompt: PreparedPrompt, max_tokens: NDArray[Any], vocab_size: int) -> dict[str, NDArray[Any]]:
+    bias = np.zeros(vocab_size if prompt.embedding_bias else 0, np.float32)
+    for token, weight in prompt.embedding_bias:
+        bias[token] = weight
+    return {
+        "INPUT_ID": np.array([prompt.input_ids], np.int32),
+        "REQUEST_INPUT_LEN": np.array([[len(prompt.input_ids)]], np.int32),
+        "REQUEST_OUTPUT_LEN": max_tokens.astype(np.int32),
+        "BAD_WORDS_IDS": pack_word_list(prompt.bad_words)[None],
+        "STOP_WORDS_IDS": pack_word_list(prompt.stop_words)[None],
+        "EMBEDDING_BIAS": bias[None],
+        "OUT_END_ID": np.array([[prompt.end_id]], np.int32),
+        "OUT_PAD_ID": np.array([[prompt.pad_id]], np.int32),
+    }
+
+
+def _texts(inputs: Arrays, name: str) -> tuple[str, ...]:
+    if name not in inputs:
+        return ()
+    return tuple(text_from_bytes(value, name) for value in inputs[name].reshape(-1))
+
+
+def _text(inputs: Arrays, name: str) -> str | None:
+    """The one string of `name`; None when it is absent."""
+    texts = _texts(inputs, name)
+    if len(texts) > 1:
+        raise InvalidArgument(f"{name} must hold one string, got {len(texts)}")
+    return texts[0] if texts else None
+
+
+def _integer(inputs: Arrays, name: str) -> int | None:
+    values = inputs[name].reshape(-1).tolist() if name in inputs else []
+    if len(values) > 1:
+        raise InvalidArgument(f"{name} must hold one number, got {len(values)}")
+    return int(values[0]) if values else None

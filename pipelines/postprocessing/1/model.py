@@ -1,0 +1,26 @@
+"""Token ids -> the text that they add to what was sent before. A shim: the work is done in llmserve.stages."""
+
+import triton_python_backend_utils as pb_utils
+
+from llmserve.errors import LlmserveError
+from llmserve.stages.postprocess import Postprocessor
+from llmserve.stages.shim import flag_parameter, path_parameter, triton_code
+from llmserve.stages.tensors import text_arrays
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        skip_special_tokens = flag_parameter(args, "skip_special_tokens", True)
+        self.stage = Postprocessor.open(path_parameter(args, "tokenizer_dir"), skip_special_tokens=skip_special_tokens)
+
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        try:
+            outputs = text_arrays(self.stage, inputs)
+        except LlmserveError as error:
+            code = getattr(pb_utils.TritonError, triton_code(error))
+            return pb_utils.InferenceResponse([], pb_utils.TritonError(str(error), code))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])

@@ -1,0 +1,26 @@
+"""Text or chat messages -> token ids, word lists and limits. A shim: the work is done in llmserve.stages."""
+
+import triton_python_backend_utils as pb_utils
+
+from llmserve.errors import LlmserveError
+from llmserve.stages.preprocess import Preprocessor
+from llmserve.stages.shim import flag_parameter, path_parameter, triton_code
+from llmserve.stages.tensors import prepare_arrays
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        add_special_tokens = flag_parameter(args, "add_special_tokens", True)
+        self.stage = Preprocessor.open(path_parameter(args, "tokenizer_dir"), add_special_tokens=add_special_tokens)
+
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        try:
+            outputs = prepare_arrays(self.stage, inputs)
+        except LlmserveError as error:
+            code = getattr(pb_utils.TritonError, triton_code(error))
+            return pb_utils.InferenceResponse([], pb_utils.TritonError(str(error), code))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
