@@ -1,8 +1,8 @@
 """The seam between the server core and whatever executes models.
 
-A backend turns a model directory into a `LoadedModel`; the core schedules requests onto its instances. Backends register
-by the name that `config.pbtxt` gives in `backend`; the registry is built by the program that starts the server, so the
-core imports none of them.
+A backend turns a model directory into a `LoadedModel`; the core schedules requests onto its instances. Backends
+register by the name that `config.pbtxt` gives in `backend`; the registry is built by the program that starts the
+server, so the core imports none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of `config.pbtxt` that this server does not honour: refused where the answers would differ, else reported."""
+"""Settings of `config.pbtxt` that this server does not honour: refused where answers would differ, else reported."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ _MAX_PROBLEMS = 50
 
 
 def parse_config_text(text: str) -> tuple[ModelConfig, list[str]]:
-    """The config and everything that is wrong with its text, as "line 3, column 1: ..."; a config with problems is partial.
+    """The config and everything that is wrong with its text, as "line 3, column 1: ...".
 
-    A field that protobuf does not know is blanked out and parsing goes on, so that one report lists them all.
+    A config with problems is partial. A field that protobuf does not know is blanked out and parsing goes on, so that
+    one report lists them all.
     """
     problems: list[str] = []
     while len(problems) < _MAX_PROBLEMS:
@@ -35,14 +36,13 @@ def parse_config_text(text: str) -> tuple[ModelConfig, list[str]]:
 
 def _describe(error: text_format.ParseError) -> str:
     message = re.sub(r"^\d+:\d+ : ", "", str(error))
-    message = re.sub(
-        r'^Message type "inference\.(\w+)" has no field named "(\w+)"\.$', r"\1 has no field '\2'", message
-    )
+    message = re.sub(r'^Message type "inference\.(.+)" has no field named "(\w+)"\.$', r"\1 has no field '\2'", message)
     return f"line {error.GetLine()}, column {error.GetColumn()}: {message}"
 
 
 def _offset(text: str, error: text_format.ParseError) -> int | None:
-    line, column = error.GetLine(), error.GetColumn()
+    line: int | None = error.GetLine()
+    column: int | None = error.GetColumn()
     if line is None or column is None:
         return None
     return sum(len(row) for row in text.splitlines(keepends=True)[: line - 1]) + column - 1

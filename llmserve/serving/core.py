@@ -1,7 +1,7 @@
 """The server core: loads the models of its repositories and is the one door to them for every protocol.
 
-Lives on one asyncio loop. `infer_stream` looks the model up, admits the request, and enforces the client's deadline; the model
-checks, schedules and counts. Closing the stream is the only way to cancel.
+Lives on one asyncio loop. `infer_stream` looks the model up, admits the request, and enforces the client's deadline;
+the model checks, schedules and counts. Closing the stream is the only way to cancel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from llmserve.serving.backend import Backend
 from llmserve.serving.ensemble_plan import step_models
 from llmserve.serving.exposition import ServerCollector, metrics_text
 from llmserve.serving.loader import PreparedModel, load_instances, prepare, serve_ensemble, serve_instances
-from llmserve.serving.model import ServedModel
 from llmserve.serving.model_config import is_ensemble
 from llmserve.serving.repository import ModelSource, scan_repositories
 from llmserve.serving.settings import ServerSettings
@@ -105,13 +104,12 @@ class InferenceCore:
     async def infer_stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """The responses of one request; the last one is `final`.
 
-        Raises `LlmserveError` when the request is refused (before the first response) and `DeadlineExceeded` at any time;
-        a model's own errors are responses with `error` set.
+        Raises `LlmserveError` when the request is refused (before the first response) and `DeadlineExceeded` at any
+        time; a model's own errors are responses with `error` set.
         """
         if not self._started or self._stopping:
-            raise Unavailable(
-                f"{request_label(request)}Server is {'stopping' if self._stopping else 'starting'}, not ready"
-            )
+            state = "stopping" if self._stopping else "starting"
+            raise Unavailable(f"{request_label(request)}Server is {state}, not ready for requests")
         model = self._table.find(request.model_name, request.model_version)
         self._num_in_flight += 1
         try:
@@ -220,12 +218,9 @@ class InferenceCore:
 async def _next_before(
     deadline: float, stream: AsyncGenerator[InferResponse, None], request: InferRequest
 ) -> InferResponse | None:
-    """The next response, or None at the end of the stream. `deadline` is time.monotonic() seconds, the loop's own clock."""
+    """The next response, or None at the end of the stream. `deadline` is time.monotonic() seconds: the loop's clock."""
     try:
         async with asyncio.timeout_at(deadline):
             return await anext(stream, None)
     except TimeoutError:
         raise DeadlineExceeded(f"{request_label(request)}Deadline exceeded for model '{request.model_name}'") from None
-
-
-__all__ += ["ServedModel"]

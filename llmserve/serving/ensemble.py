@@ -1,8 +1,8 @@
 """The ensemble: one stream composed of the streams of its steps.
 
-Waves of unary steps run one after the other; a decoupled step opens a stream, and what follows runs once for each of its
-responses, in order, when the reader asks for it. So order, back-pressure and cancellation are those of the streams: closing
-the ensemble's stream closes the step that is running.
+Waves of unary steps run one after the other; a decoupled step opens a stream, and what follows runs once for each of
+its responses, in order, when the reader asks for it. So order, back-pressure and cancellation are those of the streams:
+closing the ensemble's stream closes the step that is running.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An ensemble's config, checked against the models that it is made of, as waves of steps in the order of their tensors."""
+"""An ensemble's config, checked against its models, as waves of steps in the order of their tensors."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ class _Planner:
         self.problems: list[str] = []
         self._config = config
         self._signature = ModelSignature(config)
-        self._producers: dict[str, str] = {
-            spec.name: "the ensemble's inputs" for spec in self._signature.inputs.values()
-        }
+        self._producers: dict[str, str] = dict.fromkeys(self._signature.inputs, "the ensemble's inputs")
         self._specs: dict[str, tuple[TensorSpec, int]] = {}  # ensemble tensor -> how it was first seen, max batch size
         self._used: set[str] = set()
         for spec in (*self._signature.inputs.values(), *self._signature.outputs.values()):
@@ -89,10 +87,8 @@ class _Planner:
 
     def check_ends(self) -> None:
         """Every tensor has one producer and every producer a consumer."""
-        outputs = set(self._signature.outputs)
-        self.problems += [
-            f"output '{name}' is not produced by any step" for name in sorted(outputs - set(self._producers))
-        ]
+        unmade = [name for name in self._signature.outputs if name not in self._producers]
+        self.problems += [f"output '{name}' is not produced by any step" for name in unmade]
         self.problems += [
             f"tensor '{name}' is read by a step but nothing produces it"
             for name in sorted(self._used - set(self._producers))

@@ -5,6 +5,7 @@ A collector on a registry of its own, so that several cores can live in one proc
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -12,7 +13,6 @@ import psutil
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from llmserve.metrics import METRICS
 from llmserve.serving.backend import GaugeSample
@@ -49,12 +49,16 @@ def metrics_text(registry: CollectorRegistry) -> str:
         lines.append(f"# TYPE {family.name} {family.type}")
         for sample in family.samples:
             labels = ",".join(f'{key}="{_escape(value, quotes=True)}"' for key, value in sample.labels.items())
-            lines.append(
-                f"{sample.name}{{{labels}}} {floatToGoString(sample.value)}"
-                if labels
-                else f"{sample.name} {floatToGoString(sample.value)}"
-            )
+            lines.append(f"{sample.name}{{{labels}}} {_number(sample.value)}".replace("{} ", " "))
     return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)
 
 
 def _escape(text: str, *, quotes: bool = False) -> str:

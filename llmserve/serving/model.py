@@ -1,7 +1,7 @@
 """One loaded version of a model: its config, its scheduler, what it has done.
 
-`infer` is where every request of the model passes, whoever sent it: checks, statistics, and the border at which a backend's
-exception becomes an error response.
+`infer` is where every request of the model passes, whoever sent it: checks, statistics, and the border at which a
+backend's exception becomes an error response.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Model repositories on disk: `<repository>/<model>/config.pbtxt` and `<model>/<version>/...`.
 
-Reads names, versions and config texts; loads nothing. What is wrong with one model is a property of that model and never
-hides the others.
+Reads names, versions and config texts; loads nothing. What is wrong with one model is a property of that model and
+never hides the others.
 """
 
 from __future__ import annotations

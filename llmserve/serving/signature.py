@@ -15,8 +15,8 @@ from llmserve.errors import InvalidArgument
 from llmserve.serving.types import InferRequest, Tensor
 
 BATCH_NOTE = (
-    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "
-    "shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 _CONFIG_NAMES = {"TYPE_STRING": "BYTES"}
@@ -159,8 +159,8 @@ class ModelSignature:
         expected = (-1,) * self._batch_dims + spec.dims
         self._refuse(
             request,
-            f"unexpected shape for input '{spec.name}' for model '{self.model_name}'. Expected {format_shape(expected)}, "
-            f"got {format_shape(tensor.shape)}. {BATCH_NOTE if self._batch_dims else ''}",
+            f"unexpected shape for input '{spec.name}' for model '{self.model_name}'. Expected "
+            f"{format_shape(expected)}, got {format_shape(tensor.shape)}. {BATCH_NOTE if self._batch_dims else ''}",
         )
 
     def _refuse_inputs(self, request: InferRequest) -> NoReturn:

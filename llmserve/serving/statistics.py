@@ -1,7 +1,7 @@
 """What one version of a model has done since it was loaded, as counters; all durations are nanoseconds.
 
-The scheduler fills a `RequestTiming` per request; the core hands it to `ModelStatistics` when the request ends. Everything
-happens on the event loop, so nothing is locked.
+The scheduler fills a `RequestTiming` per request; the model hands it to `ModelStatistics` when the request ends.
+Everything happens on the event loop, so nothing is locked.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """One answer of a stream. A unary call is a stream of one. An error response ends its stream unless `final` is false."""
+    """One answer of a stream; a unary call is a stream of one. After an error more may follow unless it is final."""
 
     model_name: str
     model_version: str

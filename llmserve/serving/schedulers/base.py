@@ -23,7 +23,7 @@ class ModelScheduler(Protocol):
         ...
 
     def infer(self, request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
-        """Run a checked request; fill in `timing` by the time the stream ends. Closing the stream cancels the request."""
+        """Run a checked request, and fill in `timing` by the end of the stream. Closing it cancels the request."""
         ...
 
     async def stop(self) -> None:

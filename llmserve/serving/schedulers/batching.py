@@ -1,4 +1,4 @@
-"""Which waiting requests make the next batch: the rules of `dynamic_batching`, as arithmetic without clocks or queues."""
+"""Which waiting requests make the next batch: the rules of `dynamic_batching`, as arithmetic without a clock."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class BatchRule:
         """The batch to run now, or an empty one and the time until which it is worth waiting.
 
         The candidates are the longest run of requests, from the front, that may share a batch. They go when they cannot
-        grow, when they reach the largest preferred size, or when the first has waited for the delay; then at the largest
-        preferred size that they reach, else all of them.
+        grow, when they reach the largest preferred size, or when the first has waited for the delay; then at the
+        largest preferred size that they reach, else all of them.
         """
         candidates: list[Ticket] = []
         total = num_preferred = preferred_total = 0

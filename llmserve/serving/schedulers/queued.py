@@ -1,7 +1,7 @@
 """The scheduler of models that take one batch at a time per instance: direct (batches of one request) and dynamic.
 
-Everything happens on the event loop, in `_pump`: whenever a request comes, an instance is released or a delay is over, idle
-instances get the batches that are due. A request that is cancelled while it waits never runs.
+Everything happens on the event loop, in `_pump`: whenever a request comes, an instance is released or a delay is over,
+idle instances get the batches that are due. A request that is cancelled while it waits never runs.
 """
 
 from __future__ import annotations
