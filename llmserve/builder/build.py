@@ -87,6 +87,7 @@ class CanonicalWeights:
 def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress) -> Manifest:
     progress.phase("hash the checkpoint", 0)
     source = Source(checkpoint.digest(), build.spec.architecture, checkpoint.file_names)
+    progress.advance("", sum((checkpoint.path / name).stat().st_size for name in source.files))
     weights = CanonicalWeights(build.weights, build.options.dtype)
     progress.phase("compile", build.engine_bytes)
     job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance)

@@ -54,10 +54,7 @@ class BuildPlan:
         """(what, how much) for people."""
         options = self.options
         fits = ", ".join(f"{count:,} of {length:,} tokens" for length, count in self.sequences_that_fit.items())
-        bounds = ", ".join(
-            f"{self.tokens_per_s_bound(context):,.0f} after {context:,} tokens"
-            for context in (0, options.max_seq_len - 1)
-        )
+        empty, full = (self.tokens_per_s_bound(context) for context in (0, options.max_seq_len - 1))
         return [
             ("checkpoint", f"{self.checkpoint} ({self.architecture})"),
             ("target", f"{options.target}, {options.dtype}{options.quantization and '+' + options.quantization}"),
@@ -69,7 +66,8 @@ class BuildPlan:
             ("memory here", f"{self.available_bytes / 2**30:,.1f} GiB available to this process"),
             ("sequences that fit", fits),
             ("memory read", f"{self.read_bytes_per_s / 1e9:,.1f} GB/s (measured: numpy sum over 256 MiB, best of 4)"),
-            ("bound at batch 1", f"{bounds}, in tokens/s: one read of weights and KV cache per token"),
+            ("bound at batch 1", f"{empty:,.0f} tokens/s with an empty KV cache, {full:,.0f} with a full one: "
+                                 f"each token reads weights and cache once"),
             *(("note", note) for note in self.notes),
         ]  # fmt: skip
 

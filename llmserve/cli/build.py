@@ -27,7 +27,7 @@ DEFAULTS = BuildOptions()
 def _flag(text: str, default: object = None) -> typer.models.OptionInfo:
     """An option that is None unless given, so that a recipe can speak first."""
     option: typer.models.OptionInfo = typer.Option(
-        help=text if default is None else f"{text} [default: {default}]", show_default=False
+        help=text if default is None else f"{text} (default: {default})", show_default=False
     )
     return option
 
@@ -72,6 +72,8 @@ def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
 def _print_plan(checkpoint: Path, options: BuildOptions, *, show_program: bool) -> None:
     plan = plan_build(checkpoint, options)
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for what, how_much in plan.rows():
         table.add_row(f"[bold]{what}[/bold]", how_much)
     Console(highlight=False).print(table)

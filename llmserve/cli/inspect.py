@@ -43,6 +43,8 @@ def _as_json(directory: EngineDirectory, result: SelfTestResult | None) -> dict[
 
 def _print_table(directory: EngineDirectory, result: SelfTestResult | None) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for what, value in _rows(directory, result):
         table.add_row(f"[bold]{what}[/bold]", value)
     Console(highlight=False).print(table)
