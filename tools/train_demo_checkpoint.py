@@ -1,0 +1,98 @@
+"""Make the demo checkpoint again, from the docstrings of installed packages. No network is used.
+
+    python tools/train_demo_checkpoint.py train --output /tmp/demo --minutes 60
+    python tools/train_demo_checkpoint.py score build/checkpoints/baichuan2-tiny-docsum
+
+Training pairs come from this interpreter's site-packages and every `--packages DIR`. More packages give a larger
+corpus: install what tools/demo_checkpoint/corpus-packages.txt names into an environment of its own and name that one's
+site-packages with `--packages`.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from demo_checkpoint import corpus
+from demo_checkpoint.decontaminate import Decontaminator
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+EVALUATION_PAIRS = REPOSITORY / "eval" / "data" / "docstrings.jsonl"
+PAIRS_PER_PACKAGE = 3500
+EVALUATION_PAIRS_PER_PACKAGE = 25
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+Packages = Annotated[list[Path] | None, typer.Option(help="A further folder of packages; may be repeated.")]
+Seed = Annotated[int, typer.Option(help="Of the choice of pairs and of the training.")]
+
+
+@app.command()
+def pairs(output: Path, packages: Packages = None, seed: Seed = 0) -> None:
+    """Write the training pairs as JSON lines."""
+    found = training_pairs([Path(sysconfig.get_path("purelib")), *(packages or [])], seed)
+    corpus.write_pairs(output, found)
+
+
+@app.command()
+def eval_pairs(output: Path, count: int = 500, seed: Seed = 0) -> None:
+    """Choose evaluation pairs from the standard library. The committed file was chosen once and stays as it is."""
+    library = corpus.collect([Path(sysconfig.get_path("stdlib"))], "py" + sysconfig.get_python_version())
+    chosen = corpus.select_evaluation_pairs(library, count, per_package=EVALUATION_PAIRS_PER_PACKAGE, seed=seed)
+    corpus.write_pairs(output, chosen)
+    print(f"{len(chosen)} evaluation pairs in {output}")
+
+
+@app.command()
+def train(
+    output: Annotated[Path, typer.Option(help="A folder for the corpus, the tokenizer and `checkpoint/`.")],
+    minutes: Annotated[float, typer.Option(help="Training time; the learning rate follows the clock.")] = 60.0,
+    steps: Annotated[int, typer.Option(help="Train this many steps instead: repeatable to the bit.")] = 0,
+    device: str = "cpu",
+    threads: int = 2,
+    autocast: Annotated[bool, typer.Option(help="bfloat16 arithmetic; faster where the processor has it.")] = False,
+    packages: Packages = None,
+    seed: Seed = 0,
+) -> None:
+    """Collect a corpus, train the tokenizer and the model, export and score the checkpoint."""
+    from demo_checkpoint import batches, export, model, tokenizer
+    from demo_checkpoint import train as training
+
+    corpus_file = output / "pairs.jsonl"
+    if not corpus_file.exists():
+        pairs(corpus_file, packages, seed)
+    found = corpus.read_pairs(corpus_file)
+    tokenizer.train_tokenizer(found, output / "tokenizer.model", threads=threads)
+    examples = batches.encode_pairs(found, tokenizer.load_tokenizer(output / "tokenizer.model"))
+    print(f"{len(examples)} examples, {sum(len(example.ids) for example in examples)} tokens", flush=True)
+    options = training.TrainOptions(minutes, steps, device, threads, seed, autocast)
+    trained, _ = training.train(examples, model.ModelConfig(), options, say=lambda line: print(line, flush=True))
+    export.export_checkpoint(trained, output / "tokenizer.model", output / "checkpoint")
+    score([output / "checkpoint"])
+
+
+@app.command()
+def score(checkpoints: list[Path]) -> None:
+    """Print ROUGE of greedy summaries of the evaluation pairs."""
+    from demo_checkpoint import score as scoring
+
+    evaluation = corpus.read_pairs(EVALUATION_PAIRS)
+    for checkpoint in checkpoints:
+        result = scoring.rouge(scoring.summaries(checkpoint, evaluation), evaluation)
+        print(f"{checkpoint}: " + "  ".join(f"{name} {value:.2f}" for name, value in result.items()), flush=True)
+
+
+def training_pairs(roots: list[Path], seed: int) -> list[corpus.Pair]:
+    """Clean, unlike each other and unlike the evaluation pairs, at most so many of one package."""
+    raw = list(corpus.collect(roots, "package"))
+    distinct = corpus.deduplicate(raw)
+    decontaminator = Decontaminator(corpus.read_pairs(EVALUATION_PAIRS))
+    capped = corpus.cap_per_package((p for p in distinct if not decontaminator.is_near(p)), PAIRS_PER_PACKAGE, seed)
+    num_packages = len({pair.package for pair in capped})
+    print(f"{len(raw)} pairs, {len(distinct)} distinct, {len(capped)} kept from {num_packages} packages", flush=True)
+    return capped
+
+
+if __name__ == "__main__":
+    app()
