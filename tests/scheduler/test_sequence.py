@@ -24,7 +24,7 @@ def feed(target: Sequence, *tokens: int, log_prob: float = 0.0) -> list[TokenEve
 
 
 def told(events: list[TokenEvent | None]) -> list[tuple[int, ...] | None]:
-    return [event and event.token_ids for event in events]
+    return [None if event is None else event.token_ids for event in events]
 
 
 def sample_request(target: Sequence) -> SampleRequest:

@@ -1,0 +1,297 @@
+"""The step thread and its borders: many consumers, several loops, clients that leave, runners that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from llmserve.engine.base import EngineInfo, RunnerInfo, StepResult
+from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer, fake_engine
+from llmserve.engine.inflight import InflightEngine
+from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from llmserve.scheduler.plan import StepPlan
+from llmserve.scheduler.settings import Policy, SchedulerSettings
+
+LONG = 200
+INFO = EngineInfo("test", "fake", "Fake", "int", "", 1000, 256, 32, 64)
+
+
+class RecordingRunner(FakeRunner):
+    """Keeps its plans, and waits at `gate` before every step."""
+
+    def __init__(self, info: RunnerInfo = FAKE_RUNNER_INFO, **options: float) -> None:
+        super().__init__(info, **options)  # type: ignore[arg-type]
+        self.plans: list[StepPlan] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        assert self.gate.wait(20)
+        return super().step(plan)
+
+
+@contextmanager
+def opened(runner: FakeRunner | None = None, settings: SchedulerSettings | None = None) -> Iterator[InflightEngine]:
+    engine = InflightEngine(runner or FakeRunner(), INFO, settings)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def request(*prompt: int, max_tokens: int = 5, **fields: object) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return GenerateRequest("r", prompt or (1, 2, 3), sampling, **fields)  # type: ignore[arg-type]
+
+
+async def tokens_of(stream: AsyncGenerator[TokenEvent, None]) -> list[int]:
+    async with aclosing(stream):
+        return [token async for event in stream for token in event.token_ids]
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+async def test_the_worked_example_streams() -> None:
+    with opened() as engine:
+        assert await tokens_of(engine.submit(request(1, 2, 3, max_tokens=4))) == [31, 125, 501, 11]
+
+
+@pytest.mark.parametrize("policy", Policy)
+async def test_many_streams_get_the_answers_that_they_get_alone(policy: Policy) -> None:
+    tight = replace(FAKE_RUNNER_INFO, num_blocks=24, max_num_tokens=16, max_batch_size=8)
+    prompts = [(7,) * (number % 5) + tuple(range(number % 9 + 1)) for number in range(100)]
+    with opened(FakeRunner(tight), SchedulerSettings(policy=policy)) as engine:
+        answers = await asyncio.gather(*(tokens_of(engine.submit(request(*p, max_tokens=40))) for p in prompts))
+        await until(lambda: engine.stats().num_active_requests == 0)
+        assert engine.stats().free_num_blocks == 24
+    assert answers == [fake_answer(prompt, 40) for prompt in prompts]
+
+
+async def test_closing_a_stream_frees_its_blocks_within_one_step() -> None:
+    runner = RecordingRunner()
+    with opened(runner) as engine:
+        leaving = engine.submit(request(1, max_tokens=LONG))
+        staying = engine.submit(request(2, max_tokens=LONG))
+        await anext(leaving)
+        await anext(staying)
+        runner.gate.clear()  # a step runs, or is about to
+        num_plans = len(runner.plans)
+        await leaving.aclose()
+        runner.gate.set()
+        assert await tokens_of(staying) == fake_answer([2], LONG)[1:]
+    assert not any(chunk.sequence_id == 0 for plan in runner.plans[num_plans + 1 :] for chunk in plan.chunks)
+
+
+async def test_cancelling_the_consumer_cancels_the_sequence() -> None:
+    runner = RecordingRunner(step_delay_s=0.002)
+    with opened(runner) as engine:
+        task = asyncio.create_task(tokens_of(engine.submit(request(max_tokens=LONG, num_sequences=3))))
+        await until(lambda: engine.stats().num_active_requests == 3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: engine.stats().num_active_requests == 0)
+        assert engine.stats().used_num_blocks == 0
+        assert runner.num_steps < LONG
+
+
+async def test_a_waiting_request_can_be_cancelled() -> None:
+    runner = RecordingRunner(replace(FAKE_RUNNER_INFO, max_batch_size=1))
+    with opened(runner) as engine:
+        running = engine.submit(request(1, max_tokens=20))
+        await anext(running)
+        runner.gate.clear()
+        waiting = asyncio.create_task(tokens_of(engine.submit(request(2))))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        runner.gate.set()
+        await tokens_of(running)
+        await until(lambda: engine.stats().num_active_requests == 0)
+    assert {chunk.sequence_id for plan in runner.plans for chunk in plan.chunks} == {0}
+
+
+async def test_streams_may_live_on_different_loops() -> None:
+    answers: dict[int, list[int]] = {}
+
+    async def consume(number: int) -> None:
+        answers[number] = await tokens_of(engine.submit(request(number, max_tokens=LONG)))
+
+    async def consume_some(first: int) -> None:
+        await asyncio.gather(*(consume(number) for number in range(first, first + 8)))
+
+    with opened() as engine:
+        threads = [threading.Thread(target=asyncio.run, args=(consume_some(first),)) for first in (0, 8)]
+        for thread in threads:
+            thread.start()
+        await consume_some(16)
+        for thread in threads:
+            await asyncio.to_thread(thread.join, 20)
+    assert answers == {number: fake_answer([number], LONG) for number in range(24)}
+
+
+async def test_a_step_makes_one_call_per_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    num_calls = 0
+    call_soon_threadsafe = loop.call_soon_threadsafe
+
+    def counting(*args: object, **options: object) -> object:
+        nonlocal num_calls
+        num_calls += 1
+        return call_soon_threadsafe(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+    runner = FakeRunner()
+    with opened(runner) as engine:
+        await asyncio.gather(*(tokens_of(engine.submit(request(number, max_tokens=20))) for number in range(30)))
+        assert 20 <= num_calls <= runner.num_steps
+
+
+async def test_a_loop_that_is_gone_takes_its_sequences_along() -> None:
+    loop = asyncio.new_event_loop()
+    runner = RecordingRunner(step_delay_s=0.002)
+    with opened(runner) as engine:
+        stream = engine.submit(request(max_tokens=LONG))
+        await asyncio.to_thread(loop.run_until_complete, stream.asend(None))
+        loop.close()
+        await until(lambda: engine.stats().num_active_requests == 0)
+        assert runner.num_steps < LONG
+        assert engine.healthy()
+        assert await tokens_of(engine.submit(request(1))) == fake_answer([1], 5)
+        await stream.aclose()
+
+
+async def test_a_slow_consumer_does_not_hold_up_the_others() -> None:
+    runner = FakeRunner()
+    with opened(runner) as engine:
+        slow = engine.submit(request(1, max_tokens=50))
+        await anext(slow)  # and then nothing for a while
+        assert await tokens_of(engine.submit(request(2, max_tokens=LONG))) == fake_answer([2], LONG)
+        await until(lambda: engine.stats().num_active_requests == 0)
+        assert await tokens_of(slow) == fake_answer([1], 50)[1:]
+
+
+async def test_a_failing_runner_ends_every_stream_with_one_error() -> None:
+    runner = RecordingRunner(replace(FAKE_RUNNER_INFO, max_batch_size=2), fail_at_step=3)
+    with opened(runner) as engine:
+        late = engine.submit(request(9))
+        tasks = [asyncio.create_task(tokens_of(engine.submit(request(n, max_tokens=LONG)))) for n in range(4)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [InternalError] * 4
+        assert "step 3 was told to fail" in str(results[0])
+        assert len({id(result) for result in results}) == 4
+        assert not engine.healthy()
+        with pytest.raises(Unavailable, match="told to fail"):
+            engine.submit(request(1))
+        with pytest.raises(Unavailable):
+            await anext(late)
+        await until(lambda: runner.is_closed)
+
+
+async def test_an_integrity_error_is_not_hidden() -> None:
+    with opened() as engine:
+        await tokens_of(engine.submit(request(1)))
+        await until(lambda: engine.stats().used_num_blocks == 0)
+        engine._scheduler.pool.allocate(1)  # a block that no sequence owns
+        await tokens_of(engine.submit(request(2)))
+        await until(lambda: not engine.healthy())
+        with pytest.raises(Unavailable, match="reference counts"):
+            engine.submit(request(1))
+
+
+async def test_close_does_not_wait_for_the_consumers_of_a_running_step() -> None:
+    runner = RecordingRunner()
+    engine = InflightEngine(runner, INFO)
+    stream = engine.submit(request(max_tokens=LONG))
+    await anext(stream)
+    runner.gate.clear()
+    closing = asyncio.create_task(asyncio.to_thread(engine.close))
+    with pytest.raises(Unavailable):
+        await tokens_of(stream)
+    assert not closing.done()
+    runner.gate.set()
+    await closing
+    assert runner.is_closed
+
+
+def test_an_engine_without_requests_closes() -> None:
+    engine = fake_engine()
+    assert engine.healthy()
+    engine.close()
+    engine.close()
+    assert not engine.healthy()
+
+
+async def test_a_deadline_ends_a_running_answer() -> None:
+    with opened(FakeRunner(step_delay_s=0.005)) as engine:
+        async with aclosing(engine.submit(request(max_tokens=LONG, deadline=time.monotonic() + 0.05))) as stream:
+            events = [event async for event in stream]
+        assert events[-1].finish_reason is FinishReason.TIMED_OUT
+        assert 1 <= len(events) < 40
+        await until(lambda: engine.stats().used_num_blocks == 0)
+
+
+async def test_a_full_queue_refuses_on_the_first_pull() -> None:
+    runner = RecordingRunner(replace(FAKE_RUNNER_INFO, max_batch_size=1))
+    with opened(runner, SchedulerSettings(max_queue_size=2)) as engine:
+        running = engine.submit(request(1, max_tokens=20))
+        await anext(running)
+        runner.gate.clear()
+        waiting = [asyncio.create_task(tokens_of(engine.submit(request(number)))) for number in (2, 3)]
+        await asyncio.sleep(0.01)
+        refused = engine.submit(request(4))
+        with pytest.raises(ResourceExhausted, match="queue is full"):
+            await anext(refused)
+        runner.gate.set()
+        assert await asyncio.gather(*waiting) == [fake_answer([2], 5), fake_answer([3], 5)]
+        await running.aclose()
+
+
+async def test_a_request_that_can_never_fit_is_refused() -> None:
+    with opened(FakeRunner(replace(FAKE_RUNNER_INFO, num_blocks=4))) as engine:
+        with pytest.raises(InvalidArgument, match="16 tokens of the KV cache"):
+            engine.submit(request(1, 2, max_tokens=16))
+        assert len(await tokens_of(engine.submit(request(1, 2, max_tokens=15)))) == 15
+
+
+async def test_an_idle_engine_uses_no_processor() -> None:
+    runner = FakeRunner()
+    with opened(runner) as engine:
+        await tokens_of(engine.submit(request(1)))
+        await until(lambda: engine.stats().num_active_requests == 0)
+        num_steps, started = runner.num_steps, time.process_time()
+        await asyncio.sleep(0.3)
+        assert runner.num_steps == num_steps
+        assert time.process_time() - started < 0.1
+
+
+async def test_stats_tell_what_the_last_step_did() -> None:
+    runner = RecordingRunner(replace(FAKE_RUNNER_INFO, max_num_tokens=8, max_batch_size=2), step_delay_s=0.005)
+    with opened(runner) as engine:
+        empty = engine.stats()
+        assert (empty.iteration, empty.free_num_blocks, empty.tokens_per_block) == (0, 256, 4)
+        decoding = engine.submit(request(1, max_tokens=100))
+        await anext(decoding)
+        prompts = [asyncio.create_task(tokens_of(engine.submit(request(*([2] * 100))))) for _ in range(2)]
+        await until(lambda: engine.stats().num_active_requests == 3 and engine.stats().num_context_requests == 1)
+        stats = engine.stats()
+        assert (stats.num_scheduled_requests, stats.num_gen_requests, stats.num_ctx_tokens) == (2, 1, 7)
+        assert (stats.num_active_requests, stats.num_waiting_requests) == (3, 1)
+        assert stats.used_num_blocks + stats.free_num_blocks == stats.max_num_blocks == 256
+        await asyncio.gather(*prompts)
+        await until(lambda: engine.stats().reused_blocks == 24)
+        await decoding.aclose()

@@ -1,0 +1,47 @@
+"""What the contract suite does not show; see `tests/contracts/test_engine.py` for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.validation import MAX_WORD_LENGTH, MAX_WORD_TOKENS, check_pool, check_request
+from llmserve.errors import InvalidArgument
+
+REQUEST = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (replace(REQUEST, stop_ids=((1,) * (MAX_WORD_LENGTH + 1),)), "more than 64 tokens"),
+        (replace(REQUEST, bad_ids=((1,),) * (MAX_WORD_TOKENS + 1)), "16385 tokens in all"),
+        (replace(REQUEST, bad_ids=((0,), (1,), (2,), (1, 3))), "no token of the vocabulary"),
+        (
+            replace(REQUEST, sampling=SamplingParams(min_tokens=1), bad_ids=((0,), (1,)), stop_ids=((2,),), end_id=3),
+            "no token of the vocabulary",
+        ),
+        (replace(REQUEST, deadline=float("nan")), "deadline"),
+        (replace(REQUEST, num_sequences=129), "from 1 to 128"),
+        (replace(REQUEST, prompt_ids=(1,) * 10), "at most 9"),
+    ],
+)
+def test_problems(request_: GenerateRequest, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        check_request(request_, vocab_size=4, max_seq_len=10)
+
+
+def test_valid_requests_pass() -> None:
+    check_request(REQUEST, vocab_size=4, max_seq_len=10)
+    # the end token may lie outside: such a model never ends by itself
+    check_request(replace(REQUEST, end_id=-1, prompt_ids=(1,) * 9), vocab_size=4, max_seq_len=10)
+    check_request(replace(REQUEST, bad_ids=((0,), (1,), (2,)), end_id=3), vocab_size=4, max_seq_len=10)
+
+
+def test_an_answer_that_never_fits_the_pool_is_refused() -> None:
+    check_pool(REQUEST, max_seq_len=100, num_pool_tokens=9)  # the last token is not cached
+    with pytest.raises(InvalidArgument, match="can never run"):
+        check_pool(REQUEST, max_seq_len=100, num_pool_tokens=8)
+    check_pool(REQUEST, max_seq_len=8, num_pool_tokens=8)  # cut to six tokens
