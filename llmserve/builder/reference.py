@@ -55,7 +55,8 @@ class ReferenceModel:
 def _rms_norm(op: Op, x: Matrix, weight: Matrix) -> Matrix:
     groups = x.reshape(len(x), int(_number(op, "groups")), -1)
     mean_square = np.square(groups).mean(axis=-1, keepdims=True)
-    return (groups / np.sqrt(mean_square + np.float32(_number(op, "eps"))) * weight).reshape(x.shape)
+    normalized: Matrix = groups / np.sqrt(mean_square + np.float32(_number(op, "eps"))) * weight
+    return normalized.reshape(x.shape)
 
 
 def _linear(op: Op, x: Matrix, weight: Matrix, bias: Matrix | None = None) -> Matrix:

@@ -1,0 +1,146 @@
+"""The numpy reference against transformers, for every architecture and every file format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.builder.reference import ReferenceModel
+from llmserve.models.graph import CacheShape, Graph
+from tests.checkpoints import FORMATS, KINDS, make_checkpoint, random_tensors, write_json, write_tensors
+from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
+
+TOLERANCE = 1e-5  # the engines are allowed 1e-4; the reference must be better than what it judges
+PROMPT = tuple(int(i) for i in np.random.default_rng(7).integers(3, 320, size=90))
+
+
+def assert_parity(path: Path) -> None:
+    found = reference_logits(path)(PROMPT)
+    assert relative_error(found, oracle_logits(load_oracle(path), PROMPT)) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_architecture(kind: str, tmp_path: Path) -> None:
+    """The prompt is longer than Mistral's window (16) and than Llama 3's trained length (64)."""
+    assert_parity(make_checkpoint(tmp_path, kind, with_tokenizer=False))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_and_half_precision(format: str, dtype: str, tmp_path: Path) -> None:
+    assert_parity(make_checkpoint(tmp_path, "baichuan2-7b", dtype=dtype, format=format, with_tokenizer=False))
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN_OPTIONS = {"beta_fast": 16, "beta_slow": 2, "mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear rope": ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+    "yarn": ("qwen2", {"rope_scaling": YARN}),
+    "yarn with every option": ("llama", {"rope_scaling": YARN | YARN_OPTIONS}),
+    "yarn with an attention factor": ("qwen3", {"rope_scaling": YARN | {"attention_factor": 1.3}}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "mistral with its own head size": ("mistral", {"head_dim": 24}),
+    "qwen2 with a window in the last layer": ("qwen2", {"use_sliding_window": True, "sliding_window": 8}),
+    "qwen3 with windows by layer type": (
+        "qwen3",
+        {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "one key/value head": ("llama", {"num_key_value_heads": 1}),
+    "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
+}
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_variants(variant: str, tmp_path: Path) -> None:
+    kind, overrides = VARIANTS[variant]
+    assert_parity(make_checkpoint(tmp_path, kind, with_tokenizer=False, **overrides))
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [("llama", ("attention_bias", "mlp_bias")), ("qwen3", ("attention_bias",))],
+    ids=["llama", "qwen3"],
+)
+def test_optional_biases(kind: str, keys: tuple[str, ...], tmp_path: Path) -> None:
+    """The checkpoint is transformers' own: it knows the names of the bias tensors."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**(KINDS[kind] | dict.fromkeys(keys, True) | {"torch_dtype": "float32"}))
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_()
+    model.save_pretrained(tmp_path)
+    assert_parity(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["baichuan2-13b", "llama3-rope", "mistral", "qwen2", "qwen3"])
+def test_configs_as_transformers_5_writes_them(kind: str, tmp_path: Path) -> None:
+    """New style: `rope_parameters` instead of `rope_theta` and `rope_scaling`, `dtype` instead of `torch_dtype`."""
+    load_oracle(make_checkpoint(tmp_path / "old", kind, with_tokenizer=False)).save_pretrained(tmp_path / "new")
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert "rope_theta" not in config
+    assert "dtype" in config
+    assert np.array_equal(reference_logits(tmp_path / "new")(PROMPT), reference_logits(tmp_path / "old")(PROMPT))
+    assert_parity(tmp_path / "new")
+
+
+def test_baichuan2_7b_is_a_llama_in_disguise(tmp_path: Path) -> None:
+    """An oracle that shares no line with our torch implementation: split W_pack, normalize the head, call it Llama."""
+    baichuan = make_checkpoint(tmp_path / "baichuan", "baichuan2-7b", with_tokenizer=False)
+    config = KINDS["baichuan2-7b"]
+    tensors = random_tensors(config, dtype="float32", seed=0)
+    for name in [name for name in tensors if name.endswith("W_pack.weight")]:
+        q, k, v = np.split(tensors.pop(name), 3)
+        for letter, rows in zip("qkv", (q, k, v), strict=True):
+            tensors[name.replace("W_pack", f"{letter}_proj")] = np.ascontiguousarray(rows)
+    head = tensors["lm_head.weight"]
+    tensors["lm_head.weight"] = head / np.linalg.norm(head, axis=1, keepdims=True)
+    llama = tmp_path / "llama"
+    llama.mkdir()
+    names = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0}
+    write_json(llama / "config.json", config | names)
+    write_tensors(llama, tensors, "safetensors")
+    wanted = oracle_logits(load_oracle(llama), PROMPT)
+    assert relative_error(reference_logits(baichuan)(PROMPT), wanted) < TOLERANCE
+    assert relative_error(oracle_logits(load_oracle(baichuan), PROMPT), wanted) < TOLERANCE
+
+
+def test_logits_do_not_depend_on_later_tokens(tmp_path: Path) -> None:
+    logits = reference_logits(make_checkpoint(tmp_path, "baichuan2-13b", with_tokenizer=False))
+    assert np.allclose(logits(PROMPT)[:10], logits(PROMPT[:10]), atol=1e-5)
+
+
+@pytest.mark.parametrize("prompt", [(), (-1,), (320,)])
+def test_bad_prompts_are_refused(prompt: tuple[int, ...], tmp_path: Path) -> None:
+    logits = reference_logits(make_checkpoint(tmp_path, "llama", with_tokenizer=False))
+    with pytest.raises(ValueError, match="below 320"):
+        logits(prompt)
+
+
+def test_parameters_are_loaded_where_they_are_used_and_released() -> None:
+    """A parameter is alive only during its op: memory stays near one parameter."""
+    import weakref
+
+    alive: list[weakref.ref[Any]] = []
+
+    class Weight(np.ndarray):  # a plain array cannot be weakly referenced
+        pass
+
+    def load(name: str) -> Any:
+        assert [ref for ref in alive if ref() is not None] == []
+        shape = (4,) if "norm" in name else (10, 4)
+        array = np.ones(shape, np.float16).view(Weight)
+        alive.append(weakref.ref(array))
+        return array
+
+    g = Graph(CacheShape(1, 1, 4), 10)
+    g.logits(g.rms_norm(g.rms_norm(g.embed("embed", 4), "norm.0", eps=0.0), "norm.1", eps=0.0), "head")
+    logits = ReferenceModel(g.program(), load).logits([1, 2])
+    assert logits.tolist() == [[4.0] * 10] * 2
+    assert len(alive) == 4
