@@ -1,0 +1,196 @@
+"""The `cpu` target: writes the engine file of the embedded engine.
+
+All shapes are known before a weight is read, so the header and the place of every tensor are fixed first; then each
+parameter is loaded once, converted, and written where it belongs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.options import DTYPES, BuildOptions
+from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.cpu_lowering import Lowered, lower, quantized_params
+from llmserve.engine.cpu.layout import (
+    CANONICAL_PACKING,
+    FORMAT_VERSION,
+    DType,
+    EngineHeader,
+    Metadata,
+    encode_metadata,
+)
+from llmserve.models.graph import OpKind, Program
+from llmserve.models.spec import Param
+
+MAX_INT8_DEPTH = 65536  # 255 * 127 * depth must fit in 32 bits
+MAX_WIDTH = 1 << 24
+MAX_BLOCK = 1 << 16
+ROWS_AT_ONCE = 1024  # of a weight while it is quantized
+
+NUMPY_TYPES: Mapping[DType, Any] = {
+    DType.FLOAT32: np.float32,
+    DType.FLOAT16: np.float16,
+    DType.BFLOAT16: ml_dtypes.bfloat16,
+    DType.INT8: np.int8,
+    DType.INT32: np.int32,
+}
+
+
+class CpuTarget:
+    """Engines for `llmserve.engine.cpu`; one file serves every instruction set."""
+
+    name = "cpu"
+
+    def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
+        return [
+            *_option_problems(options),
+            *_program_problems(program),
+            *_quantization_problems(program, params, options),
+        ]
+
+    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
+        return _plan(program, params, options)[1].file_bytes
+
+    def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
+        lowered, metadata = _plan(job.program, job.params, job.options)
+        with out.open("wb") as file:
+            file.write(metadata.blob)
+            writer = TensorWriter(file, lowered, metadata, job)
+            writer.write_constants()
+            for param in job.params:
+                writer.write_param(param.name)
+            file.truncate(metadata.file_bytes)
+        return {
+            "packing": CANONICAL_PACKING,
+            "isa": "any",
+            "format_version": FORMAT_VERSION,
+            "operations": dict(Counter(op.code.name.lower() for op in lowered.ops)),
+            "quantized_params": len(lowered.quantized),
+        }
+
+
+class TensorWriter:
+    """Puts numbers where the plan says."""
+
+    def __init__(self, file: BinaryIO, lowered: Lowered, metadata: Metadata, job: CompileJob) -> None:
+        self._file = file
+        self._lowered = lowered
+        self._job = job
+        self._places = {
+            tensor.name: (tensor, offset) for tensor, offset in zip(lowered.tensors, metadata.offsets, strict=True)
+        }
+
+    def write_constants(self) -> None:
+        for name, values in self._lowered.constants.items():
+            self._write(name, [np.array(values, np.float32)])
+
+    def write_param(self, name: str) -> None:
+        if name not in self._places:
+            return
+        array = self._job.load(name)
+        if name in self._lowered.quantized:
+            self._write_quantized(name, array)
+        else:
+            self._write(name, [array])
+
+    def _write_quantized(self, name: str, array: NDArray[Any]) -> None:
+        scale = np.empty(len(array), np.float32)
+        row_sum = np.empty(len(array), np.int32)
+
+        def pieces() -> Iterator[NDArray[Any]]:
+            for begin in range(0, len(array), ROWS_AT_ONCE):
+                rows = slice(begin, begin + ROWS_AT_ONCE)
+                values, scale[rows] = quantize_rows(array[rows].astype(np.float32))
+                row_sum[rows] = values.sum(axis=1, dtype=np.int32)
+                yield values
+
+        self._write(name, pieces())
+        self._write(f"{name}.scale", [scale])
+        self._write(f"{name}.row_sum", [row_sum])
+
+    def _write(self, name: str, pieces: Iterator[NDArray[Any]] | list[NDArray[Any]]) -> None:
+        tensor, offset = self._places[name]
+        self._file.seek(offset)
+        for piece in pieces:
+            values = np.ascontiguousarray(piece, NUMPY_TYPES[tensor.dtype])
+            self._file.write(values.reshape(-1).view(np.uint8).data)
+        written = self._file.tell() - offset
+        assert written == tensor.num_bytes, f"{name}: {written} bytes instead of {tensor.num_bytes}"
+        self._job.advance(name, written)
+
+
+def quantize_rows(rows: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Symmetric int8 per row: `values * scale` approximates `rows`; the largest of a row becomes 127."""
+    scale = np.abs(rows).max(axis=1) / np.float32(127)
+    safe = np.where(scale > 0, scale, np.float32(1))
+    return np.rint(rows / safe[:, None]).astype(np.int8), scale
+
+
+def _plan(program: Program, params: Sequence[Param], options: BuildOptions) -> tuple[Lowered, Metadata]:
+    quantized = quantized_params(program, params, options.quantization)
+    lowered = lower(program, params, dtype=DType[options.dtype.upper()], quantized=quantized)
+    header = EngineHeader(
+        dtype=options.dtype,
+        quantization=options.quantization,
+        packing=CANONICAL_PACKING,
+        vocab_size=program.vocab_size,
+        max_num_tokens=options.max_num_tokens,
+        max_batch_size=options.max_batch_size,
+        max_seq_len=options.max_seq_len,
+        block_size=options.tokens_per_block,
+        num_layers=program.cache.num_layers,
+        num_kv_heads=program.cache.num_kv_heads,
+        head_dim=program.cache.head_dim,
+        activation_bytes=_activation_bytes(lowered, program, options),
+        program=str(program),
+    )
+    return lowered, encode_metadata(header, lowered.op_records(), lowered.tensors, lowered.buffers)
+
+
+def _activation_bytes(lowered: Lowered, program: Program, options: BuildOptions) -> int:
+    return sum(lowered.buffers) * options.max_num_tokens + 4 * options.max_batch_size * program.vocab_size
+
+
+def _option_problems(options: BuildOptions) -> list[str]:
+    rules = [
+        (options.dtype in DTYPES, f"dtype {options.dtype} is not one of {', '.join(DTYPES)}"),
+        (options.quantization in ("", "int8"), f"quantization {options.quantization} is not known; use int8 or none"),
+        (1 <= options.tokens_per_block <= MAX_BLOCK, f"tokens_per_block must be 1 to {MAX_BLOCK}"),
+        *(
+            (1 <= getattr(options, name) <= MAX_WIDTH, f"{name} must be 1 to {MAX_WIDTH}, got {getattr(options, name)}")
+            for name in ("max_batch_size", "max_num_tokens", "max_seq_len")
+        ),
+    ]
+    return [text for holds, text in rules if not holds]
+
+
+def _program_problems(program: Program) -> list[str]:
+    found = []
+    for op in program.ops:
+        if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] != "silu":
+            found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only 'silu'")
+        if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:
+            found.append(f"layer {op.attrs['layer']}: the number of heads is no multiple of the number of KV heads")
+    return list(dict.fromkeys(found))
+
+
+def _quantization_problems(program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
+    shapes = {param.name: param.shape for param in params}
+    names = quantized_params(program, params, options.quantization)
+    return [
+        f"{name}: rows of {shapes[name][1]} are too long for int8, the limit is {MAX_INT8_DEPTH}; do not quantize"
+        for name in sorted(names)
+        if shapes[name][1] > MAX_INT8_DEPTH
+    ]
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,331 @@
+"""Program -> operations of the CPU engine: what each op becomes, what is fused, where every value lives.
+
+Values are matrices of float32 in numbered buffers; a buffer's rows are as long as the longest value ever kept in it.
+A slice is a view, an op that works on each element by itself overwrites its input when nobody else needs it, and a
+buffer is given to the next value as soon as its last reader has run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.engine.cpu.layout import NO_TENSOR, OP, DType, OpCode, TensorEntry
+from llmserve.models.graph import Op, OpKind, Program
+from llmserve.models.spec import Param
+
+NO_BUFFER = -1
+LOGITS_BUFFER = -2
+ROW_ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Columns [offset, offset + width) of a buffer whose rows are `stride` elements apart."""
+
+    buffer: int
+    offset: int
+    width: int
+    stride: int
+
+    @property
+    def record(self) -> tuple[int, int, int, int]:
+        return (self.buffer, self.offset, self.width, self.stride)
+
+    def overlaps(self, other: Place) -> bool:
+        apart = self.offset + self.width <= other.offset or other.offset + other.width <= self.offset
+        return self.buffer == other.buffer and not apart
+
+
+NOWHERE = Place(NO_BUFFER, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOp:
+    code: OpCode
+    output: Place = NOWHERE
+    inputs: tuple[Place, ...] = ()
+    tensors: tuple[int, ...] = ()
+    selected: bool = False
+    fields: Mapping[str, int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Everything of an engine file but its numbers. `tensors` come in the order of `sources`."""
+
+    ops: tuple[DeviceOp, ...]
+    tensors: tuple[TensorEntry, ...]
+    constants: Mapping[str, tuple[float, ...]]  # tensors that no parameter holds: rotary frequencies, ALiBi slopes
+    quantized: frozenset[str]  # parameters kept as int8
+    buffers: tuple[int, ...]  # bytes per row
+
+    def op_records(self) -> NDArray[Any]:
+        records = np.zeros(len(self.ops), OP)
+        for record, op in zip(records, self.ops, strict=True):
+            record["kind"], record["selected"], record["output"] = op.code, op.selected, op.output.record
+            places = (*op.inputs, NOWHERE, NOWHERE, NOWHERE)[:3]
+            for slot, place in enumerate(places):
+                record["inputs"][slot] = place.record
+            record["tensors"] = (*op.tensors, *[NO_TENSOR] * 4)[:4]
+            for name, value in op.fields.items():
+                record[name] = value
+        return records
+
+
+def quantized_params(program: Program, params: Sequence[Param], quantization: str) -> frozenset[str]:
+    """Parameters that become int8: quantizable ones that only linear layers read (a tied embedding keeps its type)."""
+    if quantization != "int8":
+        return frozenset()
+    linear = {OpKind.LINEAR, OpKind.LOGITS}
+    wanted = {param.name for param in params if param.quantizable}
+    matrices = {op.weights[0] for op in program.ops if op.kind in linear}
+    elsewhere = {name for op in program.ops for name in (op.weights[1:] if op.kind in linear else op.weights)}
+    return frozenset((wanted & matrices) - elsewhere)
+
+
+class Buffers:
+    """Who lives where. A buffer is free when no value in it will be read again."""
+
+    def __init__(self, uses: Counter[str]) -> None:
+        self.bytes_per_row: list[int] = []
+        self._uses = uses
+        self._places: dict[str, Place] = {}
+
+    def __getitem__(self, value: str) -> Place:
+        return self._places[value]
+
+    def assign(self, value: str, place: Place) -> Place:
+        self._places[value] = place
+        return place
+
+    def new(self, value: str, width: int, item_bytes: int = 4) -> Place:
+        """A place of its own, in the free buffer that wastes or grows least."""
+        wanted = -(-width * item_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        taken = {self._places[name].buffer for name in self._alive()}
+        free = [index for index in range(len(self.bytes_per_row)) if index not in taken]
+        if free:
+            index = min(free, key=lambda i: (self.bytes_per_row[i] < wanted, abs(self.bytes_per_row[i] - wanted)))
+            self.bytes_per_row[index] = max(self.bytes_per_row[index], wanted)
+        else:
+            index = len(self.bytes_per_row)
+            self.bytes_per_row.append(wanted)
+        return self.assign(value, Place(index, 0, width, width))
+
+    def over(self, value: str, source: str) -> Place:
+        """The place of `source` itself when this op is its last reader, else a new one."""
+        place = self._places[source]
+        others = (name for name in self._alive() if name != source)
+        if self._uses[source] == 1 and not any(self._places[name].overlaps(place) for name in others):
+            return self.assign(value, place)
+        return self.new(value, place.width)
+
+    def read(self, values: Sequence[str]) -> None:
+        """One use of each is over."""
+        self._uses.subtract(values)
+
+    def _alive(self) -> list[str]:
+        return [name for name in self._places if self._uses[name] > 0]
+
+
+class Lowering:
+    """One pass over the Program, in order."""
+
+    def __init__(self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: frozenset[str]) -> None:
+        self._program = program
+        self._params = {param.name: param for param in params}
+        self._dtype = dtype
+        self._quantized = quantized
+        self._uses = Counter(name for op in program.ops for name in op.inputs)
+        self._buffers = Buffers(self._uses)
+        self._ops: list[DeviceOp] = []
+        self._tensors: dict[str, TensorEntry] = {}
+        self._constants: dict[str, tuple[float, ...]] = {}
+        self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
+        self._selected: set[str] = set()  # values after select_rows
+
+    def run(self) -> Lowered:
+        ops = self._program.ops
+        index = 0
+        while index < len(ops):
+            index += self._lower(ops[index], ops[index + 1] if index + 1 < len(ops) else None)
+        return Lowered(
+            tuple(self._ops),
+            tuple(self._tensors.values()),
+            self._constants,
+            self._quantized,
+            tuple(self._buffers.bytes_per_row),
+        )
+
+    def _lower(self, op: Op, following: Op | None) -> int:
+        """Lower `op`, fused with the one after it where that is possible; returns how many ops are done."""
+        if op.kind is OpKind.SELECT_ROWS or any(name in self._selected for name in op.inputs):
+            self._selected.add(op.output)
+        if op.kind is OpKind.LINEAR and following is not None and self._adds_to(op, following):
+            self._fused_linear(op, following)
+            return 2
+        handlers = {
+            OpKind.EMBED: self._embed,
+            OpKind.RMS_NORM: self._rms_norm,
+            OpKind.LINEAR: self._linear,
+            OpKind.SLICE: self._slice,
+            OpKind.ROPE: self._rope,
+            OpKind.ATTENTION: self._attention,
+            OpKind.GATED_ACTIVATION: self._gated_activation,
+            OpKind.ADD: self._add,
+            OpKind.SELECT_ROWS: self._select_rows,
+            OpKind.LOGITS: self._logits,
+        }
+        handlers[op.kind](op)
+        self._buffers.read(op.inputs)
+        return 1
+
+    def _adds_to(self, op: Op, following: Op) -> bool:
+        """Whether `following` only adds the output of the linear layer `op` to something else."""
+        return following.kind is OpKind.ADD and following.inputs.count(op.output) == 1 and self._uses[op.output] == 1
+
+    def _embed(self, op: Op) -> None:
+        self._emit(OpCode.EMBED, op, self._buffers.new(op.output, op.width), tensors=(self._param(op.weights[0]),))
+
+    def _rms_norm(self, op: Op) -> None:
+        source = self._buffers[op.inputs[0]]
+        output = self._buffers.over(op.output, op.inputs[0])
+        fields = {"groups": int(_number(op, "groups")), "scalar": _number(op, "eps")}
+        weight = self._vector(op.weights[0])
+        self._emit(OpCode.RMS_NORM, op, output, inputs=(source,), tensors=(weight,), fields=fields)
+
+    def _slice(self, op: Op) -> None:
+        source = self._buffers[op.inputs[0]]
+        start = int(_number(op, "start"))
+        self._buffers.assign(op.output, Place(source.buffer, source.offset + start, op.width, source.stride))
+
+    def _rope(self, op: Op) -> None:
+        table = self._rope_table(op)
+        source = self._buffers[op.inputs[0]]
+        output = self._buffers.over(op.output, op.inputs[0])
+        fields = {"head_dim": int(_number(op, "head_dim"))}
+        self._emit(OpCode.ROPE, op, output, inputs=(source, table), fields=fields)
+
+    def _rope_table(self, op: Op) -> Place:
+        """Cosines and sines of the step's positions: computed once, kept for every layer with the same frequencies."""
+        scale = _number(op, "scale")
+        frequencies = self._constant("rope_inv_freq", op.attrs["inv_freq"])
+        key = f"rope_table.{frequencies}.{scale}"
+        if key not in self._tables:
+            head_dim = int(_number(op, "head_dim"))
+            self._uses[key] += 1  # never read for the last time
+            table = self._buffers.new(key, head_dim)
+            fields = {"head_dim": head_dim, "scalar": scale}
+            self._ops.append(DeviceOp(OpCode.ROPE_TABLE, table, tensors=(frequencies,), fields=fields))
+            self._tables[key] = key
+        return self._buffers[key]
+
+    def _attention(self, op: Op) -> None:
+        q, k, v = (self._buffers[name] for name in op.inputs)
+        layer = int(_number(op, "layer"))
+        self._emit(OpCode.CACHE_WRITE, op, NOWHERE, inputs=(k, v), fields={"layer": layer})
+        slopes = op.attrs["alibi_slopes"]
+        tensors = (self._constant("alibi_slopes", slopes),) if slopes else ()
+        fields = {
+            "layer": layer,
+            "num_heads": int(_number(op, "num_heads")),
+            "window": int(_number(op, "window")),
+            "scalar": _number(op, "scale"),
+        }
+        output = self._buffers.new(op.output, op.width)
+        self._emit(OpCode.ATTENTION, op, output, inputs=(q,), tensors=tensors, fields=fields)
+
+    def _gated_activation(self, op: Op) -> None:
+        source = self._buffers[op.inputs[0]]
+        self._emit(OpCode.GATED_SILU, op, self._buffers.new(op.output, op.width), inputs=(source,))
+
+    def _add(self, op: Op) -> None:
+        left, right = (self._buffers[name] for name in op.inputs)
+        self._emit(OpCode.ADD, op, self._buffers.over(op.output, op.inputs[0]), inputs=(left, right))
+
+    def _select_rows(self, op: Op) -> None:
+        source = self._buffers[op.inputs[0]]
+        self._emit(OpCode.SELECT_ROWS, op, self._buffers.new(op.output, op.width), inputs=(source,))
+
+    def _linear(self, op: Op) -> None:
+        self._product(op, lambda: self._buffers.new(op.output, op.width), NOWHERE)
+
+    def _logits(self, op: Op) -> None:
+        vocab_size = self._program.vocab_size
+        self._product(op, lambda: Place(LOGITS_BUFFER, 0, vocab_size, vocab_size), NOWHERE)
+
+    def _fused_linear(self, op: Op, add: Op) -> None:
+        """y = residual + x @ W.T in one pass, over the residual's own place when nobody else needs it."""
+        residual = next(name for name in add.inputs if name != op.output)
+        if add.inputs[0] in self._selected or residual in self._selected:
+            self._selected.add(add.output)
+        place = self._buffers[residual]
+        self._product(op, lambda: self._buffers.over(add.output, residual), place)
+        self._buffers.read((*op.inputs, *add.inputs))
+
+    def _product(self, op: Op, place_output: Any, residual: Place) -> None:
+        weight = op.weights[0]
+        source = self._buffers[op.inputs[0]]
+        bias = self._vector(op.weights[1]) if len(op.weights) > 1 else NO_TENSOR
+        if weight not in self._quantized:
+            inputs = (source, residual)
+            self._emit(OpCode.LINEAR, op, place_output(), inputs=inputs, tensors=(self._param(weight), bias))
+            return
+        values, scales = self._quantize(op, source)
+        output = place_output()
+        row_vectors = (self._row_vector(weight, "scale"), self._row_vector(weight, "row_sum"))
+        tensors = (self._param(weight), bias, *row_vectors)
+        self._emit(OpCode.LINEAR_INT8, op, output, inputs=(values, residual, scales), tensors=tensors)
+        self._buffers.read((f"{op.output}.int8", f"{op.output}.scale"))
+
+    def _quantize(self, op: Op, source: Place) -> tuple[Place, Place]:
+        names = (f"{op.output}.int8", f"{op.output}.scale")
+        self._uses.update(names)
+        values = self._buffers.new(names[0], source.width, item_bytes=1)
+        scales = self._buffers.new(names[1], 1)
+        self._emit(OpCode.QUANTIZE, op, values, inputs=(source, scales))
+        return values, scales
+
+    def _emit(self, code: OpCode, op: Op, output: Place, **details: Any) -> None:
+        selected = op.output in self._selected
+        self._ops.append(DeviceOp(code, output, selected=selected, **details))
+
+    def _param(self, name: str) -> int:
+        rows, cols = self._params[name].shape
+        return self._tensor(name, DType.INT8 if name in self._quantized else self._dtype, rows, cols)
+
+    def _vector(self, name: str) -> int:
+        return self._tensor(name, DType.FLOAT32, 1, self._params[name].num_elements)
+
+    def _row_vector(self, weight: str, what: str) -> int:
+        dtype = DType.FLOAT32 if what == "scale" else DType.INT32
+        return self._tensor(f"{weight}.{what}", dtype, 1, self._params[weight].shape[0])
+
+    def _constant(self, kind: str, values: Any) -> int:
+        """A tensor for `values`; equal ones are stored once."""
+        for name, known in self._constants.items():
+            if known == values and name.startswith(kind):
+                return list(self._tensors).index(name)
+        name = f"{kind}.{len(self._constants)}"
+        self._constants[name] = tuple(values)
+        return self._tensor(name, DType.FLOAT32, 1, len(values))
+
+    def _tensor(self, name: str, dtype: DType, rows: int, cols: int) -> int:
+        entry = TensorEntry(name, dtype, rows, cols)
+        assert self._tensors.setdefault(name, entry) == entry
+        return list(self._tensors).index(name)
+
+
+def lower(program: Program, params: Sequence[Param], *, dtype: DType, quantized: frozenset[str]) -> Lowered:
+    return Lowering(program, params, dtype=dtype, quantized=quantized).run()
+
+
+def _number(op: Op, name: str) -> float:
+    value = op.attrs[name]
+    assert isinstance(value, int | float)
+    return value

@@ -1,0 +1,35 @@
+/* The library's whole surface: plain C, loaded with ctypes. No exception leaves it; errors are a status and a text. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+namespace llmserve {
+class Engine;
+struct StepRecord;
+}  // namespace llmserve
+extern "C" {
+#endif
+
+#define LLMSERVE_EXPORT __attribute__((visibility("default")))
+
+/* Grows with every incompatible change of this interface or of the records passed through it. */
+LLMSERVE_EXPORT uint32_t llmserve_abi_version(void);
+
+/* Names of the kernel variants that this processor can run, slowest first, separated by commas. */
+LLMSERVE_EXPORT void llmserve_variants(char* text, size_t text_bytes);
+
+/* Null and an error, or an engine that `llmserve_close` frees. `variant` may be "": the fastest. */
+LLMSERVE_EXPORT llmserve::Engine* llmserve_open(const char* path, const char* variant, uint32_t num_blocks,
+                                                uint32_t num_threads, int* status, char* text, size_t text_bytes);
+
+LLMSERVE_EXPORT void llmserve_close(llmserve::Engine* engine);
+
+/* Runs one step; one caller at a time. Returns a status, 0 for success. */
+LLMSERVE_EXPORT int llmserve_step(llmserve::Engine* engine, const llmserve::StepRecord* step, char* text,
+                                  size_t text_bytes);
+
+#ifdef __cplusplus
+}
+#endif

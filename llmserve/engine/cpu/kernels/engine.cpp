@@ -1,0 +1,103 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <system_error>
+
+#include "executor.h"
+
+namespace llmserve {
+namespace {
+
+constexpr uint32_t kAttentionRows = 16;  // of one task
+
+bool multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(a, b, out); }
+
+}  // namespace
+
+Error Engine::open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, unsigned num_threads) {
+  if (Error error = file_.open(path)) return error;
+  const uint32_t most_blocks = std::numeric_limits<int32_t>::max() / file_.header().block_size;
+  if (num_blocks == 0 || num_blocks > most_blocks) {
+    return invalid("the number of KV blocks must be 1 to " + std::to_string(most_blocks));
+  }
+  kernels_ = &kernels;
+  num_blocks_ = num_blocks;
+  try {
+    threads_ = std::make_unique<ThreadPool>(num_threads);
+    return allocate();
+  } catch (const std::bad_alloc&) {
+    return out_of_memory("not enough memory for the working buffers");
+  } catch (const std::system_error& error) {
+    return {Status::kInternal, std::string("cannot start threads: ") + error.what()};
+  }
+}
+
+Error Engine::allocate() {
+  const FileHeader& h = file_.header();
+  size_t total = 0;
+  for (const BufferRecord& buffer : file_.buffers()) {
+    buffer_offsets_.push_back(total);
+    total += buffer.bytes_per_row * h.max_num_tokens;
+  }
+  activations_ = Mapping::anonymous(total);
+  logits_ = Mapping::anonymous(sizeof(float) * h.max_batch_size * h.vocab_size);
+  scratch_floats_ = attention_scratch(h.max_seq_len, h.head_dim);
+  scratch_ = Mapping::anonymous(sizeof(float) * scratch_floats_ * threads_->size());
+  if (!activations_.data() || !logits_.data() || !scratch_.data()) {
+    return out_of_memory("not enough memory for the working buffers (" + std::to_string(total) +
+                         " bytes); build the engine with a smaller max_num_tokens or max_batch_size");
+  }
+  const size_t row = dtype_bytes(static_cast<DType>(h.cache_dtype)) * h.num_kv_heads * h.head_dim;
+  size_t cache_bytes = 0;
+  if (!multiply(row * h.block_size, num_blocks_, &cache_plane_bytes_) ||
+      !multiply(cache_plane_bytes_, size_t{2} * h.num_layers, &cache_bytes)) {
+    return out_of_memory("the KV cache is larger than the address space; lower the number of blocks");
+  }
+  cache_ = Mapping::anonymous(cache_bytes);
+  if (!cache_.data()) {
+    return out_of_memory("not enough memory for a KV cache of " + std::to_string(cache_bytes) +
+                         " bytes; lower the number of blocks");
+  }
+  for (unsigned i = 0; i < threads_->size(); ++i) samplers_.emplace_back(*kernels_, h.vocab_size);
+  counters_ = std::make_unique<TaskCounter[]>(h.num_ops + 1);
+  positions_.resize(h.max_num_tokens);
+  slots_.resize(h.max_num_tokens);
+  return {};
+}
+
+Error Engine::step(const StepRecord& step) {
+  if (Error error = check_step(step, file_.header(), num_blocks_)) return error;
+  try {
+    prepare(step);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory("not enough memory for the step");
+  }
+  Executor executor(*this, step);
+  threads_->run([&](unsigned thread) { executor.run(thread); });
+  return {};
+}
+
+void Engine::prepare(const StepRecord& step) {
+  const FileHeader& h = file_.header();
+  for (size_t i = 0; i <= h.num_ops; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  attention_tasks_.clear();
+  for (uint32_t c = 0; c < step.num_chunks; ++c) {
+    const ChunkRecord& chunk = step.chunks[c];
+    const int32_t* blocks = step.block_ids + chunk.first_block;
+    for (uint32_t i = 0; i < chunk.num_tokens; ++i) {
+      const uint32_t position = chunk.start + i;
+      const auto block = static_cast<uint32_t>(blocks[position / h.block_size]);
+      positions_[chunk.first_token + i] = static_cast<int32_t>(position);
+      slots_[chunk.first_token + i] = static_cast<int32_t>(block * h.block_size + position % h.block_size);
+    }
+    for (uint32_t head = 0; head < h.num_kv_heads; ++head) {
+      for (uint32_t row = 0; row < chunk.num_tokens; row += kAttentionRows) {
+        attention_tasks_.push_back({c, head, row, std::min(row + kAttentionRows, chunk.num_tokens)});
+      }
+    }
+  }
+}
+
+}  // namespace llmserve

@@ -1,0 +1,54 @@
+// An opened engine: the mapped file, its working memory, the paged cache and the threads. Runs one step at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine_file.h"
+#include "kernels.h"
+#include "memory.h"
+#include "sampling.h"
+#include "step.h"
+#include "thread_pool.h"
+
+namespace llmserve {
+
+// A piece of attention work: some rows of one chunk, for one KV head.
+struct AttentionTask {
+  uint32_t chunk;
+  uint32_t kv_head;
+  uint32_t row_begin;
+  uint32_t row_end;
+};
+
+class Engine {
+ public:
+  Error open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, unsigned num_threads);
+  Error step(const StepRecord& step);
+
+ private:
+  friend class Executor;
+
+  Error allocate();
+  void prepare(const StepRecord& step);
+
+  EngineFile file_;
+  const KernelTable* kernels_ = nullptr;
+  uint32_t num_blocks_ = 0;
+  Mapping activations_;
+  std::vector<size_t> buffer_offsets_;
+  Mapping cache_;  // [layer][k, v][block][kv head][block_size][head_dim]
+  size_t cache_plane_bytes_ = 0;
+  Mapping logits_;   // [max_batch_size, vocab_size]
+  Mapping scratch_;  // attention_scratch() floats per thread
+  size_t scratch_floats_ = 0;
+  std::vector<Sampler> samplers_;  // one per thread
+  std::unique_ptr<TaskCounter[]> counters_;  // one per op, one for sampling
+  std::vector<int32_t> positions_;  // of each token of the step
+  std::vector<int32_t> slots_;      // its row in the cache
+  std::vector<AttentionTask> attention_tasks_;
+  std::unique_ptr<ThreadPool> threads_;
+};
+
+}  // namespace llmserve

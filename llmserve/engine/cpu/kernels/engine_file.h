@@ -1,0 +1,47 @@
+// An engine file, mapped and checked. After `open` succeeds, every offset, shape and operand in it can be trusted.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "error.h"
+#include "format.h"
+#include "memory.h"
+
+namespace llmserve {
+
+class EngineFile {
+ public:
+  Error open(const std::string& path);
+
+  const FileHeader& header() const { return *reinterpret_cast<const FileHeader*>(mapping_.data()); }
+  std::span<const OpRecord> ops() const { return table<OpRecord>(header().ops_offset, header().num_ops); }
+  std::span<const TensorRecord> tensors() const {
+    return table<TensorRecord>(header().tensors_offset, header().num_tensors);
+  }
+  std::span<const BufferRecord> buffers() const {
+    return table<BufferRecord>(header().buffers_offset, header().num_buffers);
+  }
+
+  // The data of tensor `index`; null for kNoTensor.
+  template <class T>
+  const T* tensor(int32_t index) const {
+    if (index == kNoTensor) return nullptr;
+    return reinterpret_cast<const T*>(mapping_.data() + tensors()[static_cast<size_t>(index)].offset);
+  }
+
+ private:
+  template <class T>
+  std::span<const T> table(uint64_t offset, uint32_t count) const {
+    return {reinterpret_cast<const T*>(mapping_.data() + offset), count};
+  }
+
+  Error check_header() const;
+  Error check_tensors() const;
+
+  Mapping mapping_;
+};
+
+size_t dtype_bytes(DType type);
+
+}  // namespace llmserve

@@ -1,0 +1,193 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace llmserve {
+
+float* Executor::logits() const {
+  return step_.logits ? step_.logits : reinterpret_cast<float*>(engine_.logits_.data());
+}
+
+std::byte* Executor::cache_plane(uint32_t layer, uint32_t values) const {
+  return engine_.cache_.data() + (size_t{2} * layer + values) * engine_.cache_plane_bytes_;
+}
+
+template <class T>
+View<T> Executor::view(const Operand& operand, size_t first_row) const {
+  std::byte* base = nullptr;
+  if (operand.buffer == kNoBuffer) return {};
+  if (operand.buffer == kLogitsBuffer) {
+    base = reinterpret_cast<std::byte*>(logits());
+  } else {
+    base = engine_.activations_.data() + engine_.buffer_offsets_[static_cast<size_t>(operand.buffer)];
+  }
+  return {reinterpret_cast<T*>(base) + operand.offset + first_row * operand.stride, operand.stride};
+}
+
+void Executor::run(unsigned thread) {
+  const auto ops = engine_.file_.ops();
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (num_rows(ops[i]) == 0) continue;
+    execute(ops[i], engine_.counters_[i], thread);
+    engine_.threads_->barrier();
+  }
+  sample(engine_.counters_[ops.size()], thread);
+}
+
+void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) {
+  const size_t count = num_rows(op);
+  const auto over_rows = [&](auto member) {
+    const size_t grain = std::max<size_t>(1, count / (engine_.threads_->size() * 4));
+    tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { (this->*member)(op, begin, end); });
+  };
+  switch (static_cast<OpKind>(op.kind)) {
+    case OpKind::kLinear:
+      return linear(op, tasks);
+    case OpKind::kLinearInt8:
+      return linear_int8(op, tasks);
+    case OpKind::kAttention:
+      return attention(op, tasks, thread);
+    case OpKind::kRopeTable:
+      return over_rows(&Executor::rope_table);
+    case OpKind::kCacheWrite:
+      return over_rows(&Executor::cache_write);
+    case OpKind::kSelectRows:
+      return over_rows(&Executor::select_rows);
+    default:
+      return over_rows(&Executor::rows);
+  }
+}
+
+void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
+  const KernelTable& kernels = *engine_.kernels_;
+  const size_t count = end - begin, width = op.out.width;
+  const auto x = view<const float>(op.in[0], begin);
+  const auto second = view<const float>(op.in[1], begin);
+  const auto y = view<float>(op.out, begin);
+  switch (static_cast<OpKind>(op.kind)) {
+    case OpKind::kEmbed: {
+      const auto type = static_cast<DType>(engine_.file_.tensors()[static_cast<size_t>(op.tensors[0])].dtype);
+      return kernels.embed(engine_.file_.tensor<void>(op.tensors[0]), type, step_.token_ids + begin, count, width, y);
+    }
+    case OpKind::kRmsNorm:
+      return kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, op.groups, width, count, y);
+    case OpKind::kQuantize:
+      return kernels.quantize(x, width, count, view<uint8_t>(op.out, begin), view<float>(op.in[1], begin));
+    case OpKind::kRope:
+      return kernels.rope(x, second, op.head_dim, width, count, y);
+    case OpKind::kGatedSilu:
+      return kernels.gated_silu(x, width, count, y);
+    default:
+      return kernels.add(x, second, width, count, y);
+  }
+}
+
+// Columns per piece: enough pieces to share out evenly, not so many that the counter is felt.
+size_t Executor::column_grain(size_t columns) const {
+  const size_t share = columns / (engine_.threads_->size() * 4);
+  return std::clamp<size_t>((share + 7) / 8 * 8, 8, 64);
+}
+
+void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
+  const auto weight = static_cast<size_t>(op.tensors[0]);
+  const LinearArgs args = {
+      .x = view<const float>(op.in[0]),
+      .num_rows = num_rows(op),
+      .depth = op.in[0].width,
+      .weight = engine_.file_.tensor<void>(op.tensors[0]),
+      .weight_type = static_cast<DType>(engine_.file_.tensors()[weight].dtype),
+      .bias = engine_.file_.tensor<float>(op.tensors[1]),
+      .residual = view<const float>(op.in[1]),
+      .y = view<float>(op.out),
+  };
+  tasks.for_pieces(op.out.width, column_grain(op.out.width),
+                   [&](size_t begin, size_t end) { engine_.kernels_->linear(args, begin, end); });
+}
+
+void Executor::linear_int8(const OpRecord& op, TaskCounter& tasks) {
+  const LinearInt8Args args = {
+      .x = view<const uint8_t>(op.in[0]),
+      .x_scale = view<const float>(op.in[2]),
+      .num_rows = num_rows(op),
+      .depth = op.in[0].width,
+      .weight = engine_.file_.tensor<int8_t>(op.tensors[0]),
+      .weight_scale = engine_.file_.tensor<float>(op.tensors[2]),
+      .weight_row_sum = engine_.file_.tensor<int32_t>(op.tensors[3]),
+      .bias = engine_.file_.tensor<float>(op.tensors[1]),
+      .residual = view<const float>(op.in[1]),
+      .y = view<float>(op.out),
+  };
+  tasks.for_pieces(op.out.width, column_grain(op.out.width),
+                   [&](size_t begin, size_t end) { engine_.kernels_->linear_int8(args, begin, end); });
+}
+
+// Angles in f32 as transformers computes them, their cosines and sines in f64.
+void Executor::rope_table(const OpRecord& op, size_t begin, size_t end) {
+  const float* inv_freq = engine_.file_.tensor<float>(op.tensors[0]);
+  const size_t half = op.head_dim / 2;
+  const auto table = view<float>(op.out);
+  for (size_t r = begin; r < end; ++r) {
+    const auto position = static_cast<float>(engine_.positions_[r]);
+    float* row = table.row(r);
+    for (size_t i = 0; i < half; ++i) {
+      const double angle = inv_freq[i] * position;
+      row[i] = static_cast<float>(std::cos(angle)) * op.scalar;
+      row[half + i] = static_cast<float>(std::sin(angle)) * op.scalar;
+    }
+  }
+}
+
+void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
+  for (uint32_t i = 0; i < 2; ++i) {
+    engine_.kernels_->cache_write(view<const float>(op.in[i], begin), engine_.slots_.data() + begin,
+                                  header_.block_size, header_.num_kv_heads, header_.head_dim, end - begin,
+                                  cache_plane(op.layer, i), static_cast<DType>(header_.cache_dtype));
+  }
+}
+
+void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread) {
+  float* scratch = reinterpret_cast<float*>(engine_.scratch_.data()) + thread * engine_.scratch_floats_;
+  tasks.for_pieces(engine_.attention_tasks_.size(), 1, [&](size_t index, size_t) {
+    const AttentionTask& task = engine_.attention_tasks_[index];
+    const ChunkRecord& chunk = step_.chunks[task.chunk];
+    const AttentionArgs args = {
+        .q = view<const float>(op.in[0], chunk.first_token),
+        .y = view<float>(op.out, chunk.first_token),
+        .keys = cache_plane(op.layer, 0),
+        .values = cache_plane(op.layer, 1),
+        .cache_type = static_cast<DType>(header_.cache_dtype),
+        .block_ids = step_.block_ids + chunk.first_block,
+        .block_size = header_.block_size,
+        .num_heads = op.num_heads,
+        .num_kv_heads = header_.num_kv_heads,
+        .head_dim = header_.head_dim,
+        .start = chunk.start,
+        .window = op.window,
+        .scale = op.scalar,
+        .slopes = engine_.file_.tensor<float>(op.tensors[0]),
+    };
+    engine_.kernels_->attention(args, task.kv_head, task.row_begin, task.row_end, scratch);
+  });
+}
+
+void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
+  const auto x = view<const float>(op.in[0]);
+  const auto y = view<float>(op.out);
+  for (size_t r = begin; r < end; ++r) {
+    const float* source = x.row(step_.selected_rows[r]);
+    std::copy(source, source + op.out.width, y.row(r));
+  }
+}
+
+void Executor::sample(TaskCounter& tasks, unsigned thread) {
+  Sampler& sampler = engine_.samplers_[thread];
+  tasks.for_pieces(step_.num_samples, 1, [&](size_t i, size_t) {
+    const SampleRecord& request = step_.samples[i];
+    const float* row = logits() + size_t{request.selected} * header_.vocab_size;
+    step_.tokens[i] = sampler.sample(row, step_, request);
+    step_.log_probs[i] = request.want_log_prob ? sampler.log_prob(row, step_.tokens[i]) : 0.0;
+  });
+}
+
+}  // namespace llmserve

@@ -1,0 +1,105 @@
+// The engine file, as bytes. Little endian, fixed-size records; `layout.py` writes what these structs read.
+//
+//   FileHeader | OpRecord[num_ops] | TensorRecord[num_tensors] | BufferRecord[num_buffers] | JSON | page-aligned tensors
+//
+// Weights are row-major [outputs, inputs] without padding ("canonical" packing), so one file serves every ISA variant.
+#pragma once
+
+#include <cstdint>
+
+namespace llmserve {
+
+inline constexpr char kMagic[8] = {'L', 'L', 'M', 'S', 'E', 'N', 'G', '\n'};
+inline constexpr uint32_t kFormatVersion = 1;
+inline constexpr uint32_t kCanonicalPacking = 0;
+inline constexpr uint64_t kPageBytes = 4096;
+
+enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI32, kCount };
+
+// operand roles (in[0..2] -> out); tensors; fields used
+enum class OpKind : uint32_t {
+  kEmbed,         // -> f32; table
+  kRmsNorm,       // x -> f32; weight; groups, scalar = eps
+  kQuantize,      // x, scales (written) -> u8 with zero point 128
+  kLinear,        // x, residual? -> f32; weight, bias?
+  kLinearInt8,    // x u8, residual?, scales -> f32; weight i8, bias?, weight scales, weight row sums
+  kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim, scalar = scale of both
+  kRope,          // x, table -> f32; head_dim
+  kCacheWrite,    // k, v; layer
+  kAttention,     // q -> f32; ALiBi slopes?; layer, num_heads, window, scalar = scale
+  kGatedSilu,     // gate and up side by side -> f32
+  kAdd,           // a, b -> f32
+  kSelectRows,    // x -> f32
+  kCount,
+};
+
+inline constexpr int32_t kNoBuffer = -1;
+inline constexpr int32_t kLogitsBuffer = -2;  // [selected rows, vocabulary] f32, not planned
+inline constexpr int32_t kNoTensor = -1;
+
+// Columns [offset, offset + width) of a buffer whose rows are `stride` elements apart.
+struct Operand {
+  int32_t buffer;
+  uint32_t offset;
+  uint32_t width;
+  uint32_t stride;
+};
+
+struct OpRecord {
+  uint32_t kind;
+  uint32_t selected;  // 0: one row per token of the step; 1: only the rows whose logits are wanted
+  Operand in[3];
+  Operand out;
+  int32_t tensors[4];
+  uint32_t layer;
+  uint32_t num_heads;
+  uint32_t head_dim;
+  uint32_t groups;
+  uint32_t window;
+  float scalar;
+};
+static_assert(sizeof(OpRecord) == 112);
+
+struct TensorRecord {
+  uint32_t dtype;
+  uint32_t rows;  // 1 for a vector
+  uint32_t cols;
+  uint32_t reserved;
+  uint64_t offset;  // in the file
+};
+static_assert(sizeof(TensorRecord) == 24);
+
+struct BufferRecord {
+  uint64_t bytes_per_row;
+};
+static_assert(sizeof(BufferRecord) == 8);
+
+struct FileHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t metadata_crc;    // CRC-32 of bytes [16, metadata_bytes)
+  uint64_t file_bytes;      // of the whole file
+  uint64_t metadata_bytes;  // header, tables and JSON
+  uint64_t ops_offset;
+  uint64_t tensors_offset;
+  uint64_t buffers_offset;
+  uint64_t json_offset;
+  uint64_t json_bytes;
+  uint32_t num_ops;
+  uint32_t num_tensors;
+  uint32_t num_buffers;
+  uint32_t packing;
+  uint32_t vocab_size;
+  uint32_t max_num_tokens;
+  uint32_t max_batch_size;
+  uint32_t max_seq_len;
+  uint32_t block_size;
+  uint32_t num_layers;
+  uint32_t num_kv_heads;
+  uint32_t head_dim;
+  uint32_t cache_dtype;
+  uint32_t reserved;
+};
+static_assert(sizeof(FileHeader) == 128);
+
+}  // namespace llmserve

@@ -1,0 +1,17 @@
+// Which kernel variants this processor can run.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "kernels.h"
+
+namespace llmserve {
+
+// Slowest first. Never empty: the portable kernels run everywhere.
+std::vector<const KernelTable*> available_kernels();
+
+// The named variant, or the fastest when `name` is empty; null when this machine does not have it.
+const KernelTable* find_kernels(std::string_view name);
+
+}  // namespace llmserve

@@ -1,0 +1,90 @@
+// The table of kernels: the only thing that differs between ISA variants.
+//
+// Law: every output element is reduced in one fixed order that depends on its own inputs only. How rows, columns and
+// heads are cut into calls may never change a bit.
+#pragma once
+
+#include "format.h"
+#include "types.h"
+
+namespace llmserve {
+
+struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
+  View<const float> x;  // [num_rows, depth]
+  size_t num_rows;
+  size_t depth;
+  const void* weight;  // [columns, depth] of weight_type
+  DType weight_type;   // kF32, kF16, kBF16
+  const float* bias;   // [columns] or null
+  View<const float> residual;  // data null: none; may be y itself
+  View<float> y;
+};
+
+struct LinearInt8Args {  // y = (x - 128) @ weight.T * x_scale * weight_scale (+ bias) (+ residual)
+  View<const uint8_t> x;
+  View<const float> x_scale;  // one per row
+  size_t num_rows;
+  size_t depth;
+  const int8_t* weight;
+  const float* weight_scale;      // [columns]
+  const int32_t* weight_row_sum;  // [columns], removes the zero point
+  const float* bias;
+  View<const float> residual;
+  View<float> y;
+};
+
+// One sequence's run of tokens, and where its cache lies.
+struct AttentionArgs {
+  View<const float> q;  // [rows, num_heads * head_dim], row 0 at position `start`
+  View<float> y;
+  const void* keys;  // this layer's pool: [block][kv head][block_size][head_dim] of cache_type
+  const void* values;
+  DType cache_type;
+  const int32_t* block_ids;
+  size_t block_size;
+  size_t num_heads;
+  size_t num_kv_heads;
+  size_t head_dim;
+  size_t start;
+  size_t window;        // 0: everything before
+  float scale;
+  const float* slopes;  // ALiBi, [num_heads] or null
+};
+
+struct KernelTable {
+  const char* name;
+
+  void (*embed)(const void* table, DType type, const int32_t* ids, size_t num_rows, size_t width, View<float> y);
+  void (*rms_norm)(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
+                   View<float> y);
+  // y = round(x / scale) + 128, scale = max |x| / 127 of the row
+  void (*quantize)(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale);
+  void (*linear)(const LinearArgs& args, size_t column_begin, size_t column_end);
+  void (*linear_int8)(const LinearInt8Args& args, size_t column_begin, size_t column_end);
+  // `table` row: head_dim/2 cosines, then head_dim/2 sines
+  void (*rope)(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows,
+               View<float> y);
+  // Row r goes to cache row slots[r] = block * block_size + row in block.
+  void (*cache_write)(View<const float> x, const int32_t* slots, size_t block_size, size_t num_kv_heads,
+                      size_t head_dim, size_t num_rows, void* pool, DType type);
+  // Rows [row_begin, row_end) of the query heads that read `kv_head`. scratch: attention_scratch() floats.
+  void (*attention)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
+  void (*gated_silu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
+  void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
+  // sum of exp(x - max) over [0, count)
+  double (*sum_exp)(const float* x, size_t count, float max);
+};
+
+// Floats that one thread needs in `attention` for sequences of up to `max_seq_len` tokens.
+inline constexpr size_t kQueryTile = 4;
+inline size_t attention_scratch(size_t max_seq_len, size_t head_dim) {
+  return kQueryTile * ((max_seq_len + 15) / 16 * 16 + (head_dim + 15) / 16 * 16);
+}
+
+const KernelTable& portable_kernels();
+#ifdef LLMSERVE_X86
+const KernelTable& avx2_kernels();
+const KernelTable& avx512_kernels();
+#endif
+
+}  // namespace llmserve

@@ -1,0 +1,59 @@
+// Memory straight from the kernel: zeroed, page-aligned, paid for when it is first touched.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace llmserve {
+
+class Mapping {
+ public:
+  Mapping() = default;
+  ~Mapping() { release(); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  Mapping(Mapping&& other) noexcept { swap(other); }
+  Mapping& operator=(Mapping&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  // Anonymous memory; `data()` is null when there is none to be had. Zero bytes give an empty mapping.
+  static Mapping anonymous(size_t bytes) {
+    Mapping mapping;
+    if (bytes == 0) return mapping;
+    mapping.adopt(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), bytes);
+    if (mapping.data_) madvise(mapping.data_, bytes, MADV_HUGEPAGE);
+    return mapping;
+  }
+
+  static Mapping of_file(int descriptor, size_t bytes) {
+    Mapping mapping;
+    mapping.adopt(mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, 0), bytes);
+    return mapping;
+  }
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  size_t size() const { return size_; }
+
+ private:
+  void adopt(void* address, size_t bytes) {
+    if (address == MAP_FAILED) return;
+    data_ = address;
+    size_ = bytes;
+  }
+  void swap(Mapping& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+  void release() {
+    if (data_) munmap(data_, size_);
+  }
+
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace llmserve

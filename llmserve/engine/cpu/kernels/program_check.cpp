@@ -1,0 +1,176 @@
+#include "program_check.h"
+
+#include <cmath>
+
+#include "engine_file.h"
+
+namespace llmserve {
+namespace {
+
+constexpr uint32_t kMaxInt8Depth = 65536;  // 255 * 127 * depth must fit in 32 bits
+
+// What must hold for one op. Each check that fails leaves `ok` false.
+class OpCheck {
+ public:
+  OpCheck(const EngineFile& file, const OpRecord& op) : file_(file), header_(file.header()), op_(op) {}
+
+  bool run() {
+    require(op_.selected <= 1 && std::isfinite(op_.scalar));
+    switch (static_cast<OpKind>(op_.kind)) {
+      case OpKind::kEmbed:
+        output(4);
+        matrix(op_.tensors[0], header_.vocab_size, op_.out.width);
+        require(!op_.selected);
+        break;
+      case OpKind::kRmsNorm:
+        same_width();
+        require(op_.groups > 0 && op_.out.width % op_.groups == 0);
+        if (ok_) vector(op_.tensors[0], DType::kF32, op_.out.width / op_.groups);
+        break;
+      case OpKind::kQuantize:
+        operand(op_.in[0], 4);
+        operand(op_.in[1], 4);
+        operand(op_.out, 1);
+        require(op_.in[0].width == op_.out.width && op_.in[1].width == 1);
+        break;
+      case OpKind::kLinear:
+        linear(4);
+        break;
+      case OpKind::kLinearInt8:
+        linear_int8();
+        break;
+      case OpKind::kRopeTable:
+        output(4);
+        require(op_.out.width == op_.head_dim && op_.head_dim % 2 == 0 && op_.head_dim > 0);
+        vector(op_.tensors[0], DType::kF32, op_.head_dim / 2);
+        break;
+      case OpKind::kRope:
+        same_width();
+        operand(op_.in[1], 4);
+        require(op_.head_dim > 0 && op_.head_dim % 2 == 0 && op_.in[1].width == op_.head_dim);
+        require(ok_ && op_.out.width % op_.head_dim == 0);
+        break;
+      case OpKind::kCacheWrite:
+        operand(op_.in[0], 4);
+        operand(op_.in[1], 4);
+        require(op_.in[0].width == kv_width() && op_.in[1].width == kv_width());
+        require(op_.layer < header_.num_layers && !op_.selected);
+        break;
+      case OpKind::kAttention:
+        attention();
+        break;
+      case OpKind::kGatedSilu:
+        operand(op_.in[0], 4);
+        output(4);
+        require(op_.in[0].width == uint64_t{op_.out.width} * 2);
+        break;
+      case OpKind::kAdd:
+        same_width();
+        operand(op_.in[1], 4);
+        require(op_.in[1].width == op_.out.width);
+        break;
+      case OpKind::kSelectRows:
+        same_width();
+        require(op_.selected == 1);
+        break;
+      default:
+        return false;
+    }
+    return ok_;
+  }
+
+ private:
+  void require(bool holds) { ok_ = ok_ && holds; }
+
+  uint64_t kv_width() const { return uint64_t{header_.num_kv_heads} * header_.head_dim; }
+
+  // A view inside its buffer, of elements of `bytes` each.
+  void operand(const Operand& o, uint64_t bytes) {
+    if (o.buffer < 0 || static_cast<uint32_t>(o.buffer) >= header_.num_buffers) return require(false);
+    const uint64_t capacity = file_.buffers()[static_cast<size_t>(o.buffer)].bytes_per_row;
+    require(o.width > 0 && uint64_t{o.offset} + o.width <= o.stride && o.stride * bytes <= capacity);
+  }
+
+  // The output, which may also be the logits.
+  void output(uint64_t bytes) {
+    if (op_.out.buffer != kLogitsBuffer) return operand(op_.out, bytes);
+    require(op_.selected == 1 && op_.out.offset == 0 && op_.out.width == header_.vocab_size &&
+            op_.out.stride == header_.vocab_size);
+  }
+
+  void same_width() {
+    operand(op_.in[0], 4);
+    output(4);
+    require(op_.in[0].width == op_.out.width);
+  }
+
+  const TensorRecord* tensor(int32_t index) {
+    if (index < 0 || static_cast<uint32_t>(index) >= header_.num_tensors) {
+      require(false);
+      return nullptr;
+    }
+    return &file_.tensors()[static_cast<size_t>(index)];
+  }
+
+  void vector(int32_t index, DType type, uint64_t count) {
+    const TensorRecord* t = tensor(index);
+    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == 1 && t->cols == count);
+  }
+
+  void optional_vector(int32_t index, DType type, uint64_t count) {
+    if (index != kNoTensor) vector(index, type, count);
+  }
+
+  void matrix(int32_t index, uint64_t rows, uint64_t cols) {
+    const TensorRecord* t = tensor(index);
+    require(t && t->dtype <= static_cast<uint32_t>(DType::kBF16) && t->rows == rows && t->cols == cols);
+  }
+
+  void linear(uint64_t input_bytes) {
+    operand(op_.in[0], input_bytes);
+    output(4);
+    if (op_.in[1].buffer != kNoBuffer) {
+      operand(op_.in[1], 4);
+      require(op_.in[1].width == op_.out.width);
+    }
+    if (input_bytes == 4) matrix(op_.tensors[0], op_.out.width, op_.in[0].width);
+    optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
+  }
+
+  void linear_int8() {
+    linear(1);
+    operand(op_.in[2], 4);
+    const TensorRecord* t = tensor(op_.tensors[0]);
+    require(t && t->dtype == static_cast<uint32_t>(DType::kI8) && t->rows == op_.out.width &&
+            t->cols == op_.in[0].width && t->cols <= kMaxInt8Depth);
+    vector(op_.tensors[2], DType::kF32, op_.out.width);
+    vector(op_.tensors[3], DType::kI32, op_.out.width);
+  }
+
+  void attention() {
+    operand(op_.in[0], 4);
+    output(4);
+    require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && !op_.selected);
+    require(op_.num_heads > 0 && op_.num_heads % header_.num_kv_heads == 0 &&
+            op_.out.width == uint64_t{op_.num_heads} * header_.head_dim);
+    optional_vector(op_.tensors[0], DType::kF32, op_.num_heads);
+  }
+
+  const EngineFile& file_;
+  const FileHeader& header_;
+  const OpRecord& op_;
+  bool ok_ = true;
+};
+
+}  // namespace
+
+Error check_program(const EngineFile& file) {
+  const auto ops = file.ops();
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (!OpCheck(file, ops[i]).run()) return bad_file("has a damaged record of operation " + std::to_string(i));
+  }
+  if (ops.back().out.buffer != kLogitsBuffer) return bad_file("does not end in logits");
+  return {};
+}
+
+}  // namespace llmserve

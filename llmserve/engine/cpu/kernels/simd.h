@@ -1,0 +1,56 @@
+// F32x16, sixteen floats, on whatever the variant has: one 512-bit register, two of 256 bits, or four of 128.
+//
+// Sixteen lanes everywhere, and one reduction tree, fix the order of every sum. Lanes fold in halves: 16 -> 8 -> 4, then
+// (0 + 2) + (1 + 3).
+#pragma once
+
+#include <cmath>
+
+#include "half.h"
+
+#if defined(LLMSERVE_USE_AVX512)
+#include "simd_avx512.h"
+#elif defined(LLMSERVE_USE_AVX2)
+#include "simd_avx2.h"
+#else
+#include "simd_portable.h"
+#endif
+
+namespace llmserve::LLMSERVE_VARIANT {
+
+inline constexpr size_t kLanes = 16;
+
+// The first `count` lanes from memory, the others zero. Reads nothing beyond them.
+template <class T>
+inline F32x16 load_partial(const T* source, size_t count) {
+  float lanes[kLanes] = {};
+  for (size_t i = 0; i < count; ++i) lanes[i] = to_float(source[i]);
+  return load(lanes);
+}
+
+template <class T>
+inline void store_partial(T* target, F32x16 value, size_t count) {
+  float lanes[kLanes];
+  store(lanes, value);
+  for (size_t i = 0; i < count; ++i) from_float(lanes[i], target + i);
+}
+
+// exp, relative error about 1e-7. Saturates below -87.3 and above 88; NaN stays NaN.
+inline F32x16 exp(F32x16 x) {
+  x = min(broadcast(88.0f), max(broadcast(-87.3f), x));
+  const F32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer kept in the low bits
+  const F32x16 shifted = fma(x, broadcast(1.44269504f), magic);
+  const F32x16 n = shifted - magic;
+  F32x16 r = fma(n, broadcast(-0.693359375f), x);  // ln 2 in two parts
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  F32x16 p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = fma(p, r * r, r) + broadcast(1.0f);
+  return p * pow2_of_magic(shifted);
+}
+
+}  // namespace llmserve::LLMSERVE_VARIANT

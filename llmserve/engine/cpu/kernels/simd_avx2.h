@@ -1,0 +1,116 @@
+// F32x16 as two 256-bit registers. Needs AVX2, FMA and F16C. Sums in the same order as the AVX-512 variant.
+#pragma once
+
+#include <immintrin.h>
+
+#include "half.h"
+
+namespace llmserve::LLMSERVE_VARIANT {
+
+inline constexpr size_t kMaxTileRows = 3;
+constexpr size_t tile_columns(size_t rows) { return rows == 1 ? 4 : 2; }
+
+struct F32x16 {
+  __m256 lo;
+  __m256 hi;
+};
+
+inline F32x16 broadcast(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
+inline F32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline __m256 load8(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline __m256 load8(const BFloat16* p) {
+  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+}
+template <class T>
+inline F32x16 load(const T* p) {
+  return {load8(p), load8(p + 8)};
+}
+inline void store(float* p, F32x16 a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+inline void store(Half* p, F32x16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void store(BFloat16* p, F32x16 a) {
+  float lanes[16];
+  store(lanes, a);
+  for (int i = 0; i < 16; ++i) from_float(lanes[i], p + i);
+}
+
+inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+// min and max return b where a lane is not a number
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline F32x16 min(F32x16 a, F32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline F32x16 abs(F32x16 a) {
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(a.lo, mask), _mm256_and_ps(a.hi, mask)};
+}
+inline __m256 pow2_of_magic8(__m256 a) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(a), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(0x3f800000)));
+}
+// 2^n for n in [-126, 127], given n + 1.5 * 2^23
+inline F32x16 pow2_of_magic(F32x16 a) { return {pow2_of_magic8(a.lo), pow2_of_magic8(a.hi)}; }
+
+inline __m128 fold(F32x16 a) {
+  const __m256 half = _mm256_add_ps(a.lo, a.hi);
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+inline float reduce_add(F32x16 a) {
+  const __m128 s = fold(a);
+  const __m128 pair = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
+}
+inline void reduce_add4(const F32x16* a, float* out) {
+  __m128 r0 = fold(a[0]), r1 = fold(a[1]), r2 = fold(a[2]), r3 = fold(a[3]);
+  _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+  _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(r0, r2), _mm_add_ps(r1, r3)));
+}
+inline float reduce_max(F32x16 a) {
+  const __m256 half = _mm256_max_ps(a.lo, a.hi);
+  const __m128 s = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
+}
+
+// Nearest integers (ties to even) of values in [-127, 127], plus 128.
+inline void store_u8(uint8_t* p, F32x16 a) {
+  const __m256i zero_point = _mm256_set1_epi32(128);
+  const __m256i lo = _mm256_add_epi32(_mm256_cvtps_epi32(a.lo), zero_point);
+  const __m256i hi = _mm256_add_epi32(_mm256_cvtps_epi32(a.hi), zero_point);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
+  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
+// Exact sum of products u8 * s8, widened to 16 bits first: the 8-bit multiply-add would saturate.
+struct DotU8S8 {
+  static constexpr size_t kStep = 32;
+  __m256i sum = _mm256_setzero_si256();
+
+  static __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  void add(const uint8_t* x, const int8_t* w) {
+    const __m256i lo = _mm256_madd_epi16(_mm256_cvtepu8_epi16(load16(x)), _mm256_cvtepi8_epi16(load16(w)));
+    const __m256i hi = _mm256_madd_epi16(_mm256_cvtepu8_epi16(load16(x + 16)), _mm256_cvtepi8_epi16(load16(w + 16)));
+    sum = _mm256_add_epi32(sum, _mm256_add_epi32(lo, hi));
+  }
+  int32_t total() const {
+    int32_t lanes[8];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), sum);
+    int32_t result = 0;
+    for (int32_t lane : lanes) result += lane;
+    return result;
+  }
+};
+
+}  // namespace llmserve::LLMSERVE_VARIANT

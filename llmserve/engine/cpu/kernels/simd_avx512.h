@@ -1,0 +1,85 @@
+// F32x16 as one 512-bit register. Needs AVX-512 F, BW, DQ, VL and VNNI.
+#pragma once
+
+#include <immintrin.h>
+
+#include "half.h"
+
+namespace llmserve::LLMSERVE_VARIANT {
+
+inline constexpr size_t kMaxTileRows = 4;
+constexpr size_t tile_columns(size_t rows) { return rows == 1 ? 8 : 4; }
+
+struct F32x16 {
+  __m512 v;
+};
+
+inline F32x16 broadcast(float v) { return {_mm512_set1_ps(v)}; }
+inline F32x16 zero() { return {_mm512_setzero_ps()}; }
+inline F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline F32x16 load(const Half* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline F32x16 load(const BFloat16* p) {
+  const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16))};
+}
+inline void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
+inline void store(Half* p, F32x16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void store(BFloat16* p, F32x16 a) {
+  float lanes[16];
+  _mm512_storeu_ps(lanes, a.v);
+  for (int i = 0; i < 16; ++i) from_float(lanes[i], p + i);
+}
+
+inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// min and max return b where a lane is not a number
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
+// 2^n for n in [-126, 127], given n + 1.5 * 2^23
+inline F32x16 pow2_of_magic(F32x16 a) {
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(a.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(0x3f800000)))};
+}
+
+inline __m128 fold(F32x16 a) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+inline float reduce_add(F32x16 a) {
+  const __m128 s = fold(a);
+  const __m128 pair = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
+}
+inline void reduce_add4(const F32x16* a, float* out) {
+  __m128 r0 = fold(a[0]), r1 = fold(a[1]), r2 = fold(a[2]), r3 = fold(a[3]);
+  _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+  _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(r0, r2), _mm_add_ps(r1, r3)));
+}
+inline float reduce_max(F32x16 a) { return _mm512_reduce_max_ps(a.v); }
+
+// Nearest integers (ties to even) of values in [-127, 127], plus 128.
+inline void store_u8(uint8_t* p, F32x16 a) {
+  const __m512i rounded = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(128));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(rounded));
+}
+
+// Exact sum of products u8 * s8.
+struct DotU8S8 {
+  static constexpr size_t kStep = 64;
+  __m512i sum = _mm512_setzero_si512();
+
+  void add(const uint8_t* x, const int8_t* w) {
+    sum = _mm512_dpbusd_epi32(sum, _mm512_loadu_si512(x), _mm512_loadu_si512(w));
+  }
+  int32_t total() const { return _mm512_reduce_add_epi32(sum); }
+};
+
+}  // namespace llmserve::LLMSERVE_VARIANT

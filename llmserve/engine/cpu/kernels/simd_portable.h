@@ -1,0 +1,107 @@
+// F32x16 as four 128-bit vectors in the compilers' vector extension: any architecture, no contraction into FMA.
+#pragma once
+
+#include "half.h"
+
+namespace llmserve::LLMSERVE_VARIANT {
+
+typedef float Quad __attribute__((vector_size(16)));
+typedef uint32_t QuadBits __attribute__((vector_size(16)));
+
+inline constexpr size_t kMaxTileRows = 2;
+constexpr size_t tile_columns(size_t rows) { return rows == 1 ? 4 : 2; }
+
+struct F32x16 {
+  Quad part[4];
+};
+
+template <class Fn>
+[[gnu::always_inline]] inline F32x16 map(Fn fn) {
+  F32x16 out;
+  for (int i = 0; i < 4; ++i) out.part[i] = fn(i);
+  return out;
+}
+
+inline F32x16 broadcast(float v) {
+  return map([&](int) { return Quad{v, v, v, v}; });
+}
+inline F32x16 zero() { return broadcast(0.0f); }
+inline F32x16 load(const float* p) {
+  F32x16 out;
+  __builtin_memcpy(&out, p, sizeof(out));
+  return out;
+}
+template <class T>
+inline F32x16 load(const T* p) {
+  return map([&](int i) {
+    const T* s = p + 4 * i;
+    return Quad{to_float(s[0]), to_float(s[1]), to_float(s[2]), to_float(s[3])};
+  });
+}
+inline void store(float* p, F32x16 v) { __builtin_memcpy(p, &v, sizeof(v)); }
+template <class T>
+inline void store(T* p, F32x16 v) {
+  for (int i = 0; i < 16; ++i) from_float(v.part[i / 4][i % 4], p + i);
+}
+
+inline F32x16 operator+(F32x16 a, F32x16 b) {
+  return map([&](int i) { return a.part[i] + b.part[i]; });
+}
+inline F32x16 operator-(F32x16 a, F32x16 b) {
+  return map([&](int i) { return a.part[i] - b.part[i]; });
+}
+inline F32x16 operator*(F32x16 a, F32x16 b) {
+  return map([&](int i) { return a.part[i] * b.part[i]; });
+}
+inline F32x16 operator/(F32x16 a, F32x16 b) {
+  return map([&](int i) { return a.part[i] / b.part[i]; });
+}
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return a * b + c; }
+// min and max return b where a lane is not a number
+inline F32x16 max(F32x16 a, F32x16 b) {
+  return map([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; });
+}
+inline F32x16 min(F32x16 a, F32x16 b) {
+  return map([&](int i) { return a.part[i] < b.part[i] ? a.part[i] : b.part[i]; });
+}
+inline F32x16 abs(F32x16 a) {
+  return map([&](int i) {
+    return bit_cast_to<Quad>(bit_cast_to<QuadBits>(a.part[i]) & QuadBits{~0u, ~0u, ~0u, ~0u} >> 1);
+  });
+}
+// 2^n for n in [-126, 127], given n + 1.5 * 2^23
+inline F32x16 pow2_of_magic(F32x16 a) {
+  return map([&](int i) { return bit_cast_to<Quad>((bit_cast_to<QuadBits>(a.part[i]) << 23) + 0x3f800000u); });
+}
+
+inline float reduce_add(F32x16 a) {
+  const Quad s = (a.part[0] + a.part[2]) + (a.part[1] + a.part[3]);
+  return (s[0] + s[2]) + (s[1] + s[3]);
+}
+inline void reduce_add4(const F32x16* a, float* out) {
+  for (int i = 0; i < 4; ++i) out[i] = reduce_add(a[i]);
+}
+inline float reduce_max(F32x16 a) {
+  float best = a.part[0][0];
+  for (int i = 1; i < 16; ++i) best = a.part[i / 4][i % 4] > best ? a.part[i / 4][i % 4] : best;
+  return best;
+}
+
+// Nearest integers (ties to even) of values in [-127, 127], plus 128.
+inline void store_u8(uint8_t* p, F32x16 v) {
+  const F32x16 shifted = v + broadcast(12582912.0f + 128.0f);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(bit_cast_to<uint32_t>(float{shifted.part[i / 4][i % 4]}));
+}
+
+// Exact sum of products u8 * s8.
+struct DotU8S8 {
+  static constexpr size_t kStep = 16;
+  int32_t sum = 0;
+
+  void add(const uint8_t* x, const int8_t* w) {
+    for (size_t i = 0; i < kStep; ++i) sum += int32_t{x[i]} * int32_t{w[i]};
+  }
+  int32_t total() const { return sum; }
+};
+
+}  // namespace llmserve::LLMSERVE_VARIANT

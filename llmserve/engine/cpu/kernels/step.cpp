@@ -1,0 +1,76 @@
+#include "step.h"
+
+#include <string>
+
+namespace llmserve {
+namespace {
+
+bool in_range(int32_t value, uint32_t end) { return value >= 0 && static_cast<uint32_t>(value) < end; }
+
+Error check_ids(const int32_t* ids, uint32_t count, uint32_t end, const char* what) {
+  for (uint32_t i = 0; i < count; ++i) {
+    if (!in_range(ids[i], end)) {
+      return invalid(std::string(what) + " " + std::to_string(ids[i]) + " is not in [0, " + std::to_string(end) + ")");
+    }
+  }
+  return {};
+}
+
+Error check_chunks(const StepRecord& step, const FileHeader& header) {
+  uint64_t next = 0;
+  for (uint32_t i = 0; i < step.num_chunks; ++i) {
+    const ChunkRecord& chunk = step.chunks[i];
+    const uint64_t end = uint64_t{chunk.start} + chunk.num_tokens;
+    if (chunk.first_token != next || chunk.num_tokens == 0) return invalid("chunks do not cover the tokens in order");
+    next += chunk.num_tokens;
+    if (end > header.max_seq_len) {
+      return invalid("a sequence of " + std::to_string(end) + " tokens is longer than max_seq_len " +
+                     std::to_string(header.max_seq_len));
+    }
+    if (end > uint64_t{chunk.num_blocks} * header.block_size ||
+        uint64_t{chunk.first_block} + chunk.num_blocks > step.num_block_ids) {
+      return invalid("a block table is too short for its sequence");
+    }
+  }
+  return next == step.num_tokens ? Error{} : invalid("chunks do not cover the tokens in order");
+}
+
+Error check_samples(const StepRecord& step) {
+  const auto inside = [&](uint32_t begin, uint32_t end) { return begin <= end && end <= step.num_sample_ids; };
+  for (uint32_t i = 0; i < step.num_samples; ++i) {
+    const SampleRecord& s = step.samples[i];
+    if (s.selected >= step.num_selected || !inside(s.history_begin, s.history_end) ||
+        !inside(s.bias_begin, s.bias_end) || !inside(s.banned_begin, s.banned_end) ||
+        s.num_prompt > s.history_end - s.history_begin) {
+      return invalid("a sample request points outside of its step");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks) {
+  if (step.num_tokens == 0 || step.num_tokens > header.max_num_tokens) {
+    return invalid("a step of " + std::to_string(step.num_tokens) + " tokens; the engine takes 1 to " +
+                   std::to_string(header.max_num_tokens));
+  }
+  if (step.num_chunks > header.max_batch_size) {
+    return invalid("a step of " + std::to_string(step.num_chunks) + " chunks; the engine takes at most " +
+                   std::to_string(header.max_batch_size));
+  }
+  if (step.num_selected > step.num_tokens || step.num_samples > step.num_chunks ||
+      (!step.logits && step.num_selected > header.max_batch_size)) {
+    return invalid("a step selects more rows than it has");
+  }
+  for (uint32_t i = 0; i < step.num_selected; ++i) {
+    if (step.selected_rows[i] >= step.num_tokens) return invalid("a selected row is outside of the step");
+  }
+  if (Error error = check_chunks(step, header)) return error;
+  if (Error error = check_samples(step)) return error;
+  if (Error error = check_ids(step.token_ids, step.num_tokens, header.vocab_size, "token id")) return error;
+  if (Error error = check_ids(step.block_ids, step.num_block_ids, num_blocks, "block")) return error;
+  return check_ids(step.sample_ids, step.num_sample_ids, header.vocab_size, "token id of a sample request");
+}
+
+}  // namespace llmserve

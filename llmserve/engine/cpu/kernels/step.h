@@ -1,0 +1,65 @@
+// One planned step as flat arrays, filled by `step.py` from a StepPlan, and the checks that make it safe to run.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "error.h"
+#include "format.h"
+
+namespace llmserve {
+
+// A run of consecutive tokens of one sequence.
+struct ChunkRecord {
+  uint32_t first_token;  // index into token_ids
+  uint32_t num_tokens;
+  uint32_t start;        // position of the first token
+  uint32_t first_block;  // index into block_ids
+  uint32_t num_blocks;
+};
+
+// Ranges [begin, end) index `sample_ids`; biases are ids there and numbers at the same index of `bias_values`.
+struct SampleRecord {
+  uint64_t seed;
+  uint64_t position;
+  uint32_t stream;
+  uint32_t selected;  // which selected row holds the logits
+  uint32_t history_begin, history_end, num_prompt;
+  uint32_t bias_begin, bias_end;
+  uint32_t banned_begin, banned_end;
+  uint32_t top_k;
+  float temperature;
+  float top_p;
+  float min_p;
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  uint32_t want_log_prob;
+  uint32_t reserved;
+};
+static_assert(sizeof(ChunkRecord) == 20 && sizeof(SampleRecord) == 88);
+
+struct StepRecord {
+  const int32_t* token_ids;
+  const ChunkRecord* chunks;
+  const int32_t* block_ids;
+  const uint32_t* selected_rows;  // token rows whose logits are wanted
+  const SampleRecord* samples;
+  const int32_t* sample_ids;
+  const float* bias_values;
+  int32_t* tokens;    // out, one per sample
+  double* log_probs;  // out, one per sample
+  float* logits;      // out, [num_selected, vocab_size]; null: kept inside
+  uint32_t num_tokens;
+  uint32_t num_chunks;
+  uint32_t num_block_ids;
+  uint32_t num_selected;
+  uint32_t num_samples;
+  uint32_t num_sample_ids;
+};
+static_assert(sizeof(StepRecord) == 104);
+
+// Whether the step stays inside the engine's limits and memory.
+Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks);
+
+}  // namespace llmserve

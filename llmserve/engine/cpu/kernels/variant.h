@@ -1,0 +1,22 @@
+// Kernels of the variant that is being compiled, for `variant_table.cpp`. One declaration per entry of KernelTable.
+#pragma once
+
+#include "kernels.h"
+
+namespace llmserve::LLMSERVE_VARIANT {
+
+void embed(const void* table, DType type, const int32_t* ids, size_t num_rows, size_t width, View<float> y);
+void rms_norm(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
+              View<float> y);
+void quantize(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale);
+void linear(const LinearArgs& args, size_t column_begin, size_t column_end);
+void linear_int8(const LinearInt8Args& args, size_t column_begin, size_t column_end);
+void rope(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows, View<float> y);
+void cache_write(View<const float> x, const int32_t* slots, size_t block_size, size_t num_kv_heads, size_t head_dim,
+                 size_t num_rows, void* pool, DType type);
+void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
+void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);
+void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
+double sum_exp(const float* x, size_t count, float max);
+
+}  // namespace llmserve::LLMSERVE_VARIANT

@@ -1,0 +1,29 @@
+#include "variant.h"
+
+#define LLMSERVE_TEXT_OF(name) #name
+#define LLMSERVE_TEXT(name) LLMSERVE_TEXT_OF(name)
+#define LLMSERVE_JOIN_OF(a, b) a##b
+#define LLMSERVE_JOIN(a, b) LLMSERVE_JOIN_OF(a, b)
+
+namespace llmserve {
+
+const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
+  namespace variant = LLMSERVE_VARIANT;
+  static constexpr KernelTable kTable = {
+      .name = LLMSERVE_TEXT(LLMSERVE_VARIANT),
+      .embed = variant::embed,
+      .rms_norm = variant::rms_norm,
+      .quantize = variant::quantize,
+      .linear = variant::linear,
+      .linear_int8 = variant::linear_int8,
+      .rope = variant::rope,
+      .cache_write = variant::cache_write,
+      .attention = variant::attention,
+      .gated_silu = variant::gated_silu,
+      .add = variant::add,
+      .sum_exp = variant::sum_exp,
+  };
+  return kTable;
+}
+
+}  // namespace llmserve

@@ -1,0 +1,212 @@
+"""The CPU engine file as records: what `builder.targets.cpu` writes, and `kernels/format.h` reads.
+
+    FileHeader | op records | tensor records | buffer records | JSON | page-aligned tensors
+
+Little endian. Weights are row-major [outputs, inputs] without padding (packing "canonical"), so that one file serves
+every ISA variant. The records are for the C++ library; the JSON is for Python and says the same limits in words.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.errors import EngineFileError, NotFound
+
+MAGIC = b"LLMSENG\n"
+FORMAT_VERSION = 1
+CANONICAL_PACKING = "canonical"
+PAGE_BYTES = 4096
+NO_TENSOR = -1
+
+
+class DType(IntEnum):
+    FLOAT32 = 0
+    FLOAT16 = 1
+    BFLOAT16 = 2
+    INT8 = 3
+    INT32 = 4
+
+    @property
+    def num_bytes(self) -> int:
+        return {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.INT8: 1, DType.INT32: 4}[self]
+
+
+class OpCode(IntEnum):
+    """Operations of the device; roles of their operands are listed in `kernels/format.h`."""
+
+    EMBED = 0
+    RMS_NORM = 1
+    QUANTIZE = 2
+    LINEAR = 3
+    LINEAR_INT8 = 4
+    ROPE_TABLE = 5
+    ROPE = 6
+    CACHE_WRITE = 7
+    ATTENTION = 8
+    GATED_SILU = 9
+    ADD = 10
+    SELECT_ROWS = 11
+
+
+OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("stride", "<u4")])
+OP = np.dtype(
+    [("kind", "<u4"), ("selected", "<u4"), ("inputs", OPERAND, 3), ("output", OPERAND), ("tensors", "<i4", 4)]
+    + [(name, "<u4") for name in ("layer", "num_heads", "head_dim", "groups", "window")]
+    + [("scalar", "<f4")]
+)
+TENSOR = np.dtype([("dtype", "<u4"), ("rows", "<u4"), ("cols", "<u4"), ("reserved", "<u4"), ("offset", "<u8")])
+BUFFER = np.dtype("<u8")  # bytes per row
+HEADER = np.dtype(
+    [("magic", "S8"), ("version", "<u4"), ("metadata_crc", "<u4")]
+    + [(name, "<u8") for name in ("file_bytes", "metadata_bytes", "ops_offset", "tensors_offset", "buffers_offset")]
+    + [("json_offset", "<u8"), ("json_bytes", "<u8")]
+    + [(name, "<u4") for name in ("num_ops", "num_tensors", "num_buffers", "packing")]
+    + [(name, "<u4") for name in ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size")]
+    + [(name, "<u4") for name in ("num_layers", "num_kv_heads", "head_dim", "cache_dtype", "reserved")]
+)
+CRC_BEGIN = 16  # magic, version and the checksum itself are outside
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHeader:
+    """What an engine file says about itself."""
+
+    dtype: str  # of weights and KV cache: "float32", "float16", "bfloat16"
+    quantization: str  # "" or "int8"
+    packing: str
+    vocab_size: int
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    activation_bytes: int  # working memory of one engine, besides weights and cache
+    program: str  # the traced network, printed
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        elements = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
+        return elements * DType[self.dtype.upper()].num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    name: str
+    dtype: DType
+    rows: int  # 1 for a vector
+    cols: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.cols * self.dtype.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Everything before the tensors, and where each tensor goes."""
+
+    blob: bytes
+    offsets: tuple[int, ...]  # of each tensor in the file
+    file_bytes: int
+
+
+def encode_metadata(
+    header: EngineHeader, ops: NDArray[Any], tensors: Sequence[TensorEntry], buffers: Sequence[int]
+) -> Metadata:
+    """`ops`: records of dtype OP. `buffers`: bytes per row of each activation buffer."""
+    text = json.dumps({**asdict(header), "tensors": [tensor.name for tensor in tensors]}, sort_keys=True).encode()
+    ops_offset = HEADER.itemsize
+    tensors_offset = ops_offset + ops.nbytes
+    buffers_offset = tensors_offset + len(tensors) * TENSOR.itemsize
+    json_offset = buffers_offset + len(buffers) * BUFFER.itemsize
+    metadata_bytes = json_offset + len(text)
+    offsets, file_bytes = _place(tensors, metadata_bytes)
+
+    fixed = np.zeros((), HEADER)
+    fixed["magic"], fixed["version"] = MAGIC, FORMAT_VERSION
+    fixed["file_bytes"], fixed["metadata_bytes"] = file_bytes, metadata_bytes
+    fixed["ops_offset"], fixed["tensors_offset"], fixed["buffers_offset"] = ops_offset, tensors_offset, buffers_offset
+    fixed["json_offset"], fixed["json_bytes"] = json_offset, len(text)
+    fixed["num_ops"], fixed["num_tensors"], fixed["num_buffers"] = len(ops), len(tensors), len(buffers)
+    fixed["cache_dtype"] = DType[header.dtype.upper()]
+    for name in ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size"):
+        fixed[name] = getattr(header, name)
+    for name in ("num_layers", "num_kv_heads", "head_dim"):
+        fixed[name] = getattr(header, name)
+
+    records = np.zeros(len(tensors), TENSOR)
+    for record, tensor, offset in zip(records, tensors, offsets, strict=True):
+        record["dtype"], record["rows"], record["cols"], record["offset"] = (
+            tensor.dtype, tensor.rows, tensor.cols, offset,
+        )  # fmt: skip
+    tail = ops.tobytes() + records.tobytes() + np.array(buffers, BUFFER).tobytes() + text
+    fixed["metadata_crc"] = zlib.crc32(fixed.tobytes()[CRC_BEGIN:] + tail)
+    return Metadata(fixed.tobytes() + tail, offsets, file_bytes)
+
+
+def _place(tensors: Sequence[TensorEntry], begin: int) -> tuple[tuple[int, ...], int]:
+    offsets = []
+    end = begin
+    for tensor in tensors:
+        offset = -(-end // PAGE_BYTES) * PAGE_BYTES
+        offsets.append(offset)
+        end = offset + tensor.num_bytes
+    return tuple(offsets), end
+
+
+def read_header(path: Path) -> EngineHeader:
+    """The header of an engine file. `EngineFileError` when it is damaged, not an engine, or made for another machine."""
+    try:
+        with path.open("rb") as file:
+            fixed = _read_fixed(path, file.read(HEADER.itemsize), path.stat().st_size)
+            file.seek(0)
+            blob = file.read(int(fixed["metadata_bytes"]))
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: no such engine file") from error
+    except OSError as error:
+        raise EngineFileError(f"{path} cannot be read: {error}") from error
+    if zlib.crc32(blob[CRC_BEGIN:]) != fixed["metadata_crc"]:
+        raise EngineFileError(f"{path} has a damaged header (checksum); build the engine again")
+    begin = int(fixed["json_offset"])
+    return _decode_json(path, blob[begin : begin + int(fixed["json_bytes"])])
+
+
+def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
+    if len(blob) < HEADER.itemsize:
+        raise EngineFileError(f"{path} is too short to be an engine")
+    fixed: NDArray[Any] = np.frombuffer(blob, HEADER)[0]
+    if not blob.startswith(MAGIC):
+        raise EngineFileError(f"{path} is not an engine file")
+    if fixed["version"] != FORMAT_VERSION:
+        raise EngineFileError(
+            f"{path} has format version {fixed['version']}, this build reads {FORMAT_VERSION}; build the engine again"
+        )
+    if fixed["file_bytes"] != file_bytes or not HEADER.itemsize <= fixed["metadata_bytes"] <= file_bytes:
+        raise EngineFileError(
+            f"{path} should have {fixed['file_bytes']} bytes and has {file_bytes}: truncated or damaged"
+        )
+    return fixed
+
+
+def _decode_json(path: Path, text: bytes) -> EngineHeader:
+    try:
+        values: Mapping[str, Any] = json.loads(text)
+        header = EngineHeader(**{name: value for name, value in values.items() if name != "tensors"})
+    except (ValueError, TypeError) as error:
+        raise EngineFileError(f"{path} has a header that cannot be understood: {error}") from error
+    if header.packing != CANONICAL_PACKING:
+        raise EngineFileError(
+            f"{path} was built for {header.packing}; this machine has {CANONICAL_PACKING}; run: llmserve build ..."
+        )
+    return header

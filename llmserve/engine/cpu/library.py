@@ -1,0 +1,127 @@
+"""libllmserve_cpu.so through ctypes: its functions, typed, and the errors behind their statuses."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmserve.errors import (
+    EngineFileError,
+    InternalError,
+    InvalidArgument,
+    LlmserveError,
+    ResourceExhausted,
+    Unsupported,
+)
+
+ABI_VERSION = 1
+LIBRARY_NAME = "libllmserve_cpu.so"
+ISA_VARIABLE = "LLMSERVE_ISA"
+TEXT_BYTES = 1024
+ERRORS: dict[int, type[LlmserveError]] = {
+    1: InvalidArgument,
+    2: EngineFileError,
+    3: ResourceExhausted,
+    4: InternalError,
+}
+
+# Mirrors of the records in kernels/step.h
+CHUNK = np.dtype([(name, "<u4") for name in ("first_token", "num_tokens", "start", "first_block", "num_blocks")])
+SAMPLE = np.dtype(
+    [("seed", "<u8"), ("position", "<u8"), ("stream", "<u4"), ("selected", "<u4")]
+    + [(name, "<u4") for name in ("history_begin", "history_end", "num_prompt", "bias_begin", "bias_end")]
+    + [(name, "<u4") for name in ("banned_begin", "banned_end", "top_k")]
+    + [(name, "<f4") for name in ("temperature", "top_p", "min_p")]
+    + [(name, "<f4") for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")]
+    + [("want_log_prob", "<u4"), ("reserved", "<u4")]
+)
+
+
+class StepRecord(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("token_ids", "chunks", "block_ids", "selected_rows", "samples")),
+        *((name, ctypes.c_void_p) for name in ("sample_ids", "bias_values", "tokens", "log_probs", "logits")),
+        *((name, ctypes.c_uint32) for name in ("num_tokens", "num_chunks", "num_block_ids", "num_selected")),
+        *((name, ctypes.c_uint32) for name in ("num_samples", "num_sample_ids")),
+    )
+
+
+class Library:
+    """The C API. `open` and `step` raise the project's errors; handles are plain integers."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise Unsupported(
+                f"the CPU engine's library cannot be loaded ({error}); build it: pip install --no-build-isolation -e ."
+            ) from error
+        self._declare("llmserve_abi_version", ctypes.c_uint32)
+        self._declare("llmserve_variants", None, ctypes.c_char_p, ctypes.c_size_t)
+        self._declare(
+            "llmserve_open", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
+            ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_size_t,
+        )  # fmt: skip
+        self._declare("llmserve_close", None, ctypes.c_void_p)
+        self._declare(
+            "llmserve_step", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(StepRecord), ctypes.c_char_p, ctypes.c_size_t
+        )
+        if (version := self._library.llmserve_abi_version()) != ABI_VERSION:
+            raise Unsupported(
+                f"{path} has interface version {version}, this code needs {ABI_VERSION}; build it again: "
+                "pip install --no-build-isolation -e ."
+            )
+
+    def _declare(self, name: str, result: Any, *arguments: Any) -> None:
+        function = getattr(self._library, name)
+        function.restype, function.argtypes = result, arguments
+
+    def variants(self) -> list[str]:
+        """Kernel variants of this machine, slowest first."""
+        text = ctypes.create_string_buffer(TEXT_BYTES)
+        self._library.llmserve_variants(text, TEXT_BYTES)
+        return text.value.decode().split(",")
+
+    def open(self, path: Path, *, isa: str, num_blocks: int, threads: int) -> int:
+        text = ctypes.create_string_buffer(TEXT_BYTES)
+        status = ctypes.c_int()
+        handle: int | None = self._library.llmserve_open(
+            os.fsencode(path), isa.encode(), num_blocks, threads, ctypes.byref(status), text, TEXT_BYTES
+        )
+        if handle is None:
+            raise ERRORS[status.value](f"{path}: {text.value.decode(errors='replace')}")
+        return handle
+
+    def close(self, handle: int) -> None:
+        self._library.llmserve_close(handle)
+
+    def step(self, handle: int, record: StepRecord) -> None:
+        text = ctypes.create_string_buffer(TEXT_BYTES)
+        status = self._library.llmserve_step(handle, ctypes.byref(record), text, TEXT_BYTES)
+        if status:
+            raise ERRORS[status](text.value.decode(errors="replace"))
+
+
+@functools.cache
+def load_library() -> Library:
+    """The library beside this module, loaded once. `Unsupported`, with the command that builds it, when missing."""
+    return Library(Path(__file__).with_name(LIBRARY_NAME))
+
+
+def available_isas() -> list[str]:
+    """Kernel variants of this machine, slowest first: "portable", then perhaps "avx2", "avx512"."""
+    return load_library().variants()
+
+
+def chosen_isa(wanted: str = "") -> str:
+    """`wanted`, or what LLMSERVE_ISA says, or the fastest. `Unsupported` when this machine does not have it."""
+    isa = wanted or os.environ.get(ISA_VARIABLE, "")
+    isas = available_isas()
+    if isa and isa not in isas:
+        raise Unsupported(f"this machine has no kernels {isa!r}; it has {', '.join(isas)}")
+    return isa or isas[-1]

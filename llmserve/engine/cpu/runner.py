@@ -1,0 +1,87 @@
+"""Steps of the embedded engine: a StepPlan in, one C++ call outside the GIL, a StepResult out."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cpu.layout import EngineHeader, read_header
+from llmserve.engine.cpu.library import available_isas, chosen_isa, load_library
+from llmserve.engine.cpu.machine import available_memory, usable_cores
+from llmserve.engine.cpu.step import FlatStep
+from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted
+from llmserve.scheduler.plan import StepPlan
+
+__all__ = ["CpuRunner", "available_isas", "kv_bytes_per_block", "read_header"]
+
+
+def kv_bytes_per_block(header: EngineHeader) -> int:
+    return header.kv_bytes_per_block
+
+
+class CpuRunner:
+    """An opened engine file with its KV pool and threads. One step at a time."""
+
+    def __init__(self, handle: int, header: EngineHeader, *, num_blocks: int, threads: int, isa: str) -> None:
+        self._handle = handle
+        self._library = load_library()
+        self._close = weakref.finalize(self, self._library.close, handle)
+        self.header = header
+        self.threads = threads
+        self.isa = isa
+        self._info = RunnerInfo(
+            vocab_size=header.vocab_size,
+            block_size=header.block_size,
+            num_blocks=num_blocks,
+            max_num_tokens=header.max_num_tokens,
+            max_batch_size=header.max_batch_size,
+            max_seq_len=header.max_seq_len,
+        )
+
+    @classmethod
+    def open(cls, path: Path, *, num_blocks: int, threads: int = 0, isa: str = "") -> CpuRunner:
+        """Map the engine file `path` and allocate a pool of `num_blocks` KV blocks.
+
+        threads: 0 takes every core that this process may use. isa: "" takes LLMSERVE_ISA or the fastest.
+        Raises EngineFileError (corrupt or foreign file), ResourceExhausted (memory), Unsupported (ISA, library).
+        """
+        if num_blocks < 1 or threads < 0:
+            raise InvalidArgument(f"num_blocks must be at least 1 and threads not negative: {num_blocks}, {threads}")
+        header = read_header(path)
+        _check_memory(header, num_blocks)
+        isa = chosen_isa(isa)
+        threads = threads or usable_cores()
+        handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads)
+        return cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa)
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def step(self, plan: StepPlan) -> StepResult:
+        assert self._close.alive, "the runner is closed"
+        assert 0 < len(plan.chunks) <= self._info.max_batch_size
+        assert plan.num_tokens <= self._info.max_num_tokens
+        flat = FlatStep(plan, self._info.vocab_size)
+        try:
+            self._library.step(self._handle, flat.record)
+        except InvalidArgument as error:  # a plan comes from our own scheduler, never from a client
+            raise InternalError(f"the engine refused a step: {error}") from error
+        return flat.result()
+
+    def close(self) -> None:
+        """Free the pool and join the threads. Idempotent."""
+        self._close()
+
+
+def _check_memory(header: EngineHeader, num_blocks: int) -> None:
+    """Refuse now what the kernel would only notice when the pages are touched."""
+    cache = num_blocks * header.kv_bytes_per_block
+    wanted, available = cache + header.activation_bytes, available_memory()
+    if wanted > available:
+        raise ResourceExhausted(
+            f"the engine wants {wanted} bytes ({cache} for {num_blocks} KV blocks of {header.block_size} tokens, "
+            f"{header.activation_bytes} for activations) and {available} bytes are available; "
+            "lower the number of KV blocks, or build with a smaller max_num_tokens"
+        )
