@@ -62,9 +62,13 @@ class JsonTokenizer:
     def _without_byte_run(self, ids: Sequence[int], skip_special_tokens: bool) -> Sequence[int]:
         """Byte tokens in a row are decoded together: one bad byte spoils the run, so its text is open until it ends."""
         end = len(ids)
-        while end and (ids[end - 1] in self._byte_ids or (skip_special_tokens and ids[end - 1] in self._special_ids)):
+        while end and (ids[end - 1] in self._byte_ids or not self._is_visible(ids[end - 1], skip_special_tokens)):
             end -= 1
         return ids[:end]
+
+    def _is_visible(self, token: int, skip_special_tokens: bool) -> bool:
+        hidden = token < 0 or (skip_special_tokens and token in self._special_ids)
+        return not hidden and self._library.id_to_token(token) is not None
 
     def _byte_fallback_ids(self) -> frozenset[int]:
         if "ByteFallback" not in repr(self._library.decoder):

@@ -81,11 +81,11 @@ class _Sequence:
         self._waiting += event.token_ids
         self._waiting_log_probs += event.log_probs
         window = self._window()
-        text, cut = self._stop_in(window, is_final=event.finish_reason is not None) if self._stops else ("", None)
-        if cut is not None:
-            return self._stop(event, window, text[:cut], arrival_ns)
+        kept = self._text_before_stop(window, is_final=event.finish_reason is not None) if self._stops else None
+        if kept is not None:
+            return self._stop(event, window, kept, arrival_ns)
         self.finished = event.finish_reason is not None
-        count = len(self._waiting) if self.finished or not self._stops else self._num_free(window, text)
+        count = len(self._waiting) if self.finished or not self._stops else self._num_free(window)
         if not count and not self.finished:
             return None
         return GeneratedEvent(self._take(event, count), window)
@@ -95,14 +95,16 @@ class _Sequence:
             return tuple(self._passed[-BLIND_WINDOW:])
         return tuple(window_of(self._tokenizer, self._passed))
 
-    def _stop_in(self, window: Sequence[int], *, is_final: bool) -> tuple[str, int | None]:
-        """The text that waits, and where a stop string cuts it."""
+    def _text_before_stop(self, window: Sequence[int], *, is_final: bool) -> str | None:
+        """What is left of the waiting text when a stop string ends it; None when there is none in it."""
         text = self._text(window, self._waiting)
-        return text, find_stop(text if is_final else text.rstrip(REPLACEMENT), self._stops)
+        cut = find_stop(text if is_final else text.rstrip(REPLACEMENT), self._stops)
+        return None if cut is None else text[:cut]
 
-    def _num_free(self, window: Sequence[int], text: str) -> int:
+    def _num_free(self, window: Sequence[int]) -> int:
         """How many waiting ids can go: with complete characters, and clear of a possible stop string."""
         assert self._tokenizer is not None
+        text = self._tokenizer.decode_stable([*window, *self._waiting])[len(self._text((), window)) :]
         limit = len(text) - num_held(text, self._stops)
         for count in range(len(self._waiting), 0, -1):
             ids = [*window, *self._waiting[:count]]
