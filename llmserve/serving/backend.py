@@ -74,7 +74,8 @@ class LoadedModel:
 
 
 class Backend(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
         """Fill in what the config leaves open (auto-complete). Return it unchanged when there is nothing to add."""
