@@ -13,10 +13,8 @@ from typing import Protocol
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import InternalError, InvalidArgument
+from llmserve.errors import InternalError
 from llmserve.serving.types import InferRequest, InferResponse
-
-MAX_MODEL_VERSION = 2**63 - 1
 
 
 class ModelStatus(Protocol):
@@ -33,7 +31,10 @@ class ModelStatus(Protocol):
 
 
 class Core(Protocol):
-    """The server core, as front ends see it. Everything raises `LlmserveError`s only; all on one event loop."""
+    """The server core, as front ends see it; all on one event loop.
+
+    Versions are as clients write them, "" being the highest. Whatever is wrong, it raises `LlmserveError`s only.
+    """
 
     @property
     def name(self) -> str: ...
@@ -51,18 +52,6 @@ class Core(Protocol):
     def repository_index(self) -> Sequence[ModelStatus]: ...
     def metrics_text(self) -> str: ...
     def infer_stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]: ...
-
-
-def checked_version(text: str) -> str:
-    """A model version as the core wants it: "" (the newest), or a positive integral number in canonical form."""
-    if not text:
-        return ""
-    if text.isascii() and text.isdigit() and len(text) < 20 and 0 < int(text) <= MAX_MODEL_VERSION:
-        return str(int(text))
-    raise InvalidArgument(
-        f"failed to get model version from specified version string '{text}' (details: stol), "
-        "version should be an integral value > 0"
-    )
 
 
 def is_decoupled(config: ModelConfig) -> bool:

@@ -21,7 +21,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.errors import InternalError, LlmserveError, Unsupported
-from llmserve.frontends.door import Core, checked_version, is_decoupled, single_response
+from llmserve.frontends.door import Core, is_decoupled, single_response
 from llmserve.frontends.grpc_health import health_handler
 from llmserve.frontends.grpc_messages import deadline_after, parse_request, response_message
 from llmserve.frontends.grpc_stream import InferStream
@@ -76,21 +76,20 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 
     @answers_errors
     async def ModelReady(self, request: Any, context: Any) -> service_pb2.ModelReadyResponse:
-        version = checked_version(request.version)
-        return service_pb2.ModelReadyResponse(ready=self._core.model_ready(request.name, version))
+        return service_pb2.ModelReadyResponse(ready=self._core.model_ready(request.name, request.version))
 
     @answers_errors
     async def ModelMetadata(self, request: Any, context: Any) -> service_pb2.ModelMetadataResponse:
-        return self._core.model_metadata(request.name, checked_version(request.version))
+        return self._core.model_metadata(request.name, request.version)
 
     @answers_errors
     async def ModelConfig(self, request: Any, context: Any) -> service_pb2.ModelConfigResponse:
-        config = self._core.model_config(request.name, checked_version(request.version))
+        config = self._core.model_config(request.name, request.version)
         return service_pb2.ModelConfigResponse(config=config)
 
     @answers_errors
     async def ModelStatistics(self, request: Any, context: Any) -> service_pb2.ModelStatisticsResponse:
-        statistics = self._core.statistics(request.name, checked_version(request.version))
+        statistics = self._core.statistics(request.name, request.version)
         return service_pb2.ModelStatisticsResponse(model_stats=statistics)
 
     @answers_errors
@@ -103,12 +102,11 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 
     @answers_errors
     async def ModelInfer(self, request: Any, context: Any) -> service_pb2.ModelInferResponse:
-        version = checked_version(request.model_version)
-        config = self._core.model_config(request.model_name, version)
+        config = self._core.model_config(request.model_name, request.model_version)
         if is_decoupled(config):
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         deadline = deadline_after(context.time_remaining())
-        parsed = parse_request(request, config, version=version, deadline=deadline)
+        parsed = parse_request(request, config, deadline=deadline)
         return response_message(await single_response(self._core, parsed))
 
     async def ModelStreamInfer(self, request_iterator: Any, context: Any) -> None:

@@ -13,7 +13,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.frontends.parameters import EMPTY_FINAL_RESPONSE, sort_parameters
-from llmserve.frontends.tensors import datatype_of, decode_tensor, element_count, encode_tensor, object_array, shaped
+from llmserve.frontends.tensors import decode_tensor, element_count, encode_tensor, object_array, shaped
+from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, ParameterValue, Tensor
 
 FINAL_RESPONSE = "triton_final_response"
@@ -33,7 +34,7 @@ FIELD_OF = {datatype: name for name, datatypes in CONTENTS.items() for datatype 
 
 
 def parse_request(
-    message: service_pb2.ModelInferRequest, config: ModelConfig, *, version: str, deadline: float | None
+    message: service_pb2.ModelInferRequest, config: ModelConfig, *, deadline: float | None
 ) -> InferRequest:
     """The core's request. Tensors are checked for form here; the core checks them against the model's config."""
     parameters = read_parameters(message.parameters)
@@ -41,7 +42,7 @@ def parse_request(
     known = sort_parameters(parameters, _wrong_type)
     return InferRequest(
         model_name=message.model_name,
-        model_version=version,
+        model_version=message.model_version,
         request_id=message.id,
         inputs=_parse_inputs(message, config),
         requested_outputs=tuple(dict.fromkeys(_requested_output(output) for output in message.outputs)),
@@ -105,7 +106,7 @@ def _parse_inputs(message: service_pb2.ModelInferRequest, config: ModelConfig) -
 
 
 def _unknown_datatype(name: str, model: str, config: ModelConfig) -> NoReturn:
-    expected = next((datatype_of(entry.data_type) for entry in config.input if entry.name == name), "another one")
+    expected = next((datatype_name(entry.data_type) for entry in config.input if entry.name == name), "another one")
     raise InvalidArgument(
         f"inference input '{name}' data-type is '<invalid>', but model '{model}' expects '{expected}'"
     )

@@ -17,7 +17,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from llmserve.errors import InternalError, LlmserveError
-from llmserve.frontends.door import Core, checked_version, is_decoupled
+from llmserve.frontends.door import Core, is_decoupled
 from llmserve.frontends.grpc_messages import (
     deadline_after,
     early_error_message,
@@ -64,11 +64,10 @@ class InferStream:
             self._slots.release()
 
     async def _infer(self, message: service_pb2.ModelInferRequest) -> None:
-        version = checked_version(message.model_version)
-        config = self._core.model_config(message.model_name, version)
+        config = self._core.model_config(message.model_name, message.model_version)
         decoupled = is_decoupled(config)
         wants_empty_final = wants_empty_final_response(message)
-        request = parse_request(message, config, version=version, deadline=self._deadline)
+        request = parse_request(message, config, deadline=self._deadline)
         async with aclosing(self._core.infer_stream(request)) as responses:
             async for response in responses:
                 says_only_final = decoupled and response.final and not response.outputs and response.error is None

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmserve.errors import LlmserveError, Unsupported
-from llmserve.frontends.door import Core, checked_version, is_decoupled, single_response
+from llmserve.frontends.door import Core, is_decoupled, single_response
 from llmserve.frontends.http_answers import (
     STATUS,
     answers_errors,
@@ -150,10 +150,11 @@ class InferenceApi:
 
 
 def _model_and_version(request: Request) -> tuple[str, str]:
-    version = request.path_params.get("version", "")
+    model: str = request.path_params.get("model", "")
+    version: str = request.path_params.get("version", "")
     if version and not (version.isascii() and version.isdigit()):
         raise HTTPException(404)
-    return request.path_params.get("model", ""), checked_version(version)
+    return model, version
 
 
 async def _infer_response(request: Request, response: InferResponse, form: OutputForm) -> Response:

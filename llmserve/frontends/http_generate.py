@@ -13,7 +13,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 from llmserve.errors import InvalidArgument, LlmserveError
 from llmserve.frontends.http_infer import BINARY_ONLY, infer_request, json_values, sort_http_parameters
 from llmserve.frontends.http_json import Json, as_object, as_string, encode_json, flatten, parse_json, tensor_values
-from llmserve.frontends.tensors import datatype_of, shaped
+from llmserve.frontends.tensors import shaped
+from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
 ONE_RESPONSE = (
@@ -50,7 +51,7 @@ def _nested_parameters(value: Json) -> Mapping[str, Json]:
 
 
 def _input_tensor(declared: ModelInput, value: Json, *, batched: bool) -> Tensor:
-    datatype = datatype_of(declared.data_type)
+    datatype = datatype_name(declared.data_type)
     if datatype in BINARY_ONLY:
         raise InvalidArgument(
             f"receiving {datatype} data via JSON is not supported. "

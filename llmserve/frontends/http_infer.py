@@ -31,7 +31,8 @@ from llmserve.frontends.http_json import (
     wrong_type,
 )
 from llmserve.frontends.parameters import RequestParameters, sort_parameters
-from llmserve.frontends.tensors import LENGTH, datatype_of, decode_tensor, element_count, encode_tensor, shaped
+from llmserve.frontends.tensors import LENGTH, decode_tensor, element_count, encode_tensor, shaped
+from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, ParameterValue, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -194,7 +195,7 @@ def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) 
             f"a raw request (no JSON header) needs a model with exactly 1 input, and '{model}' has {len(config.input)}"
         )
     declared = config.input[0]
-    datatype = datatype_of(declared.data_type)
+    datatype = datatype_name(declared.data_type)
     if datatype == "BYTES":  # the body is the one element
         shape, body = [1] * len(declared.dims), LENGTH.pack(len(body)) + body
     else:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tritonclient.grpc import model_config_pb2
 
 from llmserve.errors import InvalidArgument
 from llmserve.serving.types import NUMPY_DTYPES, Tensor
@@ -25,12 +24,6 @@ def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
     if any(dim < 0 for dim in shape):
         raise InvalidArgument(f"input '{name}' for model '{model}' has a negative dimension in its shape {list(shape)}")
     return math.prod(shape)
-
-
-def datatype_of(proto_type: int) -> str:
-    """KServe's name of a `ModelConfig` data type: TYPE_FP32 -> FP32, TYPE_STRING -> BYTES."""
-    name: str = model_config_pb2.DataType.Name(proto_type).removeprefix("TYPE_")
-    return "BYTES" if name == "STRING" else name
 
 
 def shaped(name: str, datatype: str, values: NDArray[Any], shape: Sequence[int]) -> Tensor:

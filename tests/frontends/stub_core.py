@@ -20,7 +20,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InternalError, InvalidArgument, NotFound, Unavailable
-from llmserve.frontends.tensors import datatype_of
+from llmserve.serving.signature import datatype_name
+from llmserve.serving.table import version_number
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
 
@@ -73,12 +74,12 @@ class StubCore:
         return self.is_ready
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        return name in CONFIGS and version in ("", "1")
+        return name in CONFIGS and version_number(version) < 2
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         if name not in CONFIGS:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        if version not in ("", "1"):
+        if version_number(version) > 1:
             raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
         config: ModelConfig = text_format.Parse(CONFIGS[name], ModelConfig())
         config.name = name
@@ -88,7 +89,7 @@ class StubCore:
         config = self.model_config(name, version)
         reply = service_pb2.ModelMetadataResponse(name=name, versions=["1"], platform="python")
         for entry in config.input:
-            reply.inputs.add(name=entry.name, datatype=datatype_of(entry.data_type), shape=entry.dims)
+            reply.inputs.add(name=entry.name, datatype=datatype_name(entry.data_type), shape=entry.dims)
         return reply
 
     def statistics(self, name: str = "", version: str = "") -> list[service_pb2.ModelStatistics]:

@@ -1,0 +1,146 @@
+"""One server process from start to exit: listen, load, serve, drain.
+
+The ports are taken first: a port in use is an error before anything is loaded, and health is answered while models load.
+SIGTERM and SIGINT drain: not ready, nothing new is admitted, what runs may finish until the exit timeout; a second
+signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from llmserve.frontends.grpc import start_grpc
+from llmserve.frontends.http import start_http
+from llmserve.frontends.listener import url_host
+from llmserve.frontends.metrics import start_metrics
+from llmserve.serving.backend import Backend
+from llmserve.serving.core import InferenceCore, ModelStatus, ServerSettings
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen; port 0 is any free port."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    max_input_bytes: int
+
+
+class StopSignals:
+    """The first signal asks for a drain, the second for haste."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def receive(self) -> None:
+        (self.hurry if self.drain.is_set() else self.drain).set()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self.receive)
+        try:
+            yield
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """What a server is made of; `run` is its life."""
+
+    settings: ServerSettings
+    backends: dict[str, Backend]
+    listen: Listen
+    exit_timeout_s: float
+    exit_on_error: bool = True
+
+    async def run(self) -> int:
+        """The exit code: 0 after a drain, 1 when a model did not load."""
+        core = InferenceCore(self.settings, self.backends)
+        signals = StopSignals()
+        with signals.installed():
+            async with AsyncExitStack() as front_ends:
+                addresses = await self._start_front_ends(core, front_ends)
+                try:
+                    is_loaded = await _unless(signals.drain, core.start())
+                    if not is_loaded:
+                        return 0
+                    statuses = core.repository_index()
+                    _say(model_table(statuses))
+                    if self.exit_on_error and any(status.state != "READY" for status in statuses):
+                        _say("error: not every model could be loaded; the table above says why")
+                        return 1
+                    _say("\n".join(addresses))
+                    await signals.drain.wait()
+                    _say(f"Draining: running requests may finish within {self.exit_timeout_s:g} s")
+                finally:
+                    await self._stop(core, signals, front_ends)
+        return 0
+
+    async def _start_front_ends(self, core: InferenceCore, started: AsyncExitStack) -> list[str]:
+        """The lines that say where to reach them. When one cannot start, those that have are stopped."""
+        listen = self.listen
+        grpc = await start_grpc(core, listen.host, listen.grpc_port)
+        started.push_async_callback(grpc.stop)
+        http = await start_http(core, listen.host, listen.http_port, max_input_bytes=listen.max_input_bytes)
+        started.push_async_callback(http.stop)
+        metrics = await start_metrics(core, listen.host, listen.metrics_port)
+        started.push_async_callback(metrics.stop)
+        host = url_host(listen.host)
+        return [
+            f"Started GRPCInferenceService at {host}:{grpc.port}",
+            f"Started HTTPService at {host}:{http.port}",
+            f"Started Metrics Service at {host}:{metrics.port}",
+        ]
+
+    async def _stop(self, core: InferenceCore, signals: StopSignals, front_ends: AsyncExitStack) -> None:
+        stopping = asyncio.ensure_future(core.stop(self.exit_timeout_s))
+        if not await _unless(signals.hurry, asyncio.shield(stopping)):
+            await front_ends.aclose()  # cancels what runs, so that the core has nothing to wait for
+        await stopping
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None] | asyncio.Future[None]) -> bool:
+    """Await `work` unless `event` comes first, which cancels it; whether it was completed."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        for pending in (task, waiting):
+            pending.cancel()
+        await asyncio.gather(task, waiting, return_exceptions=True)
+
+
+def model_table(statuses: Sequence[ModelStatus]) -> str:
+    """Triton's start-up table."""
+    rows = [("Model", "Version", "Status")]
+    rows += [(row.name, row.version, ": ".join(filter(None, (row.state, _one_line(row.reason))))) for row in statuses]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
+    return "\n".join([rule, lines[0], rule, *lines[1:], rule])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

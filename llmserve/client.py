@@ -1,0 +1,234 @@
+"""A small streaming client: prompts or chat messages in, text deltas out, over `ModelStreamInfer`.
+
+    with Client("localhost:8001") as client:
+        for delta in client.generate("Once upon a time", max_tokens=32, temperature=0.7):
+            print(delta.text, end="")
+
+Every generation is a gRPC stream of its own. Leaving the loop, or closing the iterator, cancels it on the server.
+Parameters are named and typed by the model's own inputs, which the client asks for once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve import errors
+from llmserve.errors import InvalidArgument, LlmserveError, Unavailable
+from llmserve.frontends.tensors import decode_tensor, encode_tensor
+from llmserve.serving.signature import datatype_name
+from llmserve.serving.types import NUMPY_DTYPES, Tensor
+
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]]  # text, or chat messages with `role` and `content`
+Scalar: TypeAlias = str | bytes | int | float | bool
+Parameter: TypeAlias = Scalar | Sequence[Scalar]
+
+CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+ERROR_OF_CODE: Mapping[str, type[LlmserveError]] = {
+    error.code.value: error
+    for error in (
+        errors.InvalidArgument, errors.NotFound, errors.AlreadyExists, errors.Unsupported, errors.ResourceExhausted,
+        errors.Unavailable, errors.DeadlineExceeded, errors.Cancelled, errors.InternalError,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of one sequence. Counts and the finish reason are known in a sequence's last delta."""
+
+    text: str
+    sequence_index: int = 0
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cum_log_prob: float = 0.0  # these two only with return_log_probs
+    log_probs: tuple[float, ...] = ()
+
+
+class Client:
+    """Blocking; one connection, any number of threads."""
+
+    def __init__(self, url: str, *, model: str = "ensemble") -> None:
+        self.url = _target(url)
+        self.model = model
+        self._channel = grpc.insecure_channel(self.url, options=CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._config: ModelConfig | None = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def config(self) -> ModelConfig:
+        """The model's config. `Unavailable` when no server answers, `NotFound` when it has no such model."""
+        if self._config is None:
+            try:
+                self._config = self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=self.model)).config
+            except grpc.RpcError as error:
+                raise _failure(self.url, error) from error
+        return self._config
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 256,
+        stream: bool = True,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        **parameters: Parameter,
+    ) -> Generator[TextDelta, None, None]:
+        """Deltas as they arrive; with `stream=False` one delta per sequence."""
+        tensors = {"max_tokens": max_tokens, "stream": stream, **parameters}
+        request = build_request(self.config(), prompt, tensors, request_id=request_id)
+        call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout_s)
+        try:
+            for message in call:
+                yield parse_response(message)
+        except grpc.RpcError as error:
+            raise _failure(self.url, error) from error
+        finally:
+            call.cancel()
+
+
+class AsyncClient:
+    """The same for asyncio: one connection, any number of tasks of one event loop."""
+
+    def __init__(self, url: str, *, model: str = "ensemble") -> None:
+        self.url = _target(url)
+        self.model = model
+        self._channel = grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._config: ModelConfig | None = None
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def config(self) -> ModelConfig:
+        """See `Client.config`."""
+        if self._config is None:
+            try:
+                reply = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=self.model))
+            except grpc.RpcError as error:
+                raise _failure(self.url, error) from error
+            self._config = reply.config
+        return self._config
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 256,
+        stream: bool = True,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        **parameters: Parameter,
+    ) -> AsyncGenerator[TextDelta, None]:
+        """See `Client.generate`. Iterate inside `aclosing`, or a loop that is left early is cancelled late."""
+        tensors = {"max_tokens": max_tokens, "stream": stream, **parameters}
+        request = build_request(await self.config(), prompt, tensors, request_id=request_id)
+        call = self._stub.ModelStreamInfer(timeout=timeout_s)
+        try:
+            await call.write(request)
+            await call.done_writing()
+            async for message in call:
+                yield parse_response(message)
+        except grpc.RpcError as error:
+            raise _failure(self.url, error) from error
+        finally:
+            call.cancel()
+
+
+def build_request(
+    config: ModelConfig, prompt: Prompt, parameters: Mapping[str, Parameter], *, request_id: str = ""
+) -> service_pb2.ModelInferRequest:
+    """Tensors for the model's inputs; `InvalidArgument` for a parameter that the model does not have."""
+    values = dict(parameters)
+    if isinstance(prompt, str):
+        values["text_input"] = prompt
+    else:
+        values["messages"] = json.dumps([dict(message) for message in prompt], ensure_ascii=False)
+    datatypes = {entry.name: datatype_name(entry.data_type) for entry in config.input}
+    unknown = sorted(values.keys() - datatypes.keys())
+    if unknown:
+        raise InvalidArgument(
+            f"model '{config.name}' has no input named {', '.join(unknown)}; it has: {', '.join(sorted(datatypes))}"
+        )
+    request = service_pb2.ModelInferRequest(model_name=config.name, id=request_id)
+    for name, value in values.items():
+        tensor = _tensor(name, datatypes[name], value, batched=config.max_batch_size > 0)
+        request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(encode_tensor(tensor))
+    return request
+
+
+def _tensor(name: str, datatype: str, value: Parameter, *, batched: bool) -> Tensor:
+    items = [value] if isinstance(value, Scalar) else list(value)
+    if datatype == "BYTES":
+        items = [item.encode() if isinstance(item, str) else item for item in items]
+    try:
+        data = np.array(items, dtype=NUMPY_DTYPES[datatype])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidArgument(f"{name}={value!r} is no {datatype}: {error}") from error
+    return Tensor(name, datatype, data.reshape(1, -1) if batched else data)
+
+
+def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
+    """The delta in one message; raises the error that it carries."""
+    if message.error_message:
+        raise LlmserveError(message.error_message)
+    response = message.infer_response
+    outputs: dict[str, Any] = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        tensor = decode_tensor(output.name, output.datatype, output.shape, raw, model=response.model_name)
+        outputs[output.name] = tensor.data.reshape(-1).tolist()
+
+    def first(name: str, default: Any) -> Any:
+        return next(iter(outputs.get(name, ())), default)
+
+    return TextDelta(
+        text=first("text_output", b"").decode("utf-8", errors="replace"),
+        sequence_index=first("sequence_index", 0),
+        finish_reason=first("finish_reason", b"").decode(),
+        prompt_tokens=first("num_prompt_tokens", 0),
+        cached_tokens=first("num_cached_tokens", 0),
+        completion_tokens=first("num_completion_tokens", 0),
+        cum_log_prob=first("cum_log_probs", 0.0),
+        log_probs=tuple(outputs.get("output_log_probs", ())),
+    )
+
+
+def _target(url: str) -> str:
+    return url.removeprefix("grpc://").removeprefix("http://").rstrip("/")
+
+
+def _failure(url: str, error: Any) -> LlmserveError:
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+        return Unavailable(f"no server answers at {url}; start one with `llmserve serve ENGINE_DIR`, or check --url")
+    return ERROR_OF_CODE.get(code.name, LlmserveError)(details or code.name)
