@@ -1,0 +1,141 @@
+"""Architecture files: what they read from a config, what they refuse, which tensors they claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmserve.errors import CheckpointError, Unsupported
+from llmserve.models.graph import OpKind
+from llmserve.models.registry import ARCHITECTURES, MODEL_TYPES, architecture_for
+from llmserve.models.spec import Combine, DecoderSpec
+from tests.checkpoints import KINDS, tensor_shapes
+
+
+def spec_of(kind: str, **overrides: Any) -> DecoderSpec:
+    config = KINDS[kind] | overrides
+    return architecture_for(config).from_hf(config)
+
+
+def problems_of(kind: str, **overrides: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        spec_of(kind, **overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_params_claim_the_published_tensors(kind: str) -> None:
+    architecture = architecture_for(KINDS[kind])
+    params = architecture.params(spec_of(kind))
+    claimed = {name: shape for p in params for name, shape in zip(p.sources, p.source_shapes, strict=True)}
+    assert claimed == tensor_shapes(KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_program_uses_every_parameter_with_its_shape(kind: str) -> None:
+    architecture = architecture_for(KINDS[kind])
+    spec = spec_of(kind)
+    shapes = {param.name: param.shape for param in architecture.params(spec)}
+    ops = architecture.forward(spec).ops
+    assert {name for op in ops for name in op.weights} == set(shapes)
+    for op in ops:
+        if op.kind in (OpKind.LINEAR, OpKind.LOGITS):
+            assert shapes[op.weights[0]][0] == op.width
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_matrix_products_and_only_those_may_be_quantized(kind: str) -> None:
+    architecture = architecture_for(KINDS[kind])
+    spec = spec_of(kind)
+    products = {
+        op.weights[0] for op in architecture.forward(spec).ops if op.kind in (OpKind.LINEAR, OpKind.LOGITS)
+    }  # fmt: skip
+    assert {param.name for param in architecture.params(spec) if param.quantizable} == products
+
+
+def test_tied_embeddings_are_two_parameters_with_one_source() -> None:
+    params = {param.name: param for param in architecture_for(KINDS["llama-tied"]).params(spec_of("llama-tied"))}
+    assert params["head"].sources == params["embed"].sources == ("model.embed_tokens.weight",)
+    assert params["head"].duplicates == ("lm_head.weight",)
+
+
+def test_the_program_prints() -> None:
+    text = str(architecture_for(KINDS["qwen3"]).forward(spec_of("qwen3")))
+    assert "rms_norm(v3, @layers.0.attn.q_norm) eps=1e-06 groups=4" in text
+    assert text.splitlines()[-1].endswith("[320] = logits(v36, @head)")
+
+
+def test_mistral_and_qwen_windows() -> None:
+    assert spec_of("mistral").windows == (16, 16)
+    assert spec_of("mistral", sliding_window=None).windows == ()
+    assert spec_of("qwen2").windows == ()
+    assert spec_of("qwen2", use_sliding_window=True).windows == (0, 0, 16)
+    assert spec_of("qwen2", use_sliding_window=True, sliding_window=None).windows == ()
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    assert spec_of("qwen2", use_sliding_window=True, layer_types=types).windows == (0, 16, 0)
+    assert spec_of("qwen2", layer_types=["full_attention"] * 3).windows == ()
+
+
+def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
+    config = {key: value for key, value in KINDS["qwen3"].items() if key not in ("head_dim", "rope_theta")}
+    config = {key: value for key, value in config.items() if key != "num_key_value_heads"}
+    spec = architecture_for(config).from_hf(config)
+    assert (spec.head_dim, spec.num_kv_heads) == (128, 4)
+    assert spec.inv_freq[1] == pytest.approx(10000.0 ** (-2 / 128))
+    mistral = {key: value for key, value in KINDS["mistral"].items() if key != "sliding_window"}
+    assert architecture_for(mistral).from_hf(mistral).windows == (4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "message"),
+    [
+        ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: 'silu'"),
+        ("llama", {"hidden_size": None}, "hidden_size must be an integer from 1 to 2147483647, it is missing"),
+        ("llama", {"hidden_size": "64"}, "hidden_size must be an integer"),
+        ("llama", {"hidden_size": 66}, "hidden_size (66) must be a multiple of num_attention_heads (4)"),
+        ("llama", {"num_hidden_layers": True}, "num_hidden_layers must be an integer"),
+        ("llama", {"num_hidden_layers": 10**6}, "num_hidden_layers must be an integer from 1 to 10000"),
+        ("llama", {"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads (3)"),
+        ("llama", {"rms_norm_eps": -1.0}, "rms_norm_eps must be a positive number, got -1.0"),
+        ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, got nan"),
+        ("llama", {"attention_bias": "yes"}, "attention_bias must be true or false, got 'yes'"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "already quantized (quantization_config: gptq)"),
+        ("llama", {"head_dim": 15}, "an even head size, got 15"),
+        ("mistral", {"attention_bias": True}, "attention_bias True is not supported"),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types is not supported for Mistral"),
+        ("mistral", {"sliding_window": 0}, "sliding_window must be an integer from 1"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must be a list of num_hidden_layers (3) names"),
+        ("qwen2", {"layer_types": ["linear_attention"] * 3}, "layer type 'linear_attention' is not supported"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "but use_sliding_window is off"),
+        ("baichuan2-7b", {"rope_theta": 5e5}, "rope_theta 500000.0 is not supported"),
+        ("baichuan2-7b", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
+        ("baichuan2-7b", {"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported"),
+    ],
+)
+def test_values_that_we_do_not_know_are_refused(kind: str, overrides: dict[str, Any], message: str) -> None:
+    assert message in problems_of(kind, **overrides)
+
+
+def test_all_problems_come_in_one_error() -> None:
+    message = problems_of(
+        "llama", hidden_act="gelu", vocab_size=0, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
+    )
+    assert "(3 problems)" in message
+    assert all(text in message for text in ("hidden_act", "vocab_size", "rope type 'dynamic'"))
+
+
+def test_registry() -> None:
+    assert architecture_for({"model_type": "llama"}) is MODEL_TYPES["llama"]
+    assert architecture_for({"architectures": ["BaiChuanForCausalLM"]}) is ARCHITECTURES["BaichuanForCausalLM"]
+    with pytest.raises(Unsupported, match=r"'GPT2LMHeadModel' is not supported; supported: .*LlamaForCausalLM"):
+        architecture_for({"architectures": ["GPT2LMHeadModel"], "model_type": "llama"})
+    for config in ({}, {"architectures": []}, {"architectures": 3}, {"model_type": ["llama"]}):
+        with pytest.raises(Unsupported):
+            architecture_for(config)
+
+
+def test_norm_head_is_normalized_at_load() -> None:
+    head = architecture_for(KINDS["baichuan2-7b"]).params(spec_of("baichuan2-7b"))[-1]
+    assert (head.name, head.combine) == ("head", Combine.NORMALIZE_ROWS)
+    assert architecture_for(KINDS["baichuan1-7b"]).params(spec_of("baichuan1-7b"))[-1].combine is Combine.COPY

@@ -1,0 +1,96 @@
+"""Rotary frequencies against transformers' own, what is refused, and the ALiBi slopes of the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmserve.errors import CheckpointError
+from llmserve.models.alibi import alibi_slopes
+from llmserve.models.config import ConfigReader
+from llmserve.models.rope import Rope, read_rope
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def rope_of(**config: Any) -> Rope:
+    reader = ConfigReader({"max_position_embeddings": 4096} | config)
+    rope = read_rope(reader, 128)
+    reader.finish()
+    return rope
+
+
+SCALINGS: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"type": "linear", "factor": 4.0},
+    {"rope_type": "llama3", **LLAMA3},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+    {"rope_type": "yarn", "factor": 8.0, "beta_fast": 20, "beta_slow": 3, "truncate": False},
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: "-".join(map(str, scaling.values())))
+def test_frequencies_equal_transformers(scaling: dict[str, Any]) -> None:
+    """At the head size and the base of Llama 3, in the old and the new style."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 4096}
+    old = {"rope_theta": 500000.0, "rope_scaling": scaling}
+    new = {"rope_parameters": {"rope_type": scaling.get("rope_type", "linear"), "rope_theta": 500000.0} | scaling}
+    oracle = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_parameters=dict(new["rope_parameters"])))
+    for style in (old, new):
+        rope = rope_of(**style)
+        assert rope.inv_freq == pytest.approx(oracle.inv_freq.tolist(), rel=1e-5)
+        assert rope.scale == pytest.approx(oracle.attention_scaling)
+
+
+def test_new_style_and_old_style_agree() -> None:
+    old = rope_of(rope_theta=500000.0, rope_scaling={"rope_type": "llama3", **LLAMA3})
+    assert old == rope_of(rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3})
+    assert old != rope_of(rope_theta=500000.0)
+
+
+def test_defaults() -> None:
+    assert rope_of() == rope_of(rope_theta=10000.0, rope_scaling=None) == rope_of(rope_parameters={"rope_theta": 10000})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope type 'dynamic' is not supported; supported: default",
+        ),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope type ['yarn'] is not supported"),
+        ({"rope_scaling": "linear"}, "must be an object, got 'linear'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a positive factor, got None"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "needs a positive factor, got '2'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}, "'mrope_section' is unknown"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs a positive low_freq_factor, got None"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": -1}}, "needs a positive beta_fast, got -1"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, "truncate must be true or false"),
+        ({"rope_theta": 0}, "needs a positive rope_theta, got 0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "'full_attention' is unknown"),
+    ],
+)
+def test_bad_values_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        rope_of(**config)
+    assert message in str(caught.value)
+
+
+def test_alibi_slopes_of_a_power_of_two() -> None:
+    assert alibi_slopes(8) == tuple(2.0**-i for i in range(1, 9))
+
+
+def test_alibi_slopes_of_other_head_counts() -> None:
+    """Six heads: the four slopes of four heads, then the first and the third of eight."""
+    assert alibi_slopes(6) == pytest.approx((0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125))
+    slopes = alibi_slopes(40)  # the published 13B models
+    assert len(slopes) == 40
+    assert slopes[:2] == pytest.approx((2**-0.25, 2**-0.5))
+    assert slopes[32:34] == pytest.approx((2**-0.125, 2**-0.375))
