@@ -1,6 +1,6 @@
 """One server process from start to exit: listen, load, serve, drain.
 
-The ports are taken first: a port in use is an error before anything is loaded, and health is answered while models load.
+The ports are taken first: a port in use is an error before anything is loaded, and health is answered during loading.
 SIGTERM and SIGINT drain: not ready, nothing new is admitted, what runs may finish until the exit timeout; a second
 signal ends it at once.
 """

@@ -1,4 +1,4 @@
-"""A server core for tests of the wire: six models whose answers can be computed by hand.
+"""A server core for tests of the wire: seven models whose answers can be computed by hand.
 
 add_two   INPUT0 + INPUT1 -> OUTPUT0, FP32 [-1, n]
 echo      every input back under its own name, any type; the request's parameters as response parameters
@@ -11,6 +11,8 @@ broken    an in-band error, always
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -42,6 +44,14 @@ CONFIGS = {
         max_batch_size: 8
         model_transaction_policy {{ decoupled: true }}
         input {_tensor("N", "INT32", 1)} input {_tensor("FAIL_AFTER", "INT32", 1)} output {_tensor("VALUE", "INT32", 1)}
+    """,
+    "ensemble": f"""
+        max_batch_size: 8
+        model_transaction_policy {{ decoupled: true }}
+        input {_tensor("text_input", "STRING", 1)} input {_tensor("messages", "STRING", 1)}
+        input {_tensor("max_tokens", "INT32", 1)} input {_tensor("stream", "BOOL", 1)}
+        input {_tensor("temperature", "FP32", 1)} input {_tensor("seed", "UINT64", 1)}
+        input {_tensor("stop_words", "STRING")} output {_tensor("text_output", "STRING")}
     """,
     "slow": f"input {_tensor('X', 'INT32')} output {_tensor('X', 'INT32')}",
     "broken": f"input {_tensor('X', 'INT32')} output {_tensor('X', 'INT32')}",
@@ -128,6 +138,9 @@ class StubCore:
                 t for t in request.inputs.values() if t.name in (request.requested_outputs or request.inputs)
             )
             yield self._response(request, outputs=outputs, parameters=request.parameters, final=True)
+        if request.model_name == "ensemble":
+            async for response in self._generate(request):
+                yield response
         if request.model_name == "count":
             async for response in self._count(request):
                 yield response
@@ -147,5 +160,34 @@ class StubCore:
             await asyncio.sleep(0.001 if limit < 0 else 0)
         yield self._response(request, final=True)
 
+    async def _generate(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        if "text_input" in request.inputs:
+            text = request.inputs["text_input"].data.item().decode()
+        else:
+            text = json.loads(request.inputs["messages"].data.item())[-1]["content"]
+        limit = request.inputs["max_tokens"].data.item()
+        words = itertools.repeat(text) if text == "forever" else text.split()[:limit]
+        count = 0
+        for count, word in enumerate(words, 1):  # noqa: B007
+            if word == "fail":
+                yield self._response(request, error=InternalError("the model failed"), final=True)
+                return
+            yield self._response(request, outputs=_text_outputs(f"{word} ", "", 0))
+            await asyncio.sleep(0.001)
+        yield self._response(
+            request, outputs=_text_outputs("", "length" if count == limit else "end_id", count), final=True
+        )
+
     def _response(self, request: InferRequest, **fields: object) -> InferResponse:
         return InferResponse(request.model_name, "1", request.request_id, **fields)  # type: ignore[arg-type]
+
+
+def _text_outputs(text: str, finish_reason: str, num_tokens: int) -> tuple[Tensor, ...]:
+    return (
+        Tensor("text_output", "BYTES", np.array([[text.encode()]], dtype=object)),
+        Tensor("finish_reason", "BYTES", np.array([[finish_reason.encode()]], dtype=object)),
+        Tensor("num_prompt_tokens", "INT32", np.array([[7]], dtype=np.int32)),
+        Tensor("num_completion_tokens", "INT32", np.array([[num_tokens]], dtype=np.int32)),
+        Tensor("sequence_index", "INT32", np.array([[0]], dtype=np.int32)),
+        Tensor("output_log_probs", "FP32", np.array([[[-float(len(text))]]], dtype=np.float32)),
+    )

@@ -82,7 +82,7 @@ def test_config_has_proto_names_enum_names_and_plain_numbers(call: Http) -> None
 
 
 def test_statistics_and_index(call: Http) -> None:
-    assert len(json.loads(call("GET", "/v2/models/stats")[1])["model_stats"]) == 6
+    assert len(json.loads(call("GET", "/v2/models/stats")[1])["model_stats"]) == 7
     (entry,) = json.loads(call("GET", "/v2/models/echo/stats")[1])["model_stats"]
     assert (entry["name"], entry["inference_count"]) == ("echo", 2**40)
     assert call.error("GET", "/v2/models/x/stats") == (400, "requested model 'x' is not available")
