@@ -42,8 +42,10 @@ def text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]
     empty reason says that more will come.
     """
     tokens = inputs["TOKENS_BATCH"]
-    rows = tokens.reshape(-1, tokens.shape[-1])
     lengths = inputs["SEQUENCE_LENGTH"].reshape(-1).tolist()
+    if tokens.size != len(lengths) * tokens.shape[-1]:
+        raise InvalidArgument(f"TOKENS_BATCH {list(tokens.shape)} needs one SEQUENCE_LENGTH per row, got {lengths}")
+    rows = tokens.reshape(len(lengths), tokens.shape[-1])
     window = inputs["WINDOW_IDS"].reshape(-1).tolist() if "WINDOW_IDS" in inputs else []
     is_final = "FINISH_REASON" not in inputs or bool(_text(inputs, "FINISH_REASON"))
     tail = _text(inputs, "TAIL_TEXT") or ""

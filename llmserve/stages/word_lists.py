@@ -6,6 +6,7 @@ Row 0 holds the ids of all words one after the other, padded with 0; row 1 the e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,5 +32,4 @@ def unpack_word_list(array: NDArray[np.int32], name: str) -> tuple[tuple[int, ..
     ends = [int(end) for end in rows[1] if end > 0]
     if ends != sorted(set(ends)) or (ends and ends[-1] > rows.shape[1]):
         raise InvalidArgument(f"{name}: row 1 must hold rising end offsets up to {rows.shape[1]}, got {ends}")
-    starts = [0, *ends[:-1]]
-    return tuple(tuple(int(i) for i in rows[0, start:end]) for start, end in zip(starts, ends, strict=True))
+    return tuple(tuple(rows[0, start:end].tolist()) for start, end in pairwise([0, *ends]))

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from llmserve.errors import CheckpointError, InvalidArgument, Unsupported
+from llmserve.stages.chat import Message, chat_format, parse_messages, require_chat_format
+from llmserve.stages.chat_template import ChatTemplate
+from llmserve.stages.files import TextFiles
+from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
+from tests.stages.conftest import write_json
+from tests.tiny_tokenizers import CHAT_TEMPLATE, SENTENCES
+
+USER, ASSISTANT = 195, 196
+
+
+def talk(*contents: str) -> list[Message]:
+    return [Message("user" if i % 2 == 0 else "assistant", content) for i, content in enumerate(contents)]
+
+
+def encode(path: Path, messages: list[Message], max_ids: int | None = None) -> list[int]:
+    return require_chat_format(load_tokenizer(path), TextFiles.read(path)).encode(messages, max_ids)
+
+
+@pytest.fixture
+def baichuan(tokenizer_dirs: dict[str, Path]) -> Path:
+    return tokenizer_dirs["baichuan"]
+
+
+@pytest.fixture
+def words(tokenizers_by_kind: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers_by_kind["baichuan"]
+
+
+def test_baichuan_puts_role_ids_before_each_message(baichuan: Path, words: Tokenizer) -> None:
+    messages = [Message("system", "The fox"), *talk("runs", "over", "the hill")]
+    expected = [
+        *words.encode("The fox"), USER, *words.encode("runs"), ASSISTANT, *words.encode("over"),
+        USER, *words.encode("the hill"), ASSISTANT,
+    ]  # fmt: skip
+    assert encode(baichuan, messages) == expected
+
+
+def test_an_answer_that_is_begun_is_not_opened_again(baichuan: Path, words: Tokenizer) -> None:
+    assert encode(baichuan, talk("runs", "over")) == [USER, *words.encode("runs"), ASSISTANT, *words.encode("over")]
+
+
+def test_whole_rounds_are_dropped_from_the_front(baichuan: Path, words: Tokenizer) -> None:
+    messages = [Message("system", "fox"), *talk("first question", "first answer", "second question")]
+    last = [*words.encode("fox"), USER, *words.encode("second question"), ASSISTANT]
+    everything = encode(baichuan, messages)
+    assert encode(baichuan, messages, len(everything)) == everything
+    assert encode(baichuan, messages, len(everything) - 1) == last
+    assert encode(baichuan, messages, len(last)) == last
+
+
+def test_a_single_round_that_is_too_long_loses_its_beginning(baichuan: Path) -> None:
+    messages = talk("The small red fox runs over the quiet hill")
+    whole = encode(baichuan, messages)
+    assert encode(baichuan, messages, 4) == whole[-4:]
+
+
+def test_role_ids_come_from_generation_config(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((tokenizer_dirs["llama-slow"] / "tokenizer.model").read_bytes())
+    write_json(tmp_path, "generation_config.json", user_token_id=7, assistant_token_id=8)
+    ids = encode(tmp_path, talk("fox"))
+    assert ids[0] == 7
+    assert ids[-1] == 8
+
+
+def test_the_spelling_of_a_role_token_is_plain_text(tmp_path: Path) -> None:
+    """Also where the vocabulary, unlike ours, would read it as the token."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 4), model_writer=model, model_type="bpe", vocab_size=400, minloglevel=2,
+        byte_fallback=True, add_dummy_prefix=False, user_defined_symbols=["<reserved_106>", "<reserved_107>"],
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    role = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).piece_to_id("<reserved_106>")
+    write_json(tmp_path, "generation_config.json", user_token_id=role, assistant_token_id=role + 1)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("<reserved_106>") == [role]
+    ids = encode(tmp_path, talk("say <reserved_106> now"))
+    assert ids.count(role) == 1
+    assert tokenizer.decode(ids[1:-1]) == "say <reserved_106> now"
+
+
+def test_a_template_is_rendered_as_transformers_does(tokenizer_dirs: dict[str, Path]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    path = tokenizer_dirs["qwen"]
+    theirs = PreTrainedTokenizerFast.from_pretrained(path)
+    messages = [Message("system", "Be <brief> & kind."), *talk("runs", "over", "the hill")]
+    listed = [{"role": message.role, "content": message.content} for message in messages]
+    expected = theirs.apply_chat_template(listed, add_generation_prompt=True, tokenize=False)
+    assert ChatTemplate(CHAT_TEMPLATE, {}).render(listed) == expected
+    assert encode(path, messages) == theirs(expected, add_special_tokens=False)["input_ids"]
+
+
+def test_templates_trim_blocks_and_know_special_tokens() -> None:
+    source = "{{ bos_token }}\n{% for m in messages %}\n  {% if m.role %}\n[{{ m.content }}]{% endif %}{% endfor %}"
+    rendered = ChatTemplate(source, {"bos_token": "<s>"}).render([{"role": "user", "content": "fox"}])
+    assert rendered == "<s>\n[fox]"
+
+
+def test_a_template_in_its_own_file_wins(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_dirs["qwen"] / "tokenizer.json").read_bytes())
+    write_json(tmp_path, "tokenizer_config.json", chat_template=[{"name": "default", "template": "old"}])
+    assert TextFiles.read(tmp_path).chat_template == "old"
+    (tmp_path / "chat_template.jinja").write_text("new {{ messages[0].content }}")
+    assert load_tokenizer(tmp_path).decode(encode(tmp_path, talk("fox"))) == "new fox"
+
+
+def test_a_template_that_refuses_says_why() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(InvalidArgument, match="roles must alternate"):
+        template.render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("attack", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ 1 / 0 }}"])
+def test_templates_run_in_a_sandbox(attack: str) -> None:
+    with pytest.raises(InvalidArgument, match="refuses"):
+        ChatTemplate(attack, {}).render([{"role": "user", "content": "x"}])
+
+
+def test_a_template_with_a_syntax_error_is_the_checkpoints_fault() -> None:
+    with pytest.raises(CheckpointError, match="line 1"):
+        ChatTemplate("{% for %}", {})
+
+
+def test_a_checkpoint_without_a_chat_format_says_so(tokenizer_dirs: dict[str, Path]) -> None:
+    path = tokenizer_dirs["llama-slow"]
+    assert chat_format(load_tokenizer(path), TextFiles.read(path)) is None
+    with pytest.raises(Unsupported, match="no chat format"):
+        encode(path, talk("fox"))
+
+
+def test_unknown_roles_are_listed(baichuan: Path) -> None:
+    messages = [Message("user", "a"), Message("system", "b"), Message("tool", "c")]
+    with pytest.raises(InvalidArgument, match=r"(?s)'system'.*'tool'"):
+        encode(baichuan, messages)
+    with pytest.raises(InvalidArgument, match="no user message"):
+        encode(baichuan, [Message("system", "b")])
+
+
+def test_messages_come_as_json() -> None:
+    text = json.dumps([{"role": "user", "content": "Hello"}])
+    assert parse_messages(text) == [Message("user", "Hello")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "non-empty list"),
+        ('{"role": "user"}', "non-empty list"),
+        ('[{"role": "user"}, 3, {"role": 1, "content": "x"}]', r"(?s)message 0.*content.*message 1.*message 2.*role"),
+    ],
+)
+def test_bad_messages_are_explained(text: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        parse_messages(text)

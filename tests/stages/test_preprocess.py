@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmserve.errors import InvalidArgument
+from llmserve.stages.chat import Message
+from llmserve.stages.postprocess import Postprocessor
+from llmserve.stages.preprocess import Preprocessor, TextPrompt
+from llmserve.stages.tensors import prepare_arrays, text_arrays
+from llmserve.stages.word_lists import pack_word_list, unpack_word_list
+from tests.stages.conftest import write_json
+
+
+@pytest.fixture(scope="module")
+def baichuan(tokenizer_dirs: dict[str, Path]) -> Preprocessor:
+    return Preprocessor.open(tokenizer_dirs["baichuan"])
+
+
+def strings(*values: str | bytes) -> np.ndarray:
+    return np.array([[value.encode() if isinstance(value, str) else value for value in values]], dtype=object)
+
+
+def number(value: int) -> np.ndarray:
+    return np.array([[value]], np.int32)
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), max_size=5))
+def test_word_lists_survive_packing(words: list[list[int]]) -> None:
+    packed = pack_word_list(words)
+    assert packed.dtype == np.int32
+    assert packed.shape == (2, sum(map(len, words)))
+    assert unpack_word_list(packed[None], "w") == unpack_word_list(packed, "w") == tuple(map(tuple, words))
+
+
+def test_the_word_list_format() -> None:
+    assert pack_word_list([[7, 8], [], [9]]).tolist() == [[7, 8, 9], [2, 3, -1]]
+    assert unpack_word_list(np.array([[7, 8, 9, 0, 0], [2, 3, -1, -1, -1]]), "w") == ((7, 8), (9,))
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((3, 2)), np.zeros(4), np.array([[1, 2], [2, 1]]), np.array([[1, 2], [3, -1]])]
+)
+def test_malformed_word_lists_are_refused_by_name(array: np.ndarray) -> None:
+    with pytest.raises(InvalidArgument, match="stop_words_list"):
+        unpack_word_list(array.astype(np.int32), "stop_words_list")
+
+
+def test_end_and_pad_default_to_the_checkpoints(baichuan: Preprocessor) -> None:
+    prompt = baichuan.prepare(TextPrompt("fox"))
+    assert (prompt.end_id, prompt.pad_id, prompt.stop_words) == (2, 0, ())
+    assert baichuan.prepare(TextPrompt("fox", end_id=-1, pad_id=9)).end_id == -1
+
+
+def test_further_end_tokens_become_stop_words(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copy(tokenizer_dirs["qwen"] / "tokenizer.json", tmp_path)
+    write_json(tmp_path, "generation_config.json", eos_token_id=[2, 0])
+    stage = Preprocessor.open(tmp_path)
+    prompt = stage.prepare(TextPrompt("fox", stop_words=["hill"]))
+    assert (prompt.end_id, prompt.pad_id) == (2, 2)
+    assert prompt.stop_words == (tuple(stage.tokenizer.encode("hill")), (0,))
+    assert stage.prepare(TextPrompt("fox", end_id=5)).stop_words == ()
+
+
+def test_an_engine_directory_is_read_as_well_as_a_checkpoint(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copy(tokenizer_dirs["baichuan"] / "tokenizer.model", tmp_path)
+    write_json(tmp_path, "hf_config.json", model_type="baichuan", eos_token_id=2, model_max_length=4096)
+    write_json(tmp_path, "config.json", pretrained_config={}, build_config={"max_seq_len": 24})
+    stage = Preprocessor.open(tmp_path)
+    assert stage.max_seq_len == 24
+    long = [Message("user", "The small red fox runs over the quiet hill and hides under the old stone bridge.")]
+    assert len(stage.prepare(TextPrompt(messages=long, max_tokens=10)).input_ids) == 14
+
+
+def test_all_problems_of_a_prompt_come_at_once(baichuan: Preprocessor) -> None:
+    with pytest.raises(InvalidArgument, match=r"(?s)either text or messages.*one weight per word.*finite"):
+        baichuan.prepare(TextPrompt(bias_words=["fox"], bias_weights=[1.0, float("nan")]))
+
+
+def test_arrays_of_a_text_prompt(baichuan: Preprocessor) -> None:
+    encode = baichuan.tokenizer.encode
+    out = prepare_arrays(
+        baichuan,
+        {
+            "QUERY": strings("The fox runs"),
+            "REQUEST_OUTPUT_LEN": number(9),
+            "STOP_WORDS_DICT": strings("hill", ""),
+            "BAD_WORDS_DICT": strings(""),
+            "EMBEDDING_BIAS_WORDS": strings("fox"),
+            "EMBEDDING_BIAS_WEIGHTS": np.array([[2.5]], np.float32),
+        },
+    )
+    assert out["INPUT_ID"].tolist() == [encode("The fox runs")]
+    assert out["REQUEST_INPUT_LEN"].tolist() == [[len(encode("The fox runs"))]]
+    assert out["REQUEST_OUTPUT_LEN"].tolist() == [[9]]
+    assert unpack_word_list(out["STOP_WORDS_IDS"], "s") == (tuple(encode("hill")),)
+    assert out["BAD_WORDS_IDS"].shape == (1, 2, 0)
+    assert sorted(np.flatnonzero(out["EMBEDDING_BIAS"][0])) == sorted(set(encode("fox")))
+    assert out["EMBEDDING_BIAS"].max() == 2.5
+    assert (out["OUT_END_ID"].tolist(), out["OUT_PAD_ID"].tolist()) == ([[2]], [[0]])
+    assert all(array.dtype == np.int32 for name, array in out.items() if name != "EMBEDDING_BIAS")
+
+
+def test_arrays_of_chat_messages(baichuan: Preprocessor) -> None:
+    messages = strings('[{"role": "user", "content": "fox"}]')
+    out = prepare_arrays(baichuan, {"MESSAGES": messages, "QUERY": strings(""), "REQUEST_OUTPUT_LEN": number(9)})
+    assert out["INPUT_ID"].tolist() == [[195, *baichuan.tokenizer.encode("fox"), 196]]
+    assert out["EMBEDDING_BIAS"].shape == (1, 0)
+    with pytest.raises(InvalidArgument, match="not both"):
+        prepare_arrays(baichuan, {"MESSAGES": messages, "QUERY": strings("x"), "REQUEST_OUTPUT_LEN": number(9)})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"QUERY": strings(b"\xff\xfe")}, "UTF-8"),
+        ({"QUERY": strings("x"), "STOP_WORDS_DICT": strings(b"\xc3")}, "STOP_WORDS_DICT.*UTF-8"),
+        ({}, "either text or messages"),
+        ({"QUERY": strings("one", "two")}, "one string"),
+        ({"QUERY": np.array([[b"one"], [b"two"]], dtype=object)}, "batch of 2"),
+        ({"MESSAGES": strings("{")}, "JSON"),
+    ],
+)
+def test_bad_arrays_are_explained(baichuan: Preprocessor, inputs: dict[str, np.ndarray], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        prepare_arrays(baichuan, {**inputs, "REQUEST_OUTPUT_LEN": number(4)})
+
+
+def test_text_of_a_whole_answer(baichuan: Preprocessor) -> None:
+    ids = baichuan.tokenizer.encode("The fox runs")
+    tokens = np.array([[[*ids, 2, 2], [*ids, *ids[:2]]]], np.int32)
+    lengths = np.array([[len(ids), 1]], np.int32)
+    out = text_arrays(Postprocessor(baichuan.tokenizer), {"TOKENS_BATCH": tokens, "SEQUENCE_LENGTH": lengths})
+    assert out["OUTPUT"].tolist() == [b"The fox runs", baichuan.tokenizer.decode(ids[:1]).encode()]
+
+
+def test_text_of_one_event_continues_its_window(baichuan: Preprocessor) -> None:
+    stage = Postprocessor(baichuan.tokenizer)
+    window, new = baichuan.tokenizer.encode("fox é")[:-1], baichuan.tokenizer.encode("fox é")[-1:]
+    inputs = {
+        "TOKENS_BATCH": np.array([[new]], np.int32),
+        "SEQUENCE_LENGTH": np.array([[len(new)]], np.int32),
+        "WINDOW_IDS": np.array([window], np.int32),
+        "FINISH_REASON": strings(""),
+    }
+    assert text_arrays(stage, inputs)["OUTPUT"].tolist() == ["é".encode()]
+    last = {**inputs, "FINISH_REASON": strings("stop_words"), "TAIL_TEXT": strings("!")}
+    assert text_arrays(stage, last)["OUTPUT"].tolist() == ["é!".encode()]
+
+
+def test_an_event_without_ids_has_empty_text(baichuan: Preprocessor) -> None:
+    inputs = {
+        "TOKENS_BATCH": np.zeros((1, 1, 0), np.int32),
+        "SEQUENCE_LENGTH": np.zeros((1, 1), np.int32),
+        "WINDOW_IDS": np.zeros((1, 0), np.int32),
+        "FINISH_REASON": strings("end_id"),
+    }
+    assert text_arrays(Postprocessor(baichuan.tokenizer), inputs)["OUTPUT"].tolist() == [b""]

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llmserve.errors import CheckpointError, InvalidArgument, NotFound
+from llmserve.stages.bpe_tokenizer import JsonTokenizer
+from llmserve.stages.files import resolve_path
+from llmserve.stages.piece_tokenizer import PieceTokenizer
+from llmserve.stages.text import text_from_bytes
+from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
+from tests.stages.conftest import write_json
+
+DEMO = Path(__file__).resolve().parents[2] / "build/checkpoints/baichuan2-tiny-docsum"
+
+
+def test_the_demo_checkpoints_tokenizer() -> None:
+    tokenizer = load_tokenizer(DEMO)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (1, 2, 0, 5120)
+    ids = tokenizer.encode("Return 42 items: é", add_special_tokens=True)
+    assert ids[0] != 1  # add_bos_token is false
+    assert tokenizer.decode([195, *ids, 196, 2]) == "Return 42 items: é"
+    assert tokenizer.decode([195, *ids], skip_special_tokens=False) == "Return 42 items: é"  # control: no spelling
+
+
+def test_special_tokens_are_added_on_request_only(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    llama = tokenizers_by_kind["llama-slow"]
+    assert llama.encode("fox", add_special_tokens=True) == [1, *llama.encode("fox")]
+
+
+def test_control_symbols_have_no_spelling_in_text(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    ids = tokenizers_by_kind["baichuan"].encode("<reserved_195></s>")
+    assert all(token > 196 for token in ids)
+
+
+def test_json_special_tokens_are_read_from_text_unless_banned(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    qwen = tokenizers_by_kind["qwen"]
+    assert qwen.encode("<|im_start|>") == [1]
+    plain = qwen.encode("<|im_start|>", banned=[1])
+    assert 1 not in plain
+    assert qwen.decode(plain) == "<|im_start|>"
+    assert qwen.encode("<|im_start|>") == [1]
+
+
+def test_ids_outside_the_vocabulary_decode_to_nothing(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("fox")
+    assert tokenizer.decode([*ids, -1, tokenizer.vocab_size + 7]) == tokenizer.decode(ids)
+
+
+def test_json_wins_over_model_except_for_baichuan(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copy(tokenizer_dirs["qwen"] / "tokenizer.json", tmp_path)
+    shutil.copy(tokenizer_dirs["baichuan"] / "tokenizer.model", tmp_path)
+    assert isinstance(load_tokenizer(tmp_path), JsonTokenizer)
+    write_json(tmp_path, "tokenizer_config.json", tokenizer_class="BaichuanTokenizer")
+    assert isinstance(load_tokenizer(tmp_path), PieceTokenizer)
+
+
+def test_special_tokens_may_come_from_special_tokens_map(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copy(tokenizer_dirs["qwen"] / "tokenizer.json", tmp_path)
+    write_json(tmp_path, "special_tokens_map.json", eos_token={"content": "<|im_end|>"}, pad_token="<|endoftext|>")
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (None, 2, 0)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model or tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(NotFound, match="nowhere"):
+        load_tokenizer(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x00\xff garbage"])
+def test_corrupt_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        load_tokenizer(tmp_path)
+
+
+def test_a_truncated_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((DEMO / "tokenizer.model").read_bytes()[:5000])
+    with pytest.raises(CheckpointError, match="copy it again"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_corrupt_config_is_named(tokenizer_dirs: dict[str, Path], tmp_path: Path, content: str) -> None:
+    shutil.copy(tokenizer_dirs["qwen"] / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_bytes_that_are_not_utf8_are_the_clients_mistake() -> None:
+    assert text_from_bytes("é".encode(), "QUERY") == "é"
+    with pytest.raises(InvalidArgument, match="QUERY is not valid UTF-8"):
+        text_from_bytes(b"ab\xff", "QUERY")
+
+
+def test_relative_paths_start_at_the_repositorys_parent_then_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = tmp_path / "repository/preprocessing"
+    beside, here = tmp_path / "engines/one", tmp_path / "work/engines/two"
+    for path in (model_dir, beside, here):
+        path.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    assert resolve_path("engines/one", model_dir) == beside
+    assert resolve_path("engines/two", model_dir) == here
+    assert resolve_path("engines/three", model_dir) == tmp_path / "engines/three"
+    assert resolve_path(str(here), model_dir) == here
