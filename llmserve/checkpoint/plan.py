@@ -39,7 +39,7 @@ class WeightPlan:
         if param.combine is Combine.COPY and self._checkpoint.tensors[source].dtype == dtype:
             result = np.ascontiguousarray(self._checkpoint.read(source))
             for rows in _row_chunks(result):
-                _check_finite(result[rows], result[rows], source, dtype)
+                _check_finite(result[rows], result[rows], source)
         else:
             result = self._combine(param, dtype)
         self._check_duplicates(param)
@@ -48,18 +48,19 @@ class WeightPlan:
     def _combine(self, param: Param, dtype: str) -> Tensor:
         result = np.empty(param.shape, DTYPES[dtype])
         start = 0
-        for source in param.sources:
-            tensor = self._checkpoint.read(source)
-            for rows in _row_chunks(tensor):
-                piece = tensor[rows]
-                if param.combine is Combine.NORMALIZE_ROWS:
-                    piece = _normalize_rows(piece)
-                target = result[start + rows.start : start + rows.stop]
-                with np.errstate(over="ignore"):  # reported below, with the tensor's name
-                    np.copyto(target, piece, casting="unsafe")
-                _check_finite(target, piece, source, dtype)
-            start += len(tensor)
+        for source, shape in zip(param.sources, param.source_shapes, strict=True):
+            self._fill(result[start : start + shape[0]], source, param.combine)
+            start += shape[0]
         return result
+
+    def _fill(self, target: Tensor, source: str, combine: Combine) -> None:
+        """Cast one source into its place. A function of its own, so that a source is released before the next."""
+        tensor = self._checkpoint.read(source)
+        for rows in _row_chunks(tensor):
+            piece = _normalize_rows(tensor[rows]) if combine is Combine.NORMALIZE_ROWS else tensor[rows]
+            with np.errstate(over="ignore"):  # reported below, with the tensor's name
+                np.copyto(target[rows], piece, casting="unsafe")
+            _check_finite(target[rows], piece, source)
 
     def _check_duplicates(self, param: Param) -> None:
         source = param.sources[0]
@@ -126,9 +127,9 @@ def _normalize_rows(rows: Tensor) -> Tensor:
     return normalized
 
 
-def _check_finite(target: Tensor, source: Tensor, name: str, dtype: str) -> None:
+def _check_finite(target: Tensor, source: Tensor, name: str) -> None:
     if np.isfinite(target).all():
         return
     if not np.isfinite(source).all():
         raise CheckpointError(f"tensor {name} has NaN or infinite values: the checkpoint is damaged")
-    raise CheckpointError(f"tensor {name} does not fit {dtype} (a value overflows); build with --dtype bfloat16")
+    raise CheckpointError(f"tensor {name} does not fit {target.dtype} (a value overflows); build with --dtype bfloat16")

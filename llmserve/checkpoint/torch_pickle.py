@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
+import reprlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,17 +60,25 @@ def load_tensors(pickled: bytes) -> dict[str, StoredTensor]:
         raise CheckpointError(f"holds a {type(content).__name__} instead of a dictionary of tensors")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, StoredTensor):
-            raise CheckpointError(f"entry {name!r} is not a tensor; save model.state_dict() only")
+            raise CheckpointError(f"entry {reprlib.repr(name)} is not a tensor; save model.state_dict() only")
     return dict(content)
 
 
 def _unpickle(pickled: bytes) -> object:
     try:
+        _check_memo(pickled)
         return _TensorUnpickler(io.BytesIO(pickled)).load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged or hostile pickle can make the unpickler fail in any way
         raise CheckpointError(f"holds a damaged pickle: {type(error).__name__}: {error}") from error
+
+
+def _check_memo(pickled: bytes) -> None:
+    """Refuse memo indices that no honest pickle has: the unpickler would allocate room for all the lower ones."""
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > len(pickled):
+            raise ValueError(f"memo index {argument} in a pickle of {len(pickled)} bytes")
 
 
 class _TensorUnpickler(pickle.Unpickler):
@@ -87,7 +97,7 @@ class _TensorUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Storage:
         kind, storage_type, key, _location, num_elements = pid
         if kind != "storage" or not isinstance(storage_type, StorageType) or not isinstance(key, str):
-            raise ValueError(f"unknown persistent id {pid!r}")
+            raise ValueError(f"unknown persistent id {reprlib.repr(pid)}")
         return Storage(storage_type.dtype, key, _count(num_elements))
 
     def _globals(self) -> Mapping[tuple[str, str], Callable[..., Any]]:
@@ -116,5 +126,5 @@ class _TensorUnpickler(pickle.Unpickler):
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"expected a count, got {value!r}")
+        raise ValueError(f"expected a count, got {reprlib.repr(value)}")
     return value

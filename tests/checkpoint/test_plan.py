@@ -1,0 +1,190 @@
+"""The weight plan: checked both ways, all problems at once; combining, casting, and what does not fit."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmserve.checkpoint.plan import WeightPlan, plan_weights
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.errors import CheckpointError
+from llmserve.models.registry import architecture_for
+from llmserve.models.spec import Combine, Param
+from tests.checkpoints import (
+    DTYPES,
+    KINDS,
+    generation_config,
+    make_checkpoint,
+    random_tensors,
+    write_json,
+    write_tensors,
+)
+
+Tensors = dict[str, NDArray[Any]]
+
+
+def plan_for(path: Path) -> WeightPlan:
+    checkpoint = Checkpoint.open(path)
+    architecture = architecture_for(checkpoint.config)
+    return plan_weights(checkpoint, architecture.params(architecture.from_hf(checkpoint.config)), architecture.ignored)
+
+
+def edited(path: Path, kind: str, edit: Callable[[Tensors], Any]) -> Path:
+    """A checkpoint of `kind` after `edit` has changed its tensors."""
+    path.mkdir(exist_ok=True)
+    tensors = random_tensors(KINDS[kind], dtype="float32", seed=0)
+    edit(tensors)
+    write_json(path / "config.json", KINDS[kind])
+    write_json(path / "generation_config.json", generation_config(KINDS[kind]))
+    write_tensors(path, tensors, "safetensors")
+    return path
+
+
+def problems_of(path: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        plan_for(path)
+    return str(caught.value)
+
+
+def test_combining(tmp_path: Path) -> None:
+    tensors = random_tensors(KINDS["qwen2"], dtype="float32", seed=0)
+    plan = plan_for(make_checkpoint(tmp_path, "qwen2", with_tokenizer=False))
+    layer = "model.layers.1.self_attn"
+    for suffix, name in (("weight", "layers.1.attn.qkv"), ("bias", "layers.1.attn.qkv.bias")):
+        stacked = np.concatenate([tensors[f"{layer}.{n}_proj.{suffix}"] for n in "qkv"])
+        assert np.array_equal(plan.load(name, "float32"), stacked)
+    gate, up = (tensors[f"model.layers.1.mlp.{n}_proj.weight"] for n in ("gate", "up"))
+    assert np.array_equal(plan.load("layers.1.mlp.gate_up", "float32"), np.concatenate([gate, up]))
+    assert np.array_equal(plan.load("norm", "float32"), tensors["model.norm.weight"])
+
+
+@pytest.mark.parametrize("format", ["safetensors", "bin"])
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_every_param_in_every_dtype(stored: str, dtype: str, format: str, tmp_path: Path) -> None:
+    plan = plan_for(make_checkpoint(tmp_path, "llama", dtype=stored, format=format, with_tokenizer=False))
+    for param in plan.params:
+        array = plan.load(param.name, dtype)
+        assert (array.shape, array.dtype) == (param.shape, DTYPES[dtype])
+        assert array.flags.c_contiguous
+        exact = plan.load(param.name, "float32")
+        assert np.array_equal(array, exact.astype(DTYPES[dtype]))
+
+
+def test_norm_head_rows_have_length_one(tmp_path: Path) -> None:
+    path = edited(tmp_path, "baichuan2-7b", lambda t: t["lm_head.weight"].__setitem__(3, 0.0))
+    head = plan_for(path).load("head", "float32")
+    norms = np.linalg.norm(head.astype(np.float64), axis=1)
+    assert norms[3] == 0.0  # a zero row stays zero, as in torch
+    assert np.delete(norms, 3) == pytest.approx(1.0, abs=1e-6)
+    original = random_tensors(KINDS["baichuan2-7b"], dtype="float32", seed=0)["lm_head.weight"]
+    assert head[5] == pytest.approx(original[5] / np.linalg.norm(original[5]), rel=1e-6)
+    assert np.array_equal(plan_for(path).load("head", "float16"), head.astype(np.float16))
+
+
+def test_a_strided_view_is_loaded_contiguous(tmp_path: Path) -> None:
+    import torch
+
+    make_checkpoint(tmp_path, "llama", format="bin", with_tokenizer=False)
+    tensors = torch.load(tmp_path / "pytorch_model.bin")
+    name = "model.layers.0.mlp.down_proj.weight"
+    wanted = tensors[name].numpy().copy()
+    tensors[name] = tensors[name].t().contiguous().t()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    found = plan_for(tmp_path).load("layers.0.mlp.down", "float32")
+    assert found.flags.c_contiguous
+    assert np.array_equal(found, wanted)
+
+
+def test_all_problems_come_at_once(tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
+        del tensors["model.norm.weight"]
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][:100].copy()
+        tensors["model.embed_tokens.weight"] = np.zeros((320, 64), np.int8)
+        tensors["model.layers.2.mlp.up_proj.weight"] = np.zeros((176, 64), np.float32)
+
+    message = problems_of(edited(tmp_path, "llama", edit))
+    assert "(4 problems)" in message
+    for problem in (
+        "tensor model.norm.weight [64] is missing",
+        "tensor lm_head.weight has shape [100, 64], config.json asks for [320, 64]",
+        "tensor model.embed_tokens.weight has dtype int8; supported: float64, float32, float16, bfloat16",
+        "tensor model.layers.2.mlp.up_proj.weight is not part of this architecture",
+    ):
+        assert problem in message
+
+
+def test_a_folder_of_another_architecture_does_not_flood(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", num_hidden_layers=12, with_tokenizer=False)
+    write_json(tmp_path / "config.json", KINDS["baichuan2-7b"])
+    message = problems_of(tmp_path)
+    assert len(message.splitlines()) == 42
+    assert message.splitlines()[-1].strip().startswith("- ... and ")
+
+
+def test_ignored_tensors(tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+
+    assert plan_for(edited(tmp_path / "llama", "llama", edit)).params
+    edited(tmp_path / "b", "baichuan2-13b", lambda t: t.update({"model.alibi_mask": np.ones((6, 4, 4), np.float32)}))
+    assert plan_for(tmp_path / "b").params
+    edited(tmp_path / "c", "llama", lambda t: t.update({"model.alibi_mask": np.ones(4, np.float32)}))
+    assert "model.alibi_mask is not part" in problems_of(tmp_path / "c")
+
+
+def test_overflow_names_the_tensor_and_the_way_out(tmp_path: Path) -> None:
+    name = "model.layers.1.self_attn.k_proj.weight"
+    plan = plan_for(edited(tmp_path, "llama", lambda t: t[name].__setitem__((3, 5), 1e6)))
+    with pytest.raises(CheckpointError, match=f"tensor {name} does not fit float16 .* --dtype bfloat16"):
+        plan.load("layers.1.attn.qkv", "float16")
+    assert plan.load("layers.1.attn.qkv", "bfloat16").astype(np.float32).max() == pytest.approx(1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_none(value: float, tmp_path: Path) -> None:
+    plan = plan_for(edited(tmp_path, "llama", lambda t: t["lm_head.weight"].__setitem__((3, 5), value)))
+    for dtype in ("float32", "float16"):
+        with pytest.raises(CheckpointError, match=r"tensor lm_head.weight has NaN or infinite values"):
+            plan.load("head", dtype)
+
+
+def test_a_tied_head_in_the_file_must_be_the_embedding(tmp_path: Path) -> None:
+    def repeat(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+
+    def differ(tensors: Tensors) -> None:
+        repeat(tensors)
+        tensors["lm_head.weight"][7, 7] += 1.0
+
+    same = plan_for(edited(tmp_path / "same", "llama-tied", repeat))
+    assert np.array_equal(same.load("head", "float16"), same.load("embed", "float16"))
+    other = plan_for(edited(tmp_path / "other", "llama-tied", differ))
+    with pytest.raises(CheckpointError, match='set "tie_word_embeddings": false'):
+        other.load("head", "float32")
+    cut = edited(tmp_path / "cut", "llama-tied", lambda t: t.update({"lm_head.weight": np.zeros((3, 64), np.float32)}))
+    assert "tensor lm_head.weight has shape [3, 64]" in problems_of(cut)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "bin"])
+def test_memory_stays_near_one_tensor(format: str, tmp_path: Path) -> None:
+    """A parameter of two 16 MiB sources, cast to half: 16 MiB of result, one source, small temporaries."""
+    tensors = {name: np.ones((2048, 2048), np.float32) for name in ("a", "b")}
+    write_json(tmp_path / "config.json", {})
+    write_tensors(tmp_path, tensors, format)
+    shape = (2048, 2048)
+    param = Param("ab", (4096, 2048), ("a", "b"), (shape, shape), Combine.CONCAT_ROWS)
+    with Checkpoint.open(tmp_path) as checkpoint:
+        plan = plan_weights(checkpoint, [param], ())
+        tracemalloc.start()
+        result = plan.load("ab", "float16")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert result.shape == (4096, 2048)
+    assert peak < 40 * 2**20
