@@ -1,0 +1,82 @@
+"""`llmserve eval`: compare an engine with the Hugging Face baseline, and say whether it may be released.
+
+Exit codes: 0 it may; 1 it is worse than the suite allows (or the samples cannot tell, where the suite says so); 2 the
+input was wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from llmserve.evaluation.run import EvalOptions, evaluate
+from llmserve.evaluation.table import render
+
+RESULTS = Path("eval-results")
+
+
+def command(
+    *,
+    engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None,
+    hf_model_dir: Annotated[Path, typer.Option(help="The checkpoint that the engine was built from.")],
+    suite: Annotated[Path, typer.Option(help="Suite file, such as eval/suites/docstrings.yaml.")],
+    url: Annotated[str, typer.Option(help="HOST:PORT (gRPC) of a running server, judged instead.")] = "",
+    num_samples: Annotated[int | None, typer.Option(help="Only the first so many.", show_default="the suite's")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of the baseline: float16 | bfloat16 | float32.", show_default="the engine's")
+    ] = "",
+    refresh_baseline: Annotated[
+        bool, typer.Option("--refresh-baseline", help="Compute the baseline again (torch).")
+    ] = False,
+    baseline_batch_size: Annotated[int, typer.Option(help="Prompts at a time when it is computed.")] = 1,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at the engine.")] = 8,
+    threads: Annotated[int, typer.Option(help="Of the engine in this process; 0: every core.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Report file.", show_default="eval-results/ENGINE-SUITE.json")
+    ] = None,
+) -> None:
+    """Compare an engine with the Hugging Face baseline: ROUGE, latency, tokens/s, and a verdict."""
+    options = EvalOptions(
+        hf_model_dir,
+        suite,
+        engine,
+        url,
+        num_samples,
+        dtype,
+        refresh_baseline=refresh_baseline,
+        baseline_batch_size=baseline_batch_size,
+        concurrency=concurrency,
+        threads=threads,
+    )
+    with _ProgressBars() as bars:
+        report = evaluate(options, bars)
+    path = output or RESULTS / f"{engine.resolve().name if engine else 'server'}-{report.suite}.json"
+    report.save(path)
+    console = Console(highlight=False)
+    console.print(render(report))
+    console.print(f"report: {path}")
+    raise typer.Exit(0 if report.passed else 1)
+
+
+class _ProgressBars:
+    """A bar per phase on standard error; implements the evaluation's `Watcher`."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True))
+
+    def __enter__(self) -> _ProgressBars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def phase(self, name: str, total: int) -> Callable[[int], None]:
+        task = self._progress.add_task(name, total=total)
+        return lambda count: self._progress.advance(task, count)

@@ -1,0 +1,48 @@
+"""The nouns of an evaluation: a sample that is asked, and an answer to it, whoever gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmserve.stages.chat import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row of a suite's data. `prompt` is text, or chat messages."""
+
+    id: str
+    prompt: str | tuple[Message, ...]
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Greedy output for one sample; the end token is not part of it."""
+
+    text: str
+    num_prompt_tokens: int
+    num_tokens: int
+    seconds: float  # from the request to the last token
+    token_ids: tuple[int, ...] | None = None  # None: only the text is known (through a server)
+    margins: tuple[float, ...] = ()  # nats between the two best tokens, per decided position (the end token's too)
+
+
+@dataclass(frozen=True, slots=True)
+class Performance:
+    """Seconds per request, and output tokens per second of the whole run."""
+
+    mean: float
+    p50: float
+    p95: float
+    tokens_per_second: float
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], wall_seconds: float) -> Performance:
+        seconds = np.array([answer.seconds for answer in answers])
+        p50, p95 = (float(np.percentile(seconds, q)) for q in (50, 95))
+        num_tokens = sum(answer.num_tokens for answer in answers)
+        return cls(float(seconds.mean()), p50, p95, num_tokens / wall_seconds if wall_seconds > 0 else 0.0)

@@ -1,0 +1,155 @@
+"""What the Hugging Face model answers, computed once and stored: a release check needs no torch after that.
+
+One file per checkpoint, suite and dtype, named by their digests. Within it, an answer is found by its prompt's ids, so
+a shorter run of the same suite uses the same file. Times are the ones measured when it was computed; the file says on
+which machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.evaluation import hf
+from llmserve.evaluation.answers import Answer
+from llmserve.evaluation.machine import machine_name
+from llmserve.evaluation.prompts import end_ids, ids_digest
+from llmserve.stages.postprocess import Postprocessor
+from llmserve.stages.preprocess import PreparedPrompt
+
+FORMAT = 1
+DIGEST_CHARS = 16  # of each digest, in the file's name
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineKey:
+    """What a stored answer depends on."""
+
+    checkpoint_digest: str
+    suite_digest: str
+    dtype: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.checkpoint_digest[:DIGEST_CHARS]}-{self.suite_digest[:DIGEST_CHARS]}-{self.dtype}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    key: BaselineKey
+    environment: Mapping[str, str]  # machine and versions that computed it
+    answers: Mapping[str, Answer]  # by `ids_digest` of the prompt
+
+    def select(self, prompts: Sequence[PreparedPrompt]) -> list[Answer] | None:
+        """The answers to these prompts, in order; None unless every one is there."""
+        found = [self.answers.get(ids_digest(prompt)) for prompt in prompts]
+        return [answer for answer in found if answer] if all(found) else None
+
+    def merged_with(self, older: Baseline | None) -> Baseline:
+        """With the other prompts' answers of an older one, if the same machine and versions computed it."""
+        if older is None or older.environment != self.environment:
+            return self
+        return replace(self, answers={**older.answers, **self.answers})
+
+    def save(self, folder: Path) -> Path:
+        answers = {name: _to_json(answer) for name, answer in self.answers.items()}
+        head = {"format": FORMAT, **asdict(self.key), "environment": dict(self.environment)}
+        lines = [f"  {json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items()]
+        # one answer per line: a changed answer is one changed line in a diff
+        text = json.dumps(head, indent=1)[:-2] + ',\n "answers": {\n' + ",\n".join(lines) + "\n }\n}\n"
+        path = folder / self.key.file_name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InvalidArgument(f"the baseline cannot be stored in {folder}: {error.strerror}") from error
+        return path
+
+
+def load_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
+    """The stored baseline, or None. `InvalidArgument` for a file that does not say what its name says."""
+    path = folder / key.file_name
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        stored = BaselineKey(*(content[name] for name in ("checkpoint_digest", "suite_digest", "dtype")))
+        answers = {name: _from_json(answer) for name, answer in content["answers"].items()}
+        environment = dict(content["environment"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"{path} is damaged ({error!r}); recompute it with --refresh-baseline") from error
+    if stored != key or content.get("format") != FORMAT:
+        raise InvalidArgument(
+            f"{path} is of another checkpoint, suite or version; recompute it with --refresh-baseline"
+        )
+    return Baseline(key, environment, answers)
+
+
+def missing_baseline(folder: Path, key: BaselineKey) -> Unsupported:
+    """The error for a baseline that is neither stored nor can be computed here."""
+    prefix = f"{key.checkpoint_digest[:DIGEST_CHARS]}-{key.suite_digest[:DIGEST_CHARS]}-"
+    others = sorted(path.stem.removeprefix(prefix) for path in folder.glob(f"{prefix}*.json"))
+    hint = f"; one is stored for {', '.join(others)}: choose it with --dtype" if others else ""
+    return Unsupported(
+        f"no {key.dtype} baseline of this checkpoint and suite is stored in {folder}, and it cannot be computed: "
+        f"{hf.NO_TORCH}{hint}"
+    )
+
+
+def compute_baseline(
+    checkpoint: Path,
+    key: BaselineKey,
+    prompts: Sequence[PreparedPrompt],
+    *,
+    max_tokens: int,
+    batch_size: int = 1,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Baseline:
+    """Ask the Hugging Face model; `progress` is told how many prompts were just answered."""
+    model = hf.HfModel(checkpoint, key.dtype)
+    postprocessor = Postprocessor.open(checkpoint)
+    environment = {"machine": machine_name(), "batch_size": str(batch_size), **hf.hf_versions()}
+    answers: dict[str, Answer] = {}
+    _generate(model, prompts[:1], 1)  # the first call pays for allocations and caches
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        for prompt, answer in zip(batch, _generate(model, batch, max_tokens), strict=True):
+            text = postprocessor.text(answer.token_ids)
+            answers[ids_digest(prompt)] = Answer(
+                text, len(prompt.input_ids), len(answer.token_ids), answer.seconds, answer.token_ids, answer.margins
+            )
+        progress(len(batch))
+    return Baseline(key, environment, answers)
+
+
+def _generate(model: hf.HfModel, batch: Sequence[PreparedPrompt], max_tokens: int) -> list[hf.HfAnswer]:
+    first = batch[0]
+    return model.generate(
+        [prompt.input_ids for prompt in batch], max_tokens=max_tokens, end_ids=end_ids(first), pad_id=first.pad_id
+    )
+
+
+def _to_json(answer: Answer) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "token_ids": list(answer.token_ids or ()),
+        "margins": [round(margin, 3) for margin in answer.margins],
+        "num_prompt_tokens": answer.num_prompt_tokens,
+        "seconds": round(answer.seconds, 4),
+    }
+
+
+def _from_json(content: Mapping[str, Any]) -> Answer:
+    ids = tuple(int(token) for token in content["token_ids"])
+    return Answer(
+        text=str(content["text"]),
+        num_prompt_tokens=int(content["num_prompt_tokens"]),
+        num_tokens=len(ids),
+        seconds=float(content["seconds"]),
+        token_ids=ids,
+        margins=tuple(float(margin) for margin in content["margins"]),
+    )

@@ -1,0 +1,150 @@
+"""The engine's side: an engine in this process, or a running server; several requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from llmserve.client import AsyncClient
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.base import Engine
+from llmserve.engine.open import EngineSettings, open_engine
+from llmserve.errors import LlmserveError
+from llmserve.evaluation.answers import Answer, Sample
+from llmserve.evaluation.prompts import PromptEncoder
+from llmserve.stages.generate import generate
+from llmserve.stages.postprocess import Postprocessor
+
+
+class Candidate(Protocol):
+    """What is being judged. `name` is for the report."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def answer(self, sample: Sample, request_id: str) -> Answer:
+        """The greedy answer, timed from the request to the last token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRun:
+    answers: list[Answer]  # in the samples' order
+    wall_seconds: float
+
+
+class EngineCandidate:
+    """An engine in this process, behind the same stages that serve it."""
+
+    def __init__(self, engine: Engine, encoder: PromptEncoder, postprocessor: Postprocessor, max_tokens: int) -> None:
+        self._engine = engine
+        self._encoder = encoder
+        self._postprocessor = postprocessor
+        self._sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+
+    @property
+    def name(self) -> str:
+        return self._engine.info.name
+
+    async def answer(self, sample: Sample, request_id: str) -> Answer:
+        started = time.perf_counter()
+        prompt = self._encoder.encode(sample.prompt)
+        request = GenerateRequest(
+            request_id,
+            prompt.input_ids,
+            self._sampling,
+            end_id=prompt.end_id if prompt.end_id >= 0 else None,
+            stop_ids=prompt.stop_words,
+        )
+        ids: list[int] = []
+        async with aclosing(generate(self._engine, request)) as stream:
+            async for event in stream:
+                ids += event.tokens.token_ids
+        text = self._postprocessor.text(ids)
+        return Answer(text, len(prompt.input_ids), len(ids), time.perf_counter() - started, tuple(ids))
+
+
+class ServerCandidate:
+    """A server's `ensemble`, over gRPC streams."""
+
+    def __init__(self, client: AsyncClient, max_tokens: int) -> None:
+        self._client = client
+        self._max_tokens = max_tokens
+
+    @property
+    def name(self) -> str:
+        return self._client.url
+
+    async def answer(self, sample: Sample, request_id: str) -> Answer:
+        started = time.perf_counter()
+        prompt = sample.prompt
+        chat = prompt if isinstance(prompt, str) else [{"role": m.role, "content": m.content} for m in prompt]
+        text, num_prompt_tokens, num_tokens = "", 0, 0
+        stream = self._client.generate(chat, max_tokens=self._max_tokens, request_id=request_id, temperature=0.0)
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                text += delta.text
+                num_prompt_tokens = delta.prompt_tokens or num_prompt_tokens
+                num_tokens = delta.completion_tokens or num_tokens
+        return Answer(text, num_prompt_tokens, num_tokens, time.perf_counter() - started)
+
+
+@asynccontextmanager
+async def engine_candidate(path: Path, *, max_tokens: int, threads: int) -> AsyncGenerator[EngineCandidate, None]:
+    encoder, postprocessor = PromptEncoder(path, max_tokens), Postprocessor.open(path)
+    engine = open_engine(path, EngineSettings(threads=threads))
+    try:
+        yield EngineCandidate(engine, encoder, postprocessor, max_tokens)
+    finally:
+        engine.close()
+
+
+@asynccontextmanager
+async def server_candidate(url: str, *, max_tokens: int) -> AsyncGenerator[ServerCandidate, None]:
+    async with AsyncClient(url) as client:
+        yield ServerCandidate(client, max_tokens)
+
+
+async def run_candidate(
+    candidate: Candidate,
+    samples: Sequence[Sample],
+    *,
+    concurrency: int,
+    progress: Callable[[int], None] = lambda count: None,
+) -> CandidateRun:
+    """Ask every sample, `concurrency` at a time, after one untimed warm-up. The first error ends the run."""
+    await _ask(candidate, samples[0], "eval-warm-up")
+    slots = asyncio.Semaphore(concurrency)
+
+    async def ask(index: int, sample: Sample) -> Answer:
+        async with slots:
+            answer = await _ask(candidate, sample, f"eval-{index}")
+        progress(1)
+        return answer
+
+    started = time.perf_counter()
+    answers = await _all_or_first_error([ask(index, sample) for index, sample in enumerate(samples)])
+    return CandidateRun(answers, time.perf_counter() - started)
+
+
+async def _ask(candidate: Candidate, sample: Sample, request_id: str) -> Answer:
+    try:
+        return await candidate.answer(sample, request_id)
+    except LlmserveError as error:
+        raise type(error)(f"sample {sample.id}: {error}") from error
+
+
+async def _all_or_first_error(calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
+    """Results in order; when one raises, the others are cancelled before the error goes on."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,119 @@
+"""A suite's rows as samples, loaded by the `datasets` package (the only importer of it)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import InvalidArgument, NotFound, Unavailable, Unsupported, raise_problems
+from llmserve.evaluation.answers import Sample
+from llmserve.evaluation.suite import DataSource, Suite
+from llmserve.stages.chat import Message
+
+Row = Mapping[str, Any]
+CountIds = Callable[[str | tuple[Message, ...]], int]  # prompt -> number of its token ids
+LOADERS = {".jsonl": "from_json", ".json": "from_json", ".csv": "from_csv", ".parquet": "from_parquet"}
+
+
+def load_samples(suite: Suite, num_samples: int, count_ids: CountIds) -> list[Sample]:
+    """The suite's first `num_samples` rows as samples. Raises when there are fewer, or a column is missing."""
+    rows = list(islice(_load_rows(suite.data), num_samples))
+    problems = _row_problems(suite, rows)
+    if len(rows) < num_samples:
+        problems.append(f"{num_samples} samples are asked for, the data has {len(rows)}")
+    raise_problems(InvalidArgument, f"the data of suite {suite.name}", problems)
+    return [_sample(suite, index, row, count_ids) for index, row in enumerate(rows)]
+
+
+def suite_digest(suite: Suite) -> str:
+    """SHA-256 (hex) of what an answer depends on: data, prompt and lengths; not margins, not the number of samples."""
+    prompt = suite.prompt if isinstance(suite.prompt, str) else [[m.role, m.content] for m in suite.prompt]
+    parts = [_data_identity(suite.data), prompt, suite.max_tokens, suite.max_input_tokens]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _data_identity(source: DataSource) -> list[str | None]:
+    """The SHA-256 of a local file, or a hub dataset's name, config, split and revision."""
+    if source.path is None:
+        return [source.hub, source.config, source.split, source.revision]
+    _require_file(source.path)
+    return [hashlib.sha256(source.path.read_bytes()).hexdigest()]
+
+
+def _load_rows(source: DataSource) -> Iterable[Row]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise Unsupported("suites need the datasets package: pip install 'llmserve[eval]'") from error
+    datasets.disable_progress_bars()
+    if source.path is not None:
+        return _load_file(datasets, source.path)
+    try:
+        rows: Iterable[Row] = datasets.load_dataset(
+            source.hub, source.config, split=source.split, revision=source.revision
+        )
+    except Exception as error:  # a border: the package raises a dozen kinds, the cause is almost always the network
+        raise Unavailable(
+            f"dataset {source.hub} cannot be loaded from the Hugging Face hub ({error}); it needs a network, or a copy "
+            "in the local cache; data.path in the suite takes a local file instead"
+        ) from error
+    return rows
+
+
+def _load_file(datasets: Any, path: Path) -> list[Row]:
+    _require_file(path)
+    load = getattr(datasets.Dataset, LOADERS[path.suffix])
+    with tempfile.TemporaryDirectory(prefix="llmserve-eval-") as cache:
+        try:
+            rows: list[Row] = load(str(path), cache_dir=cache, keep_in_memory=True).to_list()
+        except Exception as error:  # a border: a malformed file raises the package's or its parsers' own errors
+            raise InvalidArgument(f"{path} cannot be read as {path.suffix[1:]}: {error.__cause__ or error}") from error
+    return rows
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise NotFound(f"no data file {path}; the suite's data.path is relative to the suite file")
+
+
+def _row_problems(suite: Suite, rows: list[Row]) -> list[str]:
+    wanted = [*suite.prompt_columns, suite.reference_column, *([suite.id_column] if suite.id_column else [])]
+    present = rows[0].keys() if rows else wanted
+    problems = [f"no column {name!r}; there are {', '.join(present)}" for name in wanted if name not in present]
+    if not problems:
+        empty = [i for i, row in enumerate(rows) if not str(row[suite.reference_column] or "").strip()]
+        problems += [f"row {index} has no reference text" for index in empty[:10]]
+    return problems
+
+
+def _sample(suite: Suite, index: int, row: Row, count_ids: CountIds) -> Sample:
+    texts = {name: "" if row[name] is None else str(row[name]) for name in suite.prompt_columns}
+    prompt = _fill(suite, texts)
+    if suite.max_input_tokens is not None:
+        prompt = _cut_to_fit(suite, texts, count_ids)
+    sample_id = str(row[suite.id_column]) if suite.id_column else str(index)
+    return Sample(sample_id, prompt, str(row[suite.reference_column]))
+
+
+def _fill(suite: Suite, texts: Mapping[str, str]) -> str | tuple[Message, ...]:
+    if isinstance(suite.prompt, str):
+        return suite.prompt.format_map(texts)
+    return tuple(Message(message.role, message.content.format_map(texts)) for message in suite.prompt)
+
+
+def _cut_to_fit(suite: Suite, texts: Mapping[str, str], count_ids: CountIds) -> str | tuple[Message, ...]:
+    """The longest text loses its end until the prompt has at most `max_input_tokens` ids."""
+    assert suite.max_input_tokens is not None
+    longest = max(texts, key=lambda name: len(texts[name]))
+    kept = texts[longest]
+    prompt = _fill(suite, texts)
+    while kept and (count := count_ids(prompt)) > suite.max_input_tokens:
+        # proportionally, and at least one character, so that it ends
+        kept = kept[: min(len(kept) - 1, len(kept) * suite.max_input_tokens // count)]
+        prompt = _fill(suite, {**texts, longest: kept})
+    return prompt

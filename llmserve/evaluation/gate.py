@@ -1,0 +1,116 @@
+"""The release decision: may this engine replace the baseline, as far as these samples can tell?
+
+Per metric, with the engine's loss margin m and the 95 % interval [low, high] of the mean difference engine - baseline:
+
+    low >= -m                 pass            shown to lose at most m
+    high < -m                 fail            shown to lose more than m
+    otherwise                 inconclusive    too few samples, or too noisy, to say
+
+A metric below its floor fails outright. The gate's verdict is the worst one; what an inconclusive gate means for the
+exit code is the suite's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.evaluation.statistics import Interval, paired_bootstrap
+
+ROUNDING = 1e-9  # points of ROUGE below which a difference is arithmetic, not quality
+
+
+class Verdict(Enum):
+    PASS = "pass"
+    INCONCLUSIVE = "inconclusive"
+    FAIL = "fail"
+
+
+SEVERITY = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricResult:
+    """One ROUGE variant: means x 100, the difference with its interval, and what was asked of it."""
+
+    metric: str
+    baseline: float
+    engine: float
+    difference: Interval
+    margin: float | None  # None: reported, not judged
+    floor: float | None
+    verdict: Verdict
+
+    @property
+    def reason(self) -> str:
+        """Why this verdict, in words."""
+        if self.floor is not None and self.engine < self.floor:
+            return f"{self.metric} {self.engine:.2f} is under the floor of {self.floor:g}"
+        low, high = self.difference.low, self.difference.high
+        interval = f"{self.difference.mean:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
+        words = {
+            Verdict.PASS: "the engine loses at most",
+            Verdict.FAIL: "the engine loses more than",
+            Verdict.INCONCLUSIVE: "these samples cannot tell whether the engine loses at most",
+        }
+        return f"{self.metric}: {words[self.verdict]} {self.margin:g} ({interval})"
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    metrics: tuple[MetricResult, ...]
+
+    @property
+    def judged(self) -> tuple[MetricResult, ...]:
+        return tuple(m for m in self.metrics if m.margin is not None or m.floor is not None)
+
+    @property
+    def verdict(self) -> Verdict:
+        return max((m.verdict for m in self.judged), key=SEVERITY.index, default=Verdict.PASS)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Of the metrics that decided the verdict."""
+        return [metric.reason for metric in self.judged if metric.verdict is self.verdict]
+
+
+Scores = Mapping[str, NDArray[np.float64]]  # metric -> one score per sample
+
+
+def judge(
+    baseline: Scores, engine: Scores, *, margins: Mapping[str, float], floors: Mapping[str, float], seed: int = 0
+) -> GateResult:
+    """Both sides' scores of the same samples in the same order -> a verdict for every metric."""
+    return GateResult(
+        tuple(
+            judge_metric(
+                name, baseline[name], engine[name], margin=margins.get(name), floor=floors.get(name), seed=seed
+            )
+            for name in baseline
+        )
+    )
+
+
+def judge_metric(
+    name: str,
+    baseline: NDArray[np.float64],
+    engine: NDArray[np.float64],
+    *,
+    margin: float | None,
+    floor: float | None = None,
+    seed: int = 0,
+) -> MetricResult:
+    difference = paired_bootstrap(engine - baseline, seed=seed)
+    below_floor = floor is not None and float(engine.mean()) < floor
+    verdict = Verdict.FAIL if below_floor else _verdict(difference, margin)
+    return MetricResult(name, float(baseline.mean()), float(engine.mean()), difference, margin, floor, verdict)
+
+
+def _verdict(difference: Interval, margin: float | None) -> Verdict:
+    if margin is None or difference.low >= -margin - ROUNDING:
+        return Verdict.PASS
+    return Verdict.FAIL if difference.high < -margin - ROUNDING else Verdict.INCONCLUSIVE

@@ -1,0 +1,126 @@
+"""The baseline's model: a Hugging Face checkpoint under transformers, greedy. Torch is imported here and only here.
+
+No code of the checkpoint is ever executed: what transformers does not know by itself, and `baichuan_torch` does not
+add, is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import CheckpointError, Unsupported
+
+NO_TORCH = (
+    "torch and transformers are not installed: pip install 'llmserve[baseline]' "
+    "(on a machine without a GPU add: --extra-index-url https://download.pytorch.org/whl/cpu)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HfAnswer:
+    token_ids: tuple[int, ...]  # without the end token
+    margins: tuple[float, ...]  # nats between the two best tokens, per decided position, the end token's included
+    seconds: float
+
+
+def is_available() -> bool:
+    return find_spec("torch") is not None and find_spec("transformers") is not None
+
+
+def hf_versions() -> dict[str, str]:
+    return {"torch": version("torch"), "transformers": version("transformers"), "threads": str(_num_threads())}
+
+
+def _num_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+class HfModel:
+    """A loaded checkpoint, on the GPU where there is one. `dtype` is float16, bfloat16 or float32."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        if not is_available():
+            raise Unsupported(f"the Hugging Face baseline cannot be computed: {NO_TORCH}")
+        import torch
+
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = _load(path, dtype).to(self._device).eval()
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, end_ids: Sequence[int], pad_id: int
+    ) -> list[HfAnswer]:
+        """Greedy answers to prompts of token ids, as one batch padded on the left. Each answer has the batch's time."""
+        import torch
+        from transformers import GenerationConfig
+
+        width = max(map(len, prompts))
+        pad = max(pad_id, 0)
+        ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=self._device)
+        mask = torch.tensor(
+            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self._device
+        )
+        # the checkpoint's own sampling defaults must not leak into a greedy comparison
+        self._model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            eos_token_id=list(end_ids) or None,
+            pad_token_id=pad,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        started = time.perf_counter()
+        with torch.inference_mode():
+            output = self._model.generate(input_ids=ids, attention_mask=mask)
+        seconds = time.perf_counter() - started
+        margins = torch.stack([_margins(logits) for logits in output.logits], dim=1).tolist()
+        rows = zip(output.sequences[:, width:].tolist(), margins, strict=True)
+        return [HfAnswer(*_until_end(new, margin, end_ids), seconds) for new, margin in rows]
+
+    def logits(self, token_ids: Sequence[int]) -> Any:
+        """Float32 logits [T, V] of a whole sequence, as a numpy array."""
+        import torch
+
+        with torch.inference_mode():
+            return self._model(torch.tensor([list(token_ids)], device=self._device)).logits[0].float().cpu().numpy()
+
+
+def _load(path: Path, dtype: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    from llmserve.evaluation import baichuan_torch
+
+    baichuan_torch.register()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"transformers cannot load {path}: {error}") from error
+
+
+def _margins(logits: Any) -> Any:
+    """Best minus second-best logit of each row [B, V]: the same difference in log-probability."""
+    best = logits.float().topk(2).values
+    return best[:, 0] - best[:, 1]
+
+
+def _until_end(
+    token_ids: list[int], margins: list[float], end_ids: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    count = next((i for i, token in enumerate(token_ids) if token in end_ids), len(token_ids))
+    return tuple(token_ids[:count]), tuple(margins[: count + 1])

@@ -1,0 +1,108 @@
+"""The result of an evaluation as one JSON document, with every sample in it, so that a failure can be looked at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import InvalidArgument
+from llmserve.evaluation.answers import Answer, Performance, Sample
+from llmserve.evaluation.gate import GateResult, MetricResult, Scores
+from llmserve.evaluation.parity import Parity
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of the comparison: what it is, what it answered, how fast."""
+
+    facts: Mapping[str, str]  # name, digest, dtype, machine ...
+    answers: Sequence[Answer]
+    performance: Performance
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    suite: str
+    suite_digest: str
+    samples: Sequence[Sample]
+    baseline: Side
+    engine: Side
+    scores: tuple[Scores, Scores]  # of the baseline, of the engine
+    gate: GateResult
+    parity: Parity
+    passed: bool  # the gate's verdict, after the suite's rule for inconclusive ones
+    versions: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "passed": self.passed,
+            "verdict": self.gate.verdict.value,
+            "reasons": self.gate.reasons,
+            "suite": {"name": self.suite, "digest": self.suite_digest, "num_samples": len(self.samples)},
+            "baseline": _side(self.baseline),
+            "engine": _side(self.engine),
+            "rouge": {metric.metric: _metric(metric) for metric in self.gate.metrics},
+            "parity": {
+                "exact_match_rate": self.parity.exact_match_rate,
+                "largest_margin": self.parity.largest_margin,
+                "divergences": [
+                    {"id": d.sample_id, "position": d.position, "margin": d.margin} for d in self.parity.divergences
+                ],
+            },
+            "versions": dict(self.versions),
+            "samples": [self._sample(index) for index in range(len(self.samples))],
+        }
+
+    def save(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InvalidArgument(f"the report cannot be written to {path}: {error.strerror}") from error
+
+    def _sample(self, index: int) -> dict[str, Any]:
+        sample = self.samples[index]
+        return {
+            "id": sample.id,
+            "reference": sample.reference,
+            "baseline": _answer(self.baseline.answers[index], self.scores[0], index),
+            "engine": _answer(self.engine.answers[index], self.scores[1], index),
+        }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    performance = side.performance
+    return dict(side.facts) | {
+        "latency_seconds": {"mean": performance.mean, "p50": performance.p50, "p95": performance.p95},
+        "tokens_per_second": performance.tokens_per_second,
+    }
+
+
+def _metric(metric: MetricResult) -> dict[str, Any]:
+    return {
+        "baseline": metric.baseline,
+        "engine": metric.engine,
+        "difference": metric.difference.mean,
+        "low": metric.difference.low,
+        "high": metric.difference.high,
+        "margin": metric.margin,
+        "floor": metric.floor,
+        "verdict": metric.verdict.value,
+    }
+
+
+def _answer(answer: Answer, scores: Scores, index: int) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "token_ids": list(answer.token_ids) if answer.token_ids is not None else None,
+        "num_prompt_tokens": answer.num_prompt_tokens,
+        "num_tokens": answer.num_tokens,
+        "seconds": answer.seconds,
+        "rouge": {name: float(values[index]) for name, values in scores.items()},
+    }

@@ -1,0 +1,177 @@
+"""One evaluation from start to end: suite -> samples -> baseline and engine answers -> ROUGE -> gate -> report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.evaluation import hf
+from llmserve.evaluation.answers import Answer, Performance, Sample
+from llmserve.evaluation.baseline import Baseline, BaselineKey, compute_baseline, load_baseline, missing_baseline
+from llmserve.evaluation.candidates import Candidate, CandidateRun, engine_candidate, run_candidate, server_candidate
+from llmserve.evaluation.data import load_samples, suite_digest
+from llmserve.evaluation.gate import Verdict, judge
+from llmserve.evaluation.machine import machine_name, package_versions
+from llmserve.evaluation.parity import compare_tokens
+from llmserve.evaluation.prompts import PromptEncoder
+from llmserve.evaluation.report import Report, Side
+from llmserve.evaluation.rouge import rouge_scores
+from llmserve.evaluation.suite import Suite, load_suite
+from llmserve.stages.preprocess import PreparedPrompt
+
+SERVER_DTYPE = "float16"  # of the baseline, when only a server's address is given
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+class Watcher(Protocol):
+    """Told what is going on; draws the progress bars."""
+
+    def phase(self, name: str, total: int) -> Callable[[int], None]:
+        """A phase begins; the returned function is told how many samples were just done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    checkpoint: Path
+    suite: Path
+    engine: Path | None = None
+    url: str = ""  # of a running server, which is judged instead of `engine`
+    num_samples: int | None = None  # None: the suite's
+    dtype: str = ""  # of the baseline; "": the engine's
+    refresh_baseline: bool = False
+    baseline_batch_size: int = 1
+    concurrency: int = 8
+    threads: int = 0  # of the engine; 0: every core
+
+    def problems(self) -> list[str]:
+        rules = [
+            (self.engine is not None or self.url, "give an engine directory, or --url of a running server"),
+            (self.num_samples is None or self.num_samples >= 1, "--num-samples must be at least 1"),
+            (not self.dtype or self.dtype in DTYPES, f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"),
+            (self.concurrency >= 1, "--concurrency must be at least 1"),
+            (self.baseline_batch_size >= 1, "--baseline-batch-size must be at least 1"),
+        ]
+        return [text for holds, text in rules if not holds]
+
+
+def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
+    """Raises before any model is loaded when an input is wrong."""
+    raise_problems(InvalidArgument, "eval", options.problems())
+    suite = load_suite(options.suite)
+    directory = EngineDirectory.open(options.engine) if options.engine else None
+    encoder = PromptEncoder(options.checkpoint, suite.max_tokens)
+    samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
+    with Checkpoint.open(options.checkpoint) as checkpoint:
+        dtype = options.dtype or (directory.manifest.options["dtype"] if directory else SERVER_DTYPE)
+        key = BaselineKey(checkpoint.digest(), suite_digest(suite), dtype)
+    baseline_side = _baseline_side(options, suite, key, encoder.encode_samples(samples), watcher)
+    run = asyncio.run(_run_engine(options, suite, samples, watcher))
+    engine_side = _engine_side(directory, options, run)
+    return compare(suite, key.suite_digest, samples, baseline_side, engine_side)
+
+
+def compare(suite: Suite, digest: str, samples: Sequence[Sample], baseline: Side, engine: Side) -> Report:
+    """Both sides' answers -> scores, verdict and report."""
+    _require_same_prompts(samples, baseline.answers, engine.answers)
+    references = [sample.reference for sample in samples]
+    scores = [
+        rouge_scores([answer.text for answer in side.answers], references, stemming=suite.stemming)
+        for side in (baseline, engine)
+    ]
+    gate = judge(*scores, margins=suite.margins, floors=suite.floors)
+    return Report(
+        suite=suite.name,
+        suite_digest=digest,
+        samples=samples,
+        baseline=baseline,
+        engine=engine,
+        scores=(scores[0], scores[1]),
+        gate=gate,
+        parity=compare_tokens(samples, baseline.answers, engine.answers),
+        passed=gate.verdict is Verdict.PASS or (gate.verdict is Verdict.INCONCLUSIVE and suite.inconclusive_passes),
+        versions=package_versions(),
+    )
+
+
+def _baseline_side(
+    options: EvalOptions, suite: Suite, key: BaselineKey, prompts: Sequence[PreparedPrompt], watcher: Watcher
+) -> Side:
+    """Stored, or computed here and stored."""
+    stored = None if options.refresh_baseline else load_baseline(suite.baselines, key)
+    answers = stored.select(prompts) if stored else None
+    if stored and answers:
+        return _hf_side(stored, answers, f"stored, computed on {stored.environment['machine']}")
+    if not hf.is_available():
+        raise missing_baseline(suite.baselines, key)
+    computed = compute_baseline(
+        options.checkpoint,
+        key,
+        prompts,
+        max_tokens=suite.max_tokens,
+        batch_size=options.baseline_batch_size,
+        progress=watcher.phase("Hugging Face", len(prompts)),
+    )
+    computed.merged_with(load_baseline(suite.baselines, key)).save(suite.baselines)
+    answers = computed.select(prompts)
+    assert answers is not None, "every prompt was just answered"
+    return _hf_side(computed, answers, "computed in this run")
+
+
+def _hf_side(baseline: Baseline, answers: Sequence[Answer], source: str) -> Side:
+    environment = baseline.environment
+    facts = {"name": "Hugging Face", "checkpoint_digest": baseline.key.checkpoint_digest, "dtype": baseline.key.dtype}
+    # an answer of a batch has the batch's time, so the sum counts each batch once per answer
+    wall_seconds = sum(answer.seconds for answer in answers) / int(environment["batch_size"])
+    return Side(
+        facts | {"source": source, "in_flight": environment["batch_size"], **environment},
+        answers,
+        Performance.of(answers, wall_seconds),
+    )
+
+
+async def _run_engine(options: EvalOptions, suite: Suite, samples: Sequence[Sample], watcher: Watcher) -> CandidateRun:
+    progress = watcher.phase("engine", len(samples))
+    async with _open_candidate(options, suite.max_tokens) as candidate:
+        return await run_candidate(candidate, samples, concurrency=options.concurrency, progress=progress)
+
+
+def _open_candidate(options: EvalOptions, max_tokens: int) -> AbstractAsyncContextManager[Candidate]:
+    if options.url:
+        return server_candidate(options.url, max_tokens=max_tokens)
+    assert options.engine is not None, "checked with the options"
+    return engine_candidate(options.engine, max_tokens=max_tokens, threads=options.threads)
+
+
+def _engine_side(directory: EngineDirectory | None, options: EvalOptions, run: CandidateRun) -> Side:
+    facts = {"name": options.url, "url": options.url} if options.url else {}
+    if directory:
+        info = directory.info()
+        facts = {
+            "name": info.name, "target": info.target, "architecture": info.architecture, "dtype": info.dtype,
+            "engine_digest": info.digest,
+        } | facts  # fmt: skip
+    facts |= {"in_flight": str(options.concurrency), "machine": machine_name()}
+    return Side(facts, run.answers, Performance.of(run.answers, run.wall_seconds))
+
+
+def _require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], engine: Sequence[Answer]) -> None:
+    """A comparison counts only on the same prompts: an engine with another tokenizer or chat format is refused."""
+    different = [
+        f"sample {sample.id}: {expected.num_prompt_tokens} prompt tokens for Hugging Face, "
+        f"{actual.num_prompt_tokens} for the engine"
+        for sample, expected, actual in zip(samples, baseline, engine, strict=True)
+        if expected.num_prompt_tokens != actual.num_prompt_tokens
+    ]
+    raise_problems(
+        InvalidArgument,
+        "the engine reads other prompts than the checkpoint (another tokenizer, chat format or length limit)",
+        different[:5],
+    )

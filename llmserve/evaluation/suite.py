@@ -1,0 +1,210 @@
+"""A suite file (YAML): which data, which prompt, how much the engine may lose.
+
+name: docstrings
+data: {path: ../data/docstrings.jsonl}      # .jsonl, .json, .csv or .parquet, relative to the suite file
+      # or {hub: owner/name, config: ..., split: test, revision: ...}
+columns: {reference: summary, id: id}       # `id` is optional
+prompt: "{document} TL;DR: "                # text; {column} is replaced by the row's value
+messages: [{role: user, content: "..."}]    # or chat messages, in the checkpoint's own chat format
+num_samples: 500                            # the first so many rows
+max_tokens: 32                              # of the answer, greedy on both sides
+max_input_tokens: 923                       # optional: the longest column is cut so that the prompt fits
+stemming: true                              # of ROUGE
+margins: {rougeL: 0.3}                      # points of ROUGE (F x 100) that the engine may lose
+floors: {rougeL: 15}                        # optional: what the engine must reach whatever the baseline does
+inconclusive: fail                          # or pass: what the exit code says when the samples cannot tell
+baselines: ../baselines                     # folder of stored Hugging Face outputs, relative to the suite file
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmserve.errors import InvalidArgument, NotFound, raise_problems
+from llmserve.evaluation.rouge import METRICS
+from llmserve.stages.chat import Message
+
+LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens", "margins")
+OPTIONAL = ("prompt", "messages", "max_input_tokens", "stemming", "floors", "inconclusive", "baselines")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """A local file, or a dataset of the hub; exactly one of `path` and `hub` is set."""
+
+    path: Path | None = None
+    hub: str = ""
+    config: str | None = None
+    split: str = "test"
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    name: str
+    data: DataSource
+    reference_column: str
+    id_column: str | None
+    prompt: str | tuple[Message, ...]
+    num_samples: int
+    max_tokens: int
+    baselines: Path
+    max_input_tokens: int | None = None
+    stemming: bool = True
+    margins: Mapping[str, float] = field(default_factory=dict)
+    floors: Mapping[str, float] = field(default_factory=dict)
+    inconclusive_passes: bool = False
+
+    @property
+    def prompt_columns(self) -> list[str]:
+        """Columns that the prompt names, each once, in order."""
+        texts = [self.prompt] if isinstance(self.prompt, str) else [message.content for message in self.prompt]
+        return list(dict.fromkeys(name for text in texts for name in _fields(text)))
+
+
+def load_suite(path: Path) -> Suite:
+    """Raise one `InvalidArgument` that lists everything wrong with the file, or `NotFound`."""
+    if not path.is_file():
+        raise NotFound(f"no suite file {path}; the suites that come with the project are in eval/suites")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"suite {path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidArgument(f"suite {path} must be a mapping with the keys {', '.join(REQUIRED)}")
+    reader = _Reader(content, path.parent)
+    suite = reader.read()
+    raise_problems(InvalidArgument, f"suite {path}", reader.problems)
+    return suite
+
+
+class _Reader:
+    """Reads every key, notes every problem, and returns a suite that counts only when there is no problem."""
+
+    def __init__(self, content: dict[Any, Any], folder: Path) -> None:
+        self._content = content
+        self._folder = folder
+        self.problems: list[str] = []
+
+    def read(self) -> Suite:
+        self.problems += [f"missing key: {key}" for key in REQUIRED if key not in self._content]
+        columns = self._mapping("columns", {"reference", "id"})
+        if "columns" in self._content and not isinstance(columns.get("reference"), str):
+            self.problems.append("columns.reference must name the column with the expected text")
+        suite = Suite(
+            name=self._typed("name", str, ""),
+            data=self._data(),
+            reference_column=str(columns.get("reference", "")),
+            id_column=columns.get("id"),
+            prompt=self._prompt(),
+            num_samples=self._count("num_samples"),
+            max_tokens=self._count("max_tokens"),
+            baselines=self._folder / self._typed("baselines", str, "../baselines"),
+            max_input_tokens=self._count("max_input_tokens") if "max_input_tokens" in self._content else None,
+            stemming=self._typed("stemming", bool, True),
+            margins=self._points("margins"),
+            floors=self._points("floors"),
+            inconclusive_passes=self._inconclusive(),
+        )
+        self._reject_unknown(self._content, {*REQUIRED, *OPTIONAL}, "")
+        return suite
+
+    def _reject_unknown(self, content: Mapping[Any, Any], known: set[str], prefix: str) -> None:
+        self.problems += [
+            f"unknown key: {prefix}{key} (known: {', '.join(sorted(known))})" for key in content if key not in known
+        ]
+
+    def _typed(self, key: str, kind: type, default: Any) -> Any:
+        value = self._content.get(key, default)
+        if not isinstance(value, kind):
+            self.problems.append(f"{key} must be a {kind.__name__}, got {value!r}")
+            return default
+        return value
+
+    def _count(self, key: str) -> int:
+        value = self._content.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self.problems.append(f"{key} must be a whole number of at least 1, got {value!r}")
+            return 1
+        return value
+
+    def _mapping(self, key: str, known: set[str]) -> Mapping[str, Any]:
+        value: Mapping[str, Any] = self._typed(key, dict, {})
+        self._reject_unknown(value, known, f"{key}.")
+        return value
+
+    def _points(self, key: str) -> dict[str, float]:
+        points = self._mapping(key, set(METRICS))
+        bad = [name for name, value in points.items() if not _is_number(value) or not 0 <= value <= 100]
+        self.problems += [f"{key}.{name} must be a number from 0 to 100, got {points[name]!r}" for name in bad]
+        return {name: float(value) for name, value in points.items() if name not in bad}
+
+    def _data(self) -> DataSource:
+        data = self._mapping("data", {"path", "hub", "config", "split", "revision"})
+        self.problems += [
+            f"data.{k} must be a text, got {v!r} (put it in quotes)" for k, v in data.items() if not isinstance(v, str)
+        ]
+        if "data" in self._content and ("path" in data) == ("hub" in data):
+            self.problems.append("data needs either path (a local file) or hub (a dataset of the Hugging Face hub)")
+        if "hub" in data:
+            return DataSource(None, data["hub"], data.get("config"), data.get("split", "test"), data.get("revision"))
+        path = self._folder / str(data.get("path", ""))
+        if "path" in data and path.suffix not in LOCAL_FORMATS:
+            self.problems.append(f"data.path must end in {', '.join(LOCAL_FORMATS)}, got {path.name}")
+        return DataSource(path)
+
+    def _prompt(self) -> str | tuple[Message, ...]:
+        if ("prompt" in self._content) == ("messages" in self._content):
+            self.problems.append("give either prompt (text) or messages (chat)")
+            return ""
+        prompt = self._typed("prompt", str, "") if "prompt" in self._content else self._messages()
+        texts = [prompt] if isinstance(prompt, str) else [message.content for message in prompt]
+        self.problems += [problem for text in texts if (problem := _template_problem(text))]
+        if not self.problems and not any(_fields(text) for text in texts):
+            self.problems.append("the prompt names no column of the data; write {column} where the row's text belongs")
+        return prompt
+
+    def _messages(self) -> tuple[Message, ...]:
+        messages: Sequence[Any] = self._typed("messages", list, [])
+        good = [
+            m for m in messages
+            if isinstance(m, dict) and m.keys() == {"role", "content"} and all(isinstance(v, str) for v in m.values())
+        ]  # fmt: skip
+        if len(good) != len(messages) or not messages:
+            self.problems.append("messages must be a list of {role: ..., content: ...} with texts")
+        return tuple(Message(m["role"], m["content"]) for m in good)
+
+    def _inconclusive(self) -> bool:
+        value = self._typed("inconclusive", str, "fail")
+        if value not in ("fail", "pass"):
+            self.problems.append(f"inconclusive must be fail or pass, got {value!r}")
+        return bool(value == "pass")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _fields(template: str) -> list[str]:
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name]
+
+
+def _template_problem(template: str) -> str:
+    """Only plain {column} is allowed: no attributes, indices or format codes."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        return f"the prompt template {template!r} is malformed: {error} (write {{{{ for a literal brace)"
+    odd = [
+        name
+        for _, name, code, conversion in parts
+        if name is not None and (not name.isidentifier() or code or conversion)
+    ]
+    return f"the prompt template may only name columns as {{column}}, found {odd[0]!r}" if odd else ""

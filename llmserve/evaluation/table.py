@@ -1,0 +1,71 @@
+"""A report for people: one table with both sides, and the verdict in words."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from llmserve.evaluation.gate import MetricResult, Verdict
+from llmserve.evaluation.report import Report
+
+NAMES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
+STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.FAIL: "red"}
+
+
+def render(report: Report) -> RenderableType:
+    table = Table(title=f"{report.suite}: {len(report.samples)} samples", title_justify="left")
+    table.add_column("")
+    for heading in ("Hugging Face", "engine", "difference", "95 % interval", "may lose", "verdict"):
+        table.add_column(heading, justify="right")
+    for metric in report.gate.metrics:
+        table.add_row(*_metric_row(metric))
+    table.add_section()
+    for row in _performance_rows(report):
+        table.add_row(*row, "", "", "")
+    return Group(table, *_notes(report), _verdict(report))
+
+
+def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:
+    difference = metric.difference
+    judged = metric.margin is not None or metric.floor is not None
+    return (
+        NAMES[metric.metric],
+        f"{metric.baseline:.2f}",
+        f"{metric.engine:.2f}",
+        f"{difference.mean:+.2f}",
+        f"{difference.low:+.2f} to {difference.high:+.2f}",
+        f"{metric.margin:g}" if metric.margin is not None else "",
+        Text(metric.verdict.value, STYLES[metric.verdict]) if judged else "",
+    )
+
+
+def _performance_rows(report: Report) -> list[tuple[str, str, str, str]]:
+    baseline, engine = report.baseline.performance, report.engine.performance
+    rows = [
+        (f"latency {name} (ms)", 1000 * getattr(baseline, name), 1000 * getattr(engine, name))
+        for name in ("mean", "p50", "p95")
+    ]
+    rows.append(("output tokens/s", baseline.tokens_per_second, engine.tokens_per_second))
+    return [(name, f"{b:,.0f}", f"{e:,.0f}", f"{100 * (e / b - 1):+.0f} %" if b else "") for name, b, e in rows]
+
+
+def _notes(report: Report) -> list[str]:
+    parity, baseline, engine = report.parity, report.baseline.facts, report.engine.facts
+    notes = [
+        f"Hugging Face: {baseline['dtype']}, {baseline['in_flight']} at a time, {baseline['source']}",
+        f"engine: {engine['name']}, {engine['in_flight']} requests in flight",
+        f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",
+    ]
+    if parity.largest_margin is not None:
+        notes.append(f"largest margin between the baseline's two best tokens at a first difference: "
+                     f"{parity.largest_margin:.3f} nat")  # fmt: skip
+    return notes
+
+
+def _verdict(report: Report) -> Text:
+    verdict = report.gate.verdict
+    word = "PASS" if report.passed else "FAIL"
+    if verdict is Verdict.INCONCLUSIVE:
+        word += " (inconclusive)"
+    return Text(f"{word}: {'; '.join(report.gate.reasons)}", f"bold {STYLES[verdict]}")
