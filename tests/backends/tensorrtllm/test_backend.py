@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmserve.backends.tensorrtllm.backend import EngineInstance
+from llmserve.core import FinishReason
+from llmserve.engine.fake import fake_answer, fake_engine, fake_log_prob
+from llmserve.engine.inflight import InflightEngine
+from llmserve.errors import Code, InvalidArgument, LlmserveError
+from llmserve.scheduler.settings import SchedulerSettings
+from llmserve.stages.postprocess import Postprocessor
+from llmserve.stages.tensors import text_arrays
+from llmserve.stages.tokenizer import load_tokenizer
+from tests.backends.tensorrtllm.models import ids, instance_over, load_model, read_config, request, responses, value
+from tests.stages.conftest import write_baichuan
+from tests.stages.scripted import ScriptedEngine
+
+PROMPT = [1, 2, 3]
+ANSWER = fake_answer(PROMPT, 5)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[InflightEngine]:
+    engine = fake_engine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+async def slow_engine() -> AsyncIterator[InflightEngine]:
+    engine = fake_engine(step_delay_s=0.01)
+    yield engine
+    engine.close()
+
+
+async def wait_until_idle(engine: InflightEngine) -> None:
+    deadline = time.monotonic() + 5
+    while engine.stats().num_active_requests or engine.stats().used_num_blocks:
+        assert time.monotonic() < deadline, engine.stats()
+        await asyncio.sleep(0.01)
+
+
+async def refusal(instance: EngineInstance, **values: object) -> LlmserveError:
+    (response,) = await responses(instance, request(PROMPT, **values))
+    assert response.final
+    assert response.outputs == ()
+    assert response.error is not None
+    return response.error
+
+
+async def test_a_unary_answer_is_one_response(engine: InflightEngine) -> None:
+    (response,) = await responses(instance_over(engine), request(PROMPT, "mine"))
+    assert response.final
+    assert (response.request_id, response.model_name, response.model_version) == ("mine", "tensorrt_llm", "1")
+    assert ids(response) == ANSWER
+    assert value(response, "sequence_length") == 5
+    assert value(response, "finish_reason") == "length"
+    assert (value(response, "num_prompt_tokens"), value(response, "num_completion_tokens")) == (3, 5)
+
+
+async def test_streaming_gives_new_ids_as_they_come(engine: InflightEngine) -> None:
+    parts = await responses(instance_over(engine), request(PROMPT, streaming=True))
+    assert len(parts) >= 5
+    assert [token for part in parts for token in ids(part)] == ANSWER
+    assert [part.final for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert [value(part, "finish_reason") for part in parts[:-1]] == [""] * (len(parts) - 1)
+    assert value(parts[-1], "finish_reason") == "length"
+
+
+async def test_every_declared_output_is_there_with_its_type(engine: InflightEngine) -> None:
+    (response,) = await responses(instance_over(engine), request(PROMPT))
+    declared = {output.name: output for output in read_config("tensorrt_llm").output}
+    assert {tensor.name for tensor in response.outputs} == set(declared)
+    kinds = {"INT32": 8, "INT64": 9, "FP32": 11, "BYTES": 13}
+    for tensor in response.outputs:
+        assert kinds[tensor.datatype] == declared[tensor.name].data_type
+        assert len(tensor.shape) == len(declared[tensor.name].dims) + 1
+
+
+async def test_only_requested_outputs_are_made(engine: InflightEngine) -> None:
+    sent = replace(request(PROMPT), requested_outputs=("output_ids", "finish_reason"))
+    (response,) = await responses(instance_over(engine), sent)
+    assert [tensor.name for tensor in response.outputs] == ["output_ids", "finish_reason"]
+
+
+async def test_the_prompt_is_echoed_as_the_parameter_and_the_request_say(engine: InflightEngine) -> None:
+    echoing = instance_over(engine, exclude_input_in_output="false")
+    (response,) = await responses(echoing, request(PROMPT))
+    assert ids(response) == PROMPT + ANSWER
+    assert value(response, "sequence_length") == 8
+    (response,) = await responses(echoing, request(PROMPT, exclude_input_in_output=True))
+    assert ids(response) == ANSWER
+    (response,) = await responses(instance_over(engine), request(PROMPT, exclude_input_in_output=False))
+    assert ids(response) == PROMPT + ANSWER
+    parts = await responses(echoing, request(PROMPT, streaming=True))
+    assert [token for part in parts for token in ids(part)] == ANSWER  # a stream never echoes
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_log_probs(engine: InflightEngine, streaming: bool) -> None:
+    parts = await responses(instance_over(engine), request(PROMPT, streaming=streaming, return_log_probs=True))
+    expected = [fake_log_prob(token) for token in ANSWER]
+    got = [float(x) for part in parts for x in part.output("output_log_probs").data[0, 0]]  # type: ignore[union-attr]
+    assert got == pytest.approx(expected)
+    assert value(parts[-1], "cum_log_probs") == pytest.approx(sum(expected))
+
+
+async def test_several_sequences_are_told_apart(engine: InflightEngine) -> None:
+    sent = request(PROMPT, num_return_sequences=3, runtime_top_k=5, seed=4)
+    parts = await responses(instance_over(engine), sent)
+    assert sorted(value(part, "sequence_index") for part in parts) == [0, 1, 2]
+    assert [part.final for part in parts] == [False, False, True]
+    answers = {value(part, "sequence_index"): ids(part) for part in parts}
+    assert all(len(answer) == 5 for answer in answers.values())
+    assert len({tuple(answer) for answer in answers.values()}) == 3
+    events = await responses(
+        instance_over(engine), request(PROMPT, num_return_sequences=3, runtime_top_k=5, seed=4, streaming=True)
+    )
+    for index, answer in answers.items():
+        assert [t for part in events if value(part, "sequence_index") == index for t in ids(part)] == answer
+    assert [part.final for part in events].count(True) == 1
+
+
+async def test_the_end_id_stops_and_is_not_shown(engine: InflightEngine) -> None:
+    (response,) = await responses(instance_over(engine), request(PROMPT, end_id=ANSWER[3]))
+    assert ids(response) == ANSWER[:3]
+    assert value(response, "finish_reason") == "end_id"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"request_output_len": 0}, "max_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"beam_width": 2}, "beam_width"),
+        ({"input_ids": [], "input_lengths": 0}, "empty"),
+        ({"input_ids": [1] * 300, "input_lengths": 300}, "too long"),
+        ({"input_ids": [5000, 1, 1]}, "vocabulary"),
+        ({"stop_words": [b"x"]}, "tokenizer"),
+    ],
+)
+async def test_bad_requests_become_an_error_response(
+    engine: InflightEngine, values: dict[str, object], words: str
+) -> None:
+    error = await refusal(instance_over(engine), **values)
+    assert error.code is Code.INVALID_ARGUMENT
+    assert words in str(error)
+
+
+async def test_a_model_that_is_not_decoupled_gives_one_response(engine: InflightEngine) -> None:
+    config = read_config("tensorrt_llm")
+    config.model_transaction_policy.decoupled = False
+    instance = instance_over(engine, config)
+    (response,) = await responses(instance, request(PROMPT))
+    assert ids(response) == ANSWER
+    assert "decoupled" in str(await refusal(instance, streaming=True))
+    assert "decoupled" in str(await refusal(instance, num_return_sequences=2))
+
+
+async def test_a_full_queue_refuses(slow_engine: InflightEngine) -> None:
+    slow_engine.close()
+    engine = fake_engine(settings=SchedulerSettings(max_queue_size=1), step_delay_s=0.01)
+    instance = instance_over(engine)
+    answers = await asyncio.gather(*(responses(instance, request([n])) for n in range(1, 80)))
+    errors = [answer[-1].error for answer in answers if answer[-1].error is not None]
+    assert errors
+    assert {error.code for error in errors} == {Code.RESOURCE_EXHAUSTED}
+    engine.close()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_stop_ends_the_running_request_of_that_id(slow_engine: InflightEngine, streaming: bool) -> None:
+    instance = instance_over(slow_engine)
+    sent = request(PROMPT, "long", request_output_len=200, streaming=streaming)
+    running = asyncio.create_task(responses(instance, sent))
+    other = asyncio.create_task(responses(instance, request([9], "other", streaming=streaming)))
+    await asyncio.sleep(0.15)
+    (stopped,) = await responses(instance, request(PROMPT, "long", stop=True))
+    assert stopped.final
+    assert stopped.outputs == ()
+    assert stopped.error is None
+    parts = await asyncio.wait_for(running, 2)
+    assert parts[-1].final
+    assert value(parts[-1], "finish_reason") == "cancelled"
+    got = [token for part in parts for token in ids(part)]
+    assert 0 < len(got) < 200
+    assert got == fake_answer(PROMPT, len(got))
+    assert ids(parts[-1]) == ([] if streaming else got)
+    assert value(parts[-1], "num_completion_tokens") == len(got)
+    assert [t for part in await other for t in ids(part)] == fake_answer([9], 5)
+    await wait_until_idle(slow_engine)
+
+
+async def test_stop_while_the_client_is_not_reading(slow_engine: InflightEngine) -> None:
+    instance = instance_over(slow_engine)
+    (stream,) = instance.execute([request(PROMPT, "lazy", request_output_len=200, streaming=True)])
+    async with aclosing(stream):
+        await anext(stream)
+        await responses(instance, request(PROMPT, "lazy", stop=True))
+        last = await anext(stream)
+        assert last.final
+        assert value(last, "finish_reason") == "cancelled"
+    await wait_until_idle(slow_engine)
+
+
+async def test_stop_reaches_every_request_of_an_id_that_is_used_twice(slow_engine: InflightEngine) -> None:
+    instance = instance_over(slow_engine)
+    sent = [request([n], "same", request_output_len=200, streaming=True) for n in (1, 2)]
+    running = [asyncio.create_task(responses(instance, each)) for each in sent]
+    finished = await responses(instance, request([3], "same", request_output_len=1, streaming=True))
+    assert finished[-1].final  # the end of one of them does not unregister the others
+    await responses(instance, request(PROMPT, "same", stop=True))
+    for parts in await asyncio.wait_for(asyncio.gather(*running), 2):
+        assert value(parts[-1], "finish_reason") == "cancelled"
+    await wait_until_idle(slow_engine)
+
+
+async def test_stop_needs_an_id_and_forgives_an_unknown_one(engine: InflightEngine) -> None:
+    instance = instance_over(engine)
+    error = await refusal(instance, stop=True)
+    assert isinstance(error, InvalidArgument)
+    assert str(error) == "Trying to stop a request but request ID is not provided"
+    (response,) = await responses(instance, request(PROMPT, "gone", stop=True))
+    assert response.final
+    assert response.error is None
+
+
+async def test_closing_the_stream_frees_the_sequence(slow_engine: InflightEngine) -> None:
+    (stream,) = instance_over(slow_engine).execute([request(PROMPT, "x", request_output_len=200, streaming=True)])
+    await anext(stream)
+    await stream.aclose()
+    await wait_until_idle(slow_engine)
+
+
+async def test_a_failing_engine_answers_with_an_error_and_is_not_healthy() -> None:
+    engine = fake_engine(fail_at_step=2)
+    instance = instance_over(engine)
+    parts = await responses(instance, request(PROMPT, streaming=True))
+    assert parts[-1].final
+    assert parts[-1].error is not None
+    assert parts[-1].error.code is Code.INTERNAL
+    assert not instance.healthy()
+    await instance.close()
+
+
+async def test_stop_strings_and_windows_with_a_tokenizer(tmp_path: Path) -> None:
+    write_baichuan(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    script = [[token] for token in tokenizer.encode("The fox é runs. STOP here")]
+    engine = ScriptedEngine(script)
+    instance = instance_over(engine, gpt_model_path=str(tmp_path))
+    for streaming in (True, False):
+        parts = await responses(instance, request(PROMPT, streaming=streaming, stop_words=[b"STOP"]))
+        post = Postprocessor(tokenizer)
+        names = {"output_ids": "TOKENS_BATCH", "sequence_length": "SEQUENCE_LENGTH", "window_ids": "WINDOW_IDS",
+                 "tail_text": "TAIL_TEXT", "finish_reason": "FINISH_REASON"}  # fmt: skip
+        texts = [
+            text_arrays(post, {names[t.name]: t.data for t in part.outputs if t.name in names})["OUTPUT"][0].decode()
+            for part in parts
+        ]
+        assert "".join(texts) == "The fox é runs. "
+        assert value(parts[-1], "finish_reason") == FinishReason.STOP_WORDS.value
+        assert engine.closed
+
+
+async def test_gauges_have_tritons_names(engine: InflightEngine) -> None:
+    model = load_model(engine)
+    assert model.batches_itself
+    samples = {(family, *labels.items()): number for family, labels, number in model.gauges()}
+    assert samples["nv_trt_llm_kv_cache_block_metrics", ("kv_cache_block_type", "max")] == 256
+    assert samples["nv_trt_llm_kv_cache_block_metrics", ("kv_cache_block_type", "tokens_per")] == 4
+    assert samples["nv_trt_llm_request_metrics", ("request_type", "active")] == 0
+    assert samples["nv_trt_llm_runtime_memory_metrics", ("memory_type", "cpu")] > 2**20
+    assert ("nv_trt_llm_inflight_batcher_metrics", ("inflight_batcher_specific_metric", "paused_requests")) in samples
+    assert ("nv_trt_llm_general_metrics", ("general_type", "iteration_counter")) in samples
+
+
+async def test_several_instances_make_no_difference_and_say_so(
+    engine: InflightEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = read_config("tensorrt_llm")
+    config.instance_group[0].count = 2
+    with caplog.at_level(logging.WARNING):
+        assert len(load_model(engine, config).instances) == 1
+    assert "more have no effect" in caplog.text
+
+
+async def test_priority_counts_from_one(engine: InflightEngine) -> None:
+    scripted = ScriptedEngine([[4]])
+    config = read_config("tensorrt_llm")
+    config.dynamic_batching.priority_levels = 3
+    config.dynamic_batching.default_priority_level = 2
+    instance = instance_over(scripted, config)
+    for priority in (0, 1, 3):
+        await responses(instance, replace(request(PROMPT), priority=priority, deadline=7.0))
+    assert [sent.priority for sent in scripted.requests] == [0, 1, -1]
+    assert {sent.deadline for sent in scripted.requests} == {7.0}
+    assert len({sent.request_id for sent in scripted.requests}) == 3

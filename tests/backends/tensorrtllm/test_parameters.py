@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from llmserve.backends.tensorrtllm.parameters import ModelParameters
+from llmserve.engine.open import EngineSettings
+from llmserve.errors import ModelConfigError
+from llmserve.scheduler.settings import Policy, SchedulerSettings
+from tests.backends.tensorrtllm.models import read_config, with_parameters
+
+
+def read(tmp_path: Path, **parameters: str) -> ModelParameters:
+    config = with_parameters(read_config("tensorrt_llm"), gpt_model_path=str(tmp_path / "engine"), **parameters)
+    return ModelParameters.read(config, tmp_path / "repository/tensorrt_llm")
+
+
+def test_the_shipped_config_has_the_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parameters = read(tmp_path)
+    assert parameters == ModelParameters(tmp_path / "engine", tmp_path / "engine", EngineSettings(), True)
+    assert caplog.records == []
+
+
+def test_parameters_become_settings(tmp_path: Path) -> None:
+    parameters = read(
+        tmp_path,
+        batch_scheduler_policy="max_utilization",
+        enable_kv_cache_reuse="False",
+        max_queue_size="7",
+        kv_cache_free_gpu_mem_fraction="0.5",
+        max_tokens_in_paged_kv_cache="8000",
+        num_threads="2",
+        exclude_input_in_output="false",
+        tokenizer_dir="/elsewhere",
+    )
+    scheduler = SchedulerSettings(Policy.MAX_UTILIZATION, enable_block_reuse=False, max_queue_size=7)
+    assert parameters.engine == EngineSettings(2, 0.5, 8000, scheduler)
+    assert parameters.tokenizer_dir == Path("/elsewhere")
+    assert not parameters.excludes_input
+
+
+def test_the_queue_policy_of_the_config_counts(tmp_path: Path) -> None:
+    config = read_config("tensorrt_llm")
+    config.dynamic_batching.default_queue_policy.max_queue_size = 3
+    assert ModelParameters.read(config, tmp_path / "r/m").engine.scheduler.max_queue_size == 3
+
+
+def test_the_engine_path_is_relative_to_the_repositorys_parent(tmp_path: Path) -> None:
+    (tmp_path / "engines/default").mkdir(parents=True)
+    parameters = ModelParameters.read(read_config("tensorrt_llm"), tmp_path / "repository/tensorrt_llm")
+    assert parameters.engine_dir == tmp_path / "engines/default"
+
+
+def test_what_has_no_effect_is_reported_and_what_is_so_anyway_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(
+        tmp_path,
+        gpt_model_type="inflight_fused_batching",
+        max_beam_width="1",
+        cuda_graph_mode="true",
+        unheard_of="1",
+        sink_token_length="",
+        lora_prefetch_dir="${lora_prefetch_dir}",
+    )
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    assert [record.getMessage() for record in caplog.records] == [
+        "model 'tensorrt_llm': parameter cuda_graph_mode = true has no effect on this engine",
+        "model 'tensorrt_llm': parameter unheard_of = 1 has no effect on this engine",
+        "model 'tensorrt_llm': parameter lora_prefetch_dir = ${lora_prefetch_dir} is an unfilled placeholder, ignored",
+    ]
+
+
+def test_all_unusable_values_are_listed(tmp_path: Path) -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        read(
+            tmp_path,
+            batch_scheduler_policy="fastest",
+            enable_kv_cache_reuse="maybe",
+            max_queue_size="many",
+            kv_cache_free_gpu_mem_fraction="1.5",
+        )
+    for words in ("guaranteed_no_evict or max_utilization", "true or false", "max_queue_size", "(0, 1], got 1.5"):
+        assert words in str(caught.value)
+
+
+def test_an_engine_path_is_required(tmp_path: Path) -> None:
+    config = with_parameters(read_config("tensorrt_llm"), gpt_model_path="${engine_dir}")
+    with pytest.raises(ModelConfigError, match="gpt_model_path is not set"):
+        ModelParameters.read(config, tmp_path / "r/m")
