@@ -1,0 +1,257 @@
+"""`llmserve serve` as a process: start, tables, drain, signals, ports in use, models that do not load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tritonclient.grpc as triton
+
+from llmserve.cli.pipelines import engine_overrides, packaged_repository
+from llmserve.cli.serve import find_overrides
+from llmserve.cli.server import model_table
+from llmserve.errors import InvalidArgument
+from llmserve.serving.core import ModelStatus
+from tests.frontends.server import HOST, wait_until
+
+LLMSERVE = [sys.executable, "-c", "from llmserve.cli.main import main; main()"]
+ADDRESS = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at 127.0.0.1:(\d+)")
+ANY_PORTS = ["--host", HOST, "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+
+
+def identity_model(repository: Path, name: str, delay_ms: int = 0) -> Path:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(f"""
+        backend: "identity"
+        input {{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }}
+        output {{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }}
+        instance_group {{ count: 4 kind: KIND_CPU }}
+        parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+    """)
+    return repository
+
+
+@dataclass
+class Server:
+    """A running `llmserve serve`, with what it has printed so far."""
+
+    process: subprocess.Popen[str]
+    printed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            self.printed.extend(lines)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+    def port(self, service: str) -> int:
+        return {match[1]: int(match[2]) for line in self.printed if (match := ADDRESS.search(line))}[service]
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in "".join(self.printed), timeout_s=30)
+
+    def http(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(HOST, self.port("HTTPService"), timeout=30)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def infer(self, model: str) -> tuple[int, bytes]:
+        tensor = {"name": "IN", "datatype": "INT32", "shape": [1], "data": [5]}
+        return self.http("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
+
+    def metrics(self) -> str:
+        connection = http.client.HTTPConnection(HOST, self.port("Metrics Service"), timeout=30)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return text
+
+
+def start(*arguments: str) -> Server:
+    command = [*LLMSERVE, "serve", *ANY_PORTS, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = Server(process)
+    server.wait_for("Metrics Service at")
+    return server
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*LLMSERVE, "serve", *arguments], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    started: list[Server] = []
+    yield started
+    for server in started:
+        server.kill()
+
+
+def test_start_serve_and_stop(tmp_path: Path, servers: list[Server]) -> None:
+    repository = identity_model(identity_model(tmp_path, "first"), "second")
+    servers.append(server := start("--model-repository", str(repository), "--parameter", "first.note=hello"))
+    assert "".join(server.printed).startswith(
+        "+--------+---------+--------+\n"
+        "| Model  | Version | Status |\n"
+        "+--------+---------+--------+\n"
+        "| first  | 1       | READY  |\n"
+        "| second | 1       | READY  |\n"
+        "+--------+---------+--------+\n"
+        "Started GRPCInferenceService at 127.0.0.1:"
+    )
+    assert server.http("GET", "/v2/health/ready") == (200, b"")
+    assert json.loads(server.infer("first")[1])["outputs"][0]["data"] == [5]
+    assert json.loads(server.http("GET", "/v2/models/first/config")[1])["parameters"]["note"] == {
+        "string_value": "hello"
+    }
+    with triton.InferenceServerClient(f"{HOST}:{server.port('GRPCInferenceService')}") as client:
+        assert client.is_model_ready("second")
+    assert "nv_inference_request_success" in server.metrics()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=30) == 0
+
+
+def test_sigterm_drains(tmp_path: Path, servers: list[Server]) -> None:
+    servers.append(server := start("--model-repository", str(identity_model(tmp_path, "slow", delay_ms=2500))))
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(server.infer, "slow")
+        time.sleep(0.5)  # until it is being executed
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("Draining")
+        assert server.http("GET", "/v2/health/ready") == (400, b"")
+        assert server.http("GET", "/v2/health/live") == (200, b"")
+        with grpc.insecure_channel(f"{HOST}:{server.port('GRPCInferenceService')}") as channel:
+            assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x02"
+        status, body = server.infer("slow")
+        assert (status, b"stopping" in body) == (503, True)
+        assert running.result(timeout=30)[0] == 200
+    assert server.process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("hurry", [False, True], ids=["exit-timeout", "second-signal"])
+def test_what_runs_too_long_is_ended(tmp_path: Path, servers: list[Server], hurry: bool) -> None:
+    repository = identity_model(tmp_path, "stuck", delay_ms=600_000)
+    timeout = "600" if hurry else "0.5"
+    servers.append(server := start("--model-repository", str(repository), "--exit-timeout-secs", timeout))
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(server.infer, "stuck")
+        time.sleep(0.5)  # until it is being executed
+        server.process.send_signal(signal.SIGINT)
+        server.wait_for("Draining")
+        if hurry:
+            server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=20) == 0
+        assert running.exception(timeout=10) is not None or running.result()[0] >= 400
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
+def test_a_port_in_use_is_one_clear_error(tmp_path: Path, flag: str) -> None:
+    repository = identity_model(tmp_path, "first")
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("--model-repository", str(repository), *ANY_PORTS, flag, str(port))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: cannot listen on {HOST}:{port} ({flag}): the port is already in use; choose another port with {flag}\n"
+    )
+
+
+def test_an_address_of_another_machine(tmp_path: Path) -> None:
+    done = run("--model-repository", str(identity_model(tmp_path, "first")), *ANY_PORTS, "--host", "203.0.113.7")
+    assert done.returncode == 1
+    assert "cannot listen on 203.0.113.7" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
+    repository = identity_model(tmp_path, "good")
+    (identity_model(tmp_path, "bad") / "bad/config.pbtxt").write_text('backend: "unheard_of"')
+    done = run("--model-repository", str(repository), *ANY_PORTS)
+    assert done.returncode == 1
+    assert re.search(r"\| bad +\| +\| UNAVAILABLE: .*unknown backend 'unheard_of'", done.stdout)
+    assert re.search(r"\| good +\| 1 +\| READY ", done.stdout)
+    assert "Traceback" not in done.stderr
+
+
+def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Server]) -> None:
+    repository = identity_model(tmp_path, "good")
+    (identity_model(tmp_path, "bad") / "bad/config.pbtxt").write_text('backend: "unheard_of"')
+    servers.append(server := start("--model-repository", str(repository), "--no-exit-on-error"))
+    assert server.infer("good")[0] == 200
+    assert server.http("GET", "/v2/health/ready")[0] == 400
+    assert b"has no available versions" in server.infer("bad")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to serve: give an engine directory, or --model-repository DIR"),
+        (["/no/such/engine"], "/no/such/engine"),
+        (["--model-repository", "/no/such/folder"], "/no/such/folder is not a directory"),
+        (["--model-repository", "{repository}", "--parameter", "first=2"], "expected MODEL.KEY=VALUE"),
+        (["--model-repository", "{repository}", "--parameter", "nope.a=2"], "there is no model 'nope'"),
+        (["--http-port", "70000"], "--http-port"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: list[str], words: str) -> None:
+    repository = identity_model(tmp_path, "first")
+    done = run(*ANY_PORTS, *(argument.format(repository=repository) for argument in arguments))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_engine_and_limits_become_parameters_of_the_right_models() -> None:
+    repository = packaged_repository()
+    engine = Path("some/engine").absolute()
+    overrides = find_overrides(
+        [repository], Path("some/engine"), {"num_threads": 3, "kv_cache_free_gpu_mem_fraction": None},
+        ["tensorrt_llm.max_queue_size=9", "ensemble.note=a=b.c"],
+    )  # fmt: skip
+    assert overrides == {
+        "tensorrt_llm": {
+            "num_threads": "3", "gpt_model_path": str(engine), "tokenizer_dir": str(engine), "max_queue_size": "9",
+        },
+        "preprocessing": {"tokenizer_dir": str(engine)},
+        "postprocessing": {"tokenizer_dir": str(engine)},
+        "ensemble": {"note": "a=b.c"},
+    }  # fmt: skip
+    assert engine_overrides([repository], None, {}) == {}
+
+
+@pytest.mark.parametrize("text", ["", "a", "a.b", "a=b", ".b=c", "a.=c"])
+def test_malformed_parameters(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="expected MODEL"):
+        find_overrides([packaged_repository()], None, {}, [text])
+
+
+def test_a_long_reason_stays_on_one_line() -> None:
+    table = model_table([ModelStatus("m", "", "UNAVAILABLE", "two\n  - lines")])
+    assert "| m     |         | UNAVAILABLE: two - lines |" in table
+    assert len({len(line) for line in table.splitlines()}) == 1
