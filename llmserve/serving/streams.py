@@ -7,11 +7,9 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from llmserve.serving.types import InferResponse
-
-Item = TypeVar("Item")
 
 
 class ResponseStream(AsyncGenerator[InferResponse, None]):
@@ -66,25 +64,24 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
             self._waiter.set_result(None)
 
 
-class Outbox(Generic[Item]):
-    """Carries items from any thread to a callback on the loop, in order, with one wake-up for all that are waiting."""
+class Outbox:
+    """Carries calls from any thread to the loop, in order, with one wake-up for all that are waiting."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Item], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._deliver = deliver
-        self._lock = threading.Lock()
-        self._waiting: list[Item] = []
+        self._lock = threading.RLock()  # a destructor may put while its own thread is in here
+        self._waiting: list[Callable[[], None]] = []
 
-    def put(self, *items: Item) -> None:
+    def put(self, call: Callable[[], None]) -> None:
         with self._lock:
             first = not self._waiting
-            self._waiting.extend(items)
+            self._waiting.append(call)
         if first:
             with suppress(RuntimeError):  # the loop is closed: nobody is left to read
                 self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
         with self._lock:
-            items, self._waiting = self._waiting, []
-        for item in items:
-            self._deliver(item)
+            calls, self._waiting = self._waiting, []
+        for call in calls:
+            call()

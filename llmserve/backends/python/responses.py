@@ -1,0 +1,140 @@
+"""`pb_utils.InferenceResponse` and the ways in which a model gives it: returned from `execute`, or sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from llmserve.backends.python.errors import TritonError, TritonModelException, to_server_error, to_triton_error
+from llmserve.backends.python.tensors import Tensor
+from llmserve.errors import InternalError, LlmserveError
+from llmserve.serving.streams import ResponseStream
+from llmserve.serving.types import InferRequest, InferResponse, ParameterValue
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+
+class InferenceResponse:
+    __slots__ = ("_error", "_output_tensors", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> None:
+        for tensor in output_tensors:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(f"output_tensors must hold Tensors, got {type(tensor).__name__}")
+        self._output_tensors = list(output_tensors)
+        self._error = error
+        self._parameters = dict(parameters or {})
+
+    @staticmethod
+    def received(response: InferResponse) -> InferenceResponse:
+        """The answer of another model."""
+        error = None if response.error is None else to_triton_error(response.error)
+        return InferenceResponse([Tensor.borrow(t) for t in response.outputs], error, response.parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._output_tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        return json.dumps(self._parameters)
+
+    def to_wire(self, reply: Reply, *, final: bool) -> InferResponse:
+        error = None
+        if self._error is not None:
+            error = to_server_error(self._error if isinstance(self._error, TritonError) else TritonError(self._error))
+        outputs = () if error else tuple(tensor.to_wire() for tensor in self._output_tensors)
+        return InferResponse(
+            reply.model_name, reply.model_version, reply.request_id, outputs, self._parameters, error, final
+        )
+
+
+class Reply:
+    """The way back of one request, from any thread. Dropped without a final response, it answers with an error."""
+
+    __slots__ = ("_ended", "_post_response", "_stream", "model_name", "model_version", "request_id")
+
+    def __init__(
+        self,
+        request: InferRequest,
+        version: str,
+        stream: ResponseStream,
+        post: Callable[[ResponseStream, InferResponse], None],
+    ) -> None:
+        self.model_name = request.model_name
+        self.model_version = version
+        self.request_id = request.request_id
+        self._stream = stream
+        self._post_response = post
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    @property
+    def cancelled(self) -> bool:
+        return self._stream.closed
+
+    def send(self, response: InferenceResponse | None, *, final: bool) -> None:
+        if response is None:
+            answer = InferResponse(self.model_name, self.model_version, self.request_id, final=final)
+        else:
+            answer = response.to_wire(self, final=final)
+        self._post(answer)
+
+    def fail(self, error: LlmserveError) -> None:
+        """End with an error, unless it has ended."""
+        if not self._ended:
+            self._post(InferResponse(self.model_name, self.model_version, self.request_id, error=error, final=True))
+
+    def _post(self, answer: InferResponse) -> None:
+        self._ended = answer.final
+        self._post_response(self._stream, answer)
+
+    def __del__(self) -> None:
+        self.fail(
+            InternalError(
+                f"model '{self.model_name}' dropped a request without a final response; send one with "
+                "TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+            )
+        )
+
+
+class InferenceResponseSender:
+    """Sends any number of responses to one request."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        if self._reply.ended:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"Unable to send response. Unsupported flag: {flags}")
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flag is not set to "
+                "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL."
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(f"send takes an InferenceResponse, got {type(response).__name__}")
+        self._reply.send(response, final=flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        return self._reply.cancelled
+
+
+def get_output_tensor_by_name(response: InferenceResponse, name: str) -> Tensor | None:
+    return next((tensor for tensor in response.output_tensors() if tensor.name() == name), None)
