@@ -17,6 +17,7 @@ from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
 PIPELINES = Path(__file__).resolve().parents[3] / "pipelines"
+UNSIGNED = ("seed", "random_seed", "lora_task_id")
 DATATYPES = {"i": "INT32", "f": "FP32", "b": "BOOL", "u": "UINT64", "O": "BYTES"}
 
 
@@ -53,7 +54,7 @@ def tensor(name: str, value: Any) -> Tensor:
     if data.dtype.kind in "SU" or (data.dtype.kind == "O"):
         data = data.astype(object)
     elif data.dtype.kind == "i":
-        data = data.astype(np.uint64 if name in ("seed", "random_seed") else np.int32)
+        data = data.astype(np.uint64 if name in UNSIGNED else np.int32)
     elif data.dtype.kind == "f":
         data = data.astype(np.float32)
     return Tensor(name, DATATYPES[data.dtype.kind], data)

@@ -1,0 +1,210 @@
+"""The shipped repository in a real server core, over engines whose answers are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmserve.backends.python import PythonBackend
+from llmserve.backends.tensorrtllm import TensorrtLlmBackend
+from llmserve.engine.base import Engine, RunnerInfo
+from llmserve.engine.fake import fake_answer, fake_engine
+from llmserve.errors import Code, LlmserveError
+from llmserve.serving.core import InferenceCore, ServerSettings
+from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
+from tests.backends.tensorrtllm.models import PIPELINES, ids, tensors, value
+from tests.stages.conftest import write_baichuan
+from tests.stages.scripted import ScriptedEngine
+
+VOCAB_SIZE = 620
+LIMITS = RunnerInfo(
+    vocab_size=VOCAB_SIZE, block_size=4, num_blocks=512, max_num_tokens=64, max_batch_size=32, max_seq_len=256
+)
+
+
+@pytest.fixture(scope="module")
+def text_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engine")
+    write_baichuan(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text_dir: Path) -> Tokenizer:
+    return load_tokenizer(text_dir)
+
+
+@asynccontextmanager
+async def serving(text_dir: Path, open_engine: Callable[[], Engine]) -> AsyncIterator[InferenceCore]:
+    tokenizer_dir = {"tokenizer_dir": str(text_dir)}
+    settings = ServerSettings(
+        (PIPELINES,),
+        parameter_overrides={
+            "preprocessing": tokenizer_dir,
+            "postprocessing": tokenizer_dir,
+            "tensorrt_llm": {"gpt_model_path": str(text_dir)},
+        },
+    )
+    backends = {"tensorrtllm": TensorrtLlmBackend(lambda path, limits: open_engine()), "python": PythonBackend()}
+    core = InferenceCore(settings, backends)
+    await core.start()
+    assert core.ready(), core.repository_index()
+    try:
+        yield core
+    finally:
+        await core.stop(1.0)
+
+
+@pytest.fixture
+async def core(text_dir: Path) -> AsyncIterator[InferenceCore]:
+    async with serving(text_dir, lambda: fake_engine(LIMITS)) as core:
+        yield core
+
+
+async def ask(core: InferenceCore, model: str, request_id: str = "", **values: Any) -> list[InferResponse]:
+    sent = InferRequest(model, tensors(values), request_id=request_id)
+    responses = [response async for response in core.infer_stream(sent)]
+    for response in responses:
+        if response.error is not None:
+            raise response.error
+    return responses
+
+
+def text_of(responses: list[InferResponse], sequence: int = 0) -> str:
+    texts = []
+    for response in responses:
+        found = response.output("text_output")
+        if found is not None and value(response, "sequence_index") == sequence:
+            assert found.shape == (1,)  # existing clients decode output[0]
+            texts.append(found.data[0].decode())
+    return "".join(texts)
+
+
+def expected_text(tokenizer: Tokenizer, prompt_ids: list[int], num_tokens: int) -> str:
+    answer = fake_answer(prompt_ids, num_tokens, VOCAB_SIZE)
+    return tokenizer.decode(answer[: answer.index(2)] if 2 in answer else answer)
+
+
+async def test_text_in_text_out(core: InferenceCore, tokenizer: Tokenizer) -> None:
+    prompt = "The small red fox"
+    expected = expected_text(tokenizer, tokenizer.encode(prompt), 24)
+    whole = await ask(core, "ensemble", text_input=prompt, max_tokens=24)
+    streamed = await ask(core, "ensemble", text_input=prompt, max_tokens=24, stream=True)
+    assert len(whole) == 1
+    assert len(streamed) > 10
+    assert text_of(whole) == text_of(streamed) == expected
+    assert value(streamed[-1], "finish_reason") == "length"
+    assert value(streamed[-1], "num_prompt_tokens") == len(tokenizer.encode(prompt))
+    assert [response.final for response in streamed] == [False] * (len(streamed) - 1) + [True]
+
+
+async def test_concurrent_streams_each_get_their_own_text(core: InferenceCore, tokenizer: Tokenizer) -> None:
+    prompts = [f"The fox runs over hill {number}" for number in range(12)]
+    answers = await asyncio.gather(*(ask(core, "ensemble", text_input=p, max_tokens=16, stream=True) for p in prompts))
+    assert [text_of(a) for a in answers] == [expected_text(tokenizer, tokenizer.encode(p), 16) for p in prompts]
+
+
+async def test_chat_messages_in_text_out(core: InferenceCore, tokenizer: Tokenizer) -> None:
+    messages = json.dumps([{"role": "user", "content": "fox"}])
+    answer = await ask(core, "ensemble", messages=messages, max_tokens=8, stream=True)
+    assert text_of(answer) == expected_text(tokenizer, [195, *tokenizer.encode("fox"), 196], 8)
+
+
+async def test_each_step_can_be_called_on_its_own(core: InferenceCore, tokenizer: Tokenizer) -> None:
+    (prepared,) = await ask(core, "preprocessing", QUERY="The fox", REQUEST_OUTPUT_LEN=6)
+    found = prepared.output("INPUT_ID")
+    assert found is not None
+    prompt_ids = found.data[0].tolist()
+    assert prompt_ids == tokenizer.encode("The fox")
+    (generated,) = await ask(
+        core, "tensorrt_llm", input_ids=prompt_ids, input_lengths=len(prompt_ids), request_output_len=6
+    )
+    assert ids(generated) == fake_answer(prompt_ids, 6, VOCAB_SIZE)
+    (text,) = await ask(core, "postprocessing", TOKENS_BATCH=[ids(generated)], SEQUENCE_LENGTH=[6])
+    found = text.output("OUTPUT")
+    assert found is not None
+    assert found.data[0].decode() == tokenizer.decode(ids(generated))
+
+
+async def test_the_end_token_ends_the_answer_unless_overridden(text_dir: Path, tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine([[token] for token in tokenizer.encode("The fox")])
+    async with serving(text_dir, lambda: engine) as core:
+        await ask(core, "ensemble", text_input="x", max_tokens=4)
+        await ask(core, "ensemble", text_input="x", max_tokens=4, end_id=-1)
+        await ask(core, "ensemble", text_input="x", max_tokens=4, end_id=7)
+    assert [sent.end_id for sent in engine.requests] == [2, None, 7]
+
+
+async def test_settings_of_the_client_reach_the_engine(text_dir: Path, tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine([[token] for token in tokenizer.encode("fox")])
+    async with serving(text_dir, lambda: engine) as core:
+        await ask(
+            core, "ensemble", text_input="x", max_tokens=4, top_k=5, top_p=0.5, temperature=0.25, min_length=2,
+            random_seed=9, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25, min_p=0.125,
+            length_penalty=1.0, beam_width=1, return_log_probs=True, bad_words=["hill"], stop_words=["river", ""],
+            embedding_bias_words=["fox"], embedding_bias_weights=[2.0],
+        )  # fmt: skip
+    (sent,) = engine.requests
+    sampling = sent.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.temperature, sampling.min_tokens) == (5, 0.5, 0.25, 2)
+    assert (sampling.seed, sampling.min_p, sampling.max_tokens) == (9, 0.125, 4)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, 0.5, 0.25)
+    assert sent.bad_ids == (tuple(tokenizer.encode("hill")),)
+    assert sent.stop_ids == (tuple(tokenizer.encode("river")),)
+    assert sent.embedding_bias == tuple(sorted((token, 2.0) for token in set(tokenizer.encode("fox"))))
+    assert sent.return_log_probs
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_string_ends_the_text_wherever_it_falls(
+    text_dir: Path, tokenizer: Tokenizer, stream: bool
+) -> None:
+    engine = ScriptedEngine([[token] for token in tokenizer.encode("The fox é runs. STOP here")])
+    async with serving(text_dir, lambda: engine) as core:
+        answer = await ask(core, "ensemble", text_input="x", max_tokens=40, stream=stream, stop_words=["TOP"])
+    assert text_of(answer) == "The fox é runs. S"
+    assert value(answer[-1], "finish_reason") == "stop_words"
+
+
+async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
+    async with serving(text_dir, lambda: fake_engine(LIMITS, step_delay_s=0.01)) as core:
+        running = asyncio.create_task(
+            ask(core, "ensemble", "mine", text_input="The fox", max_tokens=200, stream=True, end_id=-1)
+        )
+        await asyncio.sleep(0.3)
+        (stopped,) = await ask(core, "ensemble", "mine", text_input="", max_tokens=1, stop=True)
+        assert stopped.final
+        answer = await asyncio.wait_for(running, 5)
+        assert 1 < len(answer) < 200
+        assert value(answer[-1], "finish_reason") == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "words"),
+    [
+        ({"text_input": ""}, Code.INVALID_ARGUMENT, "prompt is empty"),
+        ({}, Code.INVALID_ARGUMENT, "either text or messages"),
+        ({"text_input": b"\xff\xfe"}, Code.INVALID_ARGUMENT, "UTF-8"),
+        ({"text_input": "word " * 500}, Code.INVALID_ARGUMENT, "too long"),
+        ({"text_input": "x", "max_tokens": 0}, Code.INVALID_ARGUMENT, "max_tokens"),
+        ({"text_input": "x", "temperature": float("nan")}, Code.INVALID_ARGUMENT, "temperature"),
+        ({"text_input": "x", "beam_width": 4}, Code.INVALID_ARGUMENT, "beam_width"),
+        ({"text_input": "x", "return_context_logits": True}, Code.UNIMPLEMENTED, "return_context_logits"),
+        ({"text_input": "x", "lora_task_id": 1}, Code.UNIMPLEMENTED, "lora_task_id is not supported"),
+        ({"messages": "{"}, Code.INVALID_ARGUMENT, "JSON"),
+    ],
+)
+async def test_bad_requests_are_refused_and_the_next_one_is_served(
+    core: InferenceCore, values: dict[str, Any], code: Code, words: str
+) -> None:
+    with pytest.raises(LlmserveError, match=words) as caught:
+        await ask(core, "ensemble", **{"max_tokens": 4, **values})
+    assert caught.value.code is code
+    assert len(await ask(core, "ensemble", text_input="fox", max_tokens=4)) == 1
