@@ -64,8 +64,15 @@ def start_server(*arguments: str) -> ServerProcess:
             break
     watchdog.cancel()
     assert len(ports) == 3, "the server did not start:\n" + "".join(printed)
-    threading.Thread(target=process.stdout.read, daemon=True).start()  # keep the pipe empty
+    threading.Thread(target=_drain, args=(process,), daemon=True).start()  # keep the pipe empty
     return ServerProcess(process, ports)
+
+
+def _drain(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        for _ in pipe:
+            pass
 
 
 @pytest.fixture(scope="session")
