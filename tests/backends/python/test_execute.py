@@ -206,9 +206,10 @@ async def test_wrong_return_is_an_error_and_not_a_hang(tmp_path: Path, answer: s
 
 
 async def test_one_bad_response_spares_the_others_of_its_batch(tmp_path: Path) -> None:
-    code = echo_model(
-        "return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x if x[0, 0] else np.array([[object()]], dtype=object))])"
-    )
+    body = """
+        y = x if x[0, 0] else np.array([[object()]], dtype=object)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", y)])"""
+    code = echo_model(body)
     config = (
         ECHO_CONFIG
         + "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 100000 preferred_batch_size: 2 }"
@@ -232,7 +233,7 @@ async def test_triton_error_is_passed_on_verbatim(tmp_path: Path, code_name: str
     body = f"return pb_utils.InferenceResponse([], pb_utils.TritonError('no good', pb_utils.TritonError.{code_name}))"
     write_model(tmp_path, "refuse", ECHO_CONFIG, echo_model(body))
     async with serving(tmp_path) as core:
-        with pytest.raises(LlmserveError, match="^no good$") as failure:
+        with pytest.raises(LlmserveError, match=r"^no good$") as failure:
             await single(core, request("refuse", floats(1)))
     assert failure.value.code is code
 
@@ -245,7 +246,7 @@ async def test_error_without_code_is_internal(tmp_path: Path) -> None:
         echo_model("return pb_utils.InferenceResponse(error=pb_utils.TritonError('x'))"),
     )
     async with serving(tmp_path) as core:
-        with pytest.raises(InternalError, match="^x$"):
+        with pytest.raises(InternalError, match=r"^x$"):
             await single(core, request("refuse", floats(1)))
 
 

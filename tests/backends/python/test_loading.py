@@ -1,0 +1,302 @@
+"""How model.py files are found, imported apart from each other, initialized and completed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmserve.serving.core import InferenceCore
+from llmserve.serving.types import Tensor
+from tests.backends.python.test_execute import DECOUPLED, ECHO_CONFIG, TEXT_CONFIG, echo_model
+from tests.serving.models import collect, floats, request, serving, single, tensors, values, write_model
+
+INNER = echo_model("return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])")
+
+
+def reason(core: InferenceCore, name: str) -> str:
+    (status,) = [status for status in core.repository_index() if status.name == name]
+    assert status.state == "UNAVAILABLE"
+    return status.reason
+
+
+async def test_initialize_gets_tritons_arguments_and_finalize_runs(tmp_path: Path) -> None:
+    code = """
+import json, pathlib
+import numpy as np
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+        config = json.loads(args["model_config"])
+        assert pb_utils.get_input_config_by_name(config, "X")["dims"] == [-1]
+        assert pb_utils.get_output_config_by_name(config, "nope") is None
+        assert pb_utils.triton_string_to_numpy(pb_utils.get_output_config_by_name(config, "Y")["data_type"]) is np.object_
+        assert not pb_utils.using_decoupled_model_transaction_policy(config)
+    def execute(self, requests):
+        answer = np.array([json.dumps(self.args)], dtype=object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer)])]
+    def finalize(self):
+        pathlib.Path(__file__).with_name("finalized").touch()
+"""
+    config = f'backend: "python"\n{tensors("input", X="FP32 [ -1 ]")}\n{tensors("output", Y="STRING [ 1 ]")}'
+    directory = write_model(tmp_path, "args", config + 'parameters { key: "k" value { string_value: "v" } }', code)
+    async with serving(tmp_path, parameter_overrides={"args": {"k2": "v2"}}) as core:
+        args = json.loads(values(await single(core, request("args", floats(1))))[0])
+    model_config = json.loads(args.pop("model_config"))
+    assert args == {
+        "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
+        "model_instance_name": "args_0_0",
+        "model_repository": str(directory),
+        "model_version": "1",
+        "model_name": "args",
+    }
+    assert model_config["parameters"] == {"k": {"string_value": "v"}, "k2": {"string_value": "v2"}}
+    assert model_config["max_batch_size"] == 0
+    assert model_config["version_policy"] == {"latest": {"num_versions": 1}}
+    assert (directory / "1" / "finalized").exists()
+
+
+async def test_files_beside_the_model_belong_to_it_alone(tmp_path: Path) -> None:
+    body = "return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + neighbour.VALUE)])"
+    code = "import neighbour\n" + echo_model(body)
+    for name, value in (("one", 1), ("two", 2)):
+        directory = write_model(tmp_path, name, ECHO_CONFIG, code)
+        (directory / "1" / "neighbour.py").write_text(f"VALUE = {value}\n")
+    path_before = list(sys.path)
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("one", floats(0)))) == [1]
+        assert values(await single(core, request("two", floats(0)))) == [2]
+        assert "neighbour" not in sys.modules
+        assert sys.path == path_before
+    assert not [name for name in sys.modules if name.startswith("triton_model_")]
+
+
+async def test_instances_do_not_share_module_globals_or_threads(tmp_path: Path) -> None:
+    code = """
+import threading, numpy as np
+SEEN = []
+class TritonPythonModel:
+    def initialize(self, args):
+        SEEN.append(args["model_instance_name"])
+        self.thread = threading.current_thread()
+    def execute(self, requests):
+        assert threading.current_thread() is self.thread
+        import time; time.sleep(0.05)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([",".join(SEEN)], dtype=object))])]
+"""
+    config = f'backend: "python"\n{tensors("input", X="FP32 [ -1 ]")}\n{tensors("output", Y="STRING [ 1 ]")}'
+    write_model(tmp_path, "pair", config + "instance_group { count: 2 }", code)
+    async with serving(tmp_path) as core:
+        answers = await asyncio.gather(*(single(core, request("pair", floats(1))) for _ in range(2)))
+    assert sorted(values(answer)[0] for answer in answers) == [b"pair_0_0", b"pair_0_1"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("model-")]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import surely_not_installed\n", "ModuleNotFoundError: No module named 'surely_not_installed'"),
+        ("def broken(:\n", "SyntaxError"),
+        ("class Other: pass\n", "has no class TritonPythonModel with a method execute"),
+        (
+            "class TritonPythonModel:\n    def initialize(self, args):\n        raise RuntimeError('no luck')\n"
+            "    def execute(self, requests): pass\n",
+            "model instance 'bad_0_0' failed to initialize: RuntimeError: no luck",
+        ),
+    ],
+)
+async def test_broken_model_is_reported_and_others_load(tmp_path: Path, code: str, expected: str) -> None:
+    write_model(tmp_path, "bad", ECHO_CONFIG, code)
+    write_model(tmp_path, "good", ECHO_CONFIG, INNER)
+    async with serving(tmp_path) as core:
+        assert expected in reason(core, "bad")
+        assert not core.ready()
+        assert core.model_ready("good")
+        assert not core.model_ready("bad")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("model-")]
+
+
+async def test_missing_model_file(tmp_path: Path) -> None:
+    write_model(tmp_path, "empty", ECHO_CONFIG)
+    async with serving(tmp_path) as core:
+        assert reason(core, "empty").endswith("empty/1/model.py does not exist")
+
+
+async def test_packed_environment_is_refused(tmp_path: Path) -> None:
+    config = ECHO_CONFIG + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }'
+    write_model(tmp_path, "env", config, echo_model("pass"))
+    async with serving(tmp_path) as core:
+        assert "EXECUTION_ENV_PATH is not supported" in reason(core, "env")
+
+
+AUTO_COMPLETE = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.set_max_batch_size(4)
+        config.set_dynamic_batching()
+        config.set_model_transaction_policy({"decoupled": False})
+        assert config.as_dict()["max_batch_size"] == 4
+        return config
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+async def test_auto_complete_fills_the_config(tmp_path: Path) -> None:
+    write_model(tmp_path, "auto", 'backend: "python"', AUTO_COMPLETE)
+    async with serving(tmp_path) as core:
+        config = core.model_config("auto")
+        assert [list(tensor.dims) for tensor in config.input] == [[-1]]
+        assert config.max_batch_size == 4
+        assert config.HasField("dynamic_batching")
+        assert config.default_model_filename == "model.py"
+
+
+async def test_auto_complete_may_not_contradict_the_config(tmp_path: Path) -> None:
+    write_model(tmp_path, "auto", f'backend: "python"\n{tensors("input", X="INT32 [ -1 ]")}', AUTO_COMPLETE)
+    async with serving(tmp_path) as core:
+        assert "tensor 'X' is TYPE_INT32 in config.pbtxt and TYPE_FP32 in the model" in reason(core, "auto")
+
+
+CALLER = """
+import numpy as np
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+    def answer(self, request):
+        inner = pb_utils.InferenceRequest("inner", ["Y"], [pb_utils.Tensor("X", request.inputs()[0].as_numpy())])
+        response = inner.exec()
+        if response.has_error():
+            error = response.error()
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("inner: " + error.message(), error.code()))
+        y = pb_utils.get_output_tensor_by_name(response, "Y").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", y * 10)])
+"""
+COUNT = """
+import pathlib
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, x = request.get_response_sender(), request.inputs()[0].as_numpy()
+            for i in range(int(x[0])):
+                if sender.is_cancelled():
+                    pathlib.Path(__file__).with_name("cancelled").touch()
+                    break
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 0 + i)]))
+                import time; time.sleep(0.001)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+async def test_a_model_calls_another(tmp_path: Path) -> None:
+    write_model(tmp_path, "outer", ECHO_CONFIG + "instance_group { count: 2 }", CALLER)
+    write_model(tmp_path, "inner", ECHO_CONFIG, INNER)
+    async with serving(tmp_path) as core:
+        answers = await asyncio.gather(*(single(core, request("outer", floats(i))) for i in range(20)))
+        assert [values(answer) for answer in answers] == [[(i + 1) * 10] for i in range(20)]
+        assert core.statistics("inner")[0].inference_stats.success.count == 20
+
+
+async def test_errors_of_the_called_model_are_error_responses(tmp_path: Path) -> None:
+    write_model(tmp_path, "outer", ECHO_CONFIG, CALLER)
+    async with serving(tmp_path) as core:
+        with pytest.raises(Exception, match="inner: Request for unknown model: 'inner' is not found"):
+            await single(core, request("outer", floats(1)))
+
+
+async def test_calling_a_decoupled_model_needs_decoupled(tmp_path: Path) -> None:
+    write_model(tmp_path, "outer", ECHO_CONFIG, CALLER)
+    write_model(tmp_path, "inner", ECHO_CONFIG + DECOUPLED, COUNT)
+    async with serving(tmp_path) as core:
+        with pytest.raises(Exception, match="decoupled=True"):
+            await single(core, request("outer", floats(3)))
+
+
+async def test_iterating_over_a_decoupled_model(tmp_path: Path) -> None:
+    code = """
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        sender = request.get_response_sender()
+        inner = pb_utils.InferenceRequest("inner", ["Y"], request.inputs())
+        lengths = []
+        for response in inner.exec(decoupled=True):
+            lengths.append(len(response.output_tensors()))
+            if lengths[-1]:
+                sender.send(pb_utils.InferenceResponse(response.output_tensors()))
+        assert lengths == [1, 1, 1, 0]
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    write_model(tmp_path, "outer", ECHO_CONFIG + DECOUPLED, code)
+    write_model(tmp_path, "inner", ECHO_CONFIG + DECOUPLED, COUNT)
+    async with serving(tmp_path) as core:
+        responses = await collect(core, request("outer", floats(3)))
+    assert [values(response) for response in responses[:-1]] == [[0], [1], [2]]
+
+
+async def test_leaving_the_iterator_cancels_the_called_model(tmp_path: Path) -> None:
+    code = echo_model(
+        """
+        for response in pb_utils.InferenceRequest("inner", ["Y"], request.inputs()).exec(decoupled=True):
+            return pb_utils.InferenceResponse(response.output_tensors())"""
+    )
+    write_model(tmp_path, "outer", ECHO_CONFIG, code)
+    inner = write_model(tmp_path, "inner", ECHO_CONFIG + DECOUPLED, COUNT)
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("outer", floats(5000)))) == [0]
+        async with asyncio.timeout(3):
+            while not (inner / "1" / "cancelled").exists():
+                await asyncio.sleep(0.01)
+
+
+async def test_async_calls_run_at_the_same_time(tmp_path: Path) -> None:
+    code = """
+import asyncio
+class TritonPythonModel:
+    async def execute(self, requests):
+        (request,) = requests
+        calls = [pb_utils.InferenceRequest("inner", ["Y"], request.inputs()) for _ in range(2)]
+        answers = await asyncio.gather(*(call.async_exec() for call in calls))
+        total = sum(answer.output_tensors()[0].as_numpy() for answer in answers)
+        stream = await pb_utils.InferenceRequest("count", ["Y"], request.inputs()).async_exec(decoupled=True)
+        async for response in stream:
+            for tensor in response.output_tensors():
+                total += tensor.as_numpy()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", total)])]
+"""
+    write_model(tmp_path, "outer", ECHO_CONFIG, code)
+    inner = echo_model(
+        "__import__('time').sleep(0.3); return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])"
+    )
+    write_model(tmp_path, "inner", ECHO_CONFIG + "instance_group { count: 2 }", inner)
+    write_model(tmp_path, "count", ECHO_CONFIG + DECOUPLED, COUNT)
+    async with serving(tmp_path) as core:
+        start = time.monotonic()
+        assert values(await single(core, request("outer", floats(3)))) == [(3 + 1) * 2 + 0 + 1 + 2]
+        assert time.monotonic() - start < 0.55
+
+
+async def test_other_models_cannot_be_called_from_initialize(tmp_path: Path) -> None:
+    initialize = '    def initialize(self, args):\n        pb_utils.InferenceRequest("inner", [], []).exec()\n'
+    write_model(tmp_path, "outer", ECHO_CONFIG, CALLER + initialize)
+    async with serving(tmp_path) as core:
+        assert "other models can be called from execute on" in reason(core, "outer")
+
+
+async def test_a_models_log_lines_reach_the_servers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    body = "pb_utils.Logger.log_warn('seen'); return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x)])"
+    write_model(tmp_path, "text", TEXT_CONFIG, echo_model(body))
+    async with serving(tmp_path) as core:
+        await single(core, request("text", Tensor("X", "BYTES", np.array([b"a"], dtype=object))))
+    assert ("llmserve.model.text_0_0", logging.WARNING, "seen") in caplog.record_tuples
