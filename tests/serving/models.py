@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -77,3 +78,12 @@ def values(response: InferResponse, name: str = "Y") -> list[Any]:
     assert tensor is not None
     result: list[Any] = tensor.data.tolist()
     return result
+
+
+async def appears(file: Path, timeout_s: float = 3.0) -> bool:
+    """Wait for a file that a model writes from its thread."""
+    for _ in range(int(timeout_s / 0.01)):
+        if file.exists():
+            return True
+        await asyncio.sleep(0.01)
+    return False

@@ -14,7 +14,7 @@ import pytest
 
 from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError
 from llmserve.serving.types import Tensor
-from tests.serving.models import collect, floats, request, serving, single, tensors, values, write_model
+from tests.serving.models import appears, collect, floats, request, serving, single, tensors, values, write_model
 
 ADD = """
 class TritonPythonModel:
@@ -328,10 +328,7 @@ class TritonPythonModel:
         async with aclosing(core.infer_stream(request("slow", floats(1)))) as stream:
             async for _ in stream:
                 break
-        for _ in range(100):
-            if (directory / "1" / "cancelled").exists():
-                break
-            await asyncio.sleep(0.01)
+        assert await appears(directory / "1" / "cancelled")
         assert int((directory / "1" / "cancelled").read_text()) < 200
         assert 'nv_inference_request_failure{model="slow",version="1",reason="CANCELED"} 1' in core.metrics_text()
 

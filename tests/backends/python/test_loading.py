@@ -16,9 +16,13 @@ import pytest
 from llmserve.serving.core import InferenceCore
 from llmserve.serving.types import Tensor
 from tests.backends.python.test_execute import DECOUPLED, ECHO_CONFIG, TEXT_CONFIG, echo_model
-from tests.serving.models import collect, floats, request, serving, single, tensors, values, write_model
+from tests.serving.models import appears, collect, floats, request, serving, single, tensors, values, write_model
 
 INNER = echo_model("return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])")
+
+
+def threads_of(model: str) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(f"model-{model}_")]
 
 
 def reason(core: InferenceCore, name: str) -> str:
@@ -37,7 +41,8 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         assert pb_utils.get_input_config_by_name(config, "X")["dims"] == [-1]
         assert pb_utils.get_output_config_by_name(config, "nope") is None
-        assert pb_utils.triton_string_to_numpy(pb_utils.get_output_config_by_name(config, "Y")["data_type"]) is np.object_
+        data_type = pb_utils.get_output_config_by_name(config, "Y")["data_type"]
+        assert pb_utils.triton_string_to_numpy(data_type) is np.object_
         assert not pb_utils.using_decoupled_model_transaction_policy(config)
     def execute(self, requests):
         answer = np.array([json.dumps(self.args)], dtype=object)
@@ -97,7 +102,7 @@ class TritonPythonModel:
     async with serving(tmp_path) as core:
         answers = await asyncio.gather(*(single(core, request("pair", floats(1))) for _ in range(2)))
     assert sorted(values(answer)[0] for answer in answers) == [b"pair_0_0", b"pair_0_1"]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("model-")]
+    assert threads_of("pair") == []
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ async def test_broken_model_is_reported_and_others_load(tmp_path: Path, code: st
         assert not core.ready()
         assert core.model_ready("good")
         assert not core.model_ready("bad")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("model-")]
+    assert threads_of("good") == []
 
 
 async def test_missing_model_file(tmp_path: Path) -> None:
@@ -255,9 +260,7 @@ async def test_leaving_the_iterator_cancels_the_called_model(tmp_path: Path) -> 
     inner = write_model(tmp_path, "inner", ECHO_CONFIG + DECOUPLED, COUNT)
     async with serving(tmp_path) as core:
         assert values(await single(core, request("outer", floats(5000)))) == [0]
-        async with asyncio.timeout(3):
-            while not (inner / "1" / "cancelled").exists():
-                await asyncio.sleep(0.01)
+        assert await appears(inner / "1" / "cancelled")
 
 
 async def test_async_calls_run_at_the_same_time(tmp_path: Path) -> None:
