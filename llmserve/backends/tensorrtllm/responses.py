@@ -10,8 +10,7 @@ Log-probs are 0 unless the request asked for them; blocks and times are 0 until 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -19,54 +18,65 @@ from llmserve.core import Usage
 from llmserve.serving.types import Tensor
 from llmserve.stages.generate import GeneratedEvent
 
-NO_USAGE = Usage(0, 0, 0, 0, 0, 0, 0)
-
 
 def response_tensors(
     event: GeneratedEvent, *, echo: Sequence[int], tokens_per_block: int, wanted: Collection[str]
 ) -> tuple[Tensor, ...]:
     """`echo`: prompt ids to put before the output's. `wanted`: names of outputs, all when empty."""
-    made = (*_token_outputs(event, echo), *_usage_outputs(event.tokens.usage or NO_USAGE, tokens_per_block))
-    return tuple(tensor for tensor in made if not wanted or tensor.name in wanted)
+    usage = event.tokens.usage
+    made = (*_token_outputs(event, echo), *(_usage_outputs(usage, tokens_per_block) if usage else NO_USAGE))
+    return tuple(tensor for tensor in made if tensor.name in wanted) if wanted else made
 
 
-def _token_outputs(event: GeneratedEvent, echo: Sequence[int]) -> Iterator[Tensor]:
+def _token_outputs(event: GeneratedEvent, echo: Sequence[int]) -> tuple[Tensor, ...]:
     tokens = event.tokens
     ids = [*echo, *tokens.token_ids]
     log_probs = tokens.log_probs or [0.0] * len(tokens.token_ids)
-    yield Tensor("output_ids", "INT32", np.array(ids, np.int32).reshape(1, 1, -1))
-    yield _int("sequence_length", len(ids))
-    yield Tensor("cum_log_probs", "FP32", np.full((1, 1), tokens.cum_log_prob, np.float32))
-    yield Tensor("output_log_probs", "FP32", np.array(log_probs, np.float32).reshape(1, 1, -1))
-    yield _int("batch_index", 0)
-    yield _int("sequence_index", tokens.sequence_index)
-    yield Tensor("window_ids", "INT32", np.array(event.window_ids, np.int32).reshape(1, -1))
-    yield _text("tail_text", event.tail_text)
-    yield _text("finish_reason", tokens.finish_reason.value if tokens.finish_reason else "")
+    return (
+        Tensor("output_ids", "INT32", np.array([[ids]], np.int32)),
+        _int("sequence_length", len(ids)),
+        Tensor("cum_log_probs", "FP32", np.array([[tokens.cum_log_prob]], np.float32)),
+        Tensor("output_log_probs", "FP32", np.array([[log_probs]], np.float32)),
+        BATCH_INDEX,
+        _int("sequence_index", tokens.sequence_index),
+        Tensor("window_ids", "INT32", np.array([event.window_ids], np.int32)),
+        _text("tail_text", event.tail_text),
+        _text("finish_reason", tokens.finish_reason.value if tokens.finish_reason else ""),
+    )
 
 
-def _usage_outputs(usage: Usage, tokens_per_block: int) -> Iterator[Tensor]:
+def _usage_outputs(usage: Usage, tokens_per_block: int) -> tuple[Tensor, ...]:
     num_blocks = -(-(usage.prompt_tokens + usage.completion_tokens) // tokens_per_block) if tokens_per_block else 0
     num_reused = usage.cached_tokens // tokens_per_block if tokens_per_block else 0
-    yield _int("num_prompt_tokens", usage.prompt_tokens)
-    yield _int("num_cached_tokens", usage.cached_tokens)
-    yield _int("num_completion_tokens", usage.completion_tokens)
-    yield _int("kv_cache_alloc_new_blocks", num_blocks - num_reused)
-    yield _int("kv_cache_reused_blocks", num_reused)
-    yield _int("kv_cache_alloc_total_blocks", num_blocks)
-    yield _int("arrival_time_ns", usage.arrival_ns, "INT64")
-    yield _int("first_scheduled_time_ns", usage.first_scheduled_ns, "INT64")
-    yield _int("first_token_time_ns", usage.first_token_ns, "INT64")
-    yield _int("last_token_time_ns", usage.last_token_ns, "INT64")
-    yield Tensor("acceptance_rate", "FP32", np.zeros((1, 1), np.float32))  # of draft tokens: there are none
-    yield _int("total_accepted_draft_tokens", 0)
-    yield _int("total_draft_tokens", 0)
+    return (
+        _int("num_prompt_tokens", usage.prompt_tokens),
+        _int("num_cached_tokens", usage.cached_tokens),
+        _int("num_completion_tokens", usage.completion_tokens),
+        _int("kv_cache_alloc_new_blocks", num_blocks - num_reused),
+        _int("kv_cache_reused_blocks", num_reused),
+        _int("kv_cache_alloc_total_blocks", num_blocks),
+        _time("arrival_time_ns", usage.arrival_ns),
+        _time("first_scheduled_time_ns", usage.first_scheduled_ns),
+        _time("first_token_time_ns", usage.first_token_ns),
+        _time("last_token_time_ns", usage.last_token_ns),
+        Tensor("acceptance_rate", "FP32", np.zeros((1, 1), np.float32)),  # of draft tokens: there are none
+        _int("total_accepted_draft_tokens", 0),
+        _int("total_draft_tokens", 0),
+    )
 
 
-def _int(name: str, value: int, datatype: str = "INT32") -> Tensor:
-    dtype: Any = np.int64 if datatype == "INT64" else np.int32
-    return Tensor(name, datatype, np.full((1, 1), value, dtype))
+def _int(name: str, value: int) -> Tensor:
+    return Tensor(name, "INT32", np.array([[value]], np.int32))
+
+
+def _time(name: str, value: int) -> Tensor:
+    return Tensor(name, "INT64", np.array([[value]], np.int64))
 
 
 def _text(name: str, value: str) -> Tensor:
     return Tensor(name, "BYTES", np.array([[value.encode()]], dtype=object))
+
+
+# The same in every event but the last: made once.
+BATCH_INDEX = _int("batch_index", 0)
+NO_USAGE = _usage_outputs(Usage(0, 0, 0, 0, 0, 0, 0), 0)
