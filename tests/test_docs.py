@@ -74,7 +74,7 @@ def test_commands_of_a_page_work(
     page: Path, scratch: Path, environment: dict[str, str], servers: list[subprocess.Popen[bytes]]
 ) -> None:
     engine = "llmserve build build/checkpoints/baichuan2-tiny-docsum --output-dir engines/baichuan2-tiny-docsum-fp16"
-    subprocess.run(engine, shell=True, cwd=scratch, env=environment, check=True, capture_output=True, timeout=BLOCK_TIMEOUT_S)
+    subprocess.run(engine.split(), cwd=scratch, env=environment, check=True, capture_output=True)
     for background, script in blocks(page):
         command = ["bash", "-euo", "pipefail", "-c", runnable(script)]
         if background:
