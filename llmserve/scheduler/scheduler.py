@@ -26,7 +26,7 @@ from collections.abc import Sequence as Seq
 from llmserve.core import TokenEvent
 from llmserve.errors import ResourceExhausted
 from llmserve.scheduler.blocks import BlockPool
-from llmserve.scheduler.plan import StepPlan
+from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerConfig
 
@@ -105,14 +105,12 @@ class Scheduler:
         decoding one gets its token in every step, whatever prompts arrive.
         """
         draft = _Draft(self.config.max_num_tokens)
-        num_preemptions = self.num_preemptions
         for sequence in sorted(self.running.values(), key=lambda s: (s.num_pending > 1, self._place(s))):
             # an earlier one may have preempted this one
-            if draft.num_left and sequence.id in self.running and self._grow(sequence, draft):
+            if draft.num_left and sequence.id in self.running and self._grow(sequence):
                 draft.take(sequence)
-        if self.num_preemptions == num_preemptions:
-            self._start_waiting(draft)
-        return draft.plan()
+        self._start_waiting(draft)
+        return StepPlan(tuple(draft.chunks)) if draft.chunks else None
 
     def commit(self, plan: StepPlan, tokens: Seq[int], log_probs: Seq[float]) -> list[Update]:
         """Record what the step computed and sampled, one entry per chunk of `plan`."""
@@ -203,16 +201,19 @@ class Scheduler:
             return sum(self._num_guaranteed(s) - len(s.block_table) for s in self.running.values())
         return 0
 
-    def _grow(self, sequence: Sequence, draft: _Draft) -> bool:
-        """Make room for the known tokens; the last in place gives way. False when that is `sequence` itself."""
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for the known tokens; the last in place gives way. False when that is `sequence` itself.
+
+        Only decoding sequences ever miss a block, and they are planned in order of place: who gives way is not planned.
+        """
         num_missing = self.config.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
         while num_missing > self.pool.num_free:
             victim = max(self.running.values(), key=self._place)
-            draft.drop(victim)
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.block_table += self.pool.allocate(num_missing)
+        if num_missing:
+            sequence.block_table += self.pool.allocate(num_missing)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -237,26 +238,21 @@ class Scheduler:
     def _share_full_blocks(self, sequence: Sequence, start: int) -> None:
         """Register the blocks that the chunk from `start` on has filled."""
         size = self.config.block_size
-        num_full = sequence.num_computed_tokens // size
-        if self.config.settings.enable_block_reuse:
-            for index, block_hash in enumerate(sequence.block_hashes(num_full, size)[start // size :], start // size):
-                self.pool.register(sequence.block_table[index], block_hash)
+        first, end = start // size, sequence.num_computed_tokens // size
+        if first < end and self.config.settings.enable_block_reuse:
+            hashes = sequence.block_hashes(end, size)
+            for index in range(first, end):
+                self.pool.register(sequence.block_table[index], hashes[index])
 
 
 class _Draft:
-    """A plan in the making: how many tokens of which sequences, and how many more fit."""
+    """A plan in the making, and how many more tokens it has room for."""
 
     def __init__(self, max_num_tokens: int) -> None:
+        self.chunks: list[Chunk] = []
         self.num_left = max_num_tokens
-        self._num_tokens: dict[Sequence, int] = {}
 
     def take(self, sequence: Sequence) -> None:
-        self._num_tokens[sequence] = min(sequence.num_pending, self.num_left)
-        self.num_left -= self._num_tokens[sequence]
-
-    def drop(self, sequence: Sequence) -> None:
-        self.num_left += self._num_tokens.pop(sequence, 0)
-
-    def plan(self) -> StepPlan | None:
-        chunks = tuple(sequence.chunk(num_tokens) for sequence, num_tokens in self._num_tokens.items())
-        return StepPlan(chunks) if chunks else None
+        num_tokens = min(sequence.num_pending, self.num_left)
+        self.chunks.append(sequence.chunk(num_tokens))
+        self.num_left -= num_tokens

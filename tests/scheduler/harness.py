@@ -94,6 +94,8 @@ class Bench:
         assert len({chunk.sequence_id for chunk in plan.chunks}) == len(plan.chunks), "a sequence has two chunks"
         for chunk in plan.chunks:
             assert chunk.token_ids, "an empty chunk"
+            owned = self.scheduler.running[chunk.sequence_id].block_table
+            assert list(chunk.block_table) == owned, "a planned sequence has lost its blocks"
             assert len(chunk.block_table) * self.info.block_size >= chunk.start + len(chunk.token_ids)
 
     def _check_sharing(self) -> None:

@@ -55,6 +55,14 @@ def test_decoding_goes_before_prompts() -> None:
     bench.assert_answers()
 
 
+def test_decoding_goes_before_prompts_of_a_higher_priority() -> None:
+    bench = Bench(replace(INFO, max_num_tokens=4))
+    bench.add([1], tokens(8))
+    bench.step()
+    bench.add([2] * 10, tokens(1), priority=1)
+    assert [shape(bench.step()) for _ in range(2)] == [[(0, 1, 1), (1, 0, 3)], [(0, 2, 1), (1, 3, 3)]]
+
+
 def test_sequences_join_and_leave_at_every_step() -> None:
     bench = Bench(replace(INFO, max_batch_size=2))
     bench.add([1], tokens(2))
@@ -267,6 +275,13 @@ def test_the_queue_refuses_when_it_is_full() -> None:
     with pytest.raises(ResourceExhausted):
         bench.scheduler.check_room()
     bench.run()
+    bench.scheduler.check_room(2)
+    with pytest.raises(ResourceExhausted):
+        bench.scheduler.check_room(3)
+
+
+def test_the_queue_knows_that_the_budget_limits_the_batch() -> None:
+    bench = Bench(replace(INFO, max_num_tokens=2, max_batch_size=4), SchedulerSettings(max_queue_size=1))
     bench.scheduler.check_room(2)
     with pytest.raises(ResourceExhausted):
         bench.scheduler.check_room(3)
