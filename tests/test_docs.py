@@ -1,8 +1,9 @@
 """Every command in the documentation is run, as a reader would: block by block, in the order of the page.
 
-A block fenced with ```bash runs to its end and must exit 0. One fenced with ```bash background is a server: it is started,
-and stays up for the rest of its page. `make` lines are checked with `make -n` (the suite itself runs inside `make test`).
-The page runs in a scratch folder where the repository's files are linked, so that engines and reports land there.
+A block fenced with ```bash runs to its end and must exit 0. One fenced with ```bash background is a server: it is
+started, and stays up for the rest of its page. `make` lines are checked with `make -n` (the suite itself runs inside
+`make test`). The page runs in a scratch folder where the repository's files are linked, so that engines and reports
+land there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The two seams of the engine layer.
 
-`Engine` is what the serving side sees, whoever batches. `Runner` is what our own scheduler drives: one planned step on
-one device. TensorRT-LLM batches inside itself and implements `Engine`; the CPU engine is `InflightEngine` over a runner.
+`Engine` is what the serving side sees, whoever batches. `Runner` is what our own scheduler drives: one planned step
+on one device. An engine that batches inside itself implements `Engine` directly; the CPU engine is `InflightEngine`
+over a runner.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def test_sigterm_drains(demo_engine: Path) -> None:
     while is_ready(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    body = json.dumps({"text_input": "x", "max_tokens": 4}).encode()
     with pytest.raises(urllib.error.HTTPError, match="503"):
-        body = json.dumps({"text_input": "x", "max_tokens": 4}).encode()
         urllib.request.urlopen(f"{server.http}/v2/models/ensemble/generate", body, timeout=10)
     assert sum(1 for _ in responses) > 100, "the running answer was cut"
     stream.close()

@@ -37,5 +37,8 @@ class Target(Protocol):
         ...
 
     def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
-        """Write the engine file `out`; load each parameter once, hold about one at a time. Return device facts for the manifest."""
+        """Write the engine file `out` and return device facts for the manifest.
+
+        Loads each parameter once and holds about one at a time.
+        """
         ...
