@@ -22,7 +22,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.output import check_replaceable, staged_directory
 from llmserve.builder.progress import Progress, SilentProgress
 from llmserve.builder.resolve import ResolvedBuild, resolve
-from llmserve.builder.selftest import make_selftest, num_prompts
+from llmserve.builder.selftest import make_selftest, num_passes
 from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.checkpoint.plan import WeightPlan
 from llmserve.checkpoint.reader import Checkpoint
@@ -93,7 +93,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progre
     job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance)
     device = build.target.compile(job, directory / ENGINE_FILE)
     assert weights.digests.keys() == {param.name for param in build.params}, "the target left a parameter out"
-    progress.phase("self-test", num_prompts(build.options) * _weight_bytes(build))
+    progress.phase("self-test", num_passes(build.options) * _weight_bytes(build))
     selftest = make_selftest(build.program, build.params, build.options, weights.load, advance=progress.advance)
     selftest.save(directory / SELFTEST_FILE)
     _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))

@@ -35,15 +35,27 @@ def test_every_architecture_computes_the_references_logits(tmp_path: Path, kind:
     assert result.max_error < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "qwen3"])
-@pytest.mark.parametrize(("dtype", "quantization"), [("float16", ""), ("bfloat16", ""), ("float16", "int8")])
-def test_rounded_engines_stay_within_a_third_of_the_tolerance(
-    tmp_path: Path, kind: str, dtype: str, quantization: str
-) -> None:
-    options = replace(OPTIONS, dtype=dtype, quantization=quantization)
-    result = verify_engine(build(tmp_path, kind, options))
+@pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "llama-tied", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: str, dtype: str) -> None:
+    result = verify_engine(build(tmp_path, kind, replace(OPTIONS, dtype=dtype)))
     assert result.passed
-    assert result.max_error < result.tolerance / 3
+    assert result.max_error < result.tolerance / 2
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_int8_engines_stay_within_their_own_tolerance(tmp_path: Path, kind: str) -> None:
+    result = verify_engine(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization="int8")))
+    assert result.passed
+    assert 0.02 < result.tolerance < 0.3
+
+
+@pytest.mark.parametrize("kind", ["baichuan2-7b", "qwen2", "llama-tied"])
+def test_one_int8_layer_is_exact(tmp_path: Path, kind: str) -> None:
+    """Over one layer the rounding of reference and engine agrees, so that nothing hides behind a wide tolerance."""
+    make_checkpoint(tmp_path / "one", kind, num_hidden_layers=1)
+    build_engine(tmp_path / "one", tmp_path / "engine", replace(OPTIONS, quantization="int8"))
+    assert verify_engine(EngineDirectory.open(tmp_path / "engine")).max_error < 1e-5
 
 
 @pytest.mark.parametrize("quantization", ["", "int8"])
@@ -63,14 +75,14 @@ def test_the_plan_says_what_the_engine_is(tmp_path: Path) -> None:
     assert plan.kv_bytes_per_token * header.block_size == kv_bytes_per_block(header)
 
 
-def test_a_sealed_engine_with_damaged_weights_fails_its_selftest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("quantization", ["", "int8"])
+def test_a_sealed_engine_with_damaged_weights_fails_its_selftest(tmp_path: Path, dtype: str, quantization: str) -> None:
     """Damage that every digest agrees with: only running the engine can tell."""
-    directory = build(tmp_path, "llama")
+    directory = build(tmp_path, "llama", replace(OPTIONS, dtype=dtype, quantization=quantization))
     content = bytearray(directory.engine_file.read_bytes())
-    middle = len(content) // 2 // 4 * 4
-    weights = np.frombuffer(content, np.float32, count=2000, offset=middle)
-    weights.setflags(write=True)
-    weights *= 3
+    middle = len(content) // 2
+    content[middle : middle + 6000] = bytes(6000)  # a part of some matrix becomes zero
     directory.engine_file.write_bytes(content)
     seal(directory.path, directory.manifest)
     assert not verify_engine(EngineDirectory.open(directory.path)).passed

@@ -14,6 +14,7 @@ from llmserve.models.graph import CacheShape, Graph
 from tests.checkpoints import FORMATS, KINDS, make_checkpoint, random_tensors, write_json, write_tensors
 from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
 
+DEMO = Path(__file__).resolve().parents[2] / "build" / "checkpoints" / "baichuan2-tiny-docsum"
 TOLERANCE = 1e-5  # the engines are allowed 1e-4; the reference must be better than what it judges
 PROMPT = tuple(int(i) for i in np.random.default_rng(7).integers(3, 320, size=90))
 
@@ -109,6 +110,26 @@ def test_baichuan2_7b_is_a_llama_in_disguise(tmp_path: Path) -> None:
     wanted = oracle_logits(load_oracle(llama), PROMPT)
     assert relative_error(reference_logits(baichuan)(PROMPT), wanted) < TOLERANCE
     assert relative_error(oracle_logits(load_oracle(baichuan), PROMPT), wanted) < TOLERANCE
+
+
+def test_demo_checkpoint_writes_the_same_answer() -> None:
+    """Trained weights, a real prompt: parity, and greedy decoding token by token."""
+    import sentencepiece
+    import torch
+
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(DEMO / "tokenizer.model"))
+    text = "Return the number of items in the list. If the list is empty, zero is returned."
+    prompt = [195, *tokenizer.encode(f"Summarize:\n{text}"), 196]
+    logits, oracle = reference_logits(DEMO), load_oracle(DEMO)
+    assert relative_error(logits(prompt), oracle_logits(oracle, prompt)) < TOLERANCE
+    ids = list(prompt)
+    for _ in range(12):
+        ids.append(int(logits(ids)[-1].argmax()))
+        if ids[-1] == tokenizer.eos_id():
+            break
+    generated = oracle.generate(torch.tensor([prompt]), max_new_tokens=len(ids) - len(prompt), do_sample=False)
+    assert generated[0].tolist() == ids
+    assert len(tokenizer.decode(ids[len(prompt) :]).split()) >= 3
 
 
 def test_logits_do_not_depend_on_later_tokens(tmp_path: Path) -> None:
