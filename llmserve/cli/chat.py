@@ -84,7 +84,8 @@ def _talk(chat: Chat) -> None:
         try:
             question = input(PROMPT if is_terminal else "").strip()
         except (EOFError, KeyboardInterrupt):
-            print()
+            if is_terminal:
+                print()
             return
         if question:
             _answer(chat, question)

@@ -57,7 +57,7 @@ def test_one_question(server: RunningServer, core: StubCore) -> None:
 
 def test_the_conversation_so_far_is_sent_along(server: RunningServer, core: StubCore) -> None:
     done = chat(server.grpc, typed="first question\n\nsecond\n")
-    assert (done.returncode, done.stdout) == (0, "first question \nsecond \n\n")
+    assert (done.returncode, done.stdout) == (0, "first question \nsecond \n")
     assert messages(core, 1) == [
         ("user", "first question"), ("assistant", "first question "), ("user", "second"),
     ]  # fmt: skip
