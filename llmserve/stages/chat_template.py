@@ -37,7 +37,7 @@ class ChatTemplate:
         }
         try:
             return self._template.render(values)
-        except (TemplateError, TypeError, KeyError, ValueError, ArithmeticError, RecursionError) as error:
+        except (TemplateError, TypeError, LookupError, ValueError, ArithmeticError, RecursionError) as error:
             raise InvalidArgument(f"the chat template refuses these messages: {error}") from error
 
 

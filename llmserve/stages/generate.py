@@ -58,7 +58,7 @@ async def _watch(
                 continue
             if (out := sequence.push(event, arrival_ns)) is not None:
                 yield out
-            if all(each.finished for each in sequences):
+            if sequence.finished and all(each.finished for each in sequences):
                 return
 
 
@@ -67,6 +67,7 @@ class _Sequence:
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer | None, stops: tuple[str, ...]) -> None:
         self._prompt_tokens = len(request.prompt_ids)
+        self._min_tokens = request.sampling.min_tokens
         self._tokenizer = tokenizer
         self._stops = stops
         self._passed: list[int] = []
@@ -98,14 +99,15 @@ class _Sequence:
     def _text_before_stop(self, window: Sequence[int], *, is_final: bool) -> str | None:
         """What is left of the waiting text when a stop string ends it; None when there is none in it."""
         text = self._text(window, self._waiting)
-        cut = find_stop(text if is_final else text.rstrip(REPLACEMENT), self._stops)
-        return None if cut is None else text[:cut]
+        start = self._num_exempt(window)
+        cut = find_stop(text[start:] if is_final else text[start:].rstrip(REPLACEMENT), self._stops)
+        return None if cut is None else text[: start + cut]
 
     def _num_free(self, window: Sequence[int]) -> int:
         """How many waiting ids can go: with complete characters, and clear of a possible stop string."""
         assert self._tokenizer is not None
-        text = self._tokenizer.decode_stable([*window, *self._waiting])[len(self._text((), window)) :]
-        limit = len(text) - num_held(text, self._stops)
+        text = self._tokenizer.decode_stable([*window, *self._waiting])[len(self._tokenizer.decode(window)) :]
+        limit = len(text) - num_held(text[self._num_exempt(window) :], self._stops)
         for count in range(len(self._waiting), 0, -1):
             ids = [*window, *self._waiting[:count]]
             is_complete = self._tokenizer.decode(ids) == self._tokenizer.decode_stable(ids)
@@ -113,9 +115,17 @@ class _Sequence:
                 return count
         return 0
 
+    def _num_exempt(self, window: Sequence[int]) -> int:
+        """Waiting characters of the first `min_tokens` ids: as in the engine, no stop word may reach into them."""
+        assert self._tokenizer is not None
+        count = max(0, self._min_tokens - len(self._passed))
+        return len(self._tokenizer.decode_stable([*window, *self._waiting[:count]])) - len(
+            self._tokenizer.decode(window)
+        )
+
     def _text(self, window: Sequence[int], ids: Sequence[int]) -> str:
         assert self._tokenizer is not None
-        return self._tokenizer.decode([*window, *ids])[len(self._tokenizer.decode(window)) if window else 0 :]
+        return self._tokenizer.decode([*window, *ids])[len(self._tokenizer.decode(window)) :]
 
     def _stop(self, event: TokenEvent, window: tuple[int, ...], kept: str, arrival_ns: int) -> GeneratedEvent:
         """The last event of a sequence that a stop string ends: `kept` is the text before it."""

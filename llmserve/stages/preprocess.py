@@ -10,6 +10,7 @@ from pathlib import Path
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.stages.chat import ChatFormat, Message, chat_format, require_chat_format
 from llmserve.stages.files import TextFiles
+from llmserve.stages.text import is_unicode
 from llmserve.stages.tokenizer import Tokenizer, tokenizer_of
 
 NEVER = -1  # an end_id or pad_id that no token has
@@ -38,6 +39,9 @@ class TextPrompt:
                 f"embedding bias needs one weight per word, got {len(self.bias_words)} words and "
                 f"{len(self.bias_weights)} weights"
             )
+        texts = [self.text or "", *(message.content for message in self.messages)]
+        if not all(map(is_unicode, [*texts, *self.stop_words, *self.bad_words, *self.bias_words])):
+            found.append("the text has lone surrogates (half a UTF-16 character), which no UTF-8 text can have")
         if not all(math.isfinite(weight) for weight in self.bias_weights):
             found.append(f"embedding bias weights must be finite, got {list(self.bias_weights)}")
         return found
@@ -91,8 +95,11 @@ class Preprocessor:
         if prompt.text is not None:
             return self.tokenizer.encode(prompt.text, add_special_tokens=self._add_special_tokens)
         chat = self._chat or require_chat_format(self.tokenizer, self._files)
-        room = None if self.max_seq_len is None else self.max_seq_len - prompt.max_tokens
-        return chat.encode(prompt.messages, room)
+        return chat.encode(prompt.messages, self._room(prompt.max_tokens))
+
+    def _room(self, max_tokens: int) -> int | None:
+        """Ids that a chat may have. The answer reserves at most half, or asking for much would forget the question."""
+        return None if self.max_seq_len is None else self.max_seq_len - min(max_tokens, self.max_seq_len // 2)
 
     def _ends(self, prompt: TextPrompt) -> tuple[int, tuple[tuple[int, ...], ...]]:
         """The end id, and the checkpoint's further end tokens as stop words of one id."""

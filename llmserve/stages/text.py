@@ -18,6 +18,15 @@ def text_from_bytes(data: bytes | str, name: str) -> str:
         raise InvalidArgument(f"{name} is not valid UTF-8 (byte {error.start}: {error.reason})") from error
 
 
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8. A string from JSON or from a command line need not."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def without_incomplete_character(text: str) -> str:
     """Drop trailing replacement characters that further bytes might still turn into a character."""
     held = len(text) - len(text.rstrip(REPLACEMENT))

@@ -118,6 +118,17 @@ async def test_one_stopped_sequence_leaves_the_others_running(tokenizers_by_kind
     assert finished == [(0, FinishReason.STOP_WORDS), (1, FinishReason.END_ID)]
 
 
+async def test_a_stop_string_cannot_reach_into_the_first_min_tokens(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_kind["qwen"]
+    ids = tokenizer.encode("STOP é STOP")
+    first = len(tokenizer.encode("STOP"))
+    for min_tokens, text in ((0, ""), (1, "STOP é "), (first, "STOP é "), (len(ids), "STOP é STOP")):
+        request = GenerateRequest("min", (5,), SamplingParams(max_tokens=40, min_tokens=min_tokens))
+        for portions in (in_ones(ids), [ids]):
+            events = await run(ScriptedEngine(portions), tokenizer, "STOP", request=request)
+            assert joined(tokenizer, events) == text, min_tokens
+
+
 async def test_without_a_tokenizer_ids_pass_and_stop_strings_are_refused() -> None:
     events = [event async for event in generate(ScriptedEngine([[1], [2, 3]]), REQUEST)]
     assert [event.tokens.token_ids for event in events] == [(1,), (2, 3), ()]

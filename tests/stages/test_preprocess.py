@@ -77,6 +77,13 @@ def test_an_engine_directory_is_read_as_well_as_a_checkpoint(tokenizer_dirs: dic
     assert len(stage.prepare(TextPrompt(messages=long, max_tokens=10)).input_ids) == 14
 
 
+def test_a_long_answer_reserves_at_most_half_of_the_room_for_chat(baichuan: Preprocessor) -> None:
+    content = "The small red fox runs over the quiet hill and hides under the old stone bridge. "
+    long = TextPrompt(messages=[Message("user", content * 3)], max_tokens=2048)
+    assert baichuan.max_seq_len == 64
+    assert len(baichuan.prepare(long).input_ids) == 32
+
+
 def test_all_problems_of_a_prompt_come_at_once(baichuan: Preprocessor) -> None:
     with pytest.raises(InvalidArgument, match=r"(?s)either text or messages.*one weight per word.*finite"):
         baichuan.prepare(TextPrompt(bias_words=["fox"], bias_weights=[1.0, float("nan")]))
@@ -124,6 +131,7 @@ def test_arrays_of_chat_messages(baichuan: Preprocessor) -> None:
         ({"QUERY": strings("one", "two")}, "one string"),
         ({"QUERY": np.array([[b"one"], [b"two"]], dtype=object)}, "batch of 2"),
         ({"MESSAGES": strings("{")}, "JSON"),
+        ({"MESSAGES": strings('[{"role": "user", "content": "\\ud800"}]')}, "surrogates"),
     ],
 )
 def test_bad_arrays_are_explained(baichuan: Preprocessor, inputs: dict[str, np.ndarray], words: str) -> None:
