@@ -31,12 +31,24 @@ def port_in_use(host: str, port: int, flag: str, reason: str) -> Unavailable:
 def claim_port(host: str, port: int, flag: str) -> socket.socket:
     """A listening socket; `Unavailable`, naming the port and its flag, when that cannot be had."""
     try:
-        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        # with its protocol named, else asyncio leaves Nagle's algorithm on and every answer may wait 40 ms
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
+        raise port_in_use(host, port, flag, error.strerror or str(error)) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
         in_use = error.errno == errno.EADDRINUSE
         reason = "the port is already in use" if in_use else (error.strerror or str(error))
         raise port_in_use(host, port, flag, reason) from error
+    return listener
 
 
 class _QuietServer(uvicorn.Server):
