@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,3 +125,19 @@ def test_the_manifest_names_the_device(tmp_path: Path) -> None:
     manifest: Manifest = build(tmp_path, "llama").manifest
     assert manifest.target == "cpu"
     assert manifest.device
+
+
+def test_memory_stays_near_one_tensor(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 20}
+    checkpoint = make_checkpoint(tmp_path / "c", "llama", dtype="bfloat16", **sizes)
+    total = (checkpoint / "model.safetensors").stat().st_size
+    largest = 2 * 512 * 192 * np.dtype(np.float32).itemsize
+    assert total > 20 * largest
+    for quantization in ("", "int8"):
+        tracemalloc.start()
+        try:
+            build_engine(checkpoint, tmp_path / "e", BuildOptions(dtype="float16", quantization=quantization))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 6 * largest < total / 3
