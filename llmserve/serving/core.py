@@ -107,9 +107,7 @@ class InferenceCore:
         Raises `LlmserveError` when the request is refused (before the first response) and `DeadlineExceeded` at any
         time; a model's own errors are responses with `error` set.
         """
-        if not self._started or self._stopping:
-            state = "stopping" if self._stopping else "starting"
-            raise Unavailable(f"{request_label(request)}Server is {state}, not ready for requests")
+        self._check_serving(request_label(request))
         model = self._table.find(request.model_name, request.model_version)
         self._num_in_flight += 1
         try:
@@ -138,7 +136,11 @@ class InferenceCore:
         return message
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
-        """The complete config, defaults filled in. Shared: not to be changed."""
+        """The complete config, defaults filled in. Shared: not to be changed.
+
+        `Unavailable` while the server starts and stops: no model is unknown before all have been looked at.
+        """
+        self._check_serving()
         return self._table.find(name, version).config
 
     def statistics(self, name: str = "", version: str = "") -> list[service_pb2.ModelStatistics]:
@@ -155,6 +157,11 @@ class InferenceCore:
 
     def metrics_text(self) -> str:
         return metrics_text(self._registry)
+
+    def _check_serving(self, label: str = "") -> None:
+        if not self._started or self._stopping:
+            state = "stopping" if self._stopping else "starting"
+            raise Unavailable(f"{label}Server is {state}, not ready for requests")
 
     def _check_overrides(self, sources: list[ModelSource]) -> None:
         known = {source.name for source in sources}

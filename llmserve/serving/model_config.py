@@ -62,7 +62,6 @@ def config_problems(config: ModelConfig) -> list[str]:
         *_size_problems(config),
         *_tensor_problems("input", config.input),
         *_tensor_problems("output", config.output),
-        *_optional_problems(config),
         *_group_problems(config),
         *_batching_problems(config),
         *_version_problems(config),
@@ -115,12 +114,6 @@ def _segments(dims: list[int]) -> list[int]:
         else:
             segments[-1] *= dim
     return segments
-
-
-def _optional_problems(config: ModelConfig) -> list[str]:
-    if not config.input or any(not tensor.optional for tensor in config.input) or config.max_batch_size == 0:
-        return []
-    return ["every input is optional: with max_batch_size > 0 at least one must be required, to tell the batch size"]
 
 
 def _group_problems(config: ModelConfig) -> list[str]:

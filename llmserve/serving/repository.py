@@ -57,7 +57,7 @@ def _read_model(name: str, paths: list[Path]) -> ModelSource:
     config, problems = _read_config(path)
     if config.name and config.name != name:
         problems.append(
-            f"{CONFIG_NAME} says name: \"{config.name}\", but the directory is '{name}'; they must be equal"
+            f"{CONFIG_NAME} says name: '{config.name}', but the directory is '{name}'; they must be equal"
         )
     config.name = name
     versions = _versions(path)

@@ -83,7 +83,7 @@ def values(response: InferResponse, name: str = "Y") -> list[Any]:
 async def appears(file: Path, timeout_s: float = 3.0) -> bool:
     """Wait for a file that a model writes from its thread."""
     for _ in range(int(timeout_s / 0.01)):
-        if file.exists():
+        if await asyncio.to_thread(file.exists):
             return True
         await asyncio.sleep(0.01)
     return False

@@ -1,0 +1,362 @@
+"""Requests over instances: order, batches, queue limits, timeouts, priorities, cancellation, in-flight backends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import Unavailable
+from llmserve.serving.schedulers.base import ModelScheduler, Rejected
+from llmserve.serving.schedulers.passthrough import PassThroughScheduler
+from llmserve.serving.schedulers.queued import QueuedScheduler
+from llmserve.serving.signature import ModelSignature
+from llmserve.serving.statistics import ModelStatistics, RequestTiming
+from llmserve.serving.types import InferRequest, InferResponse, Tensor
+from tests.serving.models import identity_config, request
+
+
+@dataclass(eq=False)
+class Instance:
+    """Notes what it gets, and answers each request when its gate is open."""
+
+    name: str = "i"
+    batches: list[list[str]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: list[str] = field(default_factory=list)
+    num_responses: int = 1
+
+    def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+        self.batches.append([wanted.request_id for wanted in requests])
+        return [self._respond(wanted) for wanted in requests]
+
+    async def _respond(self, wanted: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        try:
+            for index in range(self.num_responses):
+                await self.gate.wait()
+                yield InferResponse("m", "1", wanted.request_id, final=index == self.num_responses - 1)
+        finally:
+            self.closed.append(wanted.request_id)
+
+    def healthy(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(eq=False)
+class ReleasingOne(Instance):
+    """Is free only when the test says so."""
+
+    release: Callable[[], None] = lambda: None
+
+    def when_released(self, callback: Callable[[], None]) -> None:
+        self.release = callback
+
+
+def scheduler(*instances: Instance, config: str = "", statistics: ModelStatistics | None = None) -> QueuedScheduler:
+    parsed: ModelConfig = text_format.Parse('name: "m"\n' + identity_config(config), ModelConfig())
+    return QueuedScheduler(parsed, ModelSignature(parsed), instances, statistics or ModelStatistics("m", "1"))
+
+
+BATCHING = "max_batch_size: 8 dynamic_batching { %s }"
+
+
+class Client:
+    """Sends numbered requests and keeps the order in which they end."""
+
+    def __init__(self, target: ModelScheduler) -> None:
+        self.target = target
+        self.ended: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.timings: dict[str, RequestTiming] = {}
+
+    async def send(self, *names: str, width: int = 1, **fields: int) -> None:
+        for name in names:
+            tensor = Tensor("X", "FP32", np.zeros((1, width), np.float32))
+            self.timings[name] = RequestTiming()
+            self.tasks[name] = asyncio.create_task(self._run(request("m", tensor, request_id=name, **fields)))
+        await settle()
+
+    async def cancel(self, name: str) -> None:
+        self.tasks[name].cancel()
+        await asyncio.gather(self.tasks[name], return_exceptions=True)
+
+    async def wait(self) -> None:
+        async with asyncio.timeout(3):
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+    def error(self, name: str) -> BaseException | None:
+        return self.tasks[name].exception()
+
+    async def _run(self, wanted: InferRequest) -> None:
+        async with aclosing(self.target.infer(wanted, self.timings[wanted.request_id])) as stream:
+            async for _ in stream:
+                pass
+        self.ended.append(wanted.request_id)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_direct_runs_one_at_a_time_in_order() -> None:
+    instance = Instance()
+    client = Client(scheduler(instance))
+    await client.send("a", "b", "c")
+    assert instance.batches == [["a"]]
+    assert client.target.num_pending == 2
+    instance.gate.set()
+    await client.wait()
+    assert instance.batches == [["a"], ["b"], ["c"]]
+    assert client.ended == ["a", "b", "c"]
+    assert client.timings["c"].queue_ns > client.timings["a"].queue_ns
+
+
+async def test_requests_spread_over_instances() -> None:
+    one, two = Instance("one"), Instance("two")
+    client = Client(scheduler(one, two))
+    await client.send("a", "b", "c")
+    assert (one.batches, two.batches) == ([["a"]], [["b"]])
+    two.gate.set()
+    await settle()
+    assert two.batches == [["b"], ["c"]]
+    one.gate.set()
+    await client.wait()
+
+
+async def test_cancelled_in_the_queue_never_runs() -> None:
+    instance = Instance()
+    client = Client(scheduler(instance))
+    await client.send("a", "b", "c")
+    await client.cancel("b")
+    assert client.target.num_pending == 1
+    instance.gate.set()
+    await client.wait()
+    assert instance.batches == [["a"], ["c"]]
+
+
+async def test_cancelled_in_the_moment_of_dispatch_never_runs() -> None:
+    instance = Instance()
+    client = Client(scheduler(instance))
+    await client.send("a", "b", "c")
+    client.tasks["b"].cancel()
+    client.tasks["a"].cancel()  # frees the instance before b's task has seen its cancellation
+    instance.gate.set()
+    await client.wait()
+    assert instance.batches == [["a"], ["c"]]
+
+
+async def test_cancelling_a_running_request_closes_its_stream_and_frees_the_instance() -> None:
+    instance = Instance()
+    client = Client(scheduler(instance))
+    await client.send("a", "b")
+    await client.cancel("a")
+    assert instance.closed == ["a"]
+    assert instance.batches == [["a"], ["b"]]
+    instance.gate.set()
+    await client.wait()
+
+
+async def test_instance_is_free_before_the_client_has_taken_the_answer() -> None:
+    instance = Instance()
+    instance.gate.set()
+    target = scheduler(instance)
+    async with aclosing(target.infer(request("m", request_id="slow"), RequestTiming())) as stream:
+        assert (await anext(stream)).final
+        client = Client(target)
+        await client.send("quick")
+        assert client.ended == ["quick"]
+
+
+async def test_releasing_instance_says_itself_when_it_is_free() -> None:
+    instance = ReleasingOne()
+    statistics = ModelStatistics("m", "1")
+    client = Client(scheduler(instance, statistics=statistics))
+    await client.send("a", "b")
+    await client.cancel("a")
+    assert instance.batches == [["a"]]  # still running
+    assert statistics.execution_count == 0
+    instance.release()
+    await settle()
+    assert instance.batches == [["a"], ["b"]]
+    assert statistics.execution_count == 1
+    instance.gate.set()
+    await client.wait()
+
+
+async def test_dynamic_batches_form_from_what_is_queued() -> None:
+    instance = Instance()
+    statistics = ModelStatistics("m", "1")
+    client = Client(scheduler(instance, config=BATCHING % "", statistics=statistics))
+    await client.send("a", "b", "c", "d")
+    assert instance.batches == [["a"]]
+    instance.gate.set()
+    await client.wait()
+    assert instance.batches == [["a"], ["b", "c", "d"]]
+    assert statistics.execution_count == 2
+    assert {size: durations.compute_infer.count for size, durations in statistics.batches.items()} == {1: 1, 3: 1}
+
+
+async def test_delay_collects_a_preferred_batch_and_a_lone_request_goes_after_it() -> None:
+    instance = Instance()
+    instance.gate.set()
+    client = Client(
+        scheduler(instance, config=BATCHING % "preferred_batch_size: 4 max_queue_delay_microseconds: 50000")
+    )
+    await client.send("a", "b", "c")
+    assert instance.batches == []
+    await client.send("d")
+    assert instance.batches == [["a", "b", "c", "d"]]
+    await client.send("e")
+    assert instance.batches == [["a", "b", "c", "d"]]
+    await client.wait()
+    assert instance.batches[1:] == [["e"]]
+    assert client.timings["e"].queue_ns > 40e6
+
+
+async def test_shapes_that_differ_make_batches_of_their_own() -> None:
+    instance = Instance()
+    client = Client(scheduler(instance, config=BATCHING % ""))
+    await client.send("a", "b")
+    await client.send("c", width=2)
+    instance.gate.set()
+    await client.wait()
+    assert instance.batches == [["a"], ["b"], ["c"]]
+
+
+async def test_one_of_a_batch_is_cancelled() -> None:
+    instance = Instance()
+    client = Client(
+        scheduler(instance, config=BATCHING % "preferred_batch_size: 2 max_queue_delay_microseconds: 1000000")
+    )
+    await client.send("a", "b")
+    assert instance.batches == [["a", "b"]]
+    await client.cancel("a")
+    assert instance.closed == ["a"]
+    await client.send("c", "d")
+    assert len(instance.batches) == 1  # b still runs
+    instance.gate.set()
+    await client.wait()
+    assert client.ended == ["b", "c", "d"]
+
+
+async def test_full_queue_refuses() -> None:
+    instance = Instance()
+    client = Client(scheduler(instance, config=BATCHING % "default_queue_policy { max_queue_size: 1 }"))
+    await client.send("a")
+    await client.send("b")
+    await client.send("c")
+    assert isinstance(client.error("c"), Rejected)
+    assert str(client.error("c")) == "[request id: c] Exceeds maximum queue size"
+    instance.gate.set()
+    await client.wait()
+    assert client.ended == ["a", "b"]
+
+
+async def test_queue_timeout_refuses_waiting_requests_only() -> None:
+    instance = Instance()
+    policy = "default_queue_policy { default_timeout_microseconds: 20000 }"
+    client = Client(scheduler(instance, config=BATCHING % policy))
+    await client.send("a", "b")
+    async with asyncio.timeout(3):
+        await asyncio.wait([client.tasks["b"]])
+    assert isinstance(client.error("b"), Unavailable)
+    assert str(client.error("b")) == "[request id: b] Request timeout expired"
+    instance.gate.set()
+    await client.wait()
+    assert client.ended == ["a"]
+
+
+async def test_delayed_requests_run_after_the_others() -> None:
+    instance = Instance()
+    policy = "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 10000 }"
+    client = Client(scheduler(instance, config=f"max_batch_size: 1 dynamic_batching {{ {policy} }}"))
+    await client.send("a", "late")
+    await asyncio.sleep(0.03)
+    await client.send("b")
+    instance.gate.set()
+    await client.wait()
+    assert client.ended == ["a", "b", "late"]
+
+
+async def test_priorities() -> None:
+    instance = Instance()
+    config = "max_batch_size: 1 dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
+    client = Client(scheduler(instance, config=config))
+    await client.send("running", "default")
+    await client.send("low", priority=3)
+    await client.send("high", priority=1)
+    instance.gate.set()
+    await client.wait()
+    assert client.ended == ["running", "high", "default", "low"]
+
+
+async def test_preserved_ordering_holds_back_faster_answers() -> None:
+    slow, quick = Instance("slow"), Instance("quick")
+    client = Client(scheduler(slow, quick, config="max_batch_size: 1 dynamic_batching { preserve_ordering: true }"))
+    await client.send("a", "b")
+    quick.gate.set()
+    await settle()
+    assert client.ended == []
+    slow.gate.set()
+    await client.wait()
+    assert client.ended == ["a", "b"]
+
+
+async def test_stop_refuses_what_waits_and_what_comes() -> None:
+    instance = Instance()
+    client = Client(scheduler(instance))
+    await client.send("a", "b")
+    await client.target.stop()
+    await client.send("c")
+    instance.gate.set()
+    await client.wait()
+    assert client.ended == ["a"]
+    assert isinstance(client.error("b"), Rejected)
+    assert isinstance(client.error("c"), Rejected)
+
+
+async def test_error_in_execute_fails_the_batch_and_not_the_scheduler() -> None:
+    class Broken(Instance):
+        def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+            raise RuntimeError("boom")
+
+    client = Client(scheduler(Broken()))
+    await client.send("a")
+    await client.send("b")
+    assert [str(client.error(name)) for name in "ab"] == ["boom", "boom"]
+
+
+async def test_pass_through_takes_everything_at_once_and_fills_the_least_busy_instance() -> None:
+    one, two = Instance("one"), Instance("two")
+    statistics = ModelStatistics("m", "1")
+    client = Client(PassThroughScheduler((one, two), statistics, lambda _: 1))
+    await client.send("a", "b", "c")
+    assert (one.batches, two.batches) == ([["a"], ["c"]], [["b"]])
+    await client.cancel("a")
+    assert one.closed == ["a"]
+    one.gate.set()
+    two.gate.set()
+    await client.wait()
+    assert client.ended == ["b", "c"] or client.ended == ["c", "b"]
+    assert statistics.execution_count == 3
+
+
+async def test_responses_stop_the_instance_until_they_are_read() -> None:
+    """Back-pressure: a stream is pulled, never run ahead of its reader."""
+    instance = Instance(num_responses=3)
+    instance.gate.set()
+    target = scheduler(instance)
+    async with aclosing(target.infer(request("m", request_id="a"), RequestTiming())) as stream:
+        await anext(stream)
+        await settle()
+        assert instance.closed == []
+    assert instance.closed == ["a"]
