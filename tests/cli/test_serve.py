@@ -155,6 +155,42 @@ def test_sigterm_drains(tmp_path: Path, servers: list[Server]) -> None:
     assert server.process.wait(timeout=30) == 0
 
 
+def test_health_is_answered_while_models_load(tmp_path: Path) -> None:
+    """And a stop signal in that time ends the server in good order."""
+    (tmp_path / "late/1").mkdir(parents=True)
+    (tmp_path / "late/config.pbtxt").write_text("""
+        backend: "python"
+        input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
+        output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
+    """)
+    (tmp_path / "late/1/model.py").write_text(
+        "import time\n"
+        "class TritonPythonModel:\n"
+        "    def initialize(self, args): time.sleep(4)\n"
+        "    def execute(self, requests): return []\n"
+    )
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    command = [*LLMSERVE, "serve", *ANY_PORTS, "--http-port", str(port), "--model-repository", str(tmp_path)]
+    server = Server(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True), [])
+    try:
+        wait_until(lambda: is_listening(port), timeout_s=30)
+        server.printed.append(f"Started HTTPService at {HOST}:{port}")
+        assert server.http("GET", "/v2/health/live") == (200, b"")
+        assert server.http("GET", "/v2/health/ready") == (400, b"")
+        status, body = server.infer("late")
+        assert (status, b"Server is starting" in body) == (503, True)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=30) == 0
+    finally:
+        server.kill()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
 @pytest.mark.parametrize("hurry", [False, True], ids=["exit-timeout", "second-signal"])
 def test_what_runs_too_long_is_ended(tmp_path: Path, servers: list[Server], hurry: bool) -> None:
     repository = identity_model(tmp_path, "stuck", delay_ms=600_000)
