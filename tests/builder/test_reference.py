@@ -123,7 +123,7 @@ def test_demo_checkpoint_writes_the_same_answer() -> None:
     logits, oracle = reference_logits(DEMO), load_oracle(DEMO)
     assert relative_error(logits(prompt), oracle_logits(oracle, prompt)) < TOLERANCE
     ids = list(prompt)
-    for _ in range(12):
+    for _ in range(6):
         ids.append(int(logits(ids)[-1].argmax()))
         if ids[-1] == tokenizer.eos_id():
             break
