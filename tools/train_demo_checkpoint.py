@@ -52,6 +52,9 @@ def train(
     device: str = "cpu",
     threads: int = 2,
     autocast: Annotated[bool, typer.Option(help="bfloat16 arithmetic; faster where the processor has it.")] = False,
+    compile: Annotated[
+        bool, typer.Option(help="torch.compile the loss; time both, it depends on the machine.")
+    ] = False,
     packages: Packages = None,
     seed: Seed = 0,
 ) -> None:
@@ -66,7 +69,9 @@ def train(
     tokenizer.train_tokenizer(found, output / "tokenizer.model", threads=threads)
     examples = batches.encode_pairs(found, tokenizer.load_tokenizer(output / "tokenizer.model"))
     print(f"{len(examples)} examples, {sum(len(example.ids) for example in examples)} tokens", flush=True)
-    options = training.TrainOptions(minutes, steps, device, threads, seed, autocast)
+    options = training.TrainOptions(
+        minutes=minutes, steps=steps, device=device, threads=threads, seed=seed, autocast=autocast, compile=compile
+    )
     trained, _ = training.train(examples, model.ModelConfig(), options, say=lambda line: print(line, flush=True))
     export.export_checkpoint(trained, output / "tokenizer.model", output / "checkpoint")
     score([output / "checkpoint"])

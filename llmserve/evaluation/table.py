@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,9 +15,9 @@ STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.FAIL: "
 
 
 def render(report: Report) -> RenderableType:
-    table = Table(title=f"{report.suite}: {len(report.samples)} samples", title_justify="left")
+    table = Table(title=f"{report.suite}: {len(report.samples)} samples", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("")
-    for heading in ("Hugging Face", "engine", "difference", "95 % interval", "may lose", "verdict"):
+    for heading in ("HF", "engine", "difference", "95 % interval", "margin", "verdict"):
         table.add_column(heading, justify="right")
     for metric in report.gate.metrics:
         table.add_row(*_metric_row(metric))
@@ -43,17 +44,17 @@ def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:
 def _performance_rows(report: Report) -> list[tuple[str, str, str, str]]:
     baseline, engine = report.baseline.performance, report.engine.performance
     rows = [
-        (f"latency {name} (ms)", 1000 * getattr(baseline, name), 1000 * getattr(engine, name))
+        (f"{name} ms", 1000 * getattr(baseline, name), 1000 * getattr(engine, name))
         for name in ("mean", "p50", "p95")
     ]
-    rows.append(("output tokens/s", baseline.tokens_per_second, engine.tokens_per_second))
-    return [(name, f"{b:,.0f}", f"{e:,.0f}", f"{100 * (e / b - 1):+.0f} %" if b else "") for name, b, e in rows]
+    rows.append(("tokens/s", baseline.tokens_per_second, engine.tokens_per_second))
+    return [(name, f"{b:,.0f}", f"{e:,.0f}", f"{100 * (e / b - 1):+,.0f} %" if b else "") for name, b, e in rows]
 
 
 def _notes(report: Report) -> list[str]:
     parity, baseline, engine = report.parity, report.baseline.facts, report.engine.facts
     notes = [
-        f"Hugging Face: {baseline['dtype']}, {baseline['in_flight']} at a time, {baseline['source']}",
+        f"HF: {baseline['dtype']}, {baseline['in_flight']} request at a time, {baseline['source']}",
         f"engine: {engine['name']}, {engine['in_flight']} requests in flight",
         f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",
     ]

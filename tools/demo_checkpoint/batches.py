@@ -14,7 +14,7 @@ from .corpus import Pair
 from .tokenizer import PAD_ID, answer_ids, prompt_ids
 
 BUCKETS = (64, 96, 128, 160)
-TOKENS_PER_BATCH = 4096  # padding included
+TOKENS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +48,26 @@ def encode_pairs(pairs: Iterable[Pair], tokenizer: sentencepiece.SentencePiecePr
     return examples
 
 
-def epoch_batches(examples: Sequence[Example], generator: torch.Generator) -> Iterator[Batch]:
+def epoch_batches(
+    examples: Sequence[Example], generator: torch.Generator, *, tokens: int = TOKENS_PER_BATCH
+) -> Iterator[Batch]:
     """Every example once, shuffled; a bucket's last, smaller batch is left out, so that shapes stay few."""
     groups: dict[int, list[Example]] = defaultdict(list)
     for index in torch.randperm(len(examples), generator=generator).tolist():
         groups[examples[index].bucket].append(examples[index])
     chunks = []
     for bucket, members in sorted(groups.items()):
-        size = min(TOKENS_PER_BATCH // bucket, len(members))
+        size = min(tokens // bucket, len(members))
         chunks += [members[i : i + size] for i in range(0, len(members) - size + 1, size)]
     for index in torch.randperm(len(chunks), generator=generator).tolist():
         yield make_batch(chunks[index])
 
 
-def endless_batches(examples: Sequence[Example], seed: int) -> Iterator[Batch]:
+def endless_batches(examples: Sequence[Example], seed: int, *, tokens: int = TOKENS_PER_BATCH) -> Iterator[Batch]:
+    """Batches of `tokens` positions, padding included."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        yield from epoch_batches(examples, generator)
+        yield from epoch_batches(examples, generator, tokens=tokens)
 
 
 def make_batch(examples: Sequence[Example]) -> Batch:

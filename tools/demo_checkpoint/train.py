@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .batches import Batch, Example, endless_batches, make_batch
+from .batches import TOKENS_PER_BATCH, Batch, Example, endless_batches, make_batch
 from .model import ModelConfig, TinyBaichuan
 from .optimizer import Optimizer
 
@@ -32,6 +32,7 @@ class TrainOptions:
     seed: int = 0
     autocast: bool = False  # bfloat16 arithmetic, where the processor has it
     compile: bool = False
+    tokens_per_batch: int = TOKENS_PER_BATCH  # padding included
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def train(
     optimizer = Optimizer(model)
     started, tokens, losses = time.monotonic(), 0, [math.inf]
     step = 0
-    for batch in endless_batches(training, options.seed):
+    for batch in endless_batches(training, options.seed, tokens=options.tokens_per_batch):
         elapsed = (time.monotonic() - started) / (60 * options.minutes)
         progress = step / options.steps if options.steps else elapsed
         if progress >= 1:

@@ -1,0 +1,131 @@
+"""`llmserve eval` on a tiny engine: the real engine, the real baseline, exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.cli import eval as eval_command
+from llmserve.errors import InvalidArgument, NotFound, Unsupported
+from llmserve.evaluation import hf
+from tests.checkpoints import make_checkpoint
+from tests.evaluation.suites import write_suite
+
+OPTIONS = BuildOptions(dtype="float32", max_num_tokens=128, max_seq_len=128, tokens_per_block=16)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("eval") / "tiny", "baichuan2-7b")
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Path:
+    build_engine(checkpoint, checkpoint.parent / "engine", OPTIONS)
+    return checkpoint.parent / "engine"
+
+
+@pytest.fixture(scope="module")
+def damaged(checkpoint: Path) -> Path:
+    """Built from the same checkpoint with one layer's output projection negated."""
+    folder = shutil.copytree(checkpoint, checkpoint.parent / "damaged")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"] *= -1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    build_engine(folder, checkpoint.parent / "damaged-engine", OPTIONS)
+    return checkpoint.parent / "damaged-engine"
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """Every word counts: the model babbles, so the data's references are useless, but its own answers will do."""
+    return write_suite(tmp_path / "suite", margins={"rougeL": 0.3, "rouge1": 0.3})
+
+
+def run(*arguments: str | Path) -> Result:
+    app = typer.Typer()
+    app.command()(eval_command.command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def answers_as_references(suite: Path, report: Path) -> None:
+    """Make the baseline's own answers the expected texts, so that ROUGE sees every change."""
+    rows = [json.loads(line) for line in (suite.parent / "rows.jsonl").read_text().splitlines()]
+    samples = json.loads(report.read_text())["samples"]
+    for row, sample in zip(rows, samples, strict=True):
+        row["summary"] = "answer " + "".join(
+            c if c.isascii() and c.isalnum() else " " for c in sample["baseline"]["text"]
+        )
+    (suite.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_good_engine_passes_and_a_damaged_one_fails(
+    checkpoint: Path, engine: Path, damaged: Path, suite: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    common = ("--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
+    assert run(engine, *common).exit_code == 0
+    answers_as_references(suite, report)
+
+    good = run(engine, *common)
+    assert good.exit_code == 0, good.output
+    assert "PASS" in good.output
+    assert str(report) in good.output.replace("\n", "")
+    assert json.loads(report.read_text())["parity"]["exact_match_rate"] == 1.0
+    assert len(list((suite.parent / "baselines").glob("*-float32.json"))) == 2  # of the first and of the changed data
+
+    bad = run(damaged, *common)
+    assert bad.exit_code == 1, bad.output
+    assert "FAIL" in bad.output
+    assert json.loads(report.read_text())["verdict"] == "fail"
+
+
+def test_a_stored_baseline_needs_no_torch(
+    checkpoint: Path, engine: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (engine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", tmp_path / "report.json")
+    with monkeypatch.context() as without_torch:
+        without_torch.setattr(hf, "is_available", lambda: False)
+        assert isinstance(run(*arguments).exception, Unsupported)
+    assert "computed in this run" in run(*arguments).output
+    monkeypatch.setattr(hf, "is_available", lambda: False)
+    stored = run(*arguments, "--num-samples", "3")
+    assert stored.exit_code == 0, stored.output
+    assert "stored, computed on" in stored.output
+    assert "3 samples" in stored.output
+    assert isinstance(run(*arguments, "--refresh-baseline").exception, Unsupported)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((), InvalidArgument, "give an engine directory, or --url"),
+        (("nowhere",), NotFound, "no engine directory nowhere"),
+        (("ENGINE", "--num-samples", "0"), InvalidArgument, "--num-samples must be at least 1"),
+        (("ENGINE", "--num-samples", "9"), InvalidArgument, "9 samples are asked for, the data has 8"),
+        (("ENGINE", "--dtype", "int3"), InvalidArgument, "--dtype must be one of float16, bfloat16, float32"),
+        (("ENGINE", "--suite", "none.yaml"), NotFound, "no suite file none.yaml"),
+        (("ENGINE", "--hf-model-dir", "none"), NotFound, "none"),
+    ],
+)
+def test_bad_input(
+    checkpoint: Path, engine: Path, suite: Path, arguments: tuple[str, ...], error: type[Exception], message: str
+) -> None:
+    given = [str(engine) if argument == "ENGINE" else argument for argument in arguments]
+    defaults = [
+        item
+        for name, value in (("--hf-model-dir", checkpoint), ("--suite", suite))
+        if name not in given
+        for item in (name, value)
+    ]
+    result = run(*given, *defaults)
+    assert isinstance(result.exception, error), result.exception
+    assert message in str(result.exception)

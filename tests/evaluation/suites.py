@@ -1,0 +1,34 @@
+"""A small suite with its data, for the tests of what reads one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROWS = [
+    {"id": f"row-{i}", "document": f"the {word} was opened, read and closed again", "summary": f"Read the {word}."}
+    for i, word in enumerate(("file", "socket", "database", "book", "letter", "window", "archive", "stream"))
+]
+CONTENT: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"path": "rows.jsonl"},
+    "columns": {"id": "id", "reference": "summary"},
+    "messages": [{"role": "user", "content": "Summarize:\n{document}"}],
+    "num_samples": len(ROWS),
+    "max_tokens": 8,
+    "margins": {"rougeL": 0.3},
+    "baselines": "baselines",
+}
+
+
+def write_suite(folder: Path, **changes: Any) -> Path:
+    """`CONTENT` with changes as suite.yaml beside its rows.jsonl; a change to None removes the key."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {key: value for key, value in (CONTENT | changes).items() if value is not None}
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    path = folder / "suite.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path

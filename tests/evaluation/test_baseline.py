@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmserve.errors import InvalidArgument
+from llmserve.evaluation.answers import Answer
+from llmserve.evaluation.baseline import Baseline, BaselineKey, compute_baseline, load_baseline, missing_baseline
+from llmserve.evaluation.prompts import PromptEncoder, ids_digest
+from llmserve.stages.chat import Message
+from llmserve.stages.preprocess import PreparedPrompt
+from tests.checkpoints import make_checkpoint
+
+KEY = BaselineKey("a" * 64, "b" * 64, "float16")
+PROMPT, OTHER = PreparedPrompt((1, 2, 3), 2, 0), PreparedPrompt((1, 2, 4), 2, 0)
+ANSWER = Answer("a \u2713", 3, 2, 0.25, (7, 8), (0.5, 1.25, 3.0))
+
+
+def baseline(*prompts: PreparedPrompt, machine: str = "here") -> Baseline:
+    return Baseline(KEY, {"machine": machine, "batch_size": "1"}, {ids_digest(prompt): ANSWER for prompt in prompts})
+
+
+def test_what_is_stored_comes_back(tmp_path: Path) -> None:
+    path = baseline(PROMPT, OTHER).save(tmp_path / "new")
+    assert path.name == f"{'a' * 16}-{'b' * 16}-float16.json"
+    loaded = load_baseline(tmp_path / "new", KEY)
+    assert loaded == baseline(PROMPT, OTHER)
+    assert loaded is not None
+    assert loaded.select([OTHER, PROMPT, OTHER]) == [ANSWER] * 3
+
+
+def test_a_baseline_without_one_of_the_prompts_is_none() -> None:
+    assert baseline(PROMPT).select([PROMPT, OTHER]) is None
+
+
+@pytest.mark.parametrize("change", [{"checkpoint_digest": "c" * 64}, {"suite_digest": "c" * 64}, {"dtype": "float32"}])
+def test_other_keys_find_nothing(tmp_path: Path, change: dict[str, str]) -> None:
+    baseline(PROMPT).save(tmp_path)
+    assert load_baseline(tmp_path, replace(KEY, **change)) is None
+
+
+def test_a_file_that_lies_about_its_name_is_refused(tmp_path: Path) -> None:
+    path = baseline(PROMPT).save(tmp_path)
+    path.write_text(path.read_text().replace("a" * 64, "a" * 32 + "f" * 32))
+    with pytest.raises(InvalidArgument, match="of another checkpoint"):
+        load_baseline(tmp_path, KEY)
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[]", '{"format": 1'])
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
+    baseline(PROMPT).save(tmp_path).write_text(damage)
+    with pytest.raises(InvalidArgument, match="--refresh-baseline"):
+        load_baseline(tmp_path, KEY)
+
+
+def test_a_shorter_run_keeps_the_other_answers_of_the_same_machine_only() -> None:
+    assert set(baseline(PROMPT).merged_with(baseline(OTHER)).answers) == {ids_digest(PROMPT), ids_digest(OTHER)}
+    assert set(baseline(PROMPT).merged_with(baseline(OTHER, machine="there")).answers) == {ids_digest(PROMPT)}
+    assert baseline(PROMPT).merged_with(None) == baseline(PROMPT)
+
+
+def test_a_missing_baseline_names_the_dtypes_that_are_stored(tmp_path: Path) -> None:
+    baseline(PROMPT).save(tmp_path)
+    error = missing_baseline(tmp_path, replace(KEY, dtype="bfloat16"))
+    assert "no bfloat16 baseline" in str(error)
+    assert "one is stored for float16: choose it with --dtype" in str(error)
+    assert "pip install" in str(missing_baseline(tmp_path / "empty", KEY))
+
+
+def test_computed_answers(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, "baichuan2-7b")
+    encoder = PromptEncoder(checkpoint, 6)
+    prompts = [encoder.encode((Message("user", text),)) for text in ("one", "two words", "and three words")]
+    done: list[int] = []
+    computed = compute_baseline(checkpoint, KEY, prompts, max_tokens=6, batch_size=2, progress=done.append)
+    answers = computed.select(prompts)
+    assert answers is not None
+    assert done == [2, 1]
+    assert [answer.num_prompt_tokens for answer in answers] == [len(prompt.input_ids) for prompt in prompts]
+    assert all(0 < answer.num_tokens == len(answer.token_ids or ()) <= 6 for answer in answers)
+    assert computed.environment["batch_size"] == "2"
+    assert computed.environment["torch"]
+    path = computed.save(tmp_path)
+    assert len(path.read_text().splitlines()) < 30  # one line per answer
+    assert json.loads(path.read_text())["dtype"] == "float16"

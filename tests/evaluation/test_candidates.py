@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
+from llmserve.errors import InvalidArgument
+from llmserve.evaluation.answers import Answer, Performance, Sample
+from llmserve.evaluation.candidates import EngineCandidate, run_candidate
+from llmserve.evaluation.prompts import PromptEncoder
+from llmserve.stages.chat import Message
+from llmserve.stages.postprocess import Postprocessor
+from tests.checkpoints import make_checkpoint
+
+INFO = replace(FAKE_RUNNER_INFO, vocab_size=512)
+SAMPLES = [Sample(str(i), (Message("user", "word " * (i + 1)),), "unused") for i in range(12)]
+
+
+class SlowCandidate:
+    """Answers with the sample's id, after longer for earlier samples; notes how many ask at once."""
+
+    name = "slow"
+
+    def __init__(self, bad_id: str = "") -> None:
+        self.bad_id = bad_id
+        self.active = self.most_active = self.num_done = 0
+
+    async def answer(self, sample: Sample, request_id: str) -> Answer:
+        self.active += 1
+        self.most_active = max(self.most_active, self.active)
+        try:
+            await asyncio.sleep(0.02 / (1 + int(sample.id)))
+            if sample.id == self.bad_id:
+                raise InvalidArgument("too long")
+        finally:
+            self.active -= 1
+        self.num_done += 1
+        return Answer(sample.id, 1, 1, 0.02)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("candidate"), "baichuan2-7b")
+
+
+async def test_an_engine_answers_with_its_greedy_tokens(checkpoint: Path) -> None:
+    encoder = PromptEncoder(checkpoint, 8)
+    engine = fake_engine(INFO)
+    postprocessor = Postprocessor.open(checkpoint)
+    try:
+        run = await run_candidate(EngineCandidate(engine, encoder, postprocessor, 8), SAMPLES, concurrency=5)
+    finally:
+        engine.close()
+    for sample, answer in zip(SAMPLES, run.answers, strict=True):
+        prompt = encoder.encode(sample.prompt).input_ids
+        expected = fake_answer(prompt, 8, 512)
+        expected = expected[: expected.index(2)] if 2 in expected else expected
+        assert answer.token_ids == tuple(expected)
+        assert answer.text == postprocessor.text(expected)
+        assert (answer.num_prompt_tokens, answer.num_tokens) == (len(prompt), len(expected))
+
+
+async def test_answers_come_in_order_with_bounded_concurrency() -> None:
+    candidate, progress = SlowCandidate(), list[int]()
+    run = await run_candidate(candidate, SAMPLES, concurrency=4, progress=progress.append)
+    assert [answer.text for answer in run.answers] == [sample.id for sample in SAMPLES]
+    assert candidate.most_active == 4
+    assert sum(progress) == len(SAMPLES)
+    assert candidate.num_done == len(SAMPLES) + 1  # the warm-up
+
+
+async def test_an_error_names_its_sample_and_stops_the_rest() -> None:
+    candidate = SlowCandidate(bad_id="3")
+    with pytest.raises(InvalidArgument, match="sample 3: too long"):
+        await run_candidate(candidate, SAMPLES, concurrency=2)
+    assert candidate.active == 0
+    assert candidate.num_done < len(SAMPLES)
+
+
+def test_performance() -> None:
+    answers = [Answer("", 1, tokens, seconds) for tokens, seconds in ((10, 1.0), (20, 2.0), (30, 3.0))]
+    performance = Performance.of(answers, 4.0)
+    assert (performance.mean, performance.p50, performance.tokens_per_second) == (2.0, 2.0, 15.0)
+    assert performance.p95 == pytest.approx(2.9)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from llmserve.errors import InvalidArgument, NotFound, Unavailable
+from llmserve.evaluation.answers import Sample
+from llmserve.evaluation.data import load_samples, suite_digest
+from llmserve.evaluation.suite import load_suite
+from llmserve.stages.chat import Message
+from tests.evaluation.suites import ROWS, write_suite
+
+FIRST = Sample("row-0", (Message("user", f"Summarize:\n{ROWS[0]['document']}"),), "Read the file.")
+
+
+def count_words(prompt: str | tuple[Message, ...]) -> int:
+    assert isinstance(prompt, str)
+    return len(prompt.split())
+
+
+def write_rows(folder: Path, name: str) -> None:
+    path = folder / name
+    if path.suffix == ".json":
+        path.write_text(json.dumps(ROWS))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ROWS[0].keys())
+            writer.writeheader()
+            writer.writerows(ROWS)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
+def test_local_files_load_offline(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    suite = load_suite(write_suite(tmp_path, data={"path": name}))
+    write_rows(tmp_path, name)
+    samples = load_samples(suite, 8, count_words)
+    assert samples[0] == FIRST
+    assert [sample.id for sample in samples] == [row["id"] for row in ROWS]
+    assert len(load_samples(suite, 3, count_words)) == 3
+
+
+def test_text_prompts_and_row_numbers(tmp_path: Path) -> None:
+    path = write_suite(tmp_path, messages=None, prompt="{document} TL;DR: ", columns={"reference": "summary"})
+    sample = load_samples(load_suite(path), 2, count_words)[1]
+    assert sample == Sample("1", ROWS[1]["document"] + " TL;DR: ", ROWS[1]["summary"])
+
+
+def test_long_documents_are_cut_at_their_end(tmp_path: Path) -> None:
+    path = write_suite(tmp_path, messages=None, prompt="Task: {document} TL;DR:", max_input_tokens=6)
+    prompt = load_samples(load_suite(path), 1, count_words)[0].prompt
+    assert isinstance(prompt, str)
+    assert count_words(prompt) <= 6
+    assert prompt.startswith("Task: the file")
+    assert prompt.endswith(" TL;DR:")
+
+
+def test_what_is_wrong_with_the_rows_is_said(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path, columns={"id": "key", "reference": "title"}))
+    with pytest.raises(InvalidArgument) as caught:
+        load_samples(suite, 9, count_words)
+    assert "no column 'title'" in str(caught.value)
+    assert "no column 'key'" in str(caught.value)
+    assert "9 samples are asked for, the data has 8" in str(caught.value)
+
+
+def test_missing_and_malformed_files(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path, data={"path": "gone.jsonl"}))
+    with pytest.raises(NotFound, match=r"gone\.jsonl"):
+        load_samples(suite, 1, count_words)
+    (tmp_path / "gone.jsonl").write_text("{not json\n")
+    with pytest.raises(InvalidArgument, match="cannot be read as jsonl"):
+        load_samples(suite, 1, count_words)
+
+
+def test_empty_references_are_refused(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1] | {"summary": " "}) + "\n")
+    with pytest.raises(InvalidArgument, match="row 1 has no reference"):
+        load_samples(suite, 2, count_words)
+
+
+def test_a_hub_data_set_without_network_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def unreachable(*args: object, **options: object) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    suite = load_suite(write_suite(tmp_path, data={"hub": "nobody/nothing"}))
+    with pytest.raises(Unavailable, match=r"nobody/nothing .*no route to host.*needs a network"):
+        load_samples(suite, 1, count_words)
+
+
+def test_digest_covers_what_answers_depend_on(tmp_path: Path) -> None:
+    def digest(**changes: object) -> str:
+        return suite_digest(load_suite(write_suite(tmp_path, **changes)))
+
+    same = digest()
+    assert digest(name="other", num_samples=3, margins={"rouge1": 9}, inconclusive="pass") == same
+    assert digest(max_tokens=9) != same
+    assert digest(max_input_tokens=9) != same
+    assert digest(messages=[{"role": "user", "content": "{document}"}]) != same
+    with_path = load_suite(write_suite(tmp_path))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    assert suite_digest(with_path) != same

@@ -1,0 +1,79 @@
+"""The Hugging Face side on a tiny random checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmserve.errors import CheckpointError, Unsupported
+from llmserve.evaluation import hf
+from tests.checkpoints import make_checkpoint
+
+PROMPTS = [[195, 30, 31, 32, 33, 34, 196], [195, 40, 196], [195, 50, 51, 52, 196]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("hf"), "baichuan2-7b")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> hf.HfModel:
+    return hf.HfModel(checkpoint, "float32")
+
+
+def ask(model: hf.HfModel, prompts: list[list[int]], end_ids: tuple[int, ...] = (2,)) -> list[hf.HfAnswer]:
+    return model.generate(prompts, max_tokens=6, end_ids=end_ids, pad_id=0)
+
+
+def test_answers_are_greedy(model: hf.HfModel) -> None:
+    (answer,) = ask(model, PROMPTS[:1])
+    ids = list(PROMPTS[0])
+    for token, margin in zip(answer.token_ids, answer.margins, strict=True):
+        logits = np.sort(model.logits(ids)[-1])
+        assert token == int(model.logits(ids)[-1].argmax())
+        assert margin == pytest.approx(logits[-1] - logits[-2], abs=1e-4)
+        ids.append(token)
+    assert answer.seconds > 0
+
+
+def test_a_left_padded_batch_answers_as_each_alone(model: hf.HfModel) -> None:
+    alone = [ask(model, [prompt])[0].token_ids for prompt in PROMPTS]
+    assert [answer.token_ids for answer in ask(model, PROMPTS)] == alone
+
+
+def test_an_end_token_ends_the_answer_and_is_not_part_of_it(model: hf.HfModel) -> None:
+    full = ask(model, PROMPTS[:1])[0]
+    end = full.token_ids[3]
+    cut = full.token_ids.index(end)
+    (answer,) = ask(model, PROMPTS[:1], (9, end))
+    assert answer.token_ids == full.token_ids[:cut]
+    assert len(answer.margins) == cut + 1
+
+
+def test_sampling_defaults_of_the_checkpoint_do_not_leak(checkpoint: Path, model: hf.HfModel, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "baichuan2-7b")
+    sampling = {"do_sample": True, "temperature": 5.0, "top_k": 50, "repetition_penalty": 9.0, "eos_token_id": 2}
+    (tmp_path / "generation_config.json").write_text(json.dumps(sampling))
+    other = hf.HfModel(tmp_path, "float32")
+    assert [a.token_ids for a in ask(other, PROMPTS[:1])] == [a.token_ids for a in ask(model, PROMPTS[:1])]
+
+
+def test_remote_code_is_not_executed(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {n: f"evil.{n}" for n in ("AutoConfig", "AutoModelForCausalLM")}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    with pytest.raises(CheckpointError, match="transformers cannot load"):
+        hf.HfModel(tmp_path, "float32")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_torch_it_says_what_to_install(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "is_available", lambda: False)
+    with pytest.raises(Unsupported, match=r"pip install 'llmserve\[baseline\]'"):
+        hf.HfModel(checkpoint, "float32")

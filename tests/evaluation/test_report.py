@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from llmserve.errors import InvalidArgument
+from llmserve.evaluation.answers import Answer, Performance, Sample
+from llmserve.evaluation.report import Report, Side
+from llmserve.evaluation.run import compare
+from llmserve.evaluation.suite import load_suite
+from llmserve.evaluation.table import render
+from tests.evaluation.suites import ROWS, write_suite
+
+SAMPLES = [Sample(row["id"], row["document"], row["summary"]) for row in ROWS]
+GOOD = [Answer(sample.reference, 9, 4, 0.5, (5, 6, 7, 8), (1.0, 0.25, 2.0, 3.0, 1.0)) for sample in SAMPLES]
+DAMAGED = [Answer("x y z", 9, 4, 0.25, (5, 9, 9, 9)) for _ in SAMPLES]
+FACTS = {"name": "e", "dtype": "float16", "in_flight": "1", "source": "stored"}
+
+
+def report(tmp_path: Path, engine: list[Answer], **suite_changes: object) -> Report:
+    suite = load_suite(write_suite(tmp_path, **suite_changes))
+    sides = [Side(FACTS, answers, Performance.of(answers, 2.0)) for answers in (GOOD, engine)]
+    return compare(suite, "d" * 64, SAMPLES, *sides)
+
+
+def shown(report: Report) -> str:
+    output = StringIO()
+    Console(width=80, file=output).print(render(report))
+    return output.getvalue()
+
+
+def test_an_equal_engine_passes(tmp_path: Path) -> None:
+    result = report(tmp_path, GOOD)
+    assert result.passed
+    assert result.parity.exact_match_rate == 1.0
+    assert "PASS: rougeL" in shown(result)
+
+
+def test_a_damaged_engine_fails(tmp_path: Path) -> None:
+    result = report(tmp_path, DAMAGED, inconclusive="pass")
+    assert not result.passed
+    assert (result.parity.num_equal, result.parity.largest_margin) == (0, 0.25)
+    text = shown(result)
+    assert "FAIL: rougeL: the engine loses more than 0.3" in text
+    assert "-100.00" in text
+    assert "same answer: 0 of 8" in text
+
+
+@pytest.mark.parametrize("rule", ["pass", "fail"])
+def test_the_suite_decides_what_inconclusive_means(tmp_path: Path, rule: str) -> None:
+    result = report(tmp_path, [*GOOD[:-1], DAMAGED[0]], inconclusive=rule)
+    assert result.passed == (rule == "pass")
+    assert f"{rule.upper()} (inconclusive)" in shown(result)
+
+
+def test_a_report_is_one_json_document(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "r.json"
+    report(tmp_path, [*GOOD[:-1], DAMAGED[0]]).save(path)
+    content = json.loads(path.read_text())
+    assert content.keys() == {
+        "format", "passed", "verdict", "reasons", "suite", "baseline", "engine", "rouge", "parity", "versions",
+        "samples",
+    }  # fmt: skip
+    assert content["suite"] == {"name": "tiny", "digest": "d" * 64, "num_samples": 8}
+    assert content["rouge"].keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}
+    assert content["rouge"]["rougeL"]["difference"] == pytest.approx(-100 / 8)
+    assert content["engine"]["latency_seconds"].keys() == {"mean", "p50", "p95"}
+    assert content["baseline"]["tokens_per_second"] == 16.0
+    assert content["parity"]["divergences"] == [{"id": "row-7", "position": 1, "margin": 0.25}]
+    last = content["samples"][-1]
+    assert (last["id"], last["reference"], last["engine"]["text"]) == ("row-7", ROWS[7]["summary"], "x y z")
+    assert last["engine"]["rouge"]["rougeL"] == 0
+    assert last["baseline"]["rouge"]["rougeL"] == 100
+    assert content["versions"]["rouge-score"]
+
+
+def test_other_prompts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="sample row-7: 9 prompt tokens for Hugging Face, 8 for the engine"):
+        report(tmp_path, [*GOOD[:-1], Answer("", 8, 0, 0.1, ())])
+
+
+def test_text_alone_is_compared_as_text(tmp_path: Path) -> None:
+    result = report(tmp_path, [Answer(answer.text, 9, 4, 0.5) for answer in GOOD])
+    assert (result.parity.num_equal, result.parity.divergences) == (8, ())

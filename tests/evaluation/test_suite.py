@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmserve.errors import InvalidArgument, NotFound
+from llmserve.evaluation.suite import load_suite
+from llmserve.stages.chat import Message
+from tests.evaluation.suites import write_suite
+
+SUITES = Path(__file__).resolve().parents[2] / "eval" / "suites"
+
+
+def test_every_key_arrives(tmp_path: Path) -> None:
+    suite = load_suite(
+        write_suite(tmp_path, floors={"rouge1": 15}, stemming=False, inconclusive="pass", max_input_tokens=90)
+    )
+    assert suite.name == "tiny"
+    assert suite.data.path == tmp_path / "rows.jsonl"
+    assert (suite.reference_column, suite.id_column) == ("summary", "id")
+    assert suite.prompt == (Message("user", "Summarize:\n{document}"),)
+    assert suite.prompt_columns == ["document"]
+    assert (suite.num_samples, suite.max_tokens, suite.max_input_tokens) == (8, 8, 90)
+    assert (suite.margins, suite.floors) == ({"rougeL": 0.3}, {"rouge1": 15.0})
+    assert (suite.stemming, suite.inconclusive_passes) == (False, True)
+    assert suite.baselines == tmp_path / "baselines"
+
+
+def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
+    path = write_suite(
+        tmp_path,
+        name=3,
+        max_token=5,
+        max_tokens=0,
+        margins={"rougeL": -1, "bleu": 2},
+        data={"path": "a.txt", "hub": "b/c"},
+        columns={"id": "id"},
+        stemming="yes",
+        inconclusive="maybe",
+        prompt="{document}",
+    )
+    with pytest.raises(InvalidArgument) as caught:
+        load_suite(path)
+    for part in (
+        "unknown key: max_token ", "name must be", "max_tokens must be", "margins.rougeL", "unknown key: margins.bleu",
+        "either path", "columns.reference", "stemming must be", "inconclusive must be", "either prompt",
+    ):  # fmt: skip
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["name", "data", "columns", "num_samples", "max_tokens", "margins"])
+def test_required_keys(tmp_path: Path, key: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"missing key: {key}"):
+        load_suite(write_suite(tmp_path, **{key: None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"messages": None, "prompt": "no column"}, "names no column"),
+        ({"messages": None, "prompt": "{document.__class__}"}, "may only name columns"),
+        ({"messages": None, "prompt": "{document!r}"}, "may only name columns"),
+        ({"messages": None, "prompt": "{document"}, "malformed"),
+        ({"messages": None, "prompt": "{}"}, "may only name columns"),
+        ({"messages": [{"role": "user"}]}, "messages must be a list"),
+        ({"messages": []}, "messages must be a list"),
+        ({"data": {"path": "rows.xlsx"}}, "must end in"),
+        ({"data": {"hub": "a/b", "config": 3.0}}, "put it in quotes"),
+        ({"num_samples": True}, "num_samples must be a whole number"),
+    ],
+)
+def test_bad_values_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        load_suite(write_suite(tmp_path, **changes))
+
+
+def test_not_a_suite(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="eval/suites"):
+        load_suite(tmp_path / "nothing.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(InvalidArgument, match="must be a mapping"):
+        load_suite(tmp_path / "list.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    with pytest.raises(InvalidArgument, match="not valid YAML"):
+        load_suite(tmp_path / "broken.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(SUITES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_suites_of_the_project_load(path: Path) -> None:
+    suite = load_suite(path)
+    assert suite.name == path.stem
+    assert suite.margins
+    assert suite.baselines.resolve() == SUITES.parent / "baselines"
