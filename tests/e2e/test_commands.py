@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from llmserve.engine.artifact import hash_file
 from llmserve.engine.cpu.layout import read_header
+from llmserve.engine.manifest import Manifest
 from tests.e2e.conftest import CHECKPOINT, LLMSERVE, ROOT, ServerProcess, llmserve, start_server
 from tests.e2e.test_streaming import DOCUMENTS, Stream, client_inputs, tensor
+from tests.engine.directories import seal
 
 SMOKE_SUITE = str(ROOT / "eval/suites/docstrings-smoke.yaml")
 PROMPT = f"Summarize:\n{DOCUMENTS[0]}"
@@ -97,15 +98,14 @@ def test_eval_passes_the_engine_in_process_and_through_the_server(
 
 def damage(engine: Path) -> None:
     """Scramble part of the weights and seal the engine again: only its answers can tell."""
-    manifest_file, engine_file = engine / "manifest.json", engine / "rank0.engine"
+    engine_file = engine / "rank0.engine"
+    manifest = Manifest.from_json((engine / "manifest.json").read_text())
     header = read_header(engine_file)
     data = bytearray(engine_file.read_bytes())
     half = np.frombuffer(data, np.uint16)[-header.vocab_size * 100 :]
     half[:] = np.roll(half, 1000)
     engine_file.write_bytes(data)
-    manifest = json.loads(manifest_file.read_text())
-    manifest["files"]["rank0.engine"]["sha256"] = hash_file(engine_file)
-    manifest_file.write_text(json.dumps(manifest))
+    seal(engine, manifest)
 
 
 def test_eval_fails_an_engine_whose_weights_are_damaged(demo_engine: Path, tmp_path: Path) -> None:

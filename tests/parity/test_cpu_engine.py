@@ -1,0 +1,108 @@
+"""The compiled engine against transformers: logits, and 64 greedy steps through in-flight batching.
+
+Baichuan's oracle is our torch implementation, which tests/models compares with transformers' Llama in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.open import open_engine
+from llmserve.engine.selftest import prompt_logits
+from tests.checkpoints import KINDS, make_checkpoint
+from tests.e2e.conftest import CHECKPOINT
+from tests.oracle import load_oracle, oracle_logits, relative_error
+
+NUM_STEPS = 64
+ROUNDING_MARGIN = 0.1  # nats: two candidates closer than this may swap in 16 bits
+PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,))
+
+
+def engine_of(checkpoint: Path, path: Path, dtype: str, quantization: str = "") -> Path:
+    options = BuildOptions(dtype=dtype, quantization=quantization, max_num_tokens=32, tokens_per_block=16)
+    build_engine(checkpoint, path, options)
+    return path
+
+
+def generated(engine_dir: Path, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+    """Greedy answers of all prompts, batched in flight."""
+
+    async def answer(engine: Any, index: int) -> list[int]:
+        sampling = SamplingParams(max_tokens=NUM_STEPS, temperature=0.0)
+        events = engine.submit(GenerateRequest(str(index), prompts[index], sampling))
+        return [token async for event in events for token in event.token_ids]
+
+    async def answers() -> list[list[int]]:
+        engine = open_engine(engine_dir)
+        try:
+            return await asyncio.gather(*(answer(engine, index) for index in range(len(prompts))))
+        finally:
+            engine.close()
+
+    return asyncio.run(answers())
+
+
+def check_greedy(oracle: Any, prompt: tuple[int, ...], tokens: list[int], margin: float) -> None:
+    """Every token is the oracle's argmax of what precedes it, or within `margin` nats of it at the first that is not.
+
+    Logits differ by as much as log-probs do, so their difference is in nats.
+    """
+    assert len(tokens) == NUM_STEPS
+    logits = oracle_logits(oracle, [*prompt, *tokens[:-1]])[len(prompt) - 1 :]
+    for step, token in enumerate(tokens):
+        behind = float(logits[step].max() - logits[step, token])
+        if behind > 0:
+            assert behind < margin, f"step {step}: token {token} is {behind:.3f} nats behind"
+            return
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_float32_logits_and_greedy_tokens(kind: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", kind)
+    engine = engine_of(checkpoint, tmp_path / "engine", "float32")
+    oracle = load_oracle(checkpoint)
+    runner = CpuRunner.open(EngineDirectory.open(engine).engine_file, num_blocks=16)
+    for prompt in PROMPTS:
+        assert relative_error(prompt_logits(runner, list(prompt), sequence_id=0), oracle_logits(oracle, prompt)) < 1e-4
+    runner.close()
+    for prompt, tokens in zip(PROMPTS, generated(engine, PROMPTS), strict=True):
+        check_greedy(oracle, prompt, tokens, margin=0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_rounded_engines_leave_the_oracle_only_at_near_ties(kind: str, dtype: str, tmp_path: Path) -> None:
+    """The oracle computes in float32 on the same rounded weights: what differs is the engine's own rounding."""
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", kind, dtype=dtype)
+    engine = engine_of(checkpoint, tmp_path / "engine", dtype)
+    oracle = load_oracle(checkpoint)
+    for prompt, tokens in zip(PROMPTS, generated(engine, PROMPTS), strict=True):
+        check_greedy(oracle, prompt, tokens, margin=ROUNDING_MARGIN)
+
+
+@pytest.mark.parametrize(("dtype", "margin"), [("float32", 0.0), ("float16", ROUNDING_MARGIN)])
+def test_the_demo_checkpoint(dtype: str, margin: float, tmp_path: Path) -> None:
+    engine = engine_of(CHECKPOINT, tmp_path / "engine", dtype)
+    oracle = load_oracle(CHECKPOINT)
+    prompts = tuple((195, *np.random.default_rng(seed).integers(200, 5000, 40).tolist(), 196) for seed in range(4))
+    for prompt, tokens in zip(prompts, generated(engine, prompts), strict=True):
+        check_greedy(oracle, prompt, tokens, margin=margin)
+
+
+def test_the_comparison_notices_a_wrong_token(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama")
+    oracle = load_oracle(checkpoint)
+    [tokens] = generated(engine_of(checkpoint, tmp_path / "engine", "float32"), PROMPTS[:1])
+    tokens[30] = (tokens[30] + 1) % 300
+    with pytest.raises(AssertionError, match="step 30"):
+        check_greedy(oracle, PROMPTS[0], tokens, margin=0.0)
