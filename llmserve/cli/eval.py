@@ -14,9 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from llmserve.evaluation.run import EvalOptions, evaluate
-from llmserve.evaluation.table import render
-
 RESULTS = Path("eval-results")
 
 
@@ -41,6 +38,10 @@ def command(
     ] = None,
 ) -> None:
     """Compare an engine with the Hugging Face baseline: ROUGE, latency, tokens/s, and a verdict."""
+    # imported here: the other commands need neither gRPC nor the statistics
+    from llmserve.evaluation.run import EvalOptions, evaluate
+    from llmserve.evaluation.table import render
+
     options = EvalOptions(
         hf_model_dir,
         suite,
