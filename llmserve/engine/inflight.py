@@ -109,12 +109,9 @@ class InflightEngine:
             self._wake.notify()
 
     def _leave(self, sequences: list[Sequence]) -> None:
-        """The consumer is gone. What still runs is freed before the next step."""
+        """The consumer is gone. What still runs, so that the step thread is awake, is freed before the next step."""
         with self._lock:
-            left = [sequence.id for sequence in sequences if self._streams.pop(sequence.id, None)]
-            if left:
-                self._leaving += left
-                self._wake.notify()
+            self._leaving += [sequence.id for sequence in sequences if self._streams.pop(sequence.id, None)]
 
     def _shut(self, error: LlmserveError) -> None:
         """End every open stream with `error`, and take no more requests. The first reason stays."""

@@ -76,7 +76,7 @@ class BlockPool:
 
     def register(self, block: int, block_hash: bytes) -> None:
         """`block` is full and computed: others may share it. Of two with the same content, the first is shared."""
-        if block_hash not in self._block_of and block not in self._hash_of:
+        if block_hash not in self._block_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 

@@ -114,6 +114,14 @@ def test_guaranteed_no_evict_reserves_the_whole_answer() -> None:
     bench.assert_answers()
 
 
+@pytest.mark.parametrize("policy", Policy)
+def test_an_answer_may_fill_the_whole_pool(policy: Policy) -> None:
+    bench = Bench(replace(INFO, num_blocks=4), SchedulerSettings(policy=policy))
+    bench.add([1, 2], tokens(15))  # the last token is not cached: 16 are
+    bench.run()
+    bench.assert_answers()
+
+
 def test_max_utilization_starts_what_fits_and_preempts_the_last_in_place() -> None:
     bench = Bench(replace(INFO, num_blocks=6), replace(MAX_UTILIZATION, enable_block_reuse=False))
     [first] = bench.add([1], tokens(16))
