@@ -28,6 +28,7 @@ from llmserve.serving.backend import Backend
 from llmserve.serving.ensemble_plan import step_models
 from llmserve.serving.exposition import ServerCollector, metrics_text
 from llmserve.serving.loader import PreparedModel, load_instances, prepare, serve_ensemble, serve_instances
+from llmserve.serving.model import ServedModel
 from llmserve.serving.model_config import is_ensemble
 from llmserve.serving.repository import ModelSource, scan_repositories
 from llmserve.serving.settings import ServerSettings
@@ -77,8 +78,7 @@ class InferenceCore:
                 await asyncio.wait_for(self._drained.wait(), timeout_s)
             except TimeoutError:
                 logger.warning("stopping with %d requests still running", self._num_in_flight)
-        models = list(self._table)
-        await asyncio.gather(*(model.close() for model in models))
+        await asyncio.gather(*map(_unload, self._table))
         self._table.clear()
 
     def live(self) -> bool:
@@ -220,6 +220,13 @@ class InferenceCore:
         async with aclosing(self._table.find(request.model_name, request.model_version).infer(request)) as stream:
             async for response in stream:
                 yield response
+
+
+async def _unload(model: ServedModel) -> None:
+    try:
+        await model.close()
+    except Exception:  # border: the others are unloaded all the same
+        logger.exception("model '%s' could not be unloaded", model.name)
 
 
 async def _next_before(

@@ -56,9 +56,7 @@ def _read_model(name: str, paths: list[Path]) -> ModelSource:
         return ModelSource(name, path, ModelConfig(), (), (f"it is in several repositories: {places}; keep one",))
     config, problems = _read_config(path)
     if config.name and config.name != name:
-        problems.append(
-            f"{CONFIG_NAME} says name: '{config.name}', but the directory is '{name}'; they must be equal"
-        )
+        problems.append(f"{CONFIG_NAME} says name: '{config.name}', but the directory is '{name}'; they must be equal")
     config.name = name
     versions = _versions(path)
     if not versions:

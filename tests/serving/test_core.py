@@ -210,7 +210,7 @@ class Faulty:
         return True
 
     async def close(self) -> None:
-        pass
+        raise RuntimeError("no way out")
 
 
 @pytest.fixture
@@ -237,6 +237,11 @@ async def test_a_stream_always_ends_with_a_final_response(faulty: InferenceCore)
     data, end = await collect(faulty, request("f", floats(3)))
     assert (data.final, end.final, end.outputs) == (False, True, ())
     assert (await collect(faulty, request("f", floats(0))))[0].final
+
+
+async def test_a_model_that_cannot_be_unloaded_spares_the_others(faulty: InferenceCore) -> None:
+    await faulty.stop(1)
+    assert faulty.repository_index() == []
 
 
 async def test_gauges_of_a_backend_get_the_models_labels(faulty: InferenceCore) -> None:

@@ -18,7 +18,7 @@ from llmserve.errors import (
 )
 
 
-class TritonModelException(Exception):  # noqa: N818 - the name that models import
+class TritonModelException(Exception):
     """A model used the API wrongly, or wants its batch to fail."""
 
 

@@ -28,7 +28,7 @@ FINALIZE_TIMEOUT_S = 5.0
 logger = logging.getLogger(__name__)
 
 
-class _WrongAnswer(Exception):  # noqa: N818 - not an error type, only the way out of `_settle`
+class _WrongAnswer(Exception):
     """What `execute` returned is not what its requests need."""
 
 

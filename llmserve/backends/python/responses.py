@@ -19,14 +19,14 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] = (),
+        output_tensors: Sequence[Tensor] | None = (),
         error: TritonError | None = None,
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
-        for tensor in output_tensors:
+        self._output_tensors = list(output_tensors or ())
+        for tensor in self._output_tensors:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException(f"output_tensors must hold Tensors, got {type(tensor).__name__}")
-        self._output_tensors = list(output_tensors)
         self._error = error
         self._parameters = dict(parameters or {})
 

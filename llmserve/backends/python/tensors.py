@@ -16,6 +16,7 @@ from llmserve.serving import types as wire
 _DATATYPES = {dtype: name for name, dtype in wire.NUMPY_DTYPES.items() if name not in ("BF16", "BYTES")}
 _CONFIG_TYPES = {f"TYPE_{name}": dtype.type for name, dtype in wire.NUMPY_DTYPES.items() if name != "BF16"}
 _CONFIG_TYPES["TYPE_STRING"] = np.object_
+_CPU = (1, 0)  # DLPack's device type and number
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
@@ -23,6 +24,19 @@ def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
     if triton_type_string not in _CONFIG_TYPES:
         raise TritonModelException(f"{triton_type_string} has no numpy type")
     return _CONFIG_TYPES[triton_type_string]
+
+
+class _Capsule:
+    """A bare DLPack capsule in the form that numpy takes."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CPU
 
 
 class Tensor:
@@ -45,12 +59,12 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """From anything on the CPU that speaks DLPack, without a copy."""
-        if not hasattr(tensor, "__dlpack__"):
-            raise TritonModelException(
-                f"tensor '{name}': from_dlpack needs an object with __dlpack__, not a bare capsule"
-            )
-        return Tensor(name, np.from_dlpack(tensor))
+        """From a tensor in CPU memory that speaks DLPack, or its capsule, without a copy."""
+        source = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
+        try:
+            return Tensor(name, np.from_dlpack(source))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TritonModelException(f"tensor '{name}' cannot be read through DLPack: {error}") from error
 
     def name(self) -> str:
         return self._name

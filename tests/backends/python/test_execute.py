@@ -378,6 +378,16 @@ async def test_dlpack_round_trip(tmp_path: Path) -> None:
         assert values(await single(core, request("dl", floats(1)))) == [2]
 
 
+async def test_dlpack_capsule_as_torch_makes_it(tmp_path: Path) -> None:
+    body = 'return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("Y", (x + 1).__dlpack__())])'
+    write_model(tmp_path, "dl", ECHO_CONFIG, echo_model(body))
+    write_model(tmp_path, "junk", ECHO_CONFIG, echo_model(body.replace("(x + 1).__dlpack__()", "'junk'")))
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("dl", floats(1)))) == [2]
+        with pytest.raises(InternalError, match="tensor 'Y' cannot be read through DLPack"):
+            await single(core, request("junk", floats(1)))
+
+
 async def test_invalid_request_never_reaches_the_model(tmp_path: Path) -> None:
     directory = write_model(tmp_path, "m", ECHO_CONFIG, echo_model("open(__file__ + '.ran', 'w')"))
     async with serving(tmp_path) as core:
