@@ -250,6 +250,21 @@ class TritonPythonModel:
     assert [values(response) for response in responses[:-1]] == [[0], [1], [2]]
 
 
+async def test_many_callers_of_a_decoupled_model_at_once(tmp_path: Path) -> None:
+    code = echo_model(
+        """
+        inner = pb_utils.InferenceRequest("inner", ["Y"], request.inputs()).exec(decoupled=True)
+        total = sum(tensor.as_numpy() for response in inner for tensor in response.output_tensors())
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", total)])"""
+    )
+    write_model(tmp_path, "outer", ECHO_CONFIG + "instance_group { count: 16 }", code)
+    write_model(tmp_path, "inner", ECHO_CONFIG + DECOUPLED + "instance_group { count: 4 }", COUNT)
+    async with serving(tmp_path) as core:
+        answers = await asyncio.gather(*(single(core, request("outer", floats(1 + i % 5))) for i in range(64)))
+        assert [values(answer) for answer in answers] == [[sum(range(1 + i % 5))] for i in range(64)]
+        assert core.ready()
+
+
 async def test_leaving_the_iterator_cancels_the_called_model(tmp_path: Path) -> None:
     code = echo_model(
         """
