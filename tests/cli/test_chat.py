@@ -132,6 +132,7 @@ def test_ctrl_c_cancels_the_answer_and_not_the_program(terminal: Terminal, core:
 @pytest.mark.parametrize("ending", ["ctrl-c", "ctrl-d"])
 def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_program(terminal: Terminal, ending: str) -> None:
     if ending == "ctrl-c":
+        time.sleep(0.5)  # readline does not see a signal that comes between its prompt and its wait for a key
         terminal.process.send_signal(signal.SIGINT)
     else:
         terminal.type("\x04")
