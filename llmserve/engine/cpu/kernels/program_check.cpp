@@ -76,6 +76,7 @@ class OpCheck {
       default:
         return false;
     }
+    for (size_t i = 0; i < 3; ++i) require(used_[i] || op_.in[i].buffer == kNoBuffer);
     return ok_;
   }
 
@@ -86,6 +87,7 @@ class OpCheck {
 
   // A view inside its buffer, of elements of `bytes` each.
   void operand(const Operand& o, uint64_t bytes) {
+    if (&o != &op_.out) used_[&o - op_.in] = true;
     if (o.buffer < 0 || static_cast<uint32_t>(o.buffer) >= header_.num_buffers) return require(false);
     const uint64_t capacity = file_.buffers()[static_cast<size_t>(o.buffer)].bytes_per_row;
     require(o.width > 0 && uint64_t{o.offset} + o.width <= o.stride && o.stride * bytes <= capacity);
@@ -159,6 +161,7 @@ class OpCheck {
   const EngineFile& file_;
   const FileHeader& header_;
   const OpRecord& op_;
+  bool used_[3] = {};  // which inputs this kind of op reads or writes
   bool ok_ = true;
 };
 

@@ -1,0 +1,379 @@
+// Runs the kernels of every variant on buffers of exactly the size they need, and the engine on damaged files, under
+// address and undefined-behaviour sanitizers. Usage: kernel_tests ENGINE_FILE SCRATCH_FILE; exits 0 when all is well.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "isa.h"
+
+namespace llmserve {
+namespace {
+
+int failures = 0;
+
+void expect(bool holds, const char* variant, const char* what, size_t size) {
+  if (holds) return;
+  ++failures;
+  std::printf("FAILED %s %s (size %zu)\n", variant, what, size);
+}
+
+// A small generator of our own, so that every machine tests the same numbers.
+class Random {
+ public:
+  uint32_t bits() {
+    state_ = state_ * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<uint32_t>(state_ >> 33);
+  }
+  float number() { return static_cast<float>(bits() % 2001) / 1000.0f - 1.0f; }
+  std::vector<float> numbers(size_t count) {
+    std::vector<float> values(count);
+    for (float& value : values) value = number();
+    return values;
+  }
+
+ private:
+  uint64_t state_ = 42;
+};
+
+// A random row of type `type` as bytes, and the same numbers as floats.
+struct Typed {
+  std::vector<std::byte> bytes;
+  std::vector<float> values;
+
+  Typed(Random& random, size_t count, DType type) : bytes(count * dtype_bytes(type)), values(count) {
+    for (size_t i = 0; i < count; ++i) {
+      const float value = static_cast<float>(random.bits() % 257) / 128.0f - 1.0f;  // exact in all three types
+      values[i] = value;
+      uint32_t bits;
+      std::memcpy(&bits, &value, 4);
+      uint16_t narrow = static_cast<uint16_t>(bits >> 16);
+      if (type == DType::kF16) {
+        const uint32_t sign = bits >> 16 & 0x8000u;
+        narrow = static_cast<uint16_t>(value == 0.0f ? 0u : sign | ((bits & 0x7fffffffu) - 0x38000000u) >> 13);
+      }
+      if (type == DType::kF32) std::memcpy(&bytes[i * 4], &bits, 4);
+      if (type != DType::kF32) std::memcpy(&bytes[i * 2], &narrow, 2);
+    }
+  }
+};
+
+bool near(double a, double b) { return std::fabs(a - b) <= 2e-5 * (1.0 + std::fabs(b)); }
+
+constexpr size_t kSizes[] = {1, 2, 7, 15, 16, 17, 33, 64, 65, 100, 130};
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+
+void test_linear(const KernelTable& k, Random& random) {
+  for (size_t depth : kSizes) {
+    for (size_t rows : {1, 2, 3, 4, 5, 35}) {
+      const size_t columns = 1 + random.bits() % 19;
+      const auto x = random.numbers(rows * depth), bias = random.numbers(columns), rest = random.numbers(rows * columns);
+      for (DType type : kTypes) {
+        const Typed w(random, columns * depth, type);
+        std::vector<float> y = rest;
+        const LinearArgs args = {{x.data(), depth}, rows, depth, w.bytes.data(), type, bias.data(),
+                                 {y.data(), columns}, {y.data(), columns}};
+        k.linear(args, 0, columns / 2);
+        k.linear(args, columns / 2, columns);
+        bool equal = true;
+        for (size_t r = 0; r < rows; ++r) {
+          for (size_t c = 0; c < columns; ++c) {
+            double sum = bias[c] + double{rest[r * columns + c]};
+            for (size_t i = 0; i < depth; ++i) sum += double{x[r * depth + i]} * w.values[c * depth + i];
+            equal = equal && near(y[r * columns + c], sum);
+          }
+        }
+        expect(equal, k.name, "linear", depth);
+      }
+    }
+  }
+}
+
+void test_linear_int8(const KernelTable& k, Random& random) {
+  for (size_t depth : kSizes) {
+    for (size_t rows : {1, 3, 4, 9}) {
+      const size_t columns = 1 + random.bits() % 11;
+      const auto x = random.numbers(rows * depth), scale = random.numbers(columns);
+      std::vector<uint8_t> quantized(rows * depth);
+      std::vector<float> x_scale(rows), y(rows * columns);
+      k.quantize({x.data(), depth}, depth, rows, {quantized.data(), depth}, {x_scale.data(), 1});
+      std::vector<int8_t> w(columns * depth);
+      std::vector<int32_t> row_sum(columns);
+      for (size_t i = 0; i < w.size(); ++i) row_sum[i / depth] += w[i] = static_cast<int8_t>(int(random.bits() % 255) - 127);
+      k.linear_int8({{quantized.data(), depth}, {x_scale.data(), 1}, rows, depth, w.data(), scale.data(),
+                     row_sum.data(), nullptr, {}, {y.data(), columns}}, 0, columns);
+      bool equal = true;
+      for (size_t r = 0; r < rows; ++r) {
+        for (size_t i = 0; i < depth; ++i) {
+          const float restored = static_cast<float>(quantized[r * depth + i] - 128) * x_scale[r];
+          equal = equal && std::fabs(restored - x[r * depth + i]) <= x_scale[r] * 0.5001f;
+        }
+        for (size_t c = 0; c < columns; ++c) {
+          int32_t dot = 0;
+          for (size_t i = 0; i < depth; ++i) dot += (quantized[r * depth + i] - 128) * w[c * depth + i];
+          equal = equal && y[r * columns + c] == static_cast<float>(dot) * (x_scale[r] * scale[c]);
+        }
+      }
+      expect(equal, k.name, "linear_int8", depth);
+    }
+  }
+}
+
+void test_rowwise(const KernelTable& k, Random& random) {
+  for (size_t width : kSizes) {
+    const size_t rows = 3;
+    const auto x = random.numbers(rows * 2 * width), weight = random.numbers(width);
+    std::vector<float> y(rows * width);
+    bool equal = true;
+
+    k.rms_norm({x.data(), width}, weight.data(), 1e-5f, 1, width, rows, {y.data(), width});
+    for (size_t r = 0; r < rows; ++r) {
+      double squares = 0.0;
+      for (size_t i = 0; i < width; ++i) squares += double{x[r * width + i]} * x[r * width + i];
+      const double inverse = 1.0 / std::sqrt(squares / static_cast<double>(width) + 1e-5);
+      for (size_t i = 0; i < width; ++i) equal = equal && near(y[r * width + i], x[r * width + i] * inverse * weight[i]);
+    }
+    expect(equal, k.name, "rms_norm", width);
+
+    k.gated_silu({x.data(), 2 * width}, width, rows, {y.data(), width});
+    for (size_t i = 0; i < rows * width; ++i) {
+      const double gate = x[i / width * 2 * width + i % width], up = x[i / width * 2 * width + width + i % width];
+      equal = equal && near(y[i], gate / (1.0 + std::exp(-gate)) * up);
+    }
+    expect(equal, k.name, "gated_silu", width);
+
+    const auto table = random.numbers(rows * 2 * width);
+    std::vector<float> turned(x);
+    k.rope({turned.data(), 2 * width}, {table.data(), 2 * width}, 2 * width, 2 * width, rows, {turned.data(), 2 * width});
+    for (size_t i = 0; i < rows * width; ++i) {
+      const size_t a = i / width * 2 * width + i % width, b = a + width;
+      equal = equal && near(turned[a], x[a] * table[a] - x[b] * table[b]) &&
+              near(turned[b], x[b] * table[a] + x[a] * table[b]);
+    }
+    expect(equal, k.name, "rope", width);
+
+    k.add({x.data(), width}, {weight.data(), 0}, width, rows, {y.data(), width});
+    for (size_t i = 0; i < rows * width; ++i) equal = equal && y[i] == x[i] + weight[i % width];
+    expect(equal, k.name, "add", width);
+
+    double sum = 0.0;
+    for (float value : weight) sum += std::exp(double{value} - 1.0);
+    expect(near(k.sum_exp(weight.data(), width, 1.0f), sum), k.name, "sum_exp", width);
+
+    for (DType type : kTypes) {
+      const Typed vocabulary(random, 4 * width, type);
+      const int32_t ids[] = {3, 0, 2};
+      k.embed(vocabulary.bytes.data(), type, ids, rows, width, {y.data(), width});
+      for (size_t i = 0; i < rows * width; ++i) {
+        equal = equal && y[i] == vocabulary.values[static_cast<size_t>(ids[i / width]) * width + i % width];
+      }
+      expect(equal, k.name, "embed", width);
+    }
+  }
+}
+
+struct AttentionCase {
+  size_t head_dim, group, block_size, start, rows, window;
+  bool alibi;
+};
+
+// Writes a cache through the kernel, attends to it, and compares with a plain loop over the same numbers.
+void test_attention_case(const KernelTable& k, Random& random, const AttentionCase& c, DType type) {
+  constexpr size_t kKvHeads = 2;
+  const size_t length = c.start + c.rows, blocks = (length + c.block_size - 1) / c.block_size;
+  const size_t heads = kKvHeads * c.group, kv_width = kKvHeads * c.head_dim, width = heads * c.head_dim;
+  const Typed keys(random, length * kv_width, DType::kF32), values(random, length * kv_width, DType::kF32);
+  const auto q = random.numbers(c.rows * width), slopes = random.numbers(heads);
+  std::vector<int32_t> block_ids(blocks), slots(length);
+  for (size_t b = 0; b < blocks; ++b) block_ids[b] = static_cast<int32_t>(blocks - 1 - b);
+  for (size_t p = 0; p < length; ++p) {
+    slots[p] = static_cast<int32_t>(static_cast<size_t>(block_ids[p / c.block_size]) * c.block_size + p % c.block_size);
+  }
+  const size_t pool_bytes = blocks * c.block_size * kv_width * dtype_bytes(type);
+  std::vector<std::byte> key_pool(pool_bytes), value_pool(pool_bytes);
+  k.cache_write({keys.values.data(), kv_width}, slots.data(), c.block_size, kKvHeads, c.head_dim, length,
+                key_pool.data(), type);
+  k.cache_write({values.values.data(), kv_width}, slots.data(), c.block_size, kKvHeads, c.head_dim, length,
+                value_pool.data(), type);
+
+  std::vector<float> y(c.rows * width), scratch(attention_scratch(length, c.head_dim));
+  const float scale = 0.3f;
+  const AttentionArgs args = {{q.data(), width}, {y.data(), width}, key_pool.data(), value_pool.data(), type,
+                              block_ids.data(), c.block_size, heads, kKvHeads, c.head_dim, c.start, c.window, scale,
+                              c.alibi ? slopes.data() : nullptr};
+  for (size_t head = 0; head < kKvHeads; ++head) k.attention(args, head, 0, c.rows, scratch.data());
+
+  bool equal = true;
+  for (size_t r = 0; r < c.rows; ++r) {
+    const size_t end = c.start + r + 1, first = c.window && end > c.window ? end - c.window : 0;
+    for (size_t h = 0; h < heads; ++h) {
+      const size_t kv = h / c.group * c.head_dim;
+      std::vector<double> wanted(c.head_dim);
+      double total = 0.0;
+      for (size_t p = first; p < end; ++p) {
+        double score = 0.0;
+        for (size_t d = 0; d < c.head_dim; ++d) {
+          score += double{q[r * width + h * c.head_dim + d]} * keys.values[p * kv_width + kv + d];
+        }
+        score = score * scale - (c.alibi ? slopes[h] : 0.0) * static_cast<double>(end - 1 - p);
+        total += std::exp(score);
+        for (size_t d = 0; d < c.head_dim; ++d) wanted[d] += std::exp(score) * values.values[p * kv_width + kv + d];
+      }
+      for (size_t d = 0; d < c.head_dim; ++d) {
+        equal = equal && near(y[r * width + h * c.head_dim + d], wanted[d] / total);
+      }
+    }
+  }
+  expect(equal, k.name, "attention", c.head_dim);
+}
+
+void test_attention(const KernelTable& k, Random& random) {
+  constexpr AttentionCase kCases[] = {
+      {16, 1, 4, 0, 9, 0, false},  {20, 3, 5, 7, 6, 0, true},  {64, 2, 16, 33, 1, 0, false}, {8, 5, 1, 3, 4, 0, false},
+      {48, 1, 8, 0, 21, 2, false}, {33, 4, 3, 10, 5, 6, true}, {2, 1, 7, 0, 1, 0, false},    {128, 1, 32, 40, 3, 0, true},
+  };
+  for (const AttentionCase& c : kCases) {
+    for (DType type : kTypes) test_attention_case(k, random, c, type);
+  }
+}
+
+void test_sampler(const KernelTable& k) {
+  const float nan = std::nanf(""), infinity = HUGE_VALF;
+  const float rows[][4] = {{nan, 1, nan, 2}, {nan, nan, nan, nan}, {-infinity, -infinity, -infinity, -infinity},
+                           {infinity, 3, infinity, nan}, {1, 1, 1, 1}};
+  const int32_t greedy[] = {3, 0, 0, 0, 0};
+  const int32_t ids[] = {0, 1, 2, 3};
+  Sampler sampler(k, 4);
+  StepRecord step = {};
+  step.sample_ids = ids;
+  for (size_t i = 0; i < std::size(rows); ++i) {
+    SampleRecord request = {};
+    request.repetition_penalty = request.top_p = 1.0f;
+    expect(sampler.sample(rows[i], step, request) == greedy[i], k.name, "greedy sampling", i);
+    sampler.log_prob(rows[i], greedy[i]);
+    request.temperature = 1e-30f;
+    request.top_p = 0.5f;
+    request.min_p = 0.1f;
+    request.top_k = 2;
+    request.banned_end = 4;  // everything
+    const int32_t token = sampler.sample(rows[i], step, request);
+    expect(token >= 0 && token < 4, k.name, "sampling with everything banned", i);
+    request.banned_end = 0;
+    for (request.position = 0; request.position < 20; ++request.position) sampler.sample(rows[i], step, request);
+  }
+}
+
+void test_thread_pool() {
+  for (unsigned threads : {1u, 2u, 5u}) {
+    ThreadPool pool(threads);
+    for (int repeat = 0; repeat < 50; ++repeat) {
+      std::atomic<unsigned> before{0};
+      std::atomic<bool> early{false};
+      pool.run([&](unsigned) {
+        before.fetch_add(1);
+        pool.barrier();
+        if (before.load() != threads) early = true;
+      });
+      expect(before.load() == threads && !early, "thread_pool", "barrier", threads);
+    }
+  }
+}
+
+// One step of two sequences over an engine: three tokens, then one, both sampled.
+Error run_step(Engine& engine) {
+  const int32_t tokens[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3, 4, 5}, sample_ids[] = {1, 2, 3, 5, 0};
+  const ChunkRecord chunks[] = {{0, 3, 0, 0, 3}, {3, 1, 0, 3, 3}};
+  const uint32_t selected[] = {2, 3};
+  SampleRecord samples[2] = {};
+  samples[1] = {.seed = 7, .position = 3, .stream = 0, .selected = 1, .history_begin = 0, .history_end = 3,
+                .num_prompt = 2, .bias_begin = 3, .bias_end = 4, .banned_begin = 4, .banned_end = 5, .top_k = 3,
+                .temperature = 0.8f, .top_p = 0.9f, .min_p = 0.01f, .repetition_penalty = 1.2f,
+                .presence_penalty = 0.1f, .frequency_penalty = 0.1f, .want_log_prob = 1, .reserved = 0};
+  const float bias[5] = {};
+  int32_t out[2];
+  double log_probs[2];
+  return engine.step({tokens, chunks, blocks, selected, samples, sample_ids, bias, out, log_probs, nullptr, 4, 2, 6, 2,
+                      2, 5});
+}
+
+uint32_t checksum(const std::vector<char>& bytes, size_t begin, size_t end) {
+  uint32_t crc = ~0u;
+  for (size_t i = begin; i < end; ++i) {
+    crc ^= static_cast<uint8_t>(bytes[i]);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) ? (crc >> 1) ^ 0xedb88320u : crc >> 1;
+  }
+  return ~crc;
+}
+
+void write(const std::string& path, const std::vector<char>& bytes, size_t count) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(count));
+}
+
+// Opens a file that may be damaged; when it is accepted all the same, a step over it must be safe too.
+bool open_and_run(const std::string& path, const KernelTable& kernels, unsigned threads) {
+  Engine engine;
+  if (engine.open(path, kernels, 8, threads)) return false;
+  return !run_step(engine);
+}
+
+void test_damaged_files(const std::string& path, const std::string& scratch) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> good((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  FileHeader header;
+  std::memcpy(&header, good.data(), sizeof(header));
+  for (size_t count = 0; count < good.size(); count += 1 + good.size() / 40) {
+    write(scratch, good, count);
+    expect(!open_and_run(scratch, portable_kernels(), 1), "portable", "truncated file", count);
+  }
+  Random random;
+  size_t survivors = 0;
+  for (int trial = 0; trial < 1500; ++trial) {
+    std::vector<char> bad = good;
+    const size_t tables_end = header.json_offset;
+    for (uint32_t flips = 1 + random.bits() % 3; flips > 0; --flips) {
+      bad[8 + random.bits() % (tables_end - 8)] ^= static_cast<char>(1u << random.bits() % 8);
+    }
+    const bool checksum_fits = trial % 8 != 0;
+    if (checksum_fits) {
+      FileHeader changed;
+      std::memcpy(&changed, bad.data(), sizeof(changed));
+      const size_t end = std::min<size_t>(std::max<uint64_t>(changed.metadata_bytes, 16), bad.size());
+      const uint32_t crc = checksum(bad, 16, end);
+      std::memcpy(&bad[offsetof(FileHeader, metadata_crc)], &crc, sizeof(crc));
+    }
+    write(scratch, bad, bad.size());
+    const bool survived = open_and_run(scratch, portable_kernels(), 1);
+    expect(checksum_fits || !survived || bad == good, "portable", "wrong checksum accepted", static_cast<size_t>(trial));
+    survivors += survived;
+  }
+  std::printf("%zu of 1500 damaged files were still well-formed and ran\n", survivors);
+}
+
+int run(const std::string& engine, const std::string& scratch) {
+  test_thread_pool();
+  for (const KernelTable* kernels : available_kernels()) {
+    Random random;
+    test_linear(*kernels, random);
+    test_linear_int8(*kernels, random);
+    test_rowwise(*kernels, random);
+    test_attention(*kernels, random);
+    test_sampler(*kernels);
+    expect(open_and_run(engine, *kernels, 2), kernels->name, "step over a good engine", 0);
+    std::printf("%s done\n", kernels->name);
+  }
+  test_damaged_files(engine, scratch);
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+}  // namespace
+}  // namespace llmserve
+
+int main(int argc, char** argv) {
+  if (argc != 3) return EXIT_FAILURE;
+  return llmserve::run(argv[1], argv[2]);
+}
