@@ -6,7 +6,6 @@ add, is refused.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +103,6 @@ def _load(path: Path, dtype: str) -> Any:
 
     baichuan_torch.register()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         return AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), trust_remote_code=False, local_files_only=True
