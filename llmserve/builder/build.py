@@ -85,9 +85,10 @@ class CanonicalWeights:
 
 
 def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress) -> Manifest:
-    progress.phase("hash the checkpoint", 0)
-    source = Source(checkpoint.digest(), build.spec.architecture, checkpoint.file_names)
-    progress.advance("", sum((checkpoint.path / name).stat().st_size for name in source.files))
+    sizes = [(checkpoint.path / name).stat().st_size for name in checkpoint.file_names]
+    progress.phase("hash the checkpoint", sum(sizes))
+    digest = checkpoint.digest(progress.advance)
+    source = Source(digest, build.spec.architecture, checkpoint.file_names)
     weights = CanonicalWeights(build.weights, build.options.dtype)
     progress.phase("compile", build.engine_bytes)
     job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 class Progress(Protocol):
     def phase(self, name: str, total_bytes: int) -> None:
-        """A new phase begins; 0 bytes: its length is not known."""
+        """A new phase begins, of so many bytes."""
         ...
 
     def advance(self, what: str, num_bytes: int) -> None:

@@ -6,7 +6,7 @@ Nothing of the folder is ever executed: no remote code, and pickles are read by 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -72,8 +72,11 @@ class Checkpoint:
             raise CheckpointError(f"tensor {name} has dtype {dtype}, which we cannot read")
         return file.read(name)
 
-    def digest(self) -> str:
-        """SHA-256 (hex) over the names and contents of config.json and the weight files. Reads all of them."""
+    def digest(self, progress: Callable[[str, int], None] = lambda name, num_bytes: None) -> str:
+        """SHA-256 (hex) over the names and contents of config.json and the weight files. Reads all of them.
+
+        `progress` is told the file and the bytes of each piece.
+        """
         digest = hashlib.sha256()
         for name in self.file_names:
             file = self.path / name
@@ -81,6 +84,7 @@ class Checkpoint:
             with file.open("rb") as stream:
                 while chunk := stream.read(DIGEST_CHUNK_BYTES):
                     digest.update(chunk)
+                    progress(name, len(chunk))
         return digest.hexdigest()
 
     def close(self) -> None:

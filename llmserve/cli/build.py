@@ -124,7 +124,7 @@ class _ProgressBar:
     def phase(self, name: str, total_bytes: int) -> None:
         self._bar.start()
         self._finish_phase()
-        self._task = self._bar.add_task(name, total=total_bytes or None, what="")
+        self._task = self._bar.add_task(name, total=total_bytes, what="")
 
     def advance(self, what: str, num_bytes: int) -> None:
         assert self._task is not None
