@@ -44,8 +44,7 @@ def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:
 def _performance_rows(report: Report) -> list[tuple[str, str, str, str]]:
     baseline, engine = report.baseline.performance, report.engine.performance
     rows = [
-        (f"{name} ms", 1000 * getattr(baseline, name), 1000 * getattr(engine, name))
-        for name in ("mean", "p50", "p95")
+        (f"{name} ms", 1000 * getattr(baseline, name), 1000 * getattr(engine, name)) for name in ("mean", "p50", "p95")
     ]
     rows.append(("tokens/s", baseline.tokens_per_second, engine.tokens_per_second))
     return [(name, f"{b:,.0f}", f"{e:,.0f}", f"{100 * (e / b - 1):+,.0f} %" if b else "") for name, b, e in rows]
@@ -67,6 +66,9 @@ def _notes(report: Report) -> list[str]:
 def _verdict(report: Report) -> Text:
     verdict = report.gate.verdict
     word = "PASS" if report.passed else "FAIL"
+    if verdict is Verdict.PASS:
+        names = ", ".join(NAMES[metric.metric] for metric in report.gate.judged)
+        return Text(f"{word}: the engine loses no more than the suite allows ({names})", "bold green")
     if verdict is Verdict.INCONCLUSIVE:
         word += " (inconclusive)"
     return Text(f"{word}: {'; '.join(report.gate.reasons)}", f"bold {STYLES[verdict]}")

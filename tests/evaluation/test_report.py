@@ -37,7 +37,7 @@ def test_an_equal_engine_passes(tmp_path: Path) -> None:
     result = report(tmp_path, GOOD)
     assert result.passed
     assert result.parity.exact_match_rate == 1.0
-    assert "PASS: rougeL" in shown(result)
+    assert "PASS: the engine loses no more than the suite allows (ROUGE-L)" in shown(result)
 
 
 def test_a_damaged_engine_fails(tmp_path: Path) -> None:
