@@ -56,7 +56,10 @@ class TextDelta:
 
 
 class Client:
-    """Blocking; one connection, any number of threads."""
+    """Blocking; one connection, any number of threads.
+
+    Not for programs that go on after Ctrl-C: an interrupt inside gRPC's blocking code can leave the connection locked.
+    """
 
     def __init__(self, url: str, *, model: str = "ensemble") -> None:
         self.url = _target(url)

@@ -1,10 +1,15 @@
-"""`llmserve chat`: talk to a served model in the terminal, over gRPC, token by token."""
+"""`llmserve chat`: talk to a served model in the terminal, over gRPC, token by token.
+
+Answers are read on an asyncio loop, which turns Ctrl-C into the cancellation of one task. A KeyboardInterrupt inside
+gRPC's blocking client can leave its locks taken, and the next question would wait for ever.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +18,7 @@ import typer
 from llmserve.errors import LlmserveError, Unavailable
 
 if TYPE_CHECKING:
-    from llmserve.client import Client
+    from llmserve.client import AsyncClient
 
 PROMPT = "you> "
 HELP = "Ctrl-C stops an answer; Ctrl-D, or Ctrl-C at the prompt, ends the chat."
@@ -32,41 +37,54 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Of the random draws.", show_default=False)] = None,
 ) -> None:
     """Chat with a served model; the conversation so far is sent with every question."""
-    from llmserve.client import Client  # the other commands need no gRPC
-
     given = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty,
         "seed": seed,
     }  # fmt: skip
     sampling = {name: value for name, value in given.items() if value is not None}
-    with Client(url, model=model) as client:
-        client.config()  # says at once when nobody is there
-        chat = Chat(client, {"max_tokens": max_tokens, **sampling}, system)
-        if once is not None:
-            chat.ask(once)
-            print()
-        else:
-            _talk(chat)
+    with asyncio.Runner() as runner:
+        chat = runner.run(_open(url, model, {"max_tokens": max_tokens, **sampling}, system))
+        try:
+            if once is not None:
+                runner.run(chat.ask(once))
+                print()
+            else:
+                _talk(chat, runner)
+        finally:
+            runner.run(chat.client.close())
+
+
+async def _open(url: str, model: str, parameters: Mapping[str, int | float], system: str) -> Chat:
+    """A conversation that has not begun; says at once when nobody is there."""
+    from llmserve.client import AsyncClient  # the other commands need no gRPC
+
+    client = AsyncClient(url, model=model)
+    try:
+        await client.config()
+    except BaseException:
+        await client.close()
+        raise
+    return Chat(client, parameters, system)
 
 
 @dataclass(slots=True)
 class Chat:
     """One conversation."""
 
-    client: Client
+    client: AsyncClient
     parameters: Mapping[str, int | float]
     system: str = ""
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def ask(self, question: str) -> None:
+    async def ask(self, question: str) -> None:
         """Print the answer as it arrives. It becomes part of the conversation, as far as it came."""
         pieces: list[str] = []
         asked = {"role": "user", "content": question}
         system = [{"role": "system", "content": self.system}] if self.system else []
-        deltas = self.client.generate([*system, *self.messages, asked], **self.parameters)  # type: ignore[arg-type]
+        prompt = [*system, *self.messages, asked]
         try:
-            with closing(deltas):
-                for delta in deltas:
+            async with aclosing(self.client.generate(prompt, **self.parameters)) as deltas:  # type: ignore[arg-type]
+                async for delta in deltas:
                     pieces.append(delta.text)
                     print(delta.text, end="", flush=True)
         finally:
@@ -74,7 +92,7 @@ class Chat:
                 self.messages += [asked, {"role": "assistant", "content": answer}]
 
 
-def _talk(chat: Chat) -> None:
+def _talk(chat: Chat, runner: asyncio.Runner) -> None:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  # line editing and history for input()
@@ -88,12 +106,12 @@ def _talk(chat: Chat) -> None:
                 print()
             return
         if question:
-            _answer(chat, question)
+            _answer(chat, question, runner)
 
 
-def _answer(chat: Chat, question: str) -> None:
+def _answer(chat: Chat, question: str, runner: asyncio.Runner) -> None:
     try:
-        chat.ask(question)
+        runner.run(chat.ask(question))
         print()
     except KeyboardInterrupt:
         print(" [cancelled]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
@@ -99,7 +100,8 @@ class Terminal:
     def wait_for(self, text: str, *, count: int = 1) -> None:
         deadline = time.monotonic() + 30
         while self.shown.count(text) < count:
-            assert time.monotonic() < deadline, self.shown
+            readable, _, _ = select.select([self.descriptor], [], [], deadline - time.monotonic())
+            assert readable, self.shown
             self.shown += os.read(self.descriptor, 4096).decode()
 
 
