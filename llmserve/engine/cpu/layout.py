@@ -166,7 +166,7 @@ def _place(tensors: Sequence[TensorEntry], begin: int) -> tuple[tuple[int, ...],
 
 
 def read_header(path: Path) -> EngineHeader:
-    """The header of an engine file. `EngineFileError` when it is damaged, not an engine, or made for another machine."""
+    """The header of an engine file. `EngineFileError` when it is damaged, foreign, or made for another machine."""
     try:
         with path.open("rb") as file:
             fixed = _read_fixed(path, file.read(HEADER.itemsize), path.stat().st_size)

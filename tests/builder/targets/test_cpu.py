@@ -1,0 +1,95 @@
+"""The CPU target: refuses early, loads each parameter once, holds little, and rounds weights as it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.cpu import MAX_INT8_DEPTH, CpuTarget, quantize_rows
+from llmserve.builder.targets.cpu_lowering import lower, quantized_params
+from llmserve.engine.cpu.layout import FORMAT_VERSION, DType
+from llmserve.models.graph import CacheShape, Graph
+from llmserve.models.spec import Param
+from tests.engine.cpu.networks import LIMITS, odd_network
+
+
+def test_nothing_to_complain_about() -> None:
+    network = odd_network()
+    assert CpuTarget().problems(network.program, network.params, LIMITS) == []
+
+
+def test_all_problems_of_the_options_at_once() -> None:
+    network = odd_network()
+    options = BuildOptions(dtype="float8", quantization="int3", max_batch_size=0, max_seq_len=0, tokens_per_block=0)
+    found = CpuTarget().problems(network.program, network.params, options)
+    assert len(found) == 5
+    for word in ("float8", "int3", "max_batch_size", "max_seq_len", "tokens_per_block"):
+        assert any(word in text for text in found)
+
+
+def test_what_the_kernels_cannot_do() -> None:
+    g = Graph(CacheShape(1, 4, 2), 8)
+    x = g.embed("embed", 12)
+    a = g.attention(x, g.slice(x, 0, 8), g.slice(x, 0, 8), layer=0, num_heads=6, num_kv_heads=4, head_dim=2, scale=1.0)
+    g.logits(g.select_rows(g.gated_activation(a, activation="gelu")), "head")
+    found = CpuTarget().problems(g.program(), [], LIMITS)
+    assert len(found) == 2
+    assert any("'gelu'" in text for text in found)
+    assert any("no multiple" in text for text in found)
+
+
+def test_int8_sums_must_fit_in_32_bits() -> None:
+    depth = MAX_INT8_DEPTH + 1
+    g = Graph(CacheShape(1, 1, 2), 4)
+    g.logits(g.select_rows(g.embed("embed", depth)), "head")
+    params = [Param("head", (4, depth), ("head",), ((4, depth),), quantizable=True)]
+    options = dataclasses.replace(LIMITS, quantization="int8")
+    assert "head: rows of 65537 are too long for int8" in CpuTarget().problems(g.program(), params, options)[0]
+    assert CpuTarget().problems(g.program(), params, LIMITS) == []
+
+
+@pytest.mark.parametrize("quantization", ["", "int8"])
+def test_compile_loads_each_parameter_once_and_reports_every_byte(quantization: str, tmp_path: Path) -> None:
+    network = odd_network()
+    options = dataclasses.replace(LIMITS, dtype="bfloat16", quantization=quantization)
+    loaded: Counter[str] = Counter()
+    reported = 0
+
+    def load(name: str) -> NDArray[Any]:
+        loaded[name] += 1
+        return network.load(name, "bfloat16")
+
+    def advance(what: str, num_bytes: int) -> None:
+        nonlocal reported
+        reported += num_bytes
+
+    path = tmp_path / "rank0.engine"
+    facts = CpuTarget().compile(CompileJob(network.program, network.params, options, load, advance), path)
+    assert loaded == dict.fromkeys(network.arrays, 1)
+    quantized = quantized_params(network.program, network.params, quantization)
+    tensors = lower(network.program, network.params, dtype=DType.BFLOAT16, quantized=quantized).tensors
+    assert reported == sum(tensor.num_bytes for tensor in tensors)
+    assert facts["isa"] == "any"
+    assert facts["format_version"] == FORMAT_VERSION
+    assert facts["quantized_params"] == (13 if quantization else 0)
+    assert facts["operations"]["attention"] == 3
+
+
+def test_quantized_rows() -> None:
+    rows = np.array([[0.0, 0.0], [1.27, -0.635], [-2.54, 0.0127]], np.float32)
+    values, scale = quantize_rows(rows)
+    np.testing.assert_array_equal(values, [[0, 0], [127, -64], [-127, 1]])
+    np.testing.assert_allclose(scale, [0.0, 0.01, 0.02], rtol=1e-6)
+    rng = np.random.default_rng(0)
+    many = rng.standard_normal((50, 300)).astype(np.float32)
+    values, scale = quantize_rows(many)
+    assert np.abs(values.astype(np.float32) * scale[:, None] - many).max() <= scale.max() / 2 * 1.0001
+    assert (np.abs(values).max(axis=1) == 127).all()

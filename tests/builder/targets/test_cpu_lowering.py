@@ -1,0 +1,158 @@
+"""What ops become, what is fused, and that no value is overwritten while somebody still needs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from llmserve.builder.targets.cpu_lowering import NO_BUFFER, DeviceOp, Lowered, Place, lower, quantized_params
+from llmserve.engine.cpu.layout import DType, OpCode
+from llmserve.models.graph import CacheShape, Graph, Program
+from llmserve.models.spec import Param
+from tests.engine.cpu.networks import Network, odd_network
+
+
+def lowered(network: Network, quantization: str = "") -> Lowered:
+    names = quantized_params(network.program, network.params, quantization)
+    return lower(network.program, network.params, dtype=DType.FLOAT16, quantized=names)
+
+
+def traced(graph: Graph, **shapes: tuple[int, ...]) -> Network:
+    return Network(graph.program(), {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+
+
+def graph(vocab: int = 8) -> Graph:
+    return Graph(CacheShape(1, 1, 4), vocab)
+
+
+def counts(result: Lowered) -> Counter[OpCode]:
+    return Counter(op.code for op in result.ops)
+
+
+def test_every_op_of_a_layer() -> None:
+    assert counts(lowered(odd_network())) == {
+        OpCode.EMBED: 1,
+        OpCode.RMS_NORM: 4 * 3 + 1,
+        OpCode.LINEAR: 4 * 3 + 1,
+        OpCode.ROPE_TABLE: 1,  # the same frequencies in every layer
+        OpCode.ROPE: 2 * 3,
+        OpCode.CACHE_WRITE: 3,
+        OpCode.ATTENTION: 3,
+        OpCode.GATED_SILU: 3,
+        OpCode.SELECT_ROWS: 1,
+    }
+
+
+def test_additions_of_residuals_are_part_of_the_linear_layers() -> None:
+    residuals = [
+        op for op in lowered(odd_network()).ops if op.code is OpCode.LINEAR and op.inputs[1].buffer != NO_BUFFER
+    ]
+    assert len(residuals) == 2 * 3
+    assert all(op.inputs[1] == op.output for op in residuals), "the residual stream stays in its place"
+
+
+def test_a_sum_of_two_uses_of_one_linear_layer_is_not_fused() -> None:
+    g = graph()
+    x = g.embed("embed", 8)
+    y = g.linear(x, "w", 8)
+    g.logits(g.select_rows(g.add(y, y)), "embed")
+    result = lowered(traced(g, embed=(8, 8), w=(8, 8)))
+    assert counts(result)[OpCode.ADD] == 1
+    add = next(op for op in result.ops if op.code is OpCode.ADD)
+    assert add.inputs[0] == add.inputs[1]
+
+
+def test_slices_are_views_and_rotation_is_in_place() -> None:
+    result = lowered(odd_network())
+    rotated = [op for op in result.ops if op.code is OpCode.ROPE]
+    assert all(op.inputs[0] == op.output for op in rotated)
+    norms = [op for op in result.ops if op.code is OpCode.RMS_NORM and op.fields["groups"] > 1]
+    written = next(op for op in result.ops if op.code is OpCode.CACHE_WRITE)
+    assert written.inputs[1] == Place(written.inputs[1].buffer, 80, 20, 100)
+    assert all(op.inputs[0].stride == 100 for op in norms)
+
+
+def test_a_value_that_is_read_later_is_not_overwritten() -> None:
+    """Both the input and the output of the norm are read afterwards; so is a slice that overlaps another one."""
+    g = graph()
+    x = g.embed("embed", 8)
+    left, all_of_it = g.slice(x, 0, 4), g.slice(x, 0, 8)
+    turned = g.rope(left, head_dim=4, inv_freq=(1.0, 0.5))
+    normed = g.rms_norm(all_of_it, "norm", eps=1e-5)
+    g.logits(g.select_rows(g.add(normed, g.linear(turned, "w", 8))), "embed")
+    result = lowered(traced(g, embed=(8, 8), norm=(8,), w=(8, 4)))
+    rope = next(op for op in result.ops if op.code is OpCode.ROPE)
+    assert not rope.output.overlaps(rope.inputs[0])
+
+
+def test_quantized_layers_quantize_their_input_first() -> None:
+    network = odd_network()
+    result = lowered(network, "int8")
+    assert counts(result)[OpCode.LINEAR_INT8] == counts(result)[OpCode.QUANTIZE] == 13
+    assert counts(result)[OpCode.LINEAR] == 0
+    by_name = {tensor.name: tensor for tensor in result.tensors}
+    assert by_name["0.qkv"].dtype is DType.INT8
+    assert (by_name["0.qkv.scale"].dtype, by_name["0.qkv.scale"].cols) == (DType.FLOAT32, 100)
+    assert (by_name["0.qkv.row_sum"].dtype, by_name["0.qkv.row_sum"].cols) == (DType.INT32, 100)
+    assert by_name["embed"].dtype is DType.FLOAT16
+    assert by_name["norm"].dtype is DType.FLOAT32
+
+
+def test_a_tied_embedding_is_not_quantized() -> None:
+    g = graph()
+    g.logits(g.select_rows(g.embed("embed", 8)), "embed")
+    param = Param("embed", (8, 8), ("embed",), ((8, 8),), quantizable=True)
+    assert quantized_params(g.program(), [param], "int8") == frozenset()
+
+
+def test_equal_constants_are_stored_once() -> None:
+    constants = lowered(odd_network(alibi=True)).constants
+    assert list(constants) == ["alibi_slopes.0"]
+
+
+def test_ops_after_select_rows_work_on_the_selected_rows() -> None:
+    result = lowered(odd_network(), "int8")
+    first = next(i for i, op in enumerate(result.ops) if op.code is OpCode.SELECT_ROWS)
+    assert [op.selected for op in result.ops] == [False] * first + [True] * (len(result.ops) - first)
+
+
+def reads_and_writes(op: DeviceOp) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    if op.code is OpCode.QUANTIZE:
+        return op.inputs[:1], (op.output, op.inputs[1])
+    return op.inputs, (op.output,)
+
+
+@pytest.mark.parametrize("quantization", ["", "int8"])
+@pytest.mark.parametrize("alibi", [False, True])
+def test_matrix_products_never_write_what_they_read(alibi: bool, quantization: str) -> None:
+    """Threads read all of the input while others already write; only the residual may be the output itself."""
+    for op in lowered(odd_network(alibi=alibi), quantization).ops:
+        if op.code not in (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.ATTENTION, OpCode.QUANTIZE, OpCode.SELECT_ROWS):
+            continue
+        reads, writes = reads_and_writes(op)
+        sources = (reads[0], *reads[2:])
+        assert not any(w.buffer == r.buffer for w in writes for r in sources if r.buffer != NO_BUFFER)
+
+
+def test_buffers_are_reused() -> None:
+    """Three layers need no more room than one."""
+    network = odd_network()
+    result = lowered(network)
+    assert len(result.buffers) <= 5
+    assert sum(result.buffers) < 4 * (100 + 74 + 60 + 42 + 42 + 64)
+
+
+def test_lowering_is_repeatable() -> None:
+    records = [lowered(odd_network(), "int8").op_records().tobytes() for _ in range(2)]
+    assert records[0] == records[1]
+
+
+def test_logits_alone() -> None:
+    g = graph()
+    g.logits(g.select_rows(g.embed("embed", 8)), "head")
+    program: Program = g.program()
+    result = lowered(traced(g, embed=(8, 8), head=(8, 8)))
+    assert [op.code for op in result.ops] == [OpCode.EMBED, OpCode.SELECT_ROWS, OpCode.LINEAR]
+    assert program.ops[-1].output

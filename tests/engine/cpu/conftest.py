@@ -1,0 +1,44 @@
+"""Engines are compiled once per test session and opened where they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from llmserve.engine.cpu.runner import CpuRunner
+from tests.engine.cpu.networks import LIMITS, Network, odd_network
+
+NETWORKS: dict[str, Callable[[], Network]] = {"rope": odd_network, "alibi": lambda: odd_network(alibi=True)}
+EngineFile = Callable[[str, str, str], Path]
+OpenRunner = Callable[..., CpuRunner]
+
+
+@pytest.fixture(scope="session")
+def engine_file(tmp_path_factory: pytest.TempPathFactory) -> EngineFile:
+    """(network, dtype, quantization) -> path of its engine file."""
+    folder = tmp_path_factory.mktemp("engines")
+
+    @cache
+    def compiled(network: str, dtype: str, quantization: str) -> Path:
+        options = dataclasses.replace(LIMITS, dtype=dtype, quantization=quantization)
+        return NETWORKS[network]().compile(folder / f"{network}-{dtype}-{quantization}.engine", options)
+
+    return compiled
+
+
+@pytest.fixture
+def open_runner() -> Iterator[OpenRunner]:
+    """Opens runners that are closed when the test ends."""
+    opened: list[CpuRunner] = []
+
+    def open_one(path: Path, *, num_blocks: int = 64, threads: int = 1, isa: str = "") -> CpuRunner:
+        opened.append(CpuRunner.open(path, num_blocks=num_blocks, threads=threads, isa=isa))
+        return opened[-1]
+
+    yield open_one
+    for runner in opened:
+        runner.close()

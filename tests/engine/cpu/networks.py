@@ -1,0 +1,156 @@
+"""Small networks and engines made from them, without a builder: a Program, its numbers, a compiled file.
+
+`odd_network` has widths that are no multiple of anything, grouped heads, ALiBi or rotary embedding, windows, biases,
+normalized q and k: every tail of every kernel in one network. `table_network` is the opposite: its logits are rows of
+a table, so that sampling can be tested with any logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.reference import ReferenceModel
+from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.cpu import CpuTarget, quantize_rows
+from llmserve.builder.targets.cpu_lowering import quantized_params
+from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program
+from llmserve.models.spec import Param
+from llmserve.scheduler.plan import Chunk, StepPlan
+
+FLOATS: Mapping[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+LIMITS = BuildOptions(
+    dtype="float32", max_seq_len=96, max_num_tokens=96, max_batch_size=8, tokens_per_block=4, quantization=""
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    program: Program
+    arrays: Mapping[str, NDArray[np.float32]]
+    kept: frozenset[str] = frozenset()  # matrices that may not be quantized
+
+    @property
+    def params(self) -> list[Param]:
+        """Matrices that linear layers read are quantizable, as the architecture files say."""
+        kept = self.kept | {op.weights[0] for op in self.program.ops if op.kind is OpKind.EMBED}
+        return [
+            Param(name, array.shape, (name,), (array.shape,), quantizable=array.ndim == 2 and name not in kept)
+            for name, array in self.arrays.items()
+        ]
+
+    def load(self, name: str, dtype: str) -> NDArray[Any]:
+        return self.arrays[name].astype(FLOATS[dtype])
+
+    def compile(self, path: Path, options: BuildOptions) -> Path:
+        target = CpuTarget()
+        assert not target.problems(self.program, self.params, options)
+        load = partial(self.load, dtype=options.dtype)
+        target.compile(CompileJob(self.program, self.params, options, load, lambda what, num_bytes: None), path)
+        assert path.stat().st_size == target.engine_bytes(self.program, self.params, options)
+        return path
+
+    def reference(self, options: BuildOptions) -> ReferenceModel:
+        """The numpy forward with the same weights; int8 weights and activations where the engine has them."""
+        names = quantized_params(self.program, self.params, options.quantization)
+        return FakeQuantModel(self.program, self.arrays, dtype=options.dtype, quantized=names)
+
+
+class FakeQuantModel(ReferenceModel):
+    """The reference, with int8 arithmetic spelled out in numpy for the layers that an engine quantizes."""
+
+    def __init__(
+        self, program: Program, arrays: Mapping[str, NDArray[Any]], *, dtype: str, quantized: frozenset[str]
+    ) -> None:
+        rounded = {name: array.astype(FLOATS[dtype]).astype(np.float32) for name, array in arrays.items()}
+        super().__init__(program, lambda name: rounded[name])
+        self._arrays = rounded
+        self._quantized = quantized
+
+    def _run(self, op: Op, inputs: Sequence[NDArray[np.float32]], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        if not op.weights or op.weights[0] not in self._quantized:
+            return super()._run(op, inputs, tokens)
+        y = int8_product(inputs[0], self._arrays[op.weights[0]])
+        return y + self._arrays[op.weights[1]] if len(op.weights) > 1 else y
+
+
+def int8_product(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x @ weight.T with both sides rounded to int8, in the engine's own order of roundings."""
+    w, w_scale = quantize_rows(weight)
+    peak = np.abs(x).max(axis=1)
+    inverse = np.where(peak > 0, np.float32(127) / np.where(peak > 0, peak, 1), 0).astype(np.float32)
+    q = np.rint(x * inverse[:, None]).astype(np.int64)
+    total = (q @ w.astype(np.int64).T).astype(np.float32)
+    product: NDArray[np.float32] = total * ((peak / np.float32(127))[:, None] * w_scale)
+    return product
+
+
+def odd_network(*, alibi: bool = False, seed: int = 0) -> Network:
+    rng = np.random.default_rng(seed)
+    hidden, heads, kv_heads, head_dim, inner, vocab, layers = 42, 6, 2, 10, 37, 83, 3
+    arrays: dict[str, NDArray[np.float32]] = {}
+
+    def param(name: str, *shape: int, near: float = 0.0) -> str:
+        spread = 0.3 if len(shape) == 1 else 1.0 / np.sqrt(shape[-1])
+        arrays[name] = (near + spread * rng.standard_normal(shape)).astype(np.float32)
+        return name
+
+    g = Graph(CacheShape(layers, kv_heads, head_dim), vocab)
+    x = g.embed(param("embed", vocab, hidden), hidden)
+    qkv_width = (heads + 2 * kv_heads) * head_dim
+    for i in range(layers):
+        h = g.rms_norm(x, param(f"{i}.norm", hidden, near=1.0), eps=1e-5)
+        qkv = g.linear(h, param(f"{i}.qkv", qkv_width, hidden), qkv_width, bias=param(f"{i}.qkv_bias", qkv_width))
+        q = g.slice(qkv, 0, heads * head_dim)
+        k = g.slice(qkv, heads * head_dim, kv_heads * head_dim)
+        v = g.slice(qkv, (heads + kv_heads) * head_dim, kv_heads * head_dim)
+        q = g.rms_norm(q, param(f"{i}.q_norm", head_dim, near=1.0), eps=1e-6, groups=heads)
+        k = g.rms_norm(k, param(f"{i}.k_norm", head_dim, near=1.0), eps=1e-6, groups=kv_heads)
+        if not alibi:
+            frequencies = tuple(float(10000.0 ** (-j / head_dim)) for j in range(0, head_dim, 2))
+            q = g.rope(q, head_dim=head_dim, inv_freq=frequencies, scale=1.1)
+            k = g.rope(k, head_dim=head_dim, inv_freq=frequencies, scale=1.1)
+        a = g.attention(
+            q, k, v, layer=i, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5,
+            window=(0, 7, 2)[i], alibi_slopes=tuple(2.0 ** -(j + 1) for j in range(heads)) if alibi else (),
+        )  # fmt: skip
+        x = g.add(x, g.linear(a, param(f"{i}.out", hidden, heads * head_dim), hidden))
+        h = g.rms_norm(x, param(f"{i}.mlp_norm", hidden, near=1.0), eps=1e-5)
+        gate_up = g.linear(h, param(f"{i}.gate_up", 2 * inner, hidden), 2 * inner)
+        x = g.add(g.linear(g.gated_activation(gate_up), param(f"{i}.down", hidden, inner), hidden), x)
+    x = g.rms_norm(g.select_rows(x), param("norm", hidden, near=1.0), eps=1e-5)
+    g.logits(x, param("head", vocab, hidden))
+    return Network(g.program(), arrays)
+
+
+def table_network(table: NDArray[np.float32]) -> Network:
+    """The logits after token t are row t of `table` [vocab, vocab]."""
+    vocab = len(table)
+    g = Graph(CacheShape(1, 1, 2), vocab)
+    g.logits(g.select_rows(g.embed("table", vocab)), "identity")
+    return Network(g.program(), {"table": table, "identity": np.eye(vocab, dtype=np.float32)})
+
+
+def prefill(runner: CpuRunner, ids: Sequence[int], *, blocks: Sequence[int] = (), first_block: int = 0) -> Chunk:
+    """One chunk with the whole prompt, logits wanted."""
+    needed = -(-len(ids) // runner.info.block_size)
+    table = blocks or range(first_block, first_block + needed)
+    return Chunk(0, ids, 0, list(table)[:needed], return_logits=True)
+
+
+def all_logits(runner: CpuRunner, ids: Sequence[int]) -> NDArray[np.float32]:
+    return runner.step(StepPlan((prefill(runner, ids),))).logits[0]
+
+
+def random_ids(vocab_size: int, count: int, seed: int = 0) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(0, vocab_size, count).tolist()
+    return ids

@@ -1,0 +1,127 @@
+"""The engine's logits against the numpy reference: every instruction set, every number format, int8 included."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmserve.checkpoint.plan import plan_weights
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.engine.cpu.runner import available_isas
+from llmserve.models.graph import CacheShape, Graph
+from llmserve.models.registry import architecture_for
+from llmserve.scheduler.plan import Chunk, StepPlan
+from tests.checkpoints import make_checkpoint
+from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
+from tests.engine.cpu.networks import LIMITS, Network, all_logits, int8_product, random_ids
+from tests.oracle import relative_error
+
+KINDS = (
+    "baichuan2-7b",
+    "baichuan2-13b",
+    "baichuan1-7b",
+    "llama",
+    "llama3-rope",
+    "llama-tied",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)
+# The cache is kept in the engine's dtype: 11 or 8 significant bits of k and v, where the reference has 24.
+TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+ISAS = available_isas()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_float_engines_agree_with_the_reference(
+    network: str, dtype: str, isa: str, engine_file: EngineFile, open_runner: OpenRunner
+) -> None:
+    runner = open_runner(engine_file(network, dtype, ""), isa=isa, threads=2)
+    ids = random_ids(runner.info.vocab_size, 50)
+    wanted = NETWORKS[network]().reference(dataclasses.replace(LIMITS, dtype=dtype)).logits(ids)
+    assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_int8_engines_agree_with_int8_arithmetic_in_numpy(
+    isa: str, engine_file: EngineFile, open_runner: OpenRunner
+) -> None:
+    options = dataclasses.replace(LIMITS, quantization="int8")
+    runner = open_runner(engine_file("rope", "float32", "int8"), isa=isa)
+    ids = random_ids(runner.info.vocab_size, 50)
+    wanted = NETWORKS["rope"]().reference(options).logits(ids)
+    found = all_logits(runner, ids)
+    exact = NETWORKS["rope"]().reference(LIMITS).logits(ids)
+    # A sum that rounds differently can move an activation to the neighbouring integer, so a few logits differ more.
+    assert np.median(np.abs(found - wanted)) < 1e-5
+    assert relative_error(found, wanted) < 2e-2
+    assert relative_error(exact, wanted) > 2e-2, "int8 arithmetic should be visible"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_architecture(kind: str, tmp_path: Path, open_runner: OpenRunner) -> None:
+    checkpoint = Checkpoint.open(make_checkpoint(tmp_path / kind, kind, with_tokenizer=False))
+    architecture = architecture_for(checkpoint.config)
+    spec = architecture.from_hf(checkpoint.config)
+    params = architecture.params(spec)
+    plan = plan_weights(checkpoint, params, architecture.ignored)
+    network = Network(architecture.forward(spec), {param.name: plan.load(param.name, "float32") for param in params})
+    runner = open_runner(network.compile(tmp_path / "rank0.engine", LIMITS))
+    ids = random_ids(spec.vocab_size, 70)
+    assert relative_error(all_logits(runner, ids), network.reference(LIMITS).logits(ids)) < 1e-5
+    checkpoint.close()
+
+
+def _int8_layer(rows: int, depth: int, columns: int) -> tuple[Network, NDArray[np.float32]]:
+    """Embedding, one int8 layer, and a head in float32 that only passes its output on."""
+    rng = np.random.default_rng(depth)
+    x = (rng.standard_normal((rows, depth)) * 3).astype(np.float32)
+    x[1] = 0.0
+    g = Graph(CacheShape(1, 1, 2), rows)
+    hidden = g.linear(g.embed("x", depth), "weight", columns, bias="bias")
+    g.logits(g.select_rows(hidden), "head")
+    arrays = {
+        "x": x,
+        "weight": rng.standard_normal((columns, depth)).astype(np.float32),
+        "bias": rng.standard_normal(columns).astype(np.float32),
+        "head": np.eye(columns, dtype=np.float32),
+    }
+    arrays["weight"][0] = 0.0
+    network = Network(g.program(), arrays, kept=frozenset({"head"}))
+    return network, int8_product(x, arrays["weight"]) + arrays["bias"]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("depth", [1, 16, 31, 64, 200])
+def test_one_int8_layer_is_exact(depth: int, isa: str, tmp_path: Path, open_runner: OpenRunner) -> None:
+    """Integer sums have no rounding: the layer equals numpy to the bit, for every instruction set."""
+    columns = 21
+    network, wanted = _int8_layer(columns, depth, columns)
+    options = dataclasses.replace(LIMITS, quantization="int8")
+    runner = open_runner(network.compile(tmp_path / "layer.engine", options), isa=isa, threads=2)
+    np.testing.assert_array_equal(all_logits(runner, list(range(columns))), wanted)
+
+
+def test_isas_with_wide_registers_agree_to_the_bit(engine_file: EngineFile, open_runner: OpenRunner) -> None:
+    """AVX2 keeps sixteen lanes in two registers, so an engine gives the same tokens on both kinds of machine."""
+    if not {"avx2", "avx512"} <= set(ISAS):
+        pytest.skip("needs a machine with AVX-512")
+    ids = random_ids(83, 60)
+    for dtype, quantization in (("float16", ""), ("bfloat16", "int8"), ("float32", "")):
+        path = engine_file("rope", dtype, quantization)
+        narrow, wide = (all_logits(open_runner(path, isa=isa), ids) for isa in ("avx2", "avx512"))
+        np.testing.assert_array_equal(narrow, wide)
+
+
+def test_chunks_without_a_wish_return_nothing(engine_file: EngineFile, open_runner: OpenRunner) -> None:
+    runner = open_runner(engine_file("rope", "float32", ""))
+    result = runner.step(StepPlan((Chunk(1, [1, 2, 3], 0, [0]), Chunk(2, [4, 5], 0, [1]))))
+    assert result.tokens == [-1, -1]
+    assert result.log_probs == [0.0, 0.0]
+    assert result.logits == {}

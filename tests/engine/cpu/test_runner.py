@@ -1,0 +1,169 @@
+"""Opening and closing, what is refused, and the settings that come from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmserve.core import SamplingParams
+from llmserve.engine.cpu import library, runner
+from llmserve.engine.cpu.library import Library, available_isas
+from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted, Unsupported
+from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from tests.engine.cpu.conftest import EngineFile, OpenRunner
+from tests.engine.cpu.networks import LIMITS, all_logits, random_ids
+
+
+@pytest.fixture
+def path(engine_file: EngineFile) -> Path:
+    return engine_file("rope", "float16", "")
+
+
+def test_info_is_what_the_scheduler_plans_with(path: Path, open_runner: OpenRunner) -> None:
+    info = open_runner(path, num_blocks=17).info
+    assert (info.vocab_size, info.block_size, info.num_blocks) == (83, LIMITS.tokens_per_block, 17)
+    assert (info.max_num_tokens, info.max_batch_size, info.max_seq_len) == (96, 8, 96)
+
+
+def test_zero_threads_are_the_cores_of_this_process(path: Path, open_runner: OpenRunner) -> None:
+    opened = open_runner(path, threads=0)
+    assert 1 <= opened.threads <= len(os.sched_getaffinity(0))
+
+
+def test_close_twice_and_reopen(path: Path) -> None:
+    for _ in range(3):
+        opened = CpuRunner.open(path, num_blocks=20, threads=2)
+        all_logits(opened, [1, 2, 3])
+        opened.close()
+        opened.close()
+    with pytest.raises(AssertionError, match="closed"):
+        all_logits(opened, [1])
+
+
+def test_threads_end_with_their_runner(path: Path) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    opened = CpuRunner.open(path, num_blocks=20, threads=4)
+    assert len(os.listdir("/proc/self/task")) == before + 3
+    del opened
+    assert len(os.listdir("/proc/self/task")) == before
+
+
+def test_a_pool_larger_than_the_memory_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ResourceExhausted, match="lower the number of KV blocks") as error:
+        CpuRunner.open(path, num_blocks=2**28)
+    assert str(2**28 * read_header(path).kv_bytes_per_block) in str(error.value)
+    monkeypatch.setattr(runner, "available_memory", lambda: 1000)
+    with pytest.raises(ResourceExhausted, match="1000 bytes are available"):
+        CpuRunner.open(path, num_blocks=1)
+
+
+def test_a_pool_beyond_the_address_space_is_an_error_of_the_library(path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="number of KV blocks must be 1 to"):
+        library.load_library().open(path, isa="", num_blocks=2**31, threads=1)
+
+
+@pytest.mark.parametrize(("blocks", "threads"), [(0, 1), (-1, 1), (1, -1)])
+def test_settings_that_make_no_sense(blocks: int, threads: int, path: Path) -> None:
+    with pytest.raises(InvalidArgument):
+        CpuRunner.open(path, num_blocks=blocks, threads=threads)
+
+
+def test_isas_start_with_the_portable_one() -> None:
+    assert available_isas()[0] == "portable"
+
+
+def test_environment_forces_an_isa(path: Path, monkeypatch: pytest.MonkeyPatch, open_runner: OpenRunner) -> None:
+    assert open_runner(path).isa == available_isas()[-1]
+    monkeypatch.setenv("LLMSERVE_ISA", "portable")
+    assert open_runner(path).isa == "portable"
+    assert open_runner(path, isa=available_isas()[-1]).isa == available_isas()[-1]
+    monkeypatch.setenv("LLMSERVE_ISA", "neon9")
+    with pytest.raises(Unsupported, match=r"no kernels 'neon9'; it has portable"):
+        open_runner(path)
+
+
+def test_a_missing_library_says_how_to_build_it(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="pip install"):
+        Library(tmp_path / "libllmserve_cpu.so")
+
+
+def test_importing_the_engine_loads_nothing() -> None:
+    """The library is loaded when an engine is opened, not when a module is imported."""
+    code = "import llmserve.engine.cpu.runner; print('libllmserve' in open('/proc/self/maps').read())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def greedy(position: int) -> SampleRequest:
+    return SampleRequest(SamplingParams(temperature=0.0), 0, position)
+
+
+BAD_PLANS = {
+    "token id 83 is not in": Chunk(0, [83], 0, [0]),
+    "token id -1 is not in": Chunk(0, [-1], 0, [0]),
+    "block 20 is not in": Chunk(0, [1], 0, [20]),
+    "block -1 is not in": Chunk(0, [1], 0, [-1]),
+    "block table is too short": Chunk(0, [1, 2, 3, 4, 5], 0, [0]),
+    "longer than max_seq_len": Chunk(0, [1, 2], 95, list(range(20)) * 2),
+    "do not cover": Chunk(0, [], 0, [0]),
+    "token id of a sample request": Chunk(0, [1], 0, [0], dataclasses.replace(greedy(1), banned=(99,))),
+    "points outside": Chunk(0, [1], 0, [0], dataclasses.replace(greedy(1), history=(1,), num_prompt=2)),
+}
+
+
+@pytest.mark.parametrize("message", BAD_PLANS)
+def test_plans_outside_of_the_engine_are_refused_and_leave_it_usable(
+    message: str, path: Path, open_runner: OpenRunner
+) -> None:
+    opened = open_runner(path, num_blocks=20)
+    wanted = all_logits(opened, [1, 2, 3])
+    with pytest.raises(InternalError, match=message):
+        opened.step(StepPlan((BAD_PLANS[message], Chunk(1, [1], 0, [3], greedy(1)))))
+    assert (all_logits(opened, [1, 2, 3]) == wanted).all()
+
+
+def test_more_chunks_or_tokens_than_the_engine_takes(path: Path, open_runner: OpenRunner) -> None:
+    opened = open_runner(path)
+    with pytest.raises(AssertionError):
+        opened.step(StepPlan(tuple(Chunk(i, [1], 0, [i]) for i in range(9))))
+    with pytest.raises(AssertionError):
+        opened.step(StepPlan((Chunk(0, [1] * 97, 0, list(range(30))),)))
+
+
+def test_greedy_decoding_step_by_step_equals_the_whole(path: Path, open_runner: OpenRunner) -> None:
+    """Tokens sampled one at a time are the argmax of one prefill over the same text."""
+    opened = open_runner(path, threads=2)
+    ids = random_ids(83, 10)
+    blocks = list(range(20, 40))
+    step = Chunk(0, ids, 0, blocks, greedy(len(ids)))
+    while len(ids) < 60:
+        token = opened.step(StepPlan((step,))).tokens[0]
+        ids.append(token)
+        step = Chunk(0, [token], len(ids) - 1, blocks, greedy(len(ids)))
+    assert all_logits(opened, ids).argmax(axis=1).tolist()[9:-1] == ids[10:]
+
+
+def test_logits_and_a_sample_from_the_same_chunk(path: Path, open_runner: OpenRunner) -> None:
+    opened = open_runner(path)
+    chunks = (
+        Chunk(0, [5, 6, 7], 0, [0], greedy(3), return_logits=True),
+        Chunk(1, [1, 2], 0, [1]),
+        Chunk(2, [9], 0, [2], greedy(1)),
+        Chunk(3, [3, 1, 4, 1], 0, [3], return_logits=True),
+    )
+    result = opened.step(StepPlan(chunks))
+    assert {index: logits.shape for index, logits in result.logits.items()} == {0: (3, 83), 3: (4, 83)}
+    assert result.tokens[0] == result.logits[0][-1].argmax()
+    assert result.tokens[1] == result.tokens[3] == -1
+    assert result.tokens[2] == all_logits(opened, [9])[0].argmax()
+
+
+def test_logits_of_more_rows_than_sequences(path: Path, open_runner: OpenRunner) -> None:
+    opened = open_runner(path)
+    assert all_logits(opened, random_ids(83, 96)).shape == (96, 83)
