@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +59,7 @@ def _rows(directory: EngineDirectory, result: SelfTestResult | None) -> list[tup
         ("engine", f"{info.name}, {size / 2**20:,.1f} MiB"),
         ("architecture", f"{info.architecture}, {model['num_hidden_layers']} layers of {model['hidden_size']}"),
         ("target", f"{info.target}, {info.dtype}"),
-        ("device", ", ".join(f"{name} {value}" for name, value in manifest.device.items())),
+        ("device", _plain(manifest.device)),
         ("limits", f"{info.max_batch_size} sequences and {info.max_num_tokens:,} tokens a step, "
                    f"{info.max_seq_len:,} tokens a sequence"),
         ("vocabulary", f"{info.vocab_size:,}"),
@@ -70,3 +71,8 @@ def _rows(directory: EngineDirectory, result: SelfTestResult | None) -> list[tup
     if result is not None:
         rows.append(("verified", f"every file is as built; {result}"))
     return rows
+
+
+def _plain(facts: Mapping[str, Any]) -> str:
+    """The facts that fit a line; the rest is in the JSON form."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict))

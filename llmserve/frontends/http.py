@@ -37,7 +37,7 @@ from llmserve.frontends.http_generate import (
 from llmserve.frontends.http_infer import HEADER_LENGTH, OutputForm, encode_response, parse_infer
 from llmserve.frontends.http_json import as_bool, as_object, parse_json
 from llmserve.frontends.listener import HttpServer, listen
-from llmserve.frontends.proto_json import message_to_dict
+from llmserve.serving.proto_json import message_to_dict
 from llmserve.serving.types import InferResponse
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
