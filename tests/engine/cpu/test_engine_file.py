@@ -171,6 +171,18 @@ def test_damaged_tables_are_named(record: str, tmp_path: Path, good: bytes) -> N
         open_natively(path)
 
 
+@pytest.mark.parametrize("offset", [0, 64, 4096 * 10**6, 2**64 - 4096])
+def test_a_tensor_outside_of_the_file_is_refused(offset: int, tmp_path: Path, good: bytes) -> None:
+    header = np.frombuffer(good, HEADER, 1)[0]
+    last = int(header["tensors_offset"]) + TENSOR.itemsize * (int(header["num_tensors"]) - 1)
+    record = np.frombuffer(good, TENSOR, 1, last).copy()
+    record["offset"] = offset
+    path = tmp_path / "outside.engine"
+    path.write_bytes(sealed(bytearray(good[:last] + record.tobytes() + good[last + TENSOR.itemsize :])))
+    with pytest.raises(EngineFileError, match="damaged record of tensor"):
+        open_natively(path)
+
+
 def test_an_unknown_packing_says_what_to_do(tmp_path: Path, good: bytes) -> None:
     path = tmp_path / "packed.engine"
     path.write_bytes(sealed(bytearray(good.replace(b'"packing": "canonical"', b'"packing": "avx512-v2"'))))

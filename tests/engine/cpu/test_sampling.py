@@ -60,7 +60,7 @@ def draws(request: SampleRequest, count: int) -> list[SampleRequest]:
     return [dataclasses.replace(request, position=position) for position in range(count)]
 
 
-HISTORY = (4, 7, 7, 9, 11, 7, 4, 30)
+HISTORY = (4, 7, 7, 9, 11, 7, 4, 30, 7, 30)
 REQUESTS = {
     "plain": SampleRequest(SamplingParams(), 0, 0),
     "cold": SampleRequest(SamplingParams(temperature=0.3), 0, 0),
