@@ -15,7 +15,7 @@ inline void pause() {
 
 // Waits until `value` is no longer `old`: briefly awake, then asleep.
 void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
-  constexpr int kSpins = 4000;  // tens of microseconds: the length of a small operation
+  constexpr int kSpins = 1000;  // tens of microseconds: the length of a small operation
   for (int i = 0; i < kSpins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     pause();
