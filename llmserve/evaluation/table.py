@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -53,14 +55,19 @@ def _performance_rows(report: Report) -> list[tuple[str, str, str, str]]:
 def _notes(report: Report) -> list[str]:
     parity, baseline, engine = report.parity, report.baseline.facts, report.engine.facts
     notes = [
-        f"HF: {baseline['dtype']}, {baseline['in_flight']} request at a time, {baseline['source']}",
-        f"engine: {engine['name']}, {engine['in_flight']} requests in flight",
+        f"HF: {baseline['dtype']}, {_in_flight(baseline)}, {baseline['source']}",
+        f"engine: {engine['name']}, {_in_flight(engine)}",
         f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",
     ]
     if parity.largest_margin is not None:
         notes.append(f"largest margin between the baseline's two best tokens at a first difference: "
                      f"{parity.largest_margin:.3f} nat")  # fmt: skip
     return notes
+
+
+def _in_flight(facts: Mapping[str, str]) -> str:
+    count = facts["in_flight"]
+    return f"{count} request{'' if count == '1' else 's'} in flight"
 
 
 def _verdict(report: Report) -> Text:
