@@ -8,6 +8,7 @@ which machine.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -90,14 +91,15 @@ def load_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
 
 
 def missing_baseline(folder: Path, key: BaselineKey) -> Unsupported:
-    """The error for a baseline that is neither stored nor can be computed here."""
+    """The error for answers that are neither stored nor can be computed here."""
     prefix = f"{key.checkpoint_digest[:DIGEST_CHARS]}-{key.suite_digest[:DIGEST_CHARS]}-"
-    others = sorted(path.stem.removeprefix(prefix) for path in folder.glob(f"{prefix}*.json"))
-    hint = f"; one is stored for {', '.join(others)}: choose it with --dtype" if others else ""
-    return Unsupported(
-        f"no {key.dtype} baseline of this checkpoint and suite is stored in {folder}, and it cannot be computed: "
-        f"{hf.NO_TORCH}{hint}"
-    )
+    stored = sorted(path.stem.removeprefix(prefix) for path in folder.glob(f"{prefix}*.json"))
+    if key.dtype in stored:
+        state = f"the stored {key.dtype} baseline lacks some of these samples (ask for fewer with --num-samples)"
+    else:
+        state = f"no {key.dtype} baseline of this checkpoint and suite is stored in {os.path.normpath(folder)}"
+        state += f" (one is stored for {', '.join(stored)}: choose it with --dtype)" if stored else ""
+    return Unsupported(f"{state}, and it cannot be computed: {hf.NO_TORCH}")
 
 
 def compute_baseline(

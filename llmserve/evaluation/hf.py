@@ -33,6 +33,11 @@ def is_available() -> bool:
     return find_spec("torch") is not None and find_spec("transformers") is not None
 
 
+def unavailable() -> Unsupported:
+    """The error for a machine without torch."""
+    return Unsupported(f"the Hugging Face baseline cannot be computed: {NO_TORCH}")
+
+
 def hf_versions() -> dict[str, str]:
     return {"torch": version("torch"), "transformers": version("transformers"), "threads": str(_num_threads())}
 
@@ -48,7 +53,7 @@ class HfModel:
 
     def __init__(self, path: Path, dtype: str) -> None:
         if not is_available():
-            raise Unsupported(f"the Hugging Face baseline cannot be computed: {NO_TORCH}")
+            raise unavailable()
         import torch
 
         self._device = "cuda" if torch.cuda.is_available() else "cpu"

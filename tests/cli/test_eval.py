@@ -101,7 +101,9 @@ def test_a_stored_baseline_needs_no_torch(
     assert stored.exit_code == 0, stored.output
     assert "stored, computed on" in stored.output
     assert "3 samples" in stored.output
-    assert isinstance(run(*arguments, "--refresh-baseline").exception, Unsupported)
+    refreshed = run(*arguments, "--refresh-baseline").exception
+    assert isinstance(refreshed, Unsupported)
+    assert "cannot be computed: torch and transformers are not installed" in str(refreshed)
 
 
 @pytest.mark.parametrize(

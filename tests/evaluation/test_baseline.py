@@ -68,6 +68,7 @@ def test_a_missing_baseline_names_the_dtypes_that_are_stored(tmp_path: Path) -> 
     assert "no bfloat16 baseline" in str(error)
     assert "one is stored for float16: choose it with --dtype" in str(error)
     assert "pip install" in str(missing_baseline(tmp_path / "empty", KEY))
+    assert "the stored float16 baseline lacks some of these samples" in str(missing_baseline(tmp_path, KEY))
 
 
 def test_computed_answers(tmp_path: Path) -> None:
