@@ -1,19 +1,19 @@
 """The one error tree. Front ends map `Code` to their wire; nothing else knows a status number.
 
-    LlmserveError                 code
-    ├── InvalidArgument           INVALID_ARGUMENT    the caller's input is wrong
-    │   ├── CheckpointError       INVALID_ARGUMENT    a checkpoint folder cannot be used as it is
-    │   ├── RecipeError           INVALID_ARGUMENT    build options or a recipe are wrong
-    │   └── ModelConfigError      INVALID_ARGUMENT    a config.pbtxt or a model repository is wrong
-    ├── NotFound                  NOT_FOUND           no such model, version, file
-    ├── AlreadyExists             ALREADY_EXISTS
-    ├── Unsupported               UNIMPLEMENTED       well-formed, but not something we do
-    ├── EngineFileError           FAILED_PRECONDITION an engine directory is corrupt, foreign or from another version
-    ├── ResourceExhausted         RESOURCE_EXHAUSTED  queue full, not enough memory
-    ├── Unavailable               UNAVAILABLE         not ready, or shutting down
-    ├── DeadlineExceeded          DEADLINE_EXCEEDED
-    ├── Cancelled                 CANCELLED
-    └── InternalError             INTERNAL            our mistake, or a model's
+LlmserveError                 code
+├── InvalidArgument           INVALID_ARGUMENT    the caller's input is wrong
+│   ├── CheckpointError       INVALID_ARGUMENT    a checkpoint folder cannot be used as it is
+│   ├── RecipeError           INVALID_ARGUMENT    build options or a recipe are wrong
+│   └── ModelConfigError      INVALID_ARGUMENT    a config.pbtxt or a model repository is wrong
+├── NotFound                  NOT_FOUND           no such model, version, file
+├── AlreadyExists             ALREADY_EXISTS
+├── Unsupported               UNIMPLEMENTED       well-formed, but not something we do
+├── EngineFileError           FAILED_PRECONDITION an engine directory is corrupt, foreign or from another version
+├── ResourceExhausted         RESOURCE_EXHAUSTED  queue full, not enough memory
+├── Unavailable               UNAVAILABLE         not ready, or shutting down
+├── DeadlineExceeded          DEADLINE_EXCEEDED
+├── Cancelled                 CANCELLED
+└── InternalError             INTERNAL            our mistake, or a model's
 """
 
 from __future__ import annotations
