@@ -373,6 +373,7 @@ def test_compressed_responses(call: Http, accept: str, expected: str | None) -> 
         (zlib.compress(b"{}") + b"more", "deflate", 400, "data after its end"),
         (gzip.compress(b" " * (MAX_INPUT_BYTES + 1)), "gzip", 413, f"maximum allowed input size of {MAX_INPUT_BYTES}"),
     ],
+    ids=["unknown", "no-gzip", "truncated", "trailing", "bomb"],
 )
 def test_bad_compressed_bodies_are_refused(call: Http, body: bytes, encoding: str, status: int, words: str) -> None:
     found, text = call.error("POST", ECHO, body, {"Content-Encoding": encoding})
