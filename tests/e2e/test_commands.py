@@ -22,6 +22,7 @@ from tests.e2e.conftest import CHECKPOINT, LLMSERVE, ROOT, ServerProcess, llmser
 from tests.e2e.test_streaming import DOCUMENTS, Stream, client_inputs, tensor
 from tests.engine.directories import seal
 
+FULL_SUITE = str(ROOT / "eval/suites/docstrings.yaml")
 SMOKE_SUITE = str(ROOT / "eval/suites/docstrings-smoke.yaml")
 PROMPT = f"Summarize:\n{DOCUMENTS[0]}"
 
@@ -88,9 +89,9 @@ def test_eval_passes_the_engine_in_process_and_through_the_server(
         report = tmp_path / f"{name}.json"
         done = llmserve(*common, *extra, "--output", str(report))
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "rougeLsum" in done.stdout
+        assert "ROUGE-Lsum" in done.stdout
     texts = [
-        [sample["candidate"]["text"] for sample in json.loads((tmp_path / f"{name}.json").read_text())["samples"]]
+        [sample["engine"]["text"] for sample in json.loads((tmp_path / f"{name}.json").read_text())["samples"]]
         for name in ("engine", "server")
     ]
     assert texts[0] == texts[1]
@@ -112,8 +113,13 @@ def test_eval_fails_an_engine_whose_weights_are_damaged(demo_engine: Path, tmp_p
     engine = tmp_path / "damaged"
     shutil.copytree(demo_engine, engine)
     damage(engine)
-    done = llmserve("eval", str(engine), "--hf-model-dir", str(CHECKPOINT), "--suite", SMOKE_SUITE)
-    assert done.returncode == 1, done.stdout + done.stderr
+    for suite, words in ((FULL_SUITE, "FAIL: "), (SMOKE_SUITE, "FAIL (inconclusive)")):
+        report = tmp_path / "damaged.json"
+        done = llmserve(
+            "eval", str(engine), "--hf-model-dir", str(CHECKPOINT), "--suite", suite, "--output", str(report)
+        )  # fmt: skip
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert words in done.stdout
 
 
 def test_sigterm_drains(demo_engine: Path) -> None:
