@@ -6,10 +6,11 @@ import weakref
 from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cpu.cores import usable_cores
 from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.library import available_isas, chosen_isa, load_library
-from llmserve.engine.cpu.machine import available_memory, usable_cores
 from llmserve.engine.cpu.step import FlatStep
+from llmserve.engine.memory import available_memory_bytes
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted
 from llmserve.scheduler.plan import StepPlan
 
@@ -78,7 +79,7 @@ class CpuRunner:
 def _check_memory(header: EngineHeader, num_blocks: int) -> None:
     """Refuse now what the kernel would only notice when the pages are touched."""
     cache = num_blocks * header.kv_bytes_per_block
-    wanted, available = cache + header.activation_bytes, available_memory()
+    wanted, available = cache + header.activation_bytes, available_memory_bytes()
     if wanted > available:
         raise ResourceExhausted(
             f"the engine wants {wanted} bytes ({cache} for {num_blocks} KV blocks of {header.block_size} tokens, "

@@ -58,7 +58,7 @@ def test_a_pool_larger_than_the_memory_is_refused(path: Path, monkeypatch: pytes
     with pytest.raises(ResourceExhausted, match="lower the number of KV blocks") as error:
         CpuRunner.open(path, num_blocks=2**28)
     assert str(2**28 * read_header(path).kv_bytes_per_block) in str(error.value)
-    monkeypatch.setattr(runner, "available_memory", lambda: 1000)
+    monkeypatch.setattr(runner, "available_memory_bytes", lambda: 1000)
     with pytest.raises(ResourceExhausted, match="1000 bytes are available"):
         CpuRunner.open(path, num_blocks=1)
 

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, cgroup limits included."""
+"""How many cores this process may use: its affinity mask, or less where a cgroup limits its time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -20,17 +18,6 @@ def usable_cores(cgroup_root: Path = CGROUP_ROOT) -> int:
         if len(quota) == 2 and quota[0] != "max":
             cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
     return max(cores, 1)
-
-
-def available_memory(cgroup_root: Path = CGROUP_ROOT) -> int:
-    """Bytes that can still be allocated without swapping, within every memory limit above this process."""
-    available = int(psutil.virtual_memory().available)
-    for folder in _cgroups(cgroup_root):
-        limit = _read(folder / "memory.max")
-        if limit.isdigit():
-            used = _read(folder / "memory.current")
-            available = min(available, int(limit) - (int(used) if used.isdigit() else 0))
-    return max(available, 0)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
