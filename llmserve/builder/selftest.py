@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.reference import ReferenceModel, round_to_int8
-from llmserve.builder.targets.cpu_lowering import quantized_params
+from llmserve.builder.storage import quantized_params
 from llmserve.engine.selftest import SelfTest
 from llmserve.models.graph import Program
 from llmserve.models.spec import Param

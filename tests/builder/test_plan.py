@@ -35,8 +35,11 @@ def test_the_numbers_are_those_on_paper(tmp_path: Path) -> None:
 
 
 def test_a_tied_embedding_is_read_once_as_the_head(tmp_path: Path) -> None:
-    found = plan(make_checkpoint(tmp_path / "tiny", "llama-tied"), BuildOptions())
-    assert found.weight_bytes_per_step == 2 * (EMBEDDING + LAYERS * LAYER + HIDDEN)
+    checkpoint = make_checkpoint(tmp_path / "tiny", "llama-tied")
+    found = plan(checkpoint, BuildOptions())
+    assert found.weight_bytes_per_step == found.engine_bytes == 2 * (EMBEDDING + LAYERS * LAYER + HIDDEN)
+    quantized = plan(checkpoint, BuildOptions(quantization="int8"))  # a head of its own, beside the embedding
+    assert quantized.weight_bytes_per_step == quantized.engine_bytes - 2 * EMBEDDING
 
 
 def test_sequences_take_whole_blocks_of_what_the_engine_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

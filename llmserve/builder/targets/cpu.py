@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import DTYPES, BuildOptions
+from llmserve.builder.storage import quantized_params
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.cpu_lowering import Lowered, lower, quantized_params
+from llmserve.builder.targets.cpu_lowering import Lowered, lower
 from llmserve.engine.cpu.layout import (
     CANONICAL_PACKING,
     FORMAT_VERSION,
@@ -92,9 +93,9 @@ class TensorWriter:
             self._write(name, [np.array(values, np.float32)])
 
     def write_param(self, name: str) -> None:
+        array = self._job.load(name)  # a parameter that is stored under another name is loaded for its digest
         if name not in self._places:
             return
-        array = self._job.load(name)
         if name in self._lowered.quantized:
             self._write_quantized(name, array)
         else:

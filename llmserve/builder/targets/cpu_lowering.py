@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.builder.storage import stored_names
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, DType, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
@@ -78,17 +79,6 @@ class Lowered:
         return records
 
 
-def quantized_params(program: Program, params: Sequence[Param], quantization: str) -> frozenset[str]:
-    """Parameters that become int8: quantizable ones that only linear layers read (a tied embedding keeps its type)."""
-    if quantization != "int8":
-        return frozenset()
-    linear = {OpKind.LINEAR, OpKind.LOGITS}
-    wanted = {param.name for param in params if param.quantizable}
-    matrices = {op.weights[0] for op in program.ops if op.kind in linear}
-    elsewhere = {name for op in program.ops for name in (op.weights[1:] if op.kind in linear else op.weights)}
-    return frozenset((wanted & matrices) - elsewhere)
-
-
 class Buffers:
     """Who lives where. A buffer is free when no value in it will be read again."""
 
@@ -139,6 +129,7 @@ class Lowering:
     def __init__(self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: frozenset[str]) -> None:
         self._program = program
         self._params = {param.name: param for param in params}
+        self._stored = stored_names(params, quantized)
         self._dtype = dtype
         self._quantized = quantized
         self._uses = Counter(name for op in program.ops for name in op.inputs)
@@ -297,7 +288,7 @@ class Lowering:
 
     def _param(self, name: str) -> int:
         rows, cols = self._params[name].shape
-        return self._tensor(name, DType.INT8 if name in self._quantized else self._dtype, rows, cols)
+        return self._tensor(self._stored[name], DType.INT8 if name in self._quantized else self._dtype, rows, cols)
 
     def _vector(self, name: str) -> int:
         return self._tensor(name, DType.FLOAT32, 1, self._params[name].num_elements)

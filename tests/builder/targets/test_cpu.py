@@ -12,9 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.storage import quantized_params
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu import MAX_INT8_DEPTH, CpuTarget, quantize_rows
-from llmserve.builder.targets.cpu_lowering import lower, quantized_params
+from llmserve.builder.targets.cpu_lowering import lower
 from llmserve.engine.cpu.layout import FORMAT_VERSION, DType
 from llmserve.models.graph import CacheShape, Graph
 from llmserve.models.spec import Param

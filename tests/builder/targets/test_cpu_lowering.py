@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from llmserve.builder.targets.cpu_lowering import NO_BUFFER, DeviceOp, Lowered, Place, lower, quantized_params
+from llmserve.builder.storage import quantized_params
+from llmserve.builder.targets.cpu_lowering import NO_BUFFER, DeviceOp, Lowered, Place, lower
 from llmserve.engine.cpu.layout import DType, OpCode
 from llmserve.models.graph import CacheShape, Graph, Program
 from llmserve.models.spec import Param
@@ -105,6 +106,16 @@ def test_a_tied_embedding_is_not_quantized() -> None:
     g.logits(g.select_rows(g.embed("embed", 8)), "embed")
     param = Param("embed", (8, 8), ("embed",), ((8, 8),), quantizable=True)
     assert quantized_params(g.program(), [param], "int8") == frozenset()
+
+
+def test_a_tied_head_is_stored_once_unless_it_is_quantized() -> None:
+    g = graph()
+    g.logits(g.select_rows(g.embed("embed", 8)), "head")
+    params = [Param(name, (8, 8), ("embedding",), ((8, 8),), quantizable=name == "head") for name in ("embed", "head")]
+    for quantization, names in (("", {"embed"}), ("int8", {"embed", "head", "head.scale", "head.row_sum"})):
+        quantized = quantized_params(g.program(), params, quantization)
+        result = lower(g.program(), params, dtype=DType.FLOAT16, quantized=quantized)
+        assert {tensor.name for tensor in result.tensors} == names
 
 
 def test_equal_constants_are_stored_once() -> None:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.reference import ReferenceModel
+from llmserve.builder.storage import quantized_params
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu import CpuTarget, quantize_rows
-from llmserve.builder.targets.cpu_lowering import quantized_params
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program
 from llmserve.models.spec import Param
