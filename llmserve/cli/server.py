@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import textwrap
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from llmserve.frontends.metrics import start_metrics
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ModelStatus, ServerSettings
 
+STATUS_WIDTH = 100
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -129,9 +131,12 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None] | asynci
 
 
 def model_table(statuses: Sequence[ModelStatus]) -> str:
-    """Triton's start-up table."""
+    """Triton's start-up table; a long reason goes over several lines."""
     rows = [("Model", "Version", "Status")]
-    rows += [(row.name, row.version, ": ".join(filter(None, (row.state, _one_line(row.reason))))) for row in statuses]
+    for row in statuses:
+        status = ": ".join(filter(None, (row.state, _one_line(row.reason))))
+        first, *more = textwrap.wrap(status, STATUS_WIDTH, break_on_hyphens=False)
+        rows += [(row.name, row.version, first), *(("", "", line) for line in more)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]

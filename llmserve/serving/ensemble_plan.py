@@ -44,7 +44,8 @@ def plan_ensemble(config: ModelConfig, find: Callable[[str, str], ServedModel]) 
     planner = _Planner(config)
     steps = [planner.add(declared, find) for declared in config.ensemble_scheduling.step]
     planner.check_ends()
-    waves = planner.order([step for step in steps if step is not None])
+    known = [step for step in steps if step is not None]
+    waves = planner.order(known) if len(known) == len(steps) else ()  # without all of them there is no order to judge
     raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", planner.problems)
     return waves
 
@@ -68,6 +69,7 @@ class _Planner:
         version = "" if declared.model_version in (0, -1) else str(declared.model_version)
         if declared.model_namespace:
             self.problems.append(f"step '{declared.model_name}': model_namespace is not supported; remove it")
+        self._wire(declared)  # for a step whose model is missing, too: only that is to be said
         try:
             model = find(declared.model_name, version)
         except LlmserveError as error:
@@ -118,18 +120,23 @@ class _Planner:
         if mine > max(its, 1):
             self.problems.append(f"max_batch_size is {mine}, but step '{model.name}' allows at most {its}")
 
+    def _wire(self, declared: ModelEnsembling.Step) -> None:
+        """Which tensors the step reads and which it makes."""
+        label = f"step '{declared.model_name}'"
+        self._used.update(declared.input_map.values())
+        for tensor in declared.output_map.values():
+            if tensor in self._producers:
+                self.problems.append(f"tensor '{tensor}' has two producers: {self._producers[tensor]} and {label}")
+            self._producers[tensor] = label
+
     def _check_maps(self, declared: ModelEnsembling.Step, signature: ModelSignature) -> None:
         label = f"step '{declared.model_name}'"
         for name, tensor in declared.input_map.items():
-            self._used.add(tensor)
             if name not in signature.inputs:
                 self.problems.append(f"{label}: input_map names '{name}', which is not an input of the model")
             else:
                 self._see(tensor, signature.inputs[name], signature, label)
         for name, tensor in declared.output_map.items():
-            if tensor in self._producers:
-                self.problems.append(f"tensor '{tensor}' has two producers: {self._producers[tensor]} and {label}")
-            self._producers[tensor] = label
             if name not in signature.outputs:
                 self.problems.append(f"{label}: output_map names '{name}', which is not an output of the model")
             else:

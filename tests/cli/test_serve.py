@@ -296,7 +296,9 @@ def test_malformed_parameters(text: str) -> None:
         find_overrides([packaged_repository()], None, {}, [text])
 
 
-def test_a_long_reason_stays_on_one_line() -> None:
-    table = model_table([ModelStatus("m", "", "UNAVAILABLE", "two\n  - lines")])
-    assert "| m     |         | UNAVAILABLE: two - lines |" in table
+def test_a_reason_is_wrapped_inside_the_table() -> None:
+    table = model_table([ModelStatus("m", "1", "UNAVAILABLE", "two\n  - lines"), ModelStatus("n", "", "X", "q " * 90)])
+    assert "| m     | 1       | UNAVAILABLE: two - lines " in table
     assert len({len(line) for line in table.splitlines()}) == 1
+    assert len(table.splitlines()[0]) < 130
+    assert table.count("q") == 90

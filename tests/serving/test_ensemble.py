@@ -366,4 +366,5 @@ async def test_ensemble_of_a_model_that_failed_to_load(tmp_path: Path) -> None:
     write_model(tmp_path, "m", PYTHON)
     write_model(tmp_path, "ens", ensemble(step("m", {"X": "X"}, {"Y": "Y"})))
     async with serving(tmp_path) as core:
-        assert "step 'm': Request for unknown model: 'm' has no available versions" in failure(core)
+        problem = "ensemble 'ens' cannot be loaded: step 'm': Request for unknown model: 'm' has no available versions"
+        assert failure(core) == problem
