@@ -13,22 +13,8 @@ import pytest
 
 from llmserve.client import AsyncClient, Client
 from llmserve.errors import DeadlineExceeded, InvalidArgument, LlmserveError, NotFound, Unavailable
-from tests.frontends.server import HOST, RunningServer, running_server, wait_until
+from tests.frontends.server import HOST, RunningServer, wait_until
 from tests.frontends.stub_core import StubCore
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server(StubCore) as running:
-        yield running
-
-
-@pytest.fixture
-def core(server: RunningServer) -> Iterator[StubCore]:
-    assert isinstance(server.core, StubCore)
-    server.core.requests.clear()
-    yield server.core
-    server.core.is_ready = True
 
 
 @pytest.fixture

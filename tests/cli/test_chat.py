@@ -16,24 +16,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.frontends.server import HOST, RunningServer, running_server, wait_until
+from tests.frontends.server import HOST, RunningServer, wait_until
 from tests.frontends.stub_core import StubCore
 
 LLMSERVE = [sys.executable, "-c", "from llmserve.cli.main import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server(StubCore) as running:
-        yield running
-
-
-@pytest.fixture
-def core(server: RunningServer) -> Iterator[StubCore]:
-    assert isinstance(server.core, StubCore)
-    server.core.requests.clear()
-    yield server.core
-    server.core.is_ready = True
 
 
 def chat(url: str, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:

@@ -1,3 +1,5 @@
+"""Front ends on free ports over a stub core, for whoever tests the wire or a client."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     with running_server(StubCore) as running:
         yield running
