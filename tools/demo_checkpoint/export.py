@@ -63,6 +63,8 @@ def _config(config: ModelConfig) -> dict[str, Any]:
         "model_max_length": config.max_positions,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
+        "position_embedding": "rope",
+        "norm_head": True,
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
         "pad_token_id": PAD_ID,
