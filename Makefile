@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := CMakeLists.txt $(wildcard llmserve/engine/cpu/kernels/*)
 DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
+DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test check pytest format wheel clean
@@ -41,15 +42,17 @@ wheel: $(VENV)/.base ## Build a wheel into dist/
 clean: ## Remove the environment, engines and build output
 	rm -rf $(VENV) engines dist .cmake-build llmserve/engine/cpu/*.so
 
-$(DEMO_ENGINE)/manifest.json: $(VENV)/.base build/recipes/baichuan2-tiny-docsum-fp16.yaml
-	$(BIN)/llmserve build build/checkpoints/baichuan2-tiny-docsum --dtype float16 --output-dir $(DEMO_ENGINE)
+$(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
+	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)
 
-$(BIN)/python:
+# A stamp, not the interpreter: a venv whose creation failed half-way is made again.
+$(VENV)/.created:
 	@echo "== creating $(VENV) with $(PYTHON)"
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
 # The editable install compiles the C++ kernels; it is repeated when they change.
-$(VENV)/.base: $(BIN)/python pyproject.toml $(NATIVE)
+$(VENV)/.base: $(VENV)/.created pyproject.toml $(NATIVE)
 	@echo "== installing llmserve (compiles the CPU engine, about a minute)"
 	$(PIP) install --editable .
 	@touch $@

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,8 +18,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from llmserve.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -87,6 +92,17 @@ def test_commands_of_a_page_work(
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, f"{page.name}:\n{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def test_commands_in_other_fences_exist_with_their_flags() -> None:
+    """Examples that are shown but not run: at least the command and every flag of them is real."""
+    commands: Any = typer.main.get_command(app)
+    for page in PAGES:
+        for fence in re.findall(r"^```\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            for line in re.findall(r"^(?:\$ )?llmserve (.*)$", fence, re.MULTILINE):
+                name, *arguments = shlex.split(line)
+                known = {flag for parameter in commands.commands[name].params for flag in parameter.opts}
+                assert {word.partition("=")[0] for word in arguments if word.startswith("--")} <= known, line
 
 
 def test_every_guide_is_listed_in_the_readme() -> None:
