@@ -29,6 +29,7 @@ class Answer:
     seconds: float  # from the request to the last token
     token_ids: tuple[int, ...] | None = None  # None: only the text is known (through a server)
     margins: tuple[float, ...] = ()  # nats between the two best tokens, per decided position (the end token's too)
+    prompt_digest: str = ""  # `ids_digest` of the prompt; empty: not known (through a server)
 
 
 @dataclass(frozen=True, slots=True)

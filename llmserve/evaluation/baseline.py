@@ -1,8 +1,8 @@
 """What the Hugging Face model answers, computed once and stored: a release check needs no torch after that.
 
-One file per checkpoint, suite and dtype, named by their digests. Within it, an answer is found by its prompt's ids, so
-a shorter run of the same suite uses the same file. Times are the ones measured when it was computed; the file says on
-which machine.
+One file per checkpoint (weights, and the files around its text), suite and dtype, named by their digests. Within it, an
+answer is found by its prompt's ids and end ids, so a shorter run of the same suite uses the same file. Times are the
+ones measured when it was computed; the file says on which machine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from llmserve.evaluation.prompts import end_ids, ids_digest
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt
 
-FORMAT = 1
+FORMAT = 2
 DIGEST_CHARS = 16  # of each digest, in the file's name
 
 
@@ -30,13 +30,20 @@ DIGEST_CHARS = 16  # of each digest, in the file's name
 class BaselineKey:
     """What a stored answer depends on."""
 
-    checkpoint_digest: str
+    checkpoint_digest: str  # config.json and the weights
+    text_digest: str  # tokenizer, special tokens and generation_config.json
     suite_digest: str
     dtype: str
 
     @property
+    def file_prefix(self) -> str:
+        """Of the files that differ in dtype only."""
+        digests = (self.checkpoint_digest, self.text_digest, self.suite_digest)
+        return "".join(f"{digest[:DIGEST_CHARS]}-" for digest in digests)
+
+    @property
     def file_name(self) -> str:
-        return f"{self.checkpoint_digest[:DIGEST_CHARS]}-{self.suite_digest[:DIGEST_CHARS]}-{self.dtype}.json"
+        return f"{self.file_prefix}{self.dtype}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +85,58 @@ def load_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        stored = BaselineKey(*(content[name] for name in ("checkpoint_digest", "suite_digest", "dtype")))
-        answers = {name: _from_json(answer) for name, answer in content["answers"].items()}
-        environment = dict(content["environment"])
+        stored = BaselineKey(*(content.get(field.name, "") for field in fields(BaselineKey)))
+        version = content.get("format")
+        answers = {name: _from_json(name, answer) for name, answer in content["answers"].items()}
+        environment = {"machine": content["environment"]["machine"], **content["environment"]}
+        int(environment["batch_size"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{path} is damaged ({error!r}); recompute it with --refresh-baseline") from error
-    if stored != key or content.get("format") != FORMAT:
+    if stored != key or version != FORMAT:
         raise InvalidArgument(
             f"{path} is of another checkpoint, suite or version; recompute it with --refresh-baseline"
         )
     return Baseline(key, environment, answers)
 
 
+def replaceable_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
+    """What `load_baseline` finds; a file that it refuses counts as absent, for it is about to be written anew."""
+    try:
+        return load_baseline(folder, key)
+    except InvalidArgument:
+        return None
+
+
+def require_mergeable(
+    older: Baseline | None, prompts: Sequence[PreparedPrompt], environment: Mapping[str, str]
+) -> None:
+    """Refuse to compute these prompts where the other answers of the stored file would be lost.
+
+    A file has the answers and times of one environment, so one of another environment can only be replaced as a whole.
+    """
+    if older is None or older.environment == environment:
+        return
+    lost = older.answers.keys() - {ids_digest(prompt) for prompt in prompts}
+    if lost:
+        raise InvalidArgument(
+            f"the stored {older.key.dtype} baseline was computed elsewhere ({_words(older.environment)}; here "
+            f"{_words(environment)}), and {len(lost)} of its answers are not among the {len(prompts)} samples asked "
+            "for, so they would be lost; compute all of them: use the full suite, without --num-samples"
+        )
+
+
+def _words(environment: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in environment.items())
+
+
+def this_environment(batch_size: int) -> dict[str, str]:
+    """The machine and versions that compute here; imports torch."""
+    return {"machine": machine_name(), "batch_size": str(batch_size), **hf.hf_versions()}
+
+
 def missing_baseline(folder: Path, key: BaselineKey) -> Unsupported:
     """The error for answers that are neither stored nor can be computed here."""
-    prefix = f"{key.checkpoint_digest[:DIGEST_CHARS]}-{key.suite_digest[:DIGEST_CHARS]}-"
+    prefix = key.file_prefix
     stored = sorted(path.stem.removeprefix(prefix) for path in folder.glob(f"{prefix}*.json"))
     if key.dtype in stored:
         state = f"the stored {key.dtype} baseline lacks some of these samples (ask for fewer with --num-samples)"
@@ -114,18 +158,24 @@ def compute_baseline(
     """Ask the Hugging Face model; `progress` is told how many prompts were just answered."""
     model = hf.HfModel(checkpoint, key.dtype)
     postprocessor = Postprocessor.open(checkpoint)
-    environment = {"machine": machine_name(), "batch_size": str(batch_size), **hf.hf_versions()}
     answers: dict[str, Answer] = {}
     _generate(model, prompts[:1], 1)  # the first call pays for allocations and caches
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         for prompt, answer in zip(batch, _generate(model, batch, max_tokens), strict=True):
             text = postprocessor.text(answer.token_ids)
-            answers[ids_digest(prompt)] = Answer(
-                text, len(prompt.input_ids), len(answer.token_ids), answer.seconds, answer.token_ids, answer.margins
+            digest = ids_digest(prompt)
+            answers[digest] = Answer(
+                text,
+                len(prompt.input_ids),
+                len(answer.token_ids),
+                answer.seconds,
+                answer.token_ids,
+                answer.margins,
+                digest,
             )
         progress(len(batch))
-    return Baseline(key, environment, answers)
+    return Baseline(key, this_environment(batch_size), answers)
 
 
 def _generate(model: hf.HfModel, batch: Sequence[PreparedPrompt], max_tokens: int) -> list[hf.HfAnswer]:
@@ -145,7 +195,7 @@ def _to_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _from_json(content: Mapping[str, Any]) -> Answer:
+def _from_json(name: str, content: Mapping[str, Any]) -> Answer:
     ids = tuple(int(token) for token in content["token_ids"])
     return Answer(
         text=str(content["text"]),
@@ -154,4 +204,5 @@ def _from_json(content: Mapping[str, Any]) -> Answer:
         seconds=float(content["seconds"]),
         token_ids=ids,
         margins=tuple(float(margin) for margin in content["margins"]),
+        prompt_digest=name,
     )

@@ -16,7 +16,7 @@ from llmserve.engine.base import Engine
 from llmserve.engine.open import EngineSettings, open_engine
 from llmserve.errors import LlmserveError
 from llmserve.evaluation.answers import Answer, Sample
-from llmserve.evaluation.prompts import PromptEncoder
+from llmserve.evaluation.prompts import PromptEncoder, ids_digest
 from llmserve.stages.generate import generate
 from llmserve.stages.postprocess import Postprocessor
 
@@ -66,7 +66,8 @@ class EngineCandidate:
             async for event in stream:
                 ids += event.tokens.token_ids
         text = self._postprocessor.text(ids)
-        return Answer(text, len(prompt.input_ids), len(ids), time.perf_counter() - started, tuple(ids))
+        seconds = time.perf_counter() - started
+        return Answer(text, len(prompt.input_ids), len(ids), seconds, tuple(ids), prompt_digest=ids_digest(prompt))
 
 
 class ServerCandidate:

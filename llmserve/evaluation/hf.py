@@ -6,15 +6,17 @@ add, is refused.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import CheckpointError, Unsupported
+from llmserve.errors import CheckpointError, Unsupported, raise_problems
+from llmserve.models.registry import architecture_for
 
 NO_TORCH = (
     "torch and transformers are not installed: pip install 'llmserve[baseline]' "
@@ -108,12 +110,33 @@ def _load(path: Path, dtype: str) -> Any:
 
     baichuan_torch.register()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    load: Any = AutoModelForCausalLM.from_pretrained  # its annotations leave out `output_loading_info`
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), trust_remote_code=False, local_files_only=True
+        model, loading = load(
+            path,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"transformers cannot load {path}: {error}") from error
+    ignored = architecture_for(model.config.to_dict()).ignored
+    raise_problems(CheckpointError, f"transformers did not load all of {path}", _loading_problems(loading, ignored))
+    return model
+
+
+def _loading_problems(loading: Mapping[str, Any], ignored: Sequence[str]) -> list[str]:
+    """transformers only warns of these, and fills what is missing with random numbers."""
+    unexpected = [
+        name for name in sorted(loading["unexpected_keys"]) if not any(re.fullmatch(known, name) for known in ignored)
+    ]
+    return [
+        *(f"tensor {name} is missing" for name in sorted(loading["missing_keys"])),
+        *(f"tensor {name} has no place in the network" for name in unexpected),
+        *(f"tensor {name} has another shape than the network's" for name, *_ in sorted(loading["mismatched_keys"])),
+        *(str(message) for message in loading["error_msgs"]),
+    ]
 
 
 def _margins(logits: Any) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmserve.engine.artifact import GENERATION_CONFIG_FILE, TOKENIZER_FILES, hash_file
 from llmserve.evaluation.answers import Sample
 from llmserve.stages.chat import Message
 from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
@@ -36,6 +37,14 @@ def end_ids(prompt: PreparedPrompt) -> tuple[int, ...]:
 
 
 def ids_digest(prompt: PreparedPrompt) -> str:
-    """Names a prompt by its ids; 16 hexadecimal digits."""
-    text = ",".join(map(str, prompt.input_ids))
+    """Names a prompt by its ids and by the ids that end its answer; 16 hexadecimal digits."""
+    parts = (prompt.input_ids, sorted(end_ids(prompt)))
+    text = ";".join(",".join(map(str, ids)) for ids in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def text_digest(path: Path) -> str:
+    """SHA-256 (hex) over a checkpoint's files between text and ids: vocabulary, special tokens, end and role ids."""
+    names = sorted((*TOKENIZER_FILES, GENERATION_CONFIG_FILE))
+    files = [f"{name} {hash_file(path / name)}" for name in names if (path / name).is_file()]
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()

@@ -14,13 +14,22 @@ from llmserve.engine.artifact import EngineDirectory
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer, Performance, Sample
-from llmserve.evaluation.baseline import Baseline, BaselineKey, compute_baseline, load_baseline, missing_baseline
+from llmserve.evaluation.baseline import (
+    Baseline,
+    BaselineKey,
+    compute_baseline,
+    load_baseline,
+    missing_baseline,
+    replaceable_baseline,
+    require_mergeable,
+    this_environment,
+)
 from llmserve.evaluation.candidates import Candidate, CandidateRun, engine_candidate, run_candidate, server_candidate
 from llmserve.evaluation.data import load_samples, suite_digest
 from llmserve.evaluation.gate import Verdict, judge
 from llmserve.evaluation.machine import machine_name, package_versions
 from llmserve.evaluation.parity import compare_tokens
-from llmserve.evaluation.prompts import PromptEncoder
+from llmserve.evaluation.prompts import PromptEncoder, text_digest
 from llmserve.evaluation.report import Report, Side
 from llmserve.evaluation.rouge import rouge_scores
 from llmserve.evaluation.suite import Suite, load_suite
@@ -71,7 +80,7 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
     with Checkpoint.open(options.checkpoint) as checkpoint:
         dtype = options.dtype or (directory.manifest.options["dtype"] if directory else SERVER_DTYPE)
-        key = BaselineKey(checkpoint.digest(), suite_digest(suite), dtype)
+        key = BaselineKey(checkpoint.digest(), text_digest(options.checkpoint), suite_digest(suite), dtype)
     baseline_side = _baseline_side(options, suite, key, encoder.encode_samples(samples), watcher)
     run = asyncio.run(_run_engine(options, suite, samples, watcher))
     engine_side = _engine_side(directory, options, run)
@@ -105,12 +114,14 @@ def _baseline_side(
     options: EvalOptions, suite: Suite, key: BaselineKey, prompts: Sequence[PreparedPrompt], watcher: Watcher
 ) -> Side:
     """Stored, or computed here and stored."""
-    stored = None if options.refresh_baseline else load_baseline(suite.baselines, key)
-    answers = stored.select(prompts) if stored else None
+    load = replaceable_baseline if options.refresh_baseline else load_baseline
+    stored = load(suite.baselines, key)
+    answers = stored.select(prompts) if stored and not options.refresh_baseline else None
     if stored and answers:
         return _hf_side(stored, answers, f"stored, computed on {stored.environment['machine']}")
     if not hf.is_available():
         raise hf.unavailable() if options.refresh_baseline else missing_baseline(suite.baselines, key)
+    require_mergeable(stored, prompts, this_environment(options.baseline_batch_size))
     computed = compute_baseline(
         options.checkpoint,
         key,
@@ -119,7 +130,7 @@ def _baseline_side(
         batch_size=options.baseline_batch_size,
         progress=watcher.phase("Hugging Face", len(prompts)),
     )
-    computed.merged_with(load_baseline(suite.baselines, key)).save(suite.baselines)
+    computed.merged_with(stored).save(suite.baselines)
     answers = computed.select(prompts)
     assert answers is not None, "every prompt was just answered"
     return _hf_side(computed, answers, "computed in this run")
@@ -127,7 +138,11 @@ def _baseline_side(
 
 def _hf_side(baseline: Baseline, answers: Sequence[Answer], source: str) -> Side:
     environment = baseline.environment
-    facts = {"name": "Hugging Face", "checkpoint_digest": baseline.key.checkpoint_digest, "dtype": baseline.key.dtype}
+    key = baseline.key
+    facts = {
+        "name": "Hugging Face", "checkpoint_digest": key.checkpoint_digest, "text_digest": key.text_digest,
+        "dtype": key.dtype,
+    }  # fmt: skip
     # an answer of a batch has the batch's time, so the sum counts each batch once per answer
     wall_seconds = sum(answer.seconds for answer in answers) / int(environment["batch_size"])
     return Side(
@@ -151,13 +166,16 @@ def _open_candidate(options: EvalOptions, max_tokens: int) -> AbstractAsyncConte
 
 
 def _engine_side(directory: EngineDirectory | None, options: EvalOptions, run: CandidateRun) -> Side:
-    facts = {"name": options.url, "url": options.url} if options.url else {}
-    if directory:
+    """What is known of the engine that answered: through a server its address only, whatever lies here on disk."""
+    if options.url:
+        facts = {"name": options.url, "url": options.url}
+    else:
+        assert directory is not None, "checked with the options"
         info = directory.info()
         facts = {
             "name": info.name, "target": info.target, "architecture": info.architecture, "dtype": info.dtype,
-            "engine_digest": info.digest,
-        } | facts  # fmt: skip
+            "engine_digest": info.digest, "checkpoint_digest": directory.manifest.source.digest,
+        }  # fmt: skip
     facts |= {"in_flight": str(options.concurrency), "machine": machine_name()}
     return Side(facts, run.answers, Performance.of(run.answers, run.wall_seconds))
 
@@ -165,13 +183,24 @@ def _engine_side(directory: EngineDirectory | None, options: EvalOptions, run: C
 def _require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], engine: Sequence[Answer]) -> None:
     """A comparison counts only on the same prompts: an engine with another tokenizer or chat format is refused."""
     different = [
-        f"sample {sample.id}: {expected.num_prompt_tokens} prompt tokens for Hugging Face, "
-        f"{actual.num_prompt_tokens} for the engine"
+        f"sample {sample.id}: {_prompt_words(expected)} for Hugging Face, {_prompt_words(actual)} for the engine"
         for sample, expected, actual in zip(samples, baseline, engine, strict=True)
-        if expected.num_prompt_tokens != actual.num_prompt_tokens
+        if not _is_same_prompt(expected, actual)
     ]
     raise_problems(
         InvalidArgument,
-        "the engine reads other prompts than the checkpoint (another tokenizer, chat format or length limit)",
+        "the engine reads other prompts than the checkpoint (another tokenizer, chat format end token, length limit)",
         different[:5],
     )
+
+
+def _is_same_prompt(expected: Answer, actual: Answer) -> bool:
+    """By ids and end ids; through a server, which tells no ids, by their number."""
+    if expected.prompt_digest and actual.prompt_digest:
+        return expected.prompt_digest == actual.prompt_digest
+    return expected.num_prompt_tokens == actual.num_prompt_tokens
+
+
+def _prompt_words(answer: Answer) -> str:
+    ids = f" (ids {answer.prompt_digest})" if answer.prompt_digest else ""
+    return f"{answer.num_prompt_tokens} prompt tokens{ids}"

@@ -11,7 +11,7 @@ max_tokens: 32                              # of the answer, greedy on both side
 max_input_tokens: 923                       # optional: the longest column is cut so that the prompt fits
 stemming: true                              # of ROUGE
 margins: {rougeL: 0.3}                      # points of ROUGE (F x 100) that the engine may lose
-floors: {rougeL: 15}                        # optional: what the engine must reach whatever the baseline does
+floors: {rougeL: 15}                        # what it must reach whatever the baseline does; margins, floors or both
 inconclusive: fail                          # or pass: what the exit code says when the samples cannot tell
 baselines: ../baselines                     # folder of stored Hugging Face outputs, relative to the suite file
 """
@@ -31,8 +31,8 @@ from llmserve.evaluation.rouge import METRICS
 from llmserve.stages.chat import Message
 
 LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
-REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens", "margins")
-OPTIONAL = ("prompt", "messages", "max_input_tokens", "stemming", "floors", "inconclusive", "baselines")
+REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens")
+OPTIONAL = ("prompt", "messages", "max_input_tokens", "stemming", "margins", "floors", "inconclusive", "baselines")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,8 @@ class _Reader:
             floors=self._points("floors"),
             inconclusive_passes=self._inconclusive(),
         )
+        if not self._content.get("margins") and not self._content.get("floors"):
+            self.problems.append("the suite judges nothing: give margins, floors or both")
         self._reject_unknown(self._content, {*REQUIRED, *OPTIONAL}, "")
         return suite
 

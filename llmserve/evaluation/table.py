@@ -57,12 +57,24 @@ def _notes(report: Report) -> list[str]:
     notes = [
         f"HF: {baseline['dtype']}, {_in_flight(baseline)}, {baseline['source']}",
         f"engine: {engine['name']}, {_in_flight(engine)}",
+        *_source_notes(baseline, engine),
         f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",
     ]
     if parity.largest_margin is not None:
         notes.append(f"largest margin between the baseline's two best tokens at a first difference: "
                      f"{parity.largest_margin:.3f} nat")  # fmt: skip
     return notes
+
+
+def _source_notes(baseline: Mapping[str, str], engine: Mapping[str, str]) -> list[str]:
+    """A warning where the engine is known to come from another checkpoint than the baseline."""
+    expected, actual = baseline.get("checkpoint_digest", ""), engine.get("checkpoint_digest", "")
+    if not expected or not actual or expected == actual:
+        return []
+    return [
+        f"note: the engine was built from another checkpoint ({actual[:12]}) than the one compared with "
+        f"({expected[:12]}); build it again from this one unless that is intended"
+    ]
 
 
 def _in_flight(facts: Mapping[str, str]) -> str:

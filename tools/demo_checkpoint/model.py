@@ -25,7 +25,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     max_positions: int = 512
-    dropout: float = 0.0
+    dropout: float = 0.0  # `TrainOptions` sets it for training
 
 
 class RMSNorm(nn.Module):

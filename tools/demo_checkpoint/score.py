@@ -20,7 +20,7 @@ ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 def load_checkpoint(path: Path) -> tuple[TinyBaichuan, sentencepiece.SentencePieceProcessor]:
-    """The exported weights in float32, without dropout."""
+    """The exported weights in float32."""
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     model = TinyBaichuan(
         ModelConfig(
@@ -29,7 +29,6 @@ def load_checkpoint(path: Path) -> tuple[TinyBaichuan, sentencepiece.SentencePie
             intermediate_size=config["intermediate_size"],
             num_layers=config["num_hidden_layers"],
             num_heads=config["num_attention_heads"],
-            dropout=0.0,
         )
     )
     tensors = load_file(path / "model.safetensors")

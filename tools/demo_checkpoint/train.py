@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -33,6 +33,7 @@ class TrainOptions:
     autocast: bool = False  # bfloat16 arithmetic, where the processor has it
     compile: bool = False
     tokens_per_batch: int = TOKENS_PER_BATCH  # padding included
+    dropout: float = 0.05  # the pairs are seen several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def train(
     torch.set_num_threads(options.threads)
     held_out = min(VALIDATION_EXAMPLES, len(examples) // 10)
     validation, training = examples[:held_out], examples[held_out:]
-    model = TinyBaichuan(config).to(options.device)
+    model = TinyBaichuan(replace(config, dropout=options.dropout)).to(options.device)
     loss_of = torch.compile(_loss, dynamic=False) if options.compile else _loss
     optimizer = Optimizer(model)
     started, tokens, losses = time.monotonic(), 0, [math.inf]
