@@ -17,6 +17,7 @@ from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.open import EngineSettings, open_engine
 from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.stages.chat import Message
 from llmserve.stages.generate import generate
 from llmserve.stages.postprocess import Postprocessor
@@ -138,7 +139,8 @@ def command(
         seed=random_seed,
     )
     raise_problems(InvalidArgument, "sampling", sampling.problems())
-    opened = open_engine(engine, EngineSettings(threads=threads))
+    every_prompt_waits = SchedulerSettings(max_queue_size=0)
+    opened = open_engine(engine, EngineSettings(threads=threads, scheduler=every_prompt_waits))
     try:
         shot = OneShot(
             opened, Preprocessor.open(engine), Postprocessor.open(engine), sampling, tuple(stop_words or ()), chat

@@ -10,6 +10,8 @@ from llmserve.stages.generate import GeneratedEvent
 
 
 class Answer:
+    """Takes memory for every sequence of `request`, so it comes after the engine's validation."""
+
     def __init__(self, request: GenerateRequest, *, streaming: bool) -> None:
         self._request = request
         self._streaming = streaming

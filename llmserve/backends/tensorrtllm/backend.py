@@ -99,9 +99,10 @@ class EngineInstance:
         job = self._read(request)
         echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
         tokens_per_block = self.engine.stats().tokens_per_block
-        answer = Answer(job.generate, streaming=job.streaming)
+        # First of all the engine refuses what it cannot answer; it starts with the first pull.
         stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=job.stop_strings)
-        async with aclosing(self._events(request.request_id, stream, answer)) as events:
+        answer = Answer(job.generate, streaming=job.streaming)
+        async with aclosing(stream), aclosing(self._events(request.request_id, stream, answer)) as events:
             async for event in events:
                 outputs = response_tensors(
                     event, echo=echo, tokens_per_block=tokens_per_block, wanted=request.requested_outputs
@@ -113,10 +114,9 @@ class EngineInstance:
     ) -> AsyncGenerator[GeneratedEvent, None]:
         """The events to send; when the request is stopped from outside, the last ones say so."""
         with self._active.running(request_id) as active:
-            async with aclosing(stream):
-                while (event := await active.pull(stream)) is not None:
-                    if (out := answer.add(event)) is not None:
-                        yield out
+            while (event := await active.pull(stream)) is not None:
+                if (out := answer.add(event)) is not None:
+                    yield out
             for index in answer.open_sequences():
                 yield answer.cancelled(index)
 

@@ -28,6 +28,7 @@ class CpuRunner:
         self._handle = handle
         self._library = load_library()
         self._close = weakref.finalize(self, self._library.close, handle)
+        self._close.atexit = False  # a daemon thread may be inside a step; the system frees what an exit leaves
         self.header = header
         self.threads = threads
         self.isa = isa

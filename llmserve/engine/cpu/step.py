@@ -12,12 +12,19 @@ from llmserve.engine.base import StepResult
 from llmserve.engine.cpu.library import CHUNK, SAMPLE, StepRecord
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 
+LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
+
 
 class FlatStep:
-    """Owns the arrays that `record` points into; alive until the call has returned and `result` was read."""
+    """Owns the arrays that `record` points into; alive until the call has returned and `result` was read.
+
+    A step is many clients' work, so no valid request may fail here: what a record's fields cannot hold is replaced by
+    the nearest that they can.
+    """
 
     def __init__(self, plan: StepPlan, vocab_size: int) -> None:
         self._plan = plan
+        self._vocab_size = vocab_size
         chunks = plan.chunks
         lengths = [len(chunk.token_ids) for chunk in chunks]
         first_tokens = [0, *accumulate(lengths)]
@@ -59,16 +66,18 @@ class FlatStep:
         position = 0
         for sample, selected in wanted:
             bias_ids = [token_id for token_id, _ in sample.bias]
-            bounds = list(accumulate(map(len, (sample.history, bias_ids, sample.banned)), initial=position))
-            rows.append(_sample_row(sample, selected, bounds))
-            lists += (sample.history, bias_ids, sample.banned)
+            # an end token may lie outside of the vocabulary; nobody can draw it
+            banned = [token_id for token_id in sample.banned if 0 <= token_id < self._vocab_size]
+            bounds = list(accumulate(map(len, (sample.history, bias_ids, banned)), initial=position))
+            rows.append(_sample_row(sample, selected, bounds, self._vocab_size))
+            lists += (sample.history, bias_ids, banned)
             position = bounds[-1]
         self._samples = np.array(rows, SAMPLE)
         self._sample_ids = _flat(lists, position)
         self._bias_values = np.zeros(position, np.float32)
         for row, (sample, _) in zip(self._samples, wanted, strict=True):
             if sample.bias:
-                self._bias_values[row["bias_begin"] : row["bias_end"]] = [bias for _, bias in sample.bias]
+                self._bias_values[row["bias_begin"] : row["bias_end"]] = [_float32(bias) for _, bias in sample.bias]
 
     def _make_record(self) -> StepRecord:
         return StepRecord(
@@ -114,7 +123,9 @@ def _chunk_records(chunks: Sequence[Chunk], lengths: Sequence[int]) -> NDArray[n
     return records
 
 
-def _sample_row(sample: SampleRequest, selected: int, bounds: Sequence[int]) -> tuple[int | float, ...]:
+def _sample_row(
+    sample: SampleRequest, selected: int, bounds: Sequence[int], vocab_size: int
+) -> tuple[int | float, ...]:
     """Field values in the order of SAMPLE."""
     params = sample.params
     history_begin, history_end, bias_end, banned_end = bounds
@@ -130,13 +141,17 @@ def _sample_row(sample: SampleRequest, selected: int, bounds: Sequence[int]) -> 
         bias_end,
         bias_end,
         banned_end,
-        params.top_k,
-        params.temperature,
-        params.top_p,
+        min(params.top_k, vocab_size),
+        _float32(params.temperature),
+        max(params.top_p, LEAST_FLOAT),
         params.min_p,
-        params.repetition_penalty,
-        params.presence_penalty,
-        params.frequency_penalty,
+        max(_float32(params.repetition_penalty), LEAST_FLOAT),
+        _float32(params.presence_penalty),
+        _float32(params.frequency_penalty),
         sample.log_prob,
         0,
     )
+
+
+def _float32(value: float) -> float:
+    return min(max(value, -MOST_FLOAT), MOST_FLOAT)

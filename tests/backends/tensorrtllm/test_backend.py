@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from llmserve.backends.tensorrtllm import backend
 from llmserve.backends.tensorrtllm.backend import EngineInstance
 from llmserve.core import FinishReason
 from llmserve.engine.fake import fake_answer, fake_engine, fake_log_prob
@@ -48,7 +51,7 @@ async def wait_until_idle(engine: InflightEngine) -> None:
         await asyncio.sleep(0.01)
 
 
-async def refusal(instance: EngineInstance, **values: object) -> LlmserveError:
+async def refusal(instance: EngineInstance, **values: Any) -> LlmserveError:
     (response,) = await responses(instance, request(PROMPT, **values))
     assert response.final
     assert response.outputs == ()
@@ -153,6 +156,20 @@ async def test_bad_requests_become_an_error_response(
     error = await refusal(instance_over(engine), **values)
     assert error.code is Code.INVALID_ARGUMENT
     assert words in str(error)
+
+
+@pytest.mark.parametrize("count", [129, 2**31 - 1])
+async def test_too_many_sequences_are_refused_before_memory_is_taken_for_them(
+    count: int, engine: InflightEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = instance_over(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "Answer", Mock(side_effect=AssertionError("too early")))
+        error = await refusal(instance, num_return_sequences=count)
+    assert error.code is Code.INVALID_ARGUMENT
+    assert f"from 1 to 128, got {count}" in str(error)
+    (response,) = await responses(instance, request(PROMPT))
+    assert ids(response) == ANSWER
 
 
 async def test_a_model_that_is_not_decoupled_gives_one_response(engine: InflightEngine) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,19 @@ def test_info_is_what_the_scheduler_plans_with(path: Path, open_runner: OpenRunn
     assert (info.max_num_tokens, info.max_batch_size, info.max_seq_len) == (96, 8, 96)
 
 
-def test_zero_threads_are_the_cores_of_this_process(path: Path, open_runner: OpenRunner) -> None:
-    opened = open_runner(path, threads=0)
-    assert 1 <= opened.threads <= len(os.sched_getaffinity(0))
+def num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_zero_threads_are_the_cores_of_this_process(
+    path: Path, monkeypatch: pytest.MonkeyPatch, open_runner: OpenRunner
+) -> None:
+    for cores in (1, 3):
+        monkeypatch.setattr(runner, "usable_cores", lambda cores=cores: cores)
+        before = num_threads()
+        opened = open_runner(path, threads=0)
+        assert opened.threads == cores
+        assert num_threads() == before + cores - 1  # the caller is one of them
 
 
 def test_close_twice_and_reopen(path: Path) -> None:
@@ -47,11 +58,72 @@ def test_close_twice_and_reopen(path: Path) -> None:
 
 
 def test_threads_end_with_their_runner(path: Path) -> None:
-    before = len(os.listdir("/proc/self/task"))
+    before = num_threads()
     opened = CpuRunner.open(path, num_blocks=20, threads=4)
-    assert len(os.listdir("/proc/self/task")) == before + 3
+    assert num_threads() == before + 3
     del opened
-    assert len(os.listdir("/proc/self/task")) == before
+    assert num_threads() == before
+
+
+def run_script(code: str, path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_process_may_exit_while_a_step_runs(path: Path) -> None:
+    code = """
+        import sys, threading, time
+        from pathlib import Path
+        from llmserve.engine.cpu.runner import CpuRunner
+        from llmserve.scheduler.plan import Chunk, StepPlan
+
+        runner = CpuRunner.open(Path(sys.argv[1]), num_blocks=24, threads=1, isa="portable")
+        plan = StepPlan((Chunk(0, [1] * 96, 0, range(24)),))
+        started = threading.Event()
+
+        def steps():
+            while True:
+                runner.step(plan)
+                started.set()
+
+        threading.Thread(target=steps, daemon=True).start()
+        started.wait()
+        print("exits")
+    """
+    for _ in range(3):
+        done = run_script(code, path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "exits\n", "")
+
+
+def test_too_many_threads_are_an_error_that_leaves_none_behind(path: Path) -> None:
+    code = """
+        import os, resource, sys
+        from pathlib import Path
+        from llmserve.engine.cpu.runner import CpuRunner
+        from llmserve.errors import InternalError
+
+        def num_threads():
+            return len(os.listdir("/proc/self/task"))
+
+        path = Path(sys.argv[1])
+        CpuRunner.open(path, num_blocks=1, threads=1).close()
+        before = num_threads()
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))  # stacks take address space
+        try:
+            CpuRunner.open(path, num_blocks=1, threads=1000)
+        except InternalError as error:
+            print(error)
+        print(num_threads() - before)
+        runner = CpuRunner.open(path, num_blocks=1, threads=3)
+        print(num_threads() - before)
+        runner.close()
+    """
+    done = run_script(code, path)
+    assert done.returncode == 0, done.stderr
+    error, left, opened = done.stdout.splitlines()
+    assert "cannot start threads" in error
+    assert (left, opened) == ("0", "2")
 
 
 def test_a_pool_larger_than_the_memory_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +184,7 @@ BAD_PLANS = {
     "block table is too short": Chunk(0, [1, 2, 3, 4, 5], 0, [0]),
     "longer than max_seq_len": Chunk(0, [1, 2], 95, list(range(20)) * 2),
     "do not cover": Chunk(0, [], 0, [0]),
-    "token id of a sample request": Chunk(0, [1], 0, [0], dataclasses.replace(greedy(1), banned=(99,))),
+    "token id of a sample request": Chunk(0, [1], 0, [0], dataclasses.replace(greedy(1), history=(99,))),
     "points outside": Chunk(0, [1], 0, [0], dataclasses.replace(greedy(1), history=(1,), num_prompt=2)),
 }
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmserve.core import MAX_SEED, SamplingParams
+from llmserve.core import MAX_SEED, GenerateRequest, SamplingParams
 from llmserve.engine.base import StepResult
 from llmserve.engine.cpu.runner import CpuRunner, available_isas
+from llmserve.engine.validation import check_request
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.networks import LIMITS, table_network
 from tests.engine.cpu.sampling_model import adjusted_logits, distribution, log_softmax, philox, uniform
@@ -180,3 +181,37 @@ def test_extreme_temperatures(runner: CpuRunner) -> None:
     assert sample(runner, 10, cold).tokens == [int(TABLE[10].argmax())] * 3
     hot = SampleRequest(SamplingParams(temperature=1e30), 0, 0)
     assert len(set(sample(runner, 10, draws(hot, 300)).tokens)) > 45
+
+
+TOP = int(TABLE[10].argmax())
+BEYOND_THE_RECORD = {
+    "top_k": (SampleRequest(SamplingParams(top_k=2**40, seed=7), 0, 3), SampleRequest(SamplingParams(seed=7), 0, 3)),
+    "top_p": (SampleRequest(SamplingParams(top_p=1e-300), 0, 3), TOP),
+    "min_p": (SampleRequest(SamplingParams(min_p=1e-300), 0, 3), SampleRequest(SamplingParams(), 0, 3)),
+    "temperature": (
+        SampleRequest(SamplingParams(temperature=1e300), 0, 3), SampleRequest(SamplingParams(temperature=1e30), 0, 3),
+    ),
+    "little temperature": (SampleRequest(SamplingParams(temperature=1e-300), 0, 3), TOP),
+    "bias": (SampleRequest(SamplingParams(), 0, 3, bias=((8, -1e300), (9, 1e300))), 9),
+    "repetition": (SampleRequest(SamplingParams(repetition_penalty=1e-300), 0, 3, (TOP,), 1), TOP),
+    "frequency": (SampleRequest(SamplingParams(frequency_penalty=-1e300, presence_penalty=1e300), 0, 3, (6, 6)), 6),
+    "seed and position": (
+        SampleRequest(SamplingParams(seed=MAX_SEED), 127, 2**32),
+        int(uniform(MAX_SEED, 2**32, 127) * VOCAB),
+    ),
+    "an end token outside of the vocabulary": (
+        SampleRequest(SamplingParams(temperature=0.0), 0, 3, banned=(-1, TOP, VOCAB, 2**40)),
+        int(np.delete(TABLE[10], TOP).argmax()) + (np.delete(TABLE[10], TOP).argmax() >= TOP),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEYOND_THE_RECORD)
+def test_valid_values_that_the_record_cannot_hold(name: str, runner: CpuRunner) -> None:
+    request, wanted = BEYOND_THE_RECORD[name]
+    check_request(
+        GenerateRequest("r", (1,), request.params, embedding_bias=tuple(request.bias)), vocab_size=VOCAB, max_seq_len=64
+    )
+    row = FLAT if name == "seed and position" else 10
+    token = sample(runner, row, [wanted]).tokens[0] if isinstance(wanted, SampleRequest) else wanted
+    assert sample(runner, row, [request]).tokens == [token]

@@ -26,10 +26,17 @@ void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
 }  // namespace
 
 ThreadPool::ThreadPool(unsigned num_threads) : num_threads_(num_threads) {
-  for (unsigned i = 1; i < num_threads; ++i) workers_.emplace_back(&ThreadPool::work, this, i);
+  try {
+    for (unsigned i = 1; i < num_threads; ++i) workers_.emplace_back(&ThreadPool::work, this, i);
+  } catch (...) {
+    stop();  // a thread that still runs must not be destroyed
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stopping_ = true;
   starts_.fetch_add(1, std::memory_order_release);
   starts_.notify_all();

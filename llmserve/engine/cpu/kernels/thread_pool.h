@@ -11,7 +11,7 @@ namespace llmserve {
 
 class ThreadPool {
  public:
-  // `num_threads` includes the thread that calls `run`.
+  // `num_threads` includes the thread that calls `run`. Throws std::system_error when the system has no more threads.
   explicit ThreadPool(unsigned num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -27,6 +27,7 @@ class ThreadPool {
 
  private:
   void work(unsigned index);
+  void stop();
 
   const unsigned num_threads_;
   const std::function<void(unsigned)>* body_ = nullptr;
