@@ -70,11 +70,13 @@ QWEN: dict[str, Any] = COMMON | {
     "max_window_layers": 2,
     "tie_word_embeddings": False,
 }
+# The Baichuan kinds carry the explicit keys: they are too small to be told apart as the published models are.
 KINDS: dict[str, dict[str, Any]] = {
-    "baichuan2-7b": BAICHUAN | {"max_position_embeddings": 256},
+    "baichuan2-7b": BAICHUAN | {"max_position_embeddings": 256, "position_embedding": "rope", "norm_head": True},
     # six heads: the ALiBi rule for head counts that are no power of two
-    "baichuan2-13b": BAICHUAN | {"hidden_size": 96, "num_attention_heads": 6},
-    "baichuan1-7b": BAICHUAN | {"max_position_embeddings": 256, "norm_head": False},
+    "baichuan2-13b": BAICHUAN
+    | {"hidden_size": 96, "num_attention_heads": 6, "position_embedding": "alibi", "norm_head": True},
+    "baichuan1-7b": BAICHUAN | {"max_position_embeddings": 256, "position_embedding": "rope", "norm_head": False},
     "llama": LLAMA,
     "llama3-rope": LLAMA | {"rope_theta": 500000.0, "rope_scaling": LLAMA3_SCALING},
     "llama-tied": LLAMA | {"tie_word_embeddings": True},

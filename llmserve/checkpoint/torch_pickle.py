@@ -2,18 +2,20 @@
 
 A pickle is a program. This reader knows the handful of globals that a dictionary of tensors needs and refuses every
 other by name, so a hostile file cannot call anything. Tensors come out as `StoredTensor`: where their numbers lie.
+What the pickle can reach is a named tuple or has no attributes, because the opcode BUILD sets the state of any object;
+and every tensor is checked after the whole pickle has run.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import pickletools
 import reprlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmserve.errors import CheckpointError
 
@@ -29,22 +31,23 @@ STORAGE_DTYPES: Mapping[str, str] = {
     "ByteStorage": "uint8",
     "BoolStorage": "bool",
 }
+NESTING_OPCODES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
+MAX_TUPLES = 20_000  # a tensor takes four or five
+MAX_RANK = 32  # dimensions of a tensor; numpy's own limit is not lower
+MAX_ELEMENTS = 2**48  # bounds what a view with repeated elements claims, and strides that no element uses
 
 
-@dataclass(frozen=True, slots=True)
-class StorageType:
+class StorageType(NamedTuple):
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     dtype: str
     key: str  # the archive entry data/<key>
     num_elements: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A strided view of a storage; offset and stride count elements."""
 
     storage: Storage
@@ -58,15 +61,44 @@ def load_tensors(pickled: bytes) -> dict[str, StoredTensor]:
     content = _unpickle(pickled)
     if not isinstance(content, dict):
         raise CheckpointError(f"holds a {type(content).__name__} instead of a dictionary of tensors")
-    for name, value in content.items():
+    # the methods of `dict` itself: a pickle may give an OrderedDict attributes that hide its own
+    items = list(dict.items(content))
+    for name, value in items:
         if not isinstance(name, str) or not isinstance(value, StoredTensor):
             raise CheckpointError(f"entry {reprlib.repr(name)} is not a tensor; save model.state_dict() only")
-    return dict(content)
+        problem = _problem(value)
+        if problem:
+            raise CheckpointError(f"is damaged: tensor {reprlib.repr(name)} {problem}")
+    return dict(items)
+
+
+def _problem(tensor: StoredTensor) -> str:
+    """What is wrong with a tensor whose fields may hold anything; empty when it is a view inside its storage."""
+    storage = tensor.storage
+    if not isinstance(storage, Storage) or storage.dtype not in STORAGE_DTYPES.values():
+        return "has no storage of a known type"
+    if not isinstance(storage.key, str) or not _is_count(storage.num_elements):
+        return "has a storage without a name or a size"
+    shape, stride = tensor.shape, tensor.stride
+    if not all(map(_is_count, (tensor.offset, *shape, *stride))):
+        return "has an offset, a shape or a stride that is not made of counts"
+    if len(shape) != len(stride) or len(shape) > MAX_RANK:
+        return f"has a shape of {len(shape)} and a stride of {len(stride)} dimensions; at most {MAX_RANK} are possible"
+    if math.prod(filter(None, shape)) > MAX_ELEMENTS:
+        return f"has more than {MAX_ELEMENTS} elements"
+    last = tensor.offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    if 0 not in shape and last >= storage.num_elements:
+        return f"reaches element {last} of a storage of {storage.num_elements}"
+    return ""
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_ELEMENTS
 
 
 def _unpickle(pickled: bytes) -> object:
     try:
-        _check_memo(pickled)
+        _check_program(pickled)
         return _TensorUnpickler(io.BytesIO(pickled)).load()
     except CheckpointError:
         raise
@@ -74,9 +106,17 @@ def _unpickle(pickled: bytes) -> object:
         raise CheckpointError(f"holds a damaged pickle: {type(error).__name__}: {error}") from error
 
 
-def _check_memo(pickled: bytes) -> None:
-    """Refuse memo indices that no honest pickle has: the unpickler would allocate room for all the lower ones."""
+def _check_program(pickled: bytes) -> None:
+    """Refuse what no honest pickle has, and what would end the process instead of raising an error.
+
+    For a memo index the unpickler allocates room for all the lower ones. For a dictionary's key Python computes a hash,
+    tuple inside tuple, without a limit to the depth but the end of the stack.
+    """
+    num_tuples = 0
     for opcode, argument, _ in pickletools.genops(pickled):
+        num_tuples += opcode.name in NESTING_OPCODES
+        if num_tuples > MAX_TUPLES:
+            raise ValueError(f"more than {MAX_TUPLES} tuples")
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > len(pickled):
             raise ValueError(f"memo index {argument} in a pickle of {len(pickled)} bytes")
 
@@ -96,35 +136,31 @@ class _TensorUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Storage:
         kind, storage_type, key, _location, num_elements = pid
-        if kind != "storage" or not isinstance(storage_type, StorageType) or not isinstance(key, str):
+        known = kind == "storage" and isinstance(storage_type, StorageType) and isinstance(key, str)
+        if not known or not _is_count(num_elements):
             raise ValueError(f"unknown persistent id {reprlib.repr(pid)}")
-        return Storage(storage_type.dtype, key, _count(num_elements))
+        return Storage(storage_type.dtype, key, num_elements)
 
     def _globals(self) -> Mapping[tuple[str, str], Callable[..., Any]]:
         return {
             ("collections", "OrderedDict"): OrderedDict,
-            ("torch._utils", "_rebuild_tensor"): self._tensor,
-            ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
-            ("torch._utils", "_rebuild_parameter"): self._parameter,
+            ("torch._utils", "_rebuild_tensor"): _RebuildTensor(),
+            ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(),
+            ("torch._utils", "_rebuild_parameter"): _RebuildParameter(),
         }
 
-    def _tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> StoredTensor:
-        if not isinstance(storage, Storage) or len(shape) != len(stride):
-            raise ValueError("a tensor without a storage, or with a shape and a stride of different lengths")
-        tensor = StoredTensor(storage, _count(offset), tuple(map(_count, shape)), tuple(map(_count, stride)))
-        if 0 not in tensor.shape:
-            last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
-            if last >= storage.num_elements:
-                raise ValueError(f"a tensor reaches element {last} of a storage of {storage.num_elements}")
-        return tensor
 
-    def _parameter(self, data: Any, *_: Any) -> StoredTensor:
+class _RebuildTensor:
+    __slots__ = ()  # a function would take attributes from the pickle, and keep them
+
+    def __call__(self, storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> StoredTensor:
+        return StoredTensor(storage, offset, tuple(shape), tuple(stride))
+
+
+class _RebuildParameter:
+    __slots__ = ()
+
+    def __call__(self, data: Any, *_: Any) -> StoredTensor:
         if not isinstance(data, StoredTensor):
             raise ValueError("a parameter without a tensor")
         return data
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"expected a count, got {reprlib.repr(value)}")
-    return value

@@ -10,8 +10,10 @@ from llmserve.models.config import ConfigReader, read_decoder
 from llmserve.models.rope import STORED_FREQUENCIES, default_rope
 from llmserve.models.spec import Architecture, DecoderSpec, HfConfig
 
-GENERATION_1_VOCAB_SIZE = 64000
-LARGE_FORM_SIZES = (5120, 40)  # hidden size and heads of the published 13B models
+# The published models: what their configs leave unsaid follows from these sizes, and from no others.
+NORM_HEAD_OF_VOCAB = ((64000, False), (125696, True))  # generation 1, generation 2
+SMALL_FORM_SIZES = (4096, 32)  # hidden size and heads of the 7B models: rotary embedding
+LARGE_FORM_SIZES = (5120, 40)  # of the 13B models: ALiBi
 ROPE_THETA = 10000.0  # fixed in the published models; their configs do not carry it
 
 
@@ -54,29 +56,42 @@ def baichuan_form(config: HfConfig) -> BaichuanForm:
 def read_form(reader: ConfigReader) -> BaichuanForm:
     """Tell the forms apart. This is the only place that knows how.
 
-    The explicit keys `position_embedding` ("rope" or "alibi") and `norm_head` (a boolean) win. Otherwise the published
-    configs decide: the 7B form has `max_position_embeddings`, the 13B form only `model_max_length`; a vocabulary of
-    64,000 is generation 1, which has no NormHead.
+    The explicit keys `position_embedding` ("rope" or "alibi") and `norm_head` (a boolean) win. Without them only the
+    sizes of a published model decide; anything else is a problem that names the key to add, because a wrong guess
+    would give a model that runs and answers nonsense.
     """
     length_key = "model_max_length" if reader.get("max_position_embeddings") is None else "max_position_embeddings"
-    reader.expect("position_embedding", "rope", "alibi")
-    return BaichuanForm(
-        rope=reader.get("position_embedding", _published_position(reader)) == "rope",
-        norm_head=reader.flag("norm_head", reader.get("vocab_size") != GENERATION_1_VOCAB_SIZE),
-        max_positions=reader.integer(length_key),
+    return BaichuanForm(rope=_is_rope(reader), norm_head=_norm_head(reader), max_positions=reader.integer(length_key))
+
+
+def _norm_head(reader: ConfigReader) -> bool:
+    if reader.get("norm_head") is not None:
+        return reader.flag("norm_head")
+    vocab_size = reader.get("vocab_size")
+    for size, norm_head in NORM_HEAD_OF_VOCAB:
+        if vocab_size == size:
+            return norm_head
+    reader.problems.append(
+        f"vocab_size {vocab_size!r} is that of no published Baichuan, so it does not tell whether lm_head is "
+        'normalized; add "norm_head": true (as generation 2) or "norm_head": false (as generation 1) to config.json'
     )
+    return False
 
 
-def _published_position(reader: ConfigReader) -> str:
-    if reader.get("max_position_embeddings") is None:
-        return "alibi"
+def _is_rope(reader: ConfigReader) -> bool:
+    """The published 7B configs have `max_position_embeddings`, the 13B ones only `model_max_length`."""
+    if reader.get("position_embedding") is not None:
+        reader.expect("position_embedding", "rope", "alibi")
+        return bool(reader.get("position_embedding") == "rope")
     sizes = (reader.get("hidden_size"), reader.get("num_attention_heads"))
-    if sizes == LARGE_FORM_SIZES and reader.get("position_embedding") is None:
+    small = reader.get("max_position_embeddings") is not None
+    if sizes != (SMALL_FORM_SIZES if small else LARGE_FORM_SIZES):
+        key = "max_position_embeddings" if small else "only model_max_length"
         reader.problems.append(
-            "max_position_embeddings says 7B form (rotary embedding), hidden_size 5120 with 40 heads says 13B form "
-            '(ALiBi); add "position_embedding": "rope" or "alibi"'
+            f"{key} with hidden_size {sizes[0]!r} and {sizes[1]!r} heads is neither the published 7B form (rotary "
+            'embedding) nor the 13B form (ALiBi); add "position_embedding": "rope" or "alibi" to config.json'
         )
-    return "rope"
+    return small
 
 
 ARCHITECTURE = Architecture(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any
 
 from llmserve.errors import CheckpointError, raise_problems
@@ -61,7 +61,8 @@ class ConfigReader:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite number, no larger than a float can be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def read_decoder(reader: ConfigReader, architecture: str, *, max_positions: int | None = None) -> DecoderSpec:

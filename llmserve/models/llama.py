@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from llmserve.models import decoder
 from llmserve.models.config import ConfigReader, read_decoder
-from llmserve.models.rope import STORED_FREQUENCIES, read_rope
+from llmserve.models.rope import STORED_FREQUENCIES, read_rope, scaled_positions
 from llmserve.models.spec import Architecture, DecoderSpec, HfConfig
 
 
 def from_hf(config: HfConfig) -> DecoderSpec:
     reader = ConfigReader(config)
-    spec = read_decoder(reader, "LlamaForCausalLM")
+    spec = read_decoder(reader, "LlamaForCausalLM", max_positions=scaled_positions(reader))
     rope = read_rope(reader, spec.head_dim)
     bias = reader.flag("attention_bias")
     mlp_bias = reader.flag("mlp_bias")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llmserve.models import decoder
 from llmserve.models.config import ConfigReader, read_decoder
-from llmserve.models.rope import STORED_FREQUENCIES, read_rope
+from llmserve.models.rope import STORED_FREQUENCIES, read_rope, scaled_positions
 from llmserve.models.spec import Architecture, DecoderSpec, HfConfig
 from llmserve.models.windows import read_windows
 
@@ -15,7 +15,7 @@ DEFAULT_HEAD_DIM = 128  # transformers' default where the key is missing
 
 def from_hf(config: HfConfig) -> DecoderSpec:
     reader = ConfigReader({"head_dim": DEFAULT_HEAD_DIM} | dict(config))
-    spec = read_decoder(reader, "Qwen3ForCausalLM")
+    spec = read_decoder(reader, "Qwen3ForCausalLM", max_positions=scaled_positions(reader))
     rope = read_rope(reader, spec.head_dim)
     windows = read_windows(reader, spec.num_layers)
     bias = reader.flag("attention_bias")

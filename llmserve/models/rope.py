@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from llmserve.models.config import ConfigReader, is_number
+from llmserve.models.config import MAX_SIZE, ConfigReader, is_number
+from llmserve.models.spec import HfConfig
 
 DEFAULT_THETA = 10000.0
 # tensors that old checkpoints store and that follow from the config
@@ -40,6 +41,28 @@ def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
     return VARIANTS[values["rope_type"]].apply(plain.inv_freq, values)
 
 
+def scaled_positions(reader: ConfigReader) -> int:
+    """`max_position_embeddings` times what the scaling adds: the longest sequence that the model is made for."""
+    positions = reader.integer("max_position_embeddings")
+    values = _rope_values(ConfigReader(reader.config))  # a reader of its own: `read_rope` reports the problems
+    if _scaling_problems(values):
+        return positions
+    return max(1, int(min(VARIANTS[values["rope_type"]].positions(positions, values), MAX_SIZE)))
+
+
+def position_limit(config: HfConfig) -> int | None:
+    """The longest sequence of any config, by the rules of the architectures; None where it names no valid limit.
+
+    `max_position_embeddings` wins over `model_max_length`. A scaling that we do not know leaves the limit as it is.
+    """
+    reader = ConfigReader(config)
+    if reader.get("max_position_embeddings") is not None:
+        limit = scaled_positions(reader)
+    else:
+        limit = reader.integer("model_max_length")
+    return None if reader.problems else limit
+
+
 def _rope_values(reader: ConfigReader) -> dict[str, Any]:
     """Both styles as one flat mapping with `rope_type` and `rope_theta` set; null values are left out."""
     given = reader.get("rope_parameters") or reader.get("rope_scaling") or {}
@@ -57,6 +80,13 @@ def _rope_values(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _rope_problems(values: Mapping[str, Any], head_dim: int) -> list[str]:
+    problems = _scaling_problems(values)
+    if head_dim % 2:
+        problems.append(f"a rotary embedding needs an even head size, got {head_dim}")
+    return problems
+
+
+def _scaling_problems(values: Mapping[str, Any]) -> list[str]:
     kind = values["rope_type"]
     variant = VARIANTS.get(kind) if isinstance(kind, str) else None
     if variant is None:
@@ -64,8 +94,6 @@ def _rope_problems(values: Mapping[str, Any], head_dim: int) -> list[str]:
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
     known |= {key for each in VARIANTS.values() for key in (*each.required, *each.optional, *each.flags)}
     problems = [f"rope parameter {key!r} is unknown" for key in sorted(values.keys() - known)]
-    if head_dim % 2:
-        problems.append(f"a rotary embedding needs an even head size, got {head_dim}")
     if values["partial_rotary_factor"] != 1.0:
         problems.append(f"partial_rotary_factor {values['partial_rotary_factor']!r} is not supported; supported: 1.0")
     wanted = ("rope_theta", *variant.required, *(key for key in variant.optional if key in values))
@@ -144,22 +172,37 @@ def _yarn_attention_factor(factor: float, values: Mapping[str, Any]) -> float:
     return magnitude(1.0)
 
 
+def _as_configured(positions: int, values: Mapping[str, Any]) -> float:
+    return positions
+
+
+def _linear_positions(positions: int, values: Mapping[str, Any]) -> float:
+    return positions * float(values["factor"])
+
+
+def _yarn_positions(positions: int, values: Mapping[str, Any]) -> float:
+    """Some configs name the stretched length already, and some the trained one."""
+    return max(positions, float(values["original_max_position_embeddings"]) * float(values["factor"]))
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     apply: Callable[[Frequencies, Mapping[str, Any]], Rope]
     required: tuple[str, ...] = ()  # positive numbers
     optional: tuple[str, ...] = ()  # positive numbers, where given
     flags: tuple[str, ...] = ()  # true or false, where given
+    positions: Callable[[int, Mapping[str, Any]], float] = _as_configured  # the limit, from max_position_embeddings
 
 
 VARIANTS: Mapping[str, Variant] = {
     "default": Variant(_default),
-    "linear": Variant(_linear, ("factor",)),
+    "linear": Variant(_linear, ("factor",), positions=_linear_positions),
     "llama3": Variant(_llama3, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),
     "yarn": Variant(
         _yarn,
         ("factor", "original_max_position_embeddings"),
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
         ("truncate",),
+        _yarn_positions,
     ),
 }

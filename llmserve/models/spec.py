@@ -66,7 +66,7 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # with the stretch of a RoPE scaling: the longest sequence
     norm_eps: float
     inv_freq: tuple[float, ...] = ()  # empty: no rotary embedding
     rope_scale: float = 1.0  # multiplies cos and sin

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import CheckpointError, NotFound
+from llmserve.models.rope import position_limit
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -78,10 +79,9 @@ class TextFiles:
 
     @property
     def max_seq_len(self) -> int | None:
-        """Longest prompt + output: the engine's limit, else the checkpoint's position limit."""
+        """Longest prompt + output: the engine's limit, else the checkpoint's, as a build would take it."""
         built = self.engine_config.get("build_config", {}).get("max_seq_len")
-        value = built or self.hf_config.get("model_max_length") or self.hf_config.get("max_position_embeddings")
-        return int(value) if value else None
+        return int(built) if built else position_limit(self.hf_config)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """A token id entry such as `eos_token_id`, which may be one id, a list or absent."""

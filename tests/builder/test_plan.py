@@ -55,6 +55,15 @@ def test_sequences_take_whole_blocks_of_what_the_engine_leaves(tmp_path: Path, m
     assert plan(checkpoint, options).sequences_that_fit == {512: 0, 1000: 0}
 
 
+def test_a_scaled_context_may_be_built_to_its_end(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    checkpoint = make_checkpoint(tmp_path / "tiny", "qwen2", rope_scaling=scaling)
+    assert plan(checkpoint, BuildOptions()).options.max_seq_len == 1024
+    assert plan(checkpoint, BuildOptions(max_seq_len=1024)).options.max_seq_len == 1024
+    with pytest.raises(RecipeError, match="max_seq_len is 1025, but the checkpoint was made for at most 1024"):
+        plan(checkpoint, BuildOptions(max_seq_len=1025))
+
+
 def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama", with_tokenizer=False)
     notes = "\n".join(plan(checkpoint, BuildOptions(max_num_tokens=8)).notes)

@@ -122,13 +122,15 @@ def test_other_globals_are_refused(program: bytes, tmp_path: Path) -> None:
         b".",
         b"\x80\x02}q\x00(X\xff\xff\xff\x7f",
         b"\x80\x02}r\xff\xff\xff\x1f.",  # a memo index that asks for gigabytes
-        b"ctorch._utils\n_rebuild_tensor_v2\n(NI0\n(t(ttR.",
+        b"ctorch._utils\n_rebuild_tensor_v2\n(NI0\nNNtR.",
+        b"\x80\x02})" + b"\x85" * 1_000_000 + b"Ns.",  # a key whose hash would overflow the stack
         b"ctorch._utils\n_rebuild_parameter\n(I1\ntR.",
         b"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI-1\ntQ.",
         b"Vnot a storage\nQ.",
         b"ctorch\nFloatStorage\n(tR.",
         b"ccollections\nOrderedDict\n(I1\ntR.",
     ],
+    ids=range(11),
 )
 def test_a_damaged_pickle(program: bytes, tmp_path: Path) -> None:
     assert "w.bin holds a damaged pickle" in refusal(archive(tmp_path / "w.bin", {"w/data.pkl": program}))
@@ -146,15 +148,17 @@ def test_content_that_is_no_dictionary_of_tensors(tmp_path: Path) -> None:
         assert problem in refusal(tmp_path / "w.bin")
 
 
-def tensor_pickle(*, offset: int = 0, shape: tuple[int, ...] = (4,), stride: tuple[int, ...] = (1,)) -> bytes:
-    """What torch writes for {"x": a view of a storage of four floats}."""
+def tensor_pickle(
+    *, offset: int = 0, shape: tuple[int, ...] = (4,), stride: tuple[int, ...] = (1,), state: bytes = b""
+) -> bytes:
+    """What torch writes for {"x": a view of a storage of four floats}; `state` are opcodes that follow the tensor."""
 
     def ints(values: tuple[int, ...]) -> bytes:
         return b"(" + b"".join(b"I%d\n" % value for value in values) + b"t"
 
     storage = b"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI4\ntQ"
     tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"I%d\n" % offset + ints(shape) + ints(stride) + b"tR"
-    return b"\x80\x02}Vx\n" + tensor + b"s."
+    return b"\x80\x02}Vx\n" + tensor + state + b"s."
 
 
 def test_a_view_outside_its_storage(tmp_path: Path) -> None:
@@ -170,9 +174,69 @@ def test_a_view_outside_its_storage(tmp_path: Path) -> None:
         {"shape": (-4,)},
         {"shape": (2, 2)},
         {"shape": (1 << 62,), "stride": (1 << 62,)},
+        {"shape": (1,), "stride": (1 << 70,)},  # no element uses the stride, but numpy would
+        {"shape": (1 << 40, 1 << 40), "stride": (0, 0)},
+        {"shape": (0, 1 << 40, 1 << 40), "stride": (0, 0, 0)},
+        {"shape": (1,) * 65, "stride": (1,) * 65},
+        {"shape": (4, 1)},
     ):
         bad = archive(tmp_path / "bad.bin", {"w/data.pkl": tensor_pickle(**view), "w/data/0": data})  # type: ignore[arg-type]
-        assert "damaged pickle" in refusal(bad)
+        assert "bad.bin is damaged: tensor 'x' " in refusal(bad)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"((Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI4\ntQI0\n(I4\nt(I268435456\nttb",
+        b"((Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI4\ntQI0\n(I4\nt(I268435456\ntlb",
+        b"(NI0\n(I4\nt(I268435456\nttb",
+        b"}Vstride\n(I268435456\ntsb",
+        b"N}Vstride\n(I268435456\nts\x86b",
+        b"N}Vstorage\nNs\x86b",
+        b"N}V__class__\nccollections\nOrderedDict\ns\x86b",
+        b"}b",
+    ],
+)
+def test_a_state_set_after_the_tensor_was_made(state: bytes, tmp_path: Path) -> None:
+    """The opcode BUILD on a tensor: no way around the checks."""
+    data = np.arange(4, dtype=np.float32).tobytes()
+    path = archive(tmp_path / "w.bin", {"w/data.pkl": tensor_pickle(state=state), "w/data/0": data})
+    try:
+        found = TorchFile(path)
+    except CheckpointError:
+        return
+    assert found.read("x").tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_dtype_and_a_storage_changed_afterwards(tmp_path: Path) -> None:
+    storage_type = b"\x80\x02}Vx\nctorch._utils\n_rebuild_tensor_v2\n((Vstorage\nctorch\nFloatStorage\n"
+    rest = b"I0\n(I4\nt(I1\nttRs."
+    for program in (
+        storage_type + b"(Vcomplex\nlbV0\nVcpu\nI4\ntQ" + rest,  # the state of the storage type: its dtype
+        storage_type + b"V0\nVcpu\nI4\ntQ(Vcomplex\nV0\nI99\nlb" + rest,  # of the storage: dtype, key, size
+        storage_type + b"V0\nVcpu\nI4\ntQ(Vfloat32\nNI99\nlb" + rest,
+    ):
+        assert "damaged" in refusal(archive(tmp_path / "w.bin", {"w/data.pkl": program, "w/data/0": b"\0" * 16}))
+
+
+def test_a_tensor_without_a_storage(tmp_path: Path) -> None:
+    program = b"\x80\x02}Vx\nctorch._utils\n_rebuild_tensor_v2\n(NI0\n))tRs."
+    assert "tensor 'x' has no storage" in refusal(archive(tmp_path / "w.bin", {"w/data.pkl": program}))
+
+
+def test_a_dictionary_whose_methods_are_hidden(tmp_path: Path) -> None:
+    """BUILD gives an OrderedDict attributes; torch itself does that with `_metadata`."""
+    for name in (b"items", b"keys", b"__class__"):
+        hidden = b"ccollections\nOrderedDict\n)RVx\nI1\ns}V" + name + b"\nccollections\nOrderedDict\nsb."
+        program = b"\x80\x02" + hidden
+        assert "entry 'x' is not a tensor" in refusal(archive(tmp_path / "w.bin", {"w/data.pkl": program}))
+
+
+def test_a_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A function in reach of BUILD would keep the attributes that one file gave it, for every later file."""
+    for name in (b"_rebuild_tensor_v2", b"_rebuild_parameter"):
+        program = b"\x80\x02ctorch._utils\n" + name + b"\n}Vmark\nI1\nsb."
+        assert "damaged pickle" in refusal(archive(tmp_path / "w.bin", {"w/data.pkl": program}))
 
 
 def test_a_storage_that_is_short_or_missing(tmp_path: Path) -> None:

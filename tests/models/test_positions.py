@@ -9,7 +9,9 @@ import pytest
 from llmserve.errors import CheckpointError
 from llmserve.models.alibi import alibi_slopes
 from llmserve.models.config import ConfigReader
-from llmserve.models.rope import Rope, read_rope
+from llmserve.models.registry import architecture_for
+from llmserve.models.rope import Rope, position_limit, read_rope
+from tests.checkpoints import KINDS
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -72,6 +74,7 @@ def test_defaults() -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs a positive low_freq_factor, got None"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": -1}}, "needs a positive beta_fast, got -1"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, "truncate must be true or false"),
+        ({"rope_scaling": {"type": "linear", "factor": 10**400}}, "needs a positive factor, got 1000"),
         ({"rope_theta": 0}, "needs a positive rope_theta, got 0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "'full_attention' is unknown"),
@@ -81,6 +84,46 @@ def test_bad_values_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         rope_of(**config)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("scaling", "limit"),
+    [
+        ({"rope_type": "default"}, 4096),
+        ({"type": "linear", "factor": 2.5}, 10240),
+        ({"type": "linear", "factor": 1e300}, 2**31 - 1),
+        ({"type": "linear", "factor": 1e-9}, 1),
+        ({"rope_type": "llama3", **LLAMA3}, 4096),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 4096),
+        ({"rope_type": "yarn", "factor": 4.0}, 16384),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_a_scaling_stretches_the_longest_sequence(kind: str, scaling: dict[str, Any], limit: int) -> None:
+    """In the build, and in the reader of text files, which must not contradict it."""
+    for key in ("rope_scaling", "rope_parameters"):
+        config = KINDS[kind] | {"max_position_embeddings": 4096, "model_max_length": 99, key: scaling}
+        assert architecture_for(config).from_hf(config).max_position_embeddings == limit
+        assert position_limit(config) == limit
+
+
+def test_position_limits_of_other_configs() -> None:
+    assert position_limit({}) is None
+    assert position_limit({"max_position_embeddings": "many"}) is None
+    assert position_limit({"model_max_length": 1e30}) is None
+    assert position_limit({"model_max_length": 64}) == 64
+    assert position_limit({"max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 2.0}}) == 8
+    for kind, config in KINDS.items():
+        assert position_limit(config) == architecture_for(config).from_hf(config).max_position_embeddings, kind
+
+
+def test_a_bad_scaling_is_one_problem() -> None:
+    config = KINDS["llama"] | {"rope_scaling": "linear"}
+    with pytest.raises(CheckpointError) as caught:
+        architecture_for(config).from_hf(config)
+    assert str(caught.value).count("must be an object") == 1
 
 
 def test_alibi_slopes_of_a_power_of_two() -> None:
