@@ -6,9 +6,9 @@ Per metric, with the engine's loss margin m and the 95 % interval [low, high] of
     high < -m                 fail            shown to lose more than m
     otherwise                 inconclusive    too few samples, or too noisy, to say
 
-A metric below its floor fails outright. Nothing passes on fewer than MIN_SAMPLES samples, nor where the baseline
-scores 0, for it cannot get worse. The gate's verdict is the worst one; what an inconclusive gate means for the exit
-code is the suite's choice.
+A metric below its floor fails outright. Nothing passes on fewer than MIN_SAMPLES samples, nor where the baseline scores
+at most m (0 without a margin), for nobody can lose more than there is. The gate's verdict is the worst one; what an
+inconclusive gate means for the exit code is the suite's choice.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ class MetricResult:
         if self.doubt:
             return f"{self.metric}: {self.doubt}"
         if self.margin is None:
-            return f"{self.metric} {self.engine:.2f} has no margin" + (
-                f" and reaches the floor of {self.floor:g}" if self.floor is not None else ""
-            )
+            asked = "is not judged" if self.floor is None else f"reaches the floor of {self.floor:g}"
+            return f"{self.metric} {self.engine:.2f} {asked}"
         low, high = self.difference.low, self.difference.high
         interval = f"{self.difference.mean:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
         words = {
@@ -118,7 +117,7 @@ def judge_metric(
     difference = paired_bootstrap(engine - baseline, seed=seed)
     below_floor = floor is not None and float(engine.mean()) < floor
     verdict = Verdict.FAIL if below_floor else _verdict(difference, margin)
-    doubt = _doubt(baseline) if verdict is Verdict.PASS else ""
+    doubt = _doubt(baseline, margin or 0.0) if verdict is Verdict.PASS else ""
     return MetricResult(
         name,
         float(baseline.mean()),
@@ -131,10 +130,13 @@ def judge_metric(
     )
 
 
-def _doubt(baseline: NDArray[np.float64]) -> str:
+def _doubt(baseline: NDArray[np.float64], margin: float) -> str:
     """Why these samples cannot clear any engine, or an empty string."""
-    if not baseline.any():
-        return "the baseline itself scores 0, so no loss could be seen (does it answer, and do the references fit?)"
+    if float(baseline.mean()) <= margin:
+        return (
+            f"the baseline itself scores {baseline.mean():.2f}, so nobody can lose more than {margin:g} "
+            "(does it answer, and do the references fit?)"
+        )
     if baseline.size < MIN_SAMPLES:
         return f"{baseline.size} samples are too few to clear an engine; at least {MIN_SAMPLES} are needed"
     return ""

@@ -83,7 +83,7 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
         key = BaselineKey(checkpoint.digest(), text_digest(options.checkpoint), suite_digest(suite), dtype)
     baseline_side = _baseline_side(options, suite, key, encoder.encode_samples(samples), watcher)
     run = asyncio.run(_run_engine(options, suite, samples, watcher))
-    engine_side = _engine_side(directory, options, run)
+    engine_side = candidate_side(directory, options, run)
     return compare(suite, key.suite_digest, samples, baseline_side, engine_side)
 
 
@@ -165,7 +165,7 @@ def _open_candidate(options: EvalOptions, max_tokens: int) -> AbstractAsyncConte
     return engine_candidate(options.engine, max_tokens=max_tokens, threads=options.threads)
 
 
-def _engine_side(directory: EngineDirectory | None, options: EvalOptions, run: CandidateRun) -> Side:
+def candidate_side(directory: EngineDirectory | None, options: EvalOptions, run: CandidateRun) -> Side:
     """What is known of the engine that answered: through a server its address only, whatever lies here on disk."""
     if options.url:
         facts = {"name": options.url, "url": options.url}
@@ -189,7 +189,7 @@ def _require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer],
     ]
     raise_problems(
         InvalidArgument,
-        "the engine reads other prompts than the checkpoint (another tokenizer, chat format end token, length limit)",
+        "the engine reads other prompts than the checkpoint (another tokenizer, chat format, end token or limit)",
         different[:5],
     )
 

@@ -14,8 +14,12 @@ from typer.testing import CliRunner, Result
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
+from llmserve.engine.artifact import EngineDirectory
 from llmserve.errors import InvalidArgument, NotFound, Unsupported
 from llmserve.evaluation import hf
+from llmserve.evaluation.answers import Answer
+from llmserve.evaluation.candidates import CandidateRun
+from llmserve.evaluation.run import EvalOptions, candidate_side
 from tests.checkpoints import make_checkpoint
 from tests.evaluation.suites import write_suite
 
@@ -72,7 +76,9 @@ def test_a_good_engine_passes_and_a_damaged_one_fails(
 ) -> None:
     report = tmp_path / "report.json"
     common = ("--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
-    assert run(engine, *common).exit_code == 0
+    first = run(engine, *common)
+    assert first.exit_code == 0, first.output
+    assert json.loads(report.read_text())["parity"]["exact_match_rate"] == 1.0
     answers_as_references(suite, report)
 
     good = run(engine, *common)
@@ -98,12 +104,52 @@ def test_a_stored_baseline_needs_no_torch(
     assert "computed in this run" in run(*arguments).output
     monkeypatch.setattr(hf, "is_available", lambda: False)
     stored = run(*arguments, "--num-samples", "3")
-    assert stored.exit_code == 0, stored.output
+    assert stored.exit_code == 1, stored.output
+    assert "FAIL (inconclusive)" in stored.output
     assert "stored, computed on" in stored.output
     assert "3 samples" in stored.output
     refreshed = run(*arguments, "--refresh-baseline").exception
     assert isinstance(refreshed, Unsupported)
     assert "cannot be computed: torch and transformers are not installed" in str(refreshed)
+
+
+def test_refreshing_repairs_a_damaged_baseline_and_drops_nothing(
+    checkpoint: Path, engine: Path, suite: Path, tmp_path: Path
+) -> None:
+    arguments = (engine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", tmp_path / "report.json")
+    run(*arguments)
+    (stored,) = (suite.parent / "baselines").glob("*.json")
+    good = json.loads(stored.read_text())
+
+    stored.write_text("{}")
+    assert "--refresh-baseline" in str(run(*arguments).exception)
+    assert "computed in this run" in run(*arguments, "--refresh-baseline").output
+    assert json.loads(stored.read_text())["answers"].keys() == good["answers"].keys()
+
+    elsewhere = good | {"environment": good["environment"] | {"machine": "another"}}
+    stored.write_text(json.dumps(elsewhere))
+    refused = run(*arguments, "--refresh-baseline", "--num-samples", "2").exception
+    assert isinstance(refused, InvalidArgument)
+    assert "30 of its answers are not among the 2 samples" in str(refused)
+    assert json.loads(stored.read_text()) == elsewhere
+
+
+def test_the_report_names_the_checkpoint_that_the_engine_was_built_from(
+    checkpoint: Path, engine: Path, damaged: Path, suite: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    common = ("--hf-model-dir", checkpoint, "--suite", suite, "--output", report, "--num-samples", "2")
+    assert "another checkpoint" not in run(engine, *common).output
+    sides = json.loads(report.read_text())
+    assert sides["engine"]["checkpoint_digest"] == sides["baseline"]["checkpoint_digest"]
+    assert "built from another checkpoint" in run(damaged, *common).output
+
+
+def test_a_server_is_not_given_the_local_engines_facts(engine: Path, suite: Path) -> None:
+    options = EvalOptions(engine, suite, engine=engine, url="localhost:8001")
+    answer = Answer("a", 1, 1, 0.5)
+    side = candidate_side(EngineDirectory.open(engine), options, CandidateRun([answer], 1.0))
+    assert side.facts.keys() == {"name", "url", "in_flight", "machine"}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +158,7 @@ def test_a_stored_baseline_needs_no_torch(
         ((), InvalidArgument, "give an engine directory, or --url"),
         (("nowhere",), NotFound, "no engine directory nowhere"),
         (("ENGINE", "--num-samples", "0"), InvalidArgument, "--num-samples must be at least 1"),
-        (("ENGINE", "--num-samples", "9"), InvalidArgument, "9 samples are asked for, the data has 8"),
+        (("ENGINE", "--num-samples", "33"), InvalidArgument, "33 samples are asked for, the data has 32"),
         (("ENGINE", "--dtype", "int3"), InvalidArgument, "--dtype must be one of float16, bfloat16, float32"),
         (("ENGINE", "--suite", "none.yaml"), NotFound, "no suite file none.yaml"),
         (("ENGINE", "--hf-model-dir", "none"), NotFound, "none"),

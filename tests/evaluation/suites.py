@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+NOUNS = ("file", "socket", "database", "book", "letter", "window", "archive", "stream")
+VERBS = ("read", "written", "checked", "copied")
 ROWS = [
-    {"id": f"row-{i}", "document": f"the {word} was opened, read and closed again", "summary": f"Read the {word}."}
-    for i, word in enumerate(("file", "socket", "database", "book", "letter", "window", "archive", "stream"))
-]
+    {
+        "id": f"row-{i}",
+        "document": f"the {word} was opened, then {verb} and closed again",
+        "summary": f"The {word} {verb}.",
+    }
+    for i, (word, verb) in enumerate(product(NOUNS, VERBS))
+]  # as many as a gate needs to clear an engine, and two more
 CONTENT: dict[str, Any] = {
     "name": "tiny",
     "data": {"path": "rows.jsonl"},

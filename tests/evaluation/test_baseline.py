@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,35 +9,67 @@ import pytest
 
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer
-from llmserve.evaluation.baseline import Baseline, BaselineKey, compute_baseline, load_baseline, missing_baseline
-from llmserve.evaluation.prompts import PromptEncoder, ids_digest
+from llmserve.evaluation.baseline import (
+    Baseline,
+    BaselineKey,
+    compute_baseline,
+    load_baseline,
+    missing_baseline,
+    replaceable_baseline,
+    require_mergeable,
+)
+from llmserve.evaluation.prompts import PromptEncoder, ids_digest, text_digest
 from llmserve.stages.chat import Message
 from llmserve.stages.preprocess import PreparedPrompt
 from tests.checkpoints import make_checkpoint
 
-KEY = BaselineKey("a" * 64, "b" * 64, "float16")
+KEY = BaselineKey("a" * 64, "e" * 64, "b" * 64, "float16")
 PROMPT, OTHER = PreparedPrompt((1, 2, 3), 2, 0), PreparedPrompt((1, 2, 4), 2, 0)
 ANSWER = Answer("a \u2713", 3, 2, 0.25, (7, 8), (0.5, 1.25, 3.0))
 
 
 def baseline(*prompts: PreparedPrompt, machine: str = "here") -> Baseline:
-    return Baseline(KEY, {"machine": machine, "batch_size": "1"}, {ids_digest(prompt): ANSWER for prompt in prompts})
+    answers = {digest: replace(ANSWER, prompt_digest=digest) for digest in map(ids_digest, prompts)}
+    return Baseline(KEY, {"machine": machine, "batch_size": "1"}, answers)
 
 
 def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     path = baseline(PROMPT, OTHER).save(tmp_path / "new")
-    assert path.name == f"{'a' * 16}-{'b' * 16}-float16.json"
+    assert path.name == f"{'a' * 16}-{'e' * 16}-{'b' * 16}-float16.json"
     loaded = load_baseline(tmp_path / "new", KEY)
     assert loaded == baseline(PROMPT, OTHER)
     assert loaded is not None
-    assert loaded.select([OTHER, PROMPT, OTHER]) == [ANSWER] * 3
+    selected = loaded.select([OTHER, PROMPT, OTHER])
+    assert selected == [replace(ANSWER, prompt_digest=ids_digest(prompt)) for prompt in (OTHER, PROMPT, OTHER)]
 
 
 def test_a_baseline_without_one_of_the_prompts_is_none() -> None:
     assert baseline(PROMPT).select([PROMPT, OTHER]) is None
 
 
-@pytest.mark.parametrize("change", [{"checkpoint_digest": "c" * 64}, {"suite_digest": "c" * 64}, {"dtype": "float32"}])
+def test_other_end_ids_find_nothing() -> None:
+    """An answer goes on where another one ends: the same prompt with other end tokens is another question."""
+    for changed in (replace(PROMPT, end_id=9), replace(PROMPT, stop_words=((9,),))):
+        assert baseline(PROMPT).select([changed]) is None
+    assert baseline(PROMPT).select([replace(PROMPT, stop_words=((9, 9),))])  # a phrase is no end token
+
+
+def test_text_files_have_a_digest_of_their_own(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "one", "baichuan2-7b")
+    digest = text_digest(checkpoint)
+    assert text_digest(shutil.copytree(checkpoint, tmp_path / "copy")) == digest
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    with_other_ends = text_digest(checkpoint)
+    (checkpoint / "tokenizer.model").write_bytes((checkpoint / "tokenizer.model").read_bytes() + b" ")
+    assert len({digest, with_other_ends, text_digest(checkpoint)}) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checkpoint_digest": "c" * 64}, {"text_digest": "c" * 64}, {"suite_digest": "c" * 64}, {"dtype": "float32"},
+    ],
+)  # fmt: skip
 def test_other_keys_find_nothing(tmp_path: Path, change: dict[str, str]) -> None:
     baseline(PROMPT).save(tmp_path)
     assert load_baseline(tmp_path, replace(KEY, **change)) is None
@@ -49,11 +82,30 @@ def test_a_file_that_lies_about_its_name_is_refused(tmp_path: Path) -> None:
         load_baseline(tmp_path, KEY)
 
 
-@pytest.mark.parametrize("damage", ["", "{}", "[]", '{"format": 1'])
+@pytest.mark.parametrize("damage", ["", "{}", "[]", '{"format": 2', '{"answers": {}, "environment": {}}'])
 def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     baseline(PROMPT).save(tmp_path).write_text(damage)
     with pytest.raises(InvalidArgument, match="--refresh-baseline"):
         load_baseline(tmp_path, KEY)
+    assert replaceable_baseline(tmp_path, KEY) is None
+
+
+def test_a_file_of_an_older_version_can_be_replaced(tmp_path: Path) -> None:
+    path = baseline(PROMPT).save(tmp_path)
+    assert replaceable_baseline(tmp_path, KEY) == baseline(PROMPT)
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(InvalidArgument, match="--refresh-baseline"):
+        load_baseline(tmp_path, KEY)
+    assert replaceable_baseline(tmp_path, KEY) is None
+
+
+def test_answers_of_another_environment_are_not_dropped() -> None:
+    stored, here = baseline(PROMPT, OTHER, machine="there"), baseline().environment
+    with pytest.raises(InvalidArgument, match=r"1 of its answers are not among the 1 samples.*without --num-samples"):
+        require_mergeable(stored, [PROMPT], here)
+    require_mergeable(stored, [PROMPT, OTHER], here)
+    require_mergeable(stored, [PROMPT], stored.environment)
+    require_mergeable(None, [PROMPT], here)
 
 
 def test_a_shorter_run_keeps_the_other_answers_of_the_same_machine_only() -> None:
@@ -81,6 +133,7 @@ def test_computed_answers(tmp_path: Path) -> None:
     assert answers is not None
     assert done == [2, 1]
     assert [answer.num_prompt_tokens for answer in answers] == [len(prompt.input_ids) for prompt in prompts]
+    assert [answer.prompt_digest for answer in answers] == [ids_digest(prompt) for prompt in prompts]
     assert all(0 < answer.num_tokens == len(answer.token_ids or ()) <= 6 for answer in answers)
     assert computed.environment["batch_size"] == "2"
     assert computed.environment["torch"]

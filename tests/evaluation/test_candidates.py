@@ -10,7 +10,7 @@ from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.candidates import EngineCandidate, run_candidate
-from llmserve.evaluation.prompts import PromptEncoder
+from llmserve.evaluation.prompts import PromptEncoder, ids_digest
 from llmserve.stages.chat import Message
 from llmserve.stages.postprocess import Postprocessor
 from tests.checkpoints import make_checkpoint
@@ -59,6 +59,7 @@ async def test_an_engine_answers_with_its_greedy_tokens(checkpoint: Path) -> Non
         expected = fake_answer(prompt, 8, 512)
         expected = expected[: expected.index(2)] if 2 in expected else expected
         assert answer.token_ids == tuple(expected)
+        assert answer.prompt_digest == ids_digest(encoder.encode(sample.prompt))
         assert answer.text == postprocessor.text(expected)
         assert (answer.num_prompt_tokens, answer.num_tokens) == (len(prompt), len(expected))
 

@@ -15,7 +15,7 @@ from llmserve.evaluation.suite import load_suite
 from llmserve.stages.chat import Message
 from tests.evaluation.suites import ROWS, write_suite
 
-FIRST = Sample("row-0", (Message("user", f"Summarize:\n{ROWS[0]['document']}"),), "Read the file.")
+FIRST = Sample("row-0", (Message("user", f"Summarize:\n{ROWS[0]['document']}"),), ROWS[0]["summary"])
 
 
 def count_words(prompt: str | tuple[Message, ...]) -> int:
@@ -41,7 +41,7 @@ def test_local_files_load_offline(tmp_path: Path, name: str, monkeypatch: pytest
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     suite = load_suite(write_suite(tmp_path, data={"path": name}))
     write_rows(tmp_path, name)
-    samples = load_samples(suite, 8, count_words)
+    samples = load_samples(suite, len(ROWS), count_words)
     assert samples[0] == FIRST
     assert [sample.id for sample in samples] == [row["id"] for row in ROWS]
     assert len(load_samples(suite, 3, count_words)) == 3
@@ -65,10 +65,10 @@ def test_long_documents_are_cut_at_their_end(tmp_path: Path) -> None:
 def test_what_is_wrong_with_the_rows_is_said(tmp_path: Path) -> None:
     suite = load_suite(write_suite(tmp_path, columns={"id": "key", "reference": "title"}))
     with pytest.raises(InvalidArgument) as caught:
-        load_samples(suite, 9, count_words)
+        load_samples(suite, 33, count_words)
     assert "no column 'title'" in str(caught.value)
     assert "no column 'key'" in str(caught.value)
-    assert "9 samples are asked for, the data has 8" in str(caught.value)
+    assert "33 samples are asked for, the data has 32" in str(caught.value)
 
 
 def test_missing_and_malformed_files(tmp_path: Path) -> None:

@@ -43,10 +43,37 @@ def test_a_loss_of_exactly_the_margin_passes() -> None:
 
 
 def test_a_floor_fails_whatever_the_baseline_does() -> None:
-    low = np.full(10, 3.0)
+    low = np.full(40, 3.0)
     result = judge_metric("rouge1", low, low, margin=0.3, floor=15)
     assert result.verdict is Verdict.FAIL
     assert "under the floor of 15" in result.reason
+
+
+def test_nobody_passes_where_the_baseline_scores_nothing() -> None:
+    nothing = np.zeros(500)
+    result = judge_metric("rougeL", nothing, nothing, margin=0.3)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "the baseline itself scores 0.00" in result.reason
+    assert judge_metric("rougeL", nothing, nothing, margin=None, floor=0.0).verdict is Verdict.INCONCLUSIVE
+    nearly = np.full(500, 0.2)
+    assert judge_metric("rougeL", nearly, nothing, margin=0.3).verdict is Verdict.INCONCLUSIVE
+    assert judge_metric("rougeL", nearly, nearly, margin=0.1).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("num_samples", "verdict"), [(29, Verdict.INCONCLUSIVE), (30, Verdict.PASS)])
+def test_too_few_samples_clear_no_engine(num_samples: int, verdict: Verdict) -> None:
+    few = BASELINE[:num_samples]
+    result = judge_metric("rougeL", few, few, margin=0.3)
+    assert result.verdict is verdict
+    assert ("29 samples are too few" in result.reason) == (verdict is Verdict.INCONCLUSIVE)
+    assert judge_metric("rougeL", few, few - 5, margin=0.3).verdict is Verdict.FAIL  # but they can convict one
+    assert judge_metric("rougeL", few, few, margin=None, floor=1.0).verdict is verdict
+
+
+def test_a_floor_without_a_margin_has_a_reason() -> None:
+    result = judge({"rouge1": BASELINE}, {"rouge1": BASELINE}, margins={}, floors={"rouge1": 10})
+    assert result.verdict is Verdict.PASS
+    assert result.reasons == [f"rouge1 {BASELINE.mean():.2f} reaches the floor of 10"]
 
 
 def test_the_worst_metric_decides_and_is_named() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.evaluation import hf
 from tests.checkpoints import make_checkpoint
 
+NORM = "model.layers.1.input_layernorm.weight"
 PROMPTS = [[195, 30, 31, 32, 33, 34, 196], [195, 40, 196], [195, 50, 51, 52, 196]]
 
 
@@ -71,6 +75,41 @@ def test_remote_code_is_not_executed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="transformers cannot load"):
         hf.HfModel(tmp_path, "float32")
     assert not (tmp_path / "ran").exists()
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(NORM), f"tensor {NORM} is missing"),
+        (lambda t: t.update({"model.extra.bias": t[NORM]}), "tensor model.extra.bias has no place in the network"),
+        (lambda t: t.update({NORM: t[NORM][:3]}), f"tensor {NORM} has another shape"),
+    ],
+    ids=["missing", "unexpected", "mismatched"],
+)
+def test_a_baseline_of_other_weights_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, np.ndarray]], object], message: str
+) -> None:
+    """transformers by itself only warns, and goes on with random numbers."""
+    change_tensors(make_checkpoint(tmp_path, "baichuan2-7b"), change)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        hf.HfModel(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("kind", ["baichuan2-7b", "llama"])
+def test_stored_rotary_frequencies_do_no_harm(tmp_path: Path, kind: str) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    change_tensors(make_checkpoint(tmp_path, kind), lambda t: t.update({name: np.ones(8, np.float32)}))
+    assert ask(hf.HfModel(tmp_path, "float32"), PROMPTS[:1])
+
+
+def test_a_tied_head_is_not_missing(tmp_path: Path) -> None:
+    assert ask(hf.HfModel(make_checkpoint(tmp_path, "llama-tied"), "float32"), PROMPTS[:1])
 
 
 def test_without_torch_it_says_what_to_install(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

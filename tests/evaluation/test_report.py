@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_a_damaged_engine_fails(tmp_path: Path) -> None:
     text = shown(result)
     assert "FAIL: rougeL: the engine loses more than 0.3" in text
     assert "-100.00" in text
-    assert "same answer: 0 of 8" in text
+    assert "same answer: 0 of 32" in text
 
 
 @pytest.mark.parametrize("rule", ["pass", "fail"])
@@ -65,24 +66,60 @@ def test_a_report_is_one_json_document(tmp_path: Path) -> None:
         "format", "passed", "verdict", "reasons", "suite", "baseline", "engine", "rouge", "parity", "versions",
         "samples",
     }  # fmt: skip
-    assert content["suite"] == {"name": "tiny", "digest": "d" * 64, "num_samples": 8}
+    assert content["suite"] == {"name": "tiny", "digest": "d" * 64, "num_samples": 32}
     assert content["rouge"].keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}
-    assert content["rouge"]["rougeL"]["difference"] == pytest.approx(-100 / 8)
+    assert content["rouge"]["rougeL"]["difference"] == pytest.approx(-100 / 32)
     assert content["engine"]["latency_seconds"].keys() == {"mean", "p50", "p95"}
-    assert content["baseline"]["tokens_per_second"] == 16.0
-    assert content["parity"]["divergences"] == [{"id": "row-7", "position": 1, "margin": 0.25}]
+    assert content["baseline"]["tokens_per_second"] == 64.0
+    assert content["parity"]["divergences"] == [{"id": "row-31", "position": 1, "margin": 0.25}]
     last = content["samples"][-1]
-    assert (last["id"], last["reference"], last["engine"]["text"]) == ("row-7", ROWS[7]["summary"], "x y z")
+    assert (last["id"], last["reference"], last["engine"]["text"]) == ("row-31", ROWS[31]["summary"], "x y z")
     assert last["engine"]["rouge"]["rougeL"] == 0
     assert last["baseline"]["rouge"]["rougeL"] == 100
     assert content["versions"]["rouge-score"]
 
 
 def test_other_prompts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="sample row-7: 9 prompt tokens for Hugging Face, 8 for the engine"):
+    with pytest.raises(
+        InvalidArgument, match="sample row-31: 9 prompt tokens for Hugging Face, 8 prompt tokens for the engine"
+    ):
         report(tmp_path, [*GOOD[:-1], Answer("", 8, 0, 0.1, ())])
+
+
+def test_other_prompt_ids_are_refused_even_of_the_same_number(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path))
+    sides = [
+        Side(FACTS, [replace(answer, prompt_digest=digest) for answer in GOOD], Performance.of(GOOD, 2.0))
+        for digest in ("ab12", "cd34")
+    ]
+    assert compare(suite, "d" * 64, SAMPLES, sides[0], sides[0]).passed
+    with pytest.raises(InvalidArgument, match=r"row-0: 9 prompt tokens \(ids ab12\) for Hugging Face, 9 .*cd34"):
+        compare(suite, "d" * 64, SAMPLES, *sides)
+
+
+def test_floors_alone_judge(tmp_path: Path) -> None:
+    content = report(tmp_path, GOOD, margins=None, floors={"rouge1": 15}).to_json()
+    assert (content["passed"], content["verdict"]) == (True, "pass")
+    assert content["reasons"] == ["rouge1 100.00 reaches the floor of 15"]
+    failed = report(tmp_path, DAMAGED, margins=None, floors={"rouge1": 15}).to_json()
+    assert (failed["passed"], failed["reasons"]) == (False, ["rouge1 0.00 is under the floor of 15"])
+
+
+def test_an_engine_of_another_checkpoint_is_noted_but_judged(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path))
+
+    def judged(engine_digest: str) -> Report:
+        digests = ("1" * 64, engine_digest)
+        sides = [Side(FACTS | {"checkpoint_digest": digest}, GOOD, Performance.of(GOOD, 2.0)) for digest in digests]
+        return compare(suite, "d" * 64, SAMPLES, *sides)
+
+    other = judged("2" * 64)
+    assert other.passed
+    assert other.to_json()["engine"]["checkpoint_digest"] == "2" * 64
+    assert "built from another checkpoint (222222222222)" in shown(other)
+    assert "another checkpoint" not in shown(judged("1" * 64))
 
 
 def test_text_alone_is_compared_as_text(tmp_path: Path) -> None:
     result = report(tmp_path, [Answer(answer.text, 9, 4, 0.5) for answer in GOOD])
-    assert (result.parity.num_equal, result.parity.divergences) == (8, ())
+    assert (result.parity.num_equal, result.parity.divergences) == (32, ())

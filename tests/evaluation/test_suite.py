@@ -22,7 +22,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert (suite.reference_column, suite.id_column) == ("summary", "id")
     assert suite.prompt == (Message("user", "Summarize:\n{document}"),)
     assert suite.prompt_columns == ["document"]
-    assert (suite.num_samples, suite.max_tokens, suite.max_input_tokens) == (8, 8, 90)
+    assert (suite.num_samples, suite.max_tokens, suite.max_input_tokens) == (32, 8, 90)
     assert (suite.margins, suite.floors) == ({"rougeL": 0.3}, {"rouge1": 15.0})
     assert (suite.stemming, suite.inconclusive_passes) == (False, True)
     assert suite.baselines == tmp_path / "baselines"
@@ -50,7 +50,7 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["name", "data", "columns", "num_samples", "max_tokens", "margins"])
+@pytest.mark.parametrize("key", ["name", "data", "columns", "num_samples", "max_tokens"])
 def test_required_keys(tmp_path: Path, key: str) -> None:
     with pytest.raises(InvalidArgument, match=f"missing key: {key}"):
         load_suite(write_suite(tmp_path, **{key: None}))
@@ -68,6 +68,8 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
         ({"messages": []}, "messages must be a list"),
         ({"data": {"path": "rows.xlsx"}}, "must end in"),
         ({"data": {"hub": "a/b", "config": 3.0}}, "put it in quotes"),
+        ({"margins": None}, "judges nothing: give margins, floors or both"),
+        ({"margins": {}, "floors": {}}, "judges nothing"),
         ({"num_samples": True}, "num_samples must be a whole number"),
     ],
 )

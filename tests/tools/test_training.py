@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def test_loss_goes_down(trained: tuple[TinyBaichuan, train.TrainReport]) -> None
     assert report.validation_loss < report.first_loss - 1
 
 
+def test_training_drops_out_and_the_checkpoint_does_not(
+    trained: tuple[TinyBaichuan, train.TrainReport], processor: SentencePieceProcessor, checkpoint: Path
+) -> None:
+    assert {module.p for module in trained[0].modules() if isinstance(module, torch.nn.Dropout)} == {0.05}
+    examples = batches.encode_pairs(PAIRS, processor)
+    options = replace(OPTIONS, steps=2)
+    with_dropout, without = (
+        train.train(examples, CONFIG, chosen, say=lambda line: None)[0]
+        for chosen in (options, replace(options, dropout=0.0))
+    )
+    assert not torch.equal(with_dropout.lm_head.weight, without.lm_head.weight)
+    assert score.load_checkpoint(checkpoint)[0].config.dropout == 0
+
+
 def test_training_repeats_to_the_bit(processor: SentencePieceProcessor) -> None:
     examples = batches.encode_pairs(PAIRS, processor)
     options = replace(OPTIONS, steps=4)
@@ -83,6 +98,11 @@ def test_the_exported_checkpoint_gives_the_same_logits_elsewhere(
         expected = trained[0](torch.tensor([ids]))[0].numpy()
     actual = HfModel(checkpoint, "float32").logits(ids)
     assert np.abs(actual - expected).max() < 2e-2 * np.abs(expected).max()  # the export rounds to float16
+
+
+def test_the_exported_config_names_its_form(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert (config["position_embedding"], config["norm_head"]) == ("rope", True)
 
 
 def test_prompts_are_those_of_the_serving_side(checkpoint: Path, processor: SentencePieceProcessor) -> None:
