@@ -28,8 +28,14 @@ from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import NUMPY_DTYPES, Tensor
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]]  # text, or chat messages with `role` and `content`
-Scalar: TypeAlias = str | bytes | int | float | bool
+Scalar: TypeAlias = str | bytes | int | float | bool | np.generic
 Parameter: TypeAlias = Scalar | Sequence[Scalar]
+
+# what an input takes, by the kind of its numpy type; BF16, which has none, takes nothing
+TAKEN_TYPES: Mapping[str, tuple[type, ...]] = {
+    "b": (bool,), "i": (int,), "u": (int,), "f": (float, int), "O": (str, bytes),
+}  # fmt: skip
+CONNECT_FAILURES = ("failed to connect", "connections to all backends failing", "dns resolution failed")
 
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 ERROR_OF_CODE: Mapping[str, type[LlmserveError]] = {
@@ -106,7 +112,7 @@ class Client:
             for message in call:
                 yield parse_response(message)
         except grpc.RpcError as error:
-            raise _failure(self.url, error) from error
+            raise _failure(self.url, error, streaming=True) from error
         finally:
             call.cancel()
 
@@ -162,7 +168,7 @@ class AsyncClient:
             async for message in call:
                 yield parse_response(message)
         except grpc.RpcError as error:
-            raise _failure(self.url, error) from error
+            raise _failure(self.url, error, streaming=True) from error
         finally:
             call.cancel()
 
@@ -170,7 +176,8 @@ class AsyncClient:
 def build_request(
     config: ModelConfig, prompt: Prompt, parameters: Mapping[str, Parameter], *, request_id: str = ""
 ) -> service_pb2.ModelInferRequest:
-    """Tensors for the model's inputs; `InvalidArgument` for a parameter that the model does not have."""
+    """Tensors for the model's inputs. `InvalidArgument` for a parameter that the model does not have, and for a value
+    that is not of the input's type: nothing is rounded, parsed or cut to fit."""
     values = dict(parameters)
     if isinstance(prompt, str):
         values["text_input"] = prompt
@@ -191,12 +198,20 @@ def build_request(
 
 
 def _tensor(name: str, datatype: str, value: Parameter, *, batched: bool) -> Tensor:
-    items = [value] if isinstance(value, Scalar) else list(value)
-    if datatype == "BYTES":
-        items = [item.encode() if isinstance(item, str) else item for item in items]
+    items = list(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, Scalar) else [value]
+    items = [item.item() if isinstance(item, np.generic) else item for item in items]
+    dtype = NUMPY_DTYPES[datatype]
+    taken = () if datatype == "BF16" else TAKEN_TYPES[dtype.kind]
+    for item in items:
+        if not isinstance(item, taken) or (isinstance(item, bool) and bool not in taken):
+            names = " or ".join(each.__name__ for each in taken) or "nothing that Python has"
+            raise InvalidArgument(f"{name}={value!r} is no {datatype}: it takes {names}, not {type(item).__name__}")
     try:
-        data = np.array(items, dtype=NUMPY_DTYPES[datatype])
-    except (ValueError, TypeError, OverflowError) as error:
+        if datatype == "BYTES":
+            items = [item.encode() if isinstance(item, str) else item for item in items]
+        with np.errstate(over="raise"):  # a number beyond FP32 would become infinite
+            data = np.array(items, dtype=dtype)
+    except (ValueError, OverflowError, FloatingPointError) as error:
         raise InvalidArgument(f"{name}={value!r} is no {datatype}: {error}") from error
     return Tensor(name, datatype, data.reshape(1, -1) if batched else data)
 
@@ -230,8 +245,10 @@ def _target(url: str) -> str:
     return url.removeprefix("grpc://").removeprefix("http://").rstrip("/")
 
 
-def _failure(url: str, error: Any) -> LlmserveError:
+def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:
     code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+    if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(CONNECT_FAILURES):
         return Unavailable(f"no server answers at {url}; start one with `llmserve serve ENGINE_DIR`, or check --url")
+    if code is grpc.StatusCode.UNAVAILABLE and streaming:  # of what the server itself refuses, a stream tells in-band
+        return Unavailable(f"the connection to {url} was lost: {details}")
     return ERROR_OF_CODE.get(code.name, LlmserveError)(details or code.name)

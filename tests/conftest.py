@@ -20,5 +20,7 @@ def server() -> Iterator[RunningServer]:
 def core(server: RunningServer) -> Iterator[StubCore]:
     assert isinstance(server.core, StubCore)
     server.core.requests.clear()
+    server.core.pulled = 0
     yield server.core
     server.core.is_ready = True
+    server.core.slow_s = StubCore.slow_s

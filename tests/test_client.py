@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import aclosing, closing
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, closing, contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmserve.client import AsyncClient, Client
@@ -54,12 +57,40 @@ def test_parameters_take_the_type_of_the_model_s_input(client: Client, core: Stu
     }
 
 
+def test_numpy_values_are_taken_as_what_they_are(client: Client, core: StubCore) -> None:
+    words = np.array([b"a", b"bc"])
+    list(
+        client.generate(
+            "x", max_tokens=np.int64(5), stream=np.bool_(False), temperature=np.float32(0.7), seed=np.uint64(2**63),
+            stop_words=words,  # type: ignore[arg-type]
+        )
+    )  # fmt: skip
+    inputs = core.requests[0].inputs
+    found = [inputs[name].data.tolist() for name in ("max_tokens", "stream", "seed", "stop_words")]
+    assert found == [[[5]], [[False]], [[2**63]], [[b"a", b"bc"]]]
+    assert inputs["temperature"].data[0, 0] == np.float32(0.7)
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
         ({"heat": 3}, "has no input named heat; it has: max_tokens, messages, seed, stop_words"),
         ({"seed": -1}, "seed=-1 is no UINT64"),
+        ({"seed": 2**64}, "is no UINT64"),
         ({"temperature": "hot"}, "temperature='hot' is no FP32"),
+        ({"temperature": "0.5"}, "temperature='0.5' is no FP32"),
+        ({"temperature": True}, "temperature=True is no FP32"),
+        ({"temperature": 1e300}, "temperature=1e\\+300 is no FP32"),
+        ({"max_tokens": 16.9}, "max_tokens=16.9 is no INT32: it takes int, not float"),
+        ({"max_tokens": "16"}, "max_tokens='16' is no INT32"),
+        ({"max_tokens": True}, "max_tokens=True is no INT32"),
+        ({"max_tokens": None}, "max_tokens=None is no INT32"),
+        ({"max_tokens": [[1]]}, "is no INT32"),
+        ({"max_tokens": np.float32(16)}, "is no INT32"),
+        ({"stream": "false"}, "stream='false' is no BOOL"),
+        ({"stream": 0}, "stream=0 is no BOOL"),
+        ({"stop_words": [b"a", 3]}, "is no BYTES: it takes str or bytes, not int"),
+        ({"stop_words": ["\udc80"]}, "is no BYTES"),
     ],
 )
 def test_wrong_parameters_are_refused_before_anything_is_sent(
@@ -106,6 +137,48 @@ def test_nobody_answers() -> None:
         pytest.raises(Unavailable, match=f"no server answers at {HOST}:{port}"),
     ):
         next(client.generate("x"))
+
+
+@contextmanager
+def breakable_route(port: int) -> Iterator[tuple[int, Callable[[], None]]]:
+    """A port that leads to another one, until it is reset."""
+    ends: list[socket.socket] = []
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+
+    def reset() -> None:
+        linger = struct.pack("ii", 1, 0)
+        ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        for end in ends:
+            end.shutdown(socket.SHUT_RD)  # wakes the copying threads
+            end.close()
+
+    def serve(listener: socket.socket) -> None:
+        accepted, _ = listener.accept()
+        ends.extend((accepted, socket.create_connection((HOST, port), timeout=30)))
+        other = threading.Thread(target=copy, args=(ends[1], ends[0]))
+        other.start()
+        copy(ends[0], ends[1])
+        other.join()
+
+    with socket.create_server((HOST, 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        yield listener.getsockname()[1], reset
+        thread.join()
+
+
+def test_a_connection_that_breaks_in_mid_stream_is_not_a_missing_server(server: RunningServer, core: StubCore) -> None:
+    with breakable_route(server.grpc_port) as (port, reset), Client(f"{HOST}:{port}") as client:
+        deltas = client.generate("forever")
+        next(deltas)
+        reset()
+        with pytest.raises(Unavailable, match=f"the connection to {HOST}:{port} was lost: "):
+            list(deltas)
+    wait_until(lambda: core.running == 0)
 
 
 async def test_many_streams_of_one_async_client(server: RunningServer, core: StubCore) -> None:

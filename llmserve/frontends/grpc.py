@@ -25,10 +25,11 @@ from llmserve.frontends.door import Core, is_decoupled, single_response
 from llmserve.frontends.grpc_health import health_handler
 from llmserve.frontends.grpc_messages import deadline_after, parse_request, response_message
 from llmserve.frontends.grpc_stream import InferStream
-from llmserve.frontends.listener import claim_port, port_in_use, url_host
+from llmserve.frontends.listener import CLOSE_TIMEOUT_S, claim_port, port_in_use, url_host
 
 MAX_MESSAGE_BYTES = 2**31 - 1
-MAX_DETAILS_CHARS = 4096  # details travel as a header, and clients refuse headers over 8 KiB
+MAX_DETAILS_BYTES = 4096  # details travel as a header, and clients refuse headers over 8 KiB
+PLAIN_BYTES = frozenset(range(0x20, 0x7F)) - {ord("%")}  # the others are percent-encoded, three bytes each
 
 Reply = TypeVar("Reply")
 Handler = Callable[[Any, Any, Any], Awaitable[Reply]]
@@ -38,6 +39,17 @@ logger = logging.getLogger(__name__)
 def status_of(error: LlmserveError) -> grpc.StatusCode:
     """The neutral codes are gRPC's, by name."""
     return grpc.StatusCode[error.code.value]
+
+
+def details_of(error: LlmserveError) -> str:
+    """The error's text, as much of it as fits into a header."""
+    text = str(error).encode("utf-8", errors="replace").decode("utf-8")
+    size = 0
+    for position, character in enumerate(text):
+        size += sum(1 if byte in PLAIN_BYTES else 3 for byte in character.encode("utf-8"))
+        if size > MAX_DETAILS_BYTES:
+            return text[:position]
+    return text
 
 
 def answers_errors(handler: Handler[Reply]) -> Handler[Reply]:
@@ -52,7 +64,7 @@ def answers_errors(handler: Handler[Reply]) -> Handler[Reply]:
         except Exception as error:  # border: a fault of ours is INTERNAL to the client, a traceback in the log
             logger.exception("%s failed", handler.__name__)
             failure = InternalError(f"internal error: {error!r}")
-        await context.abort(status_of(failure), str(failure)[:MAX_DETAILS_CHARS])
+        await context.abort(status_of(failure), details_of(failure))
         raise AssertionError("abort raises")
 
     return answered
@@ -120,9 +132,9 @@ class GrpcServer:
     port: int
     server: grpc.aio.Server
 
-    async def stop(self, grace_s: float = 0.0) -> None:
-        """Close the port, give running calls `grace_s` seconds, then cancel them."""
-        await self.server.stop(grace_s)
+    async def stop(self) -> None:
+        """Close the port, give running calls `CLOSE_TIMEOUT_S`, then cancel them."""
+        await self.server.stop(CLOSE_TIMEOUT_S)
 
 
 async def start_grpc(core: Core, host: str, port: int) -> GrpcServer:

@@ -5,7 +5,7 @@ Paths are matched exactly, and HEAD is not GET. A client that goes away cancels 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -24,9 +24,10 @@ from llmserve.frontends.http_answers import (
     error_response,
     internal_error,
     json_response,
+    retry_headers,
     routing_error,
 )
-from llmserve.frontends.http_body import compress_for, read_body, until_disconnect
+from llmserve.frontends.http_body import compress_for, off_loop, read_body, until_disconnect
 from llmserve.frontends.http_generate import (
     data_responses,
     error_event,
@@ -66,8 +67,10 @@ class EventStream:
                 return await error_response(error)(scope, receive, send)
             except Exception as error:  # border: a fault of ours
                 return await error_response(internal_error(error))(scope, receive, send)
-            status = 200 if first is None or first.error is None else STATUS[first.error.code]
-            await send({"type": "http.response.start", "status": status, "headers": EVENT_STREAM_HEADERS})
+            failure = None if first is None else first.error
+            status = 200 if failure is None else STATUS[failure.code]
+            headers = EVENT_STREAM_HEADERS + ([] if failure is None else _raw(retry_headers(failure)))
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             if first is not None:
                 await send({"type": "http.response.body", "body": event(first), "more_body": True})
                 await self._send_rest(send)
@@ -81,6 +84,10 @@ class EventStream:
             await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
         except Exception as error:  # border: a fault of ours ends this stream with an event
             await send({"type": "http.response.body", "body": error_event(internal_error(error)), "more_body": True})
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,8 @@ class InferenceApi:
 
     async def repository_index(self, request: Request) -> Response:
         body = await read_body(request, self.max_input_bytes)
-        document = as_object(parse_json(body), "request") if body else {}
+        parsed = await off_loop(lambda: parse_json(body or b"{}"), size=len(body))
+        document = as_object(parsed, "request")
         only_ready = as_bool(document.get("ready", False), "ready")
         rows = [row for row in self.core.repository_index() if row.state == "READY" or not only_ready]
         members = ("name", "version", "state", "reason")
@@ -130,7 +138,9 @@ class InferenceApi:
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         body = await read_body(request, self.max_input_bytes)
         header = request.headers.get(HEADER_LENGTH)
-        parsed, form = parse_infer(body, header, config, model=model, version=version)
+        parsed, form = await off_loop(
+            lambda: parse_infer(body, header, config, model=model, version=version), size=len(body)
+        )
         response = await until_disconnect(request.receive, single_response(self.core, parsed))
         return await _infer_response(request, response, form)
 
@@ -145,7 +155,7 @@ class InferenceApi:
         model, version = _model_and_version(request)
         config = self.core.model_config(model, version)
         body = await read_body(request, self.max_input_bytes)
-        parsed = parse_generate(body, config, model=model, version=version)
+        parsed = await off_loop(lambda: parse_generate(body, config, model=model, version=version), size=len(body))
         return data_responses(self.core.infer_stream(parsed), decoupled=is_decoupled(config))
 
 

@@ -15,14 +15,15 @@ from llmserve.errors import Code, InternalError, LlmserveError
 from llmserve.frontends.http_body import BodyTooLarge
 from llmserve.frontends.http_json import Json, encode_json
 
+UNAVAILABLE = 503
 STATUS: Mapping[Code, int] = {
     Code.INVALID_ARGUMENT: 400,
     Code.NOT_FOUND: 404,
     Code.ALREADY_EXISTS: 400,
     Code.UNIMPLEMENTED: 501,
     Code.FAILED_PRECONDITION: 400,
-    Code.RESOURCE_EXHAUSTED: 503,
-    Code.UNAVAILABLE: 503,
+    Code.RESOURCE_EXHAUSTED: UNAVAILABLE,
+    Code.UNAVAILABLE: UNAVAILABLE,
     Code.DEADLINE_EXCEEDED: 504,
     Code.CANCELLED: 400,
     Code.INTERNAL: 500,
@@ -42,8 +43,13 @@ def json_response(document: Json, status: int = 200, headers: Mapping[str, str] 
 def error_response(error: LlmserveError) -> Response:
     if isinstance(error, BodyTooLarge):  # the rest of the body may still be on its way: this connection is spent
         return json_response({"error": str(error)}, CONTENT_TOO_LARGE, {"Connection": "close"})
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.code is Code.RESOURCE_EXHAUSTED else None
-    return json_response({"error": str(error)}, STATUS[error.code], headers)
+    return json_response({"error": str(error)}, STATUS[error.code], retry_headers(error))
+
+
+def retry_headers(error: LlmserveError) -> dict[str, str]:
+    """When to come back, for every 503: a full queue empties, a starting server becomes ready, another replaces one
+    that stops."""
+    return {"Retry-After": str(RETRY_AFTER_S)} if STATUS[error.code] == UNAVAILABLE else {}
 
 
 def internal_error(error: Exception) -> InternalError:

@@ -1,6 +1,7 @@
 """Request and response bodies: size limits, gzip and deflate, and the client that goes away.
 
-Anything larger than a quarter of a mebibyte is (de)compressed in a worker thread: the event loop also streams tokens.
+What takes long on more than a quarter of a mebibyte (parsing, compressing) is done in a worker thread: the event loop
+also streams tokens. A compressed body counts as what it may inflate to.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's: deflate means the zlib form
 COMPRESSION_LEVEL = 1
 MIN_COMPRESSED_BYTES = 256
 INLINE_BYTES = 256 * 1024
+MAX_INFLATION = 1032  # deflate: 258 bytes from two bits
 
 Result = TypeVar("Result")
 
@@ -34,7 +36,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise Unsupported(f"Unsupported compression type '{encoding}': use gzip or deflate")
     body = await _read_raw(request, limit)
     if encoding in WINDOW_BITS:
-        return await _off_loop(lambda: _decompress(body, encoding, limit), size=len(body))
+        return await off_loop(lambda: _decompress(body, encoding, limit), size=len(body) * MAX_INFLATION)
     return body
 
 
@@ -77,7 +79,8 @@ def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
     return data
 
 
-async def _off_loop(work: Callable[[], Result], *, size: int) -> Result:
+async def off_loop(work: Callable[[], Result], *, size: int) -> Result:
+    """Do `work` on about `size` bytes: here when they are few, else in a worker thread."""
     return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
@@ -91,7 +94,7 @@ async def compress_for(request: Request, body: bytes) -> tuple[bytes, dict[str, 
         compressor = zlib.compressobj(COMPRESSION_LEVEL, wbits=WINDOW_BITS[encoding])
         return compressor.compress(body) + compressor.flush()
 
-    return await _off_loop(compress, size=len(body)), {"Content-Encoding": encoding}
+    return await off_loop(compress, size=len(body)), {"Content-Encoding": encoding}
 
 
 def preferred_encoding(accept: str) -> str | None:

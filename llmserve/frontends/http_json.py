@@ -14,21 +14,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.errors import InternalError, InvalidArgument
+from llmserve.frontends.http_body import INLINE_BYTES
+from llmserve.frontends.json_large import check_encodable, loads_large
 from llmserve.frontends.tensors import object_array
 from llmserve.serving.types import NUMPY_DTYPES, ParameterValue
 
 Json: TypeAlias = Any  # what `json.loads` returns
 
 MAX_NESTING = 100
+PIECE_VALUES = 16 * 1024  # converted in one call, which holds the interpreter lock
 
 
 def parse_json(body: bytes) -> Json:
-    """The document in `body`; NaN and Infinity are accepted as bare words."""
+    """The document in `body`; NaN and Infinity are accepted as bare words.
+
+    A body over `INLINE_BYTES` is parsed more slowly and so that other threads can run: call from a worker thread.
+    """
+    large = len(body) > INLINE_BYTES
     try:
         text = body.decode("utf-8")
-        document = json.loads(text)
+        document = loads_large(text) if large else json.loads(text)
         if "\\u" in text:  # an unpaired surrogate escape is a string that has no UTF-8 form
-            json.dumps(document, ensure_ascii=False).encode("utf-8")
+            check_encodable(document)
     except json.JSONDecodeError as error:
         raise InternalError(f"failed to parse the request JSON buffer: {error.msg} at {error.pos}") from error
     except ValueError as error:  # not UTF-8, unpaired surrogates, or an integer of thousands of digits
@@ -121,7 +128,8 @@ def tensor_values(leaves: Sequence[Json], datatype: str) -> NDArray[Any]:
         wrong_type("data", expected)
     try:
         with np.errstate(over="ignore"):  # a number too large for FP32 is infinite, as in C++
-            return np.array(leaves, dtype=dtype)
+            starts = range(0, max(len(leaves), 1), PIECE_VALUES)
+            return np.concatenate([np.array(leaves[start : start + PIECE_VALUES], dtype=dtype) for start in starts])
     except OverflowError:
         wrong_type("data", expected)
 

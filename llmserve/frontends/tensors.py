@@ -5,7 +5,6 @@ A BYTES tensor is a run of elements, each a 4-byte little-endian length and that
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +16,25 @@ from llmserve.errors import InvalidArgument
 from llmserve.serving.types import NUMPY_DTYPES, Tensor
 
 LENGTH = struct.Struct("<I")
+MAX_RANK = 64  # numpy's
+MAX_ELEMENTS = 2**63 - 1
 
 
 def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
-    """Number of elements of a shape that came from the wire."""
+    """Number of elements of a shape that came from the wire: cheap, however long the shape and large its numbers."""
+    where = f"input '{name}' for model '{model}'"
+    if len(shape) > MAX_RANK:
+        raise InvalidArgument(
+            f"{where} has an unusable shape of {len(shape)} dimensions; at most {MAX_RANK} are possible"
+        )
     if any(dim < 0 for dim in shape):
-        raise InvalidArgument(f"input '{name}' for model '{model}' has a negative dimension in its shape {list(shape)}")
-    return math.prod(shape)
+        raise InvalidArgument(f"{where} has a negative dimension in its shape {list(shape)}")
+    count = 0 if 0 in shape else 1
+    for dim in shape:
+        count *= dim
+        if count > MAX_ELEMENTS:
+            raise InvalidArgument(f"{where} has an unusable shape {list(shape)}: no tensor has that many elements")
+    return count
 
 
 def shaped(name: str, datatype: str, values: NDArray[Any], shape: Sequence[int]) -> Tensor:

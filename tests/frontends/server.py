@@ -15,7 +15,7 @@ from llmserve.frontends.http import start_http
 from llmserve.frontends.metrics import start_metrics
 
 HOST = "127.0.0.1"
-MAX_INPUT_BYTES = 100_000
+MAX_INPUT_BYTES = 600_000
 
 
 @dataclass(frozen=True)
@@ -72,3 +72,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.01)
+
+
+def settled(count: Callable[[], int], *, at_most: int, quiet_s: float = 0.5) -> int:
+    """The value at which `count` stops growing; it must not pass `at_most`."""
+    while True:
+        before = count()
+        time.sleep(quiet_s)
+        assert count() <= at_most, "it does not stop growing"
+        if 0 < before == count():
+            return before

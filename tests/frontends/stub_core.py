@@ -1,11 +1,12 @@
-"""A server core for tests of the wire: seven models whose answers can be computed by hand.
+"""A server core for tests of the wire: models whose answers can be computed by hand.
 
 add_two   INPUT0 + INPUT1 -> OUTPUT0, FP32 [-1, n]
 echo      every input back under its own name, any type; the request's parameters as response parameters
 count     decoupled: N responses 0, 1, ..., N-1 (INT32 [1]), then an empty final one; never ends when N < 0;
           N > 100 is refused before anything runs; fails in-band after FAIL_AFTER responses when that input is given
-slow      answers after a day
-broken    an in-band error, always
+flood     decoupled: responses of 64 KiB without end; `pulled` counts them
+slow      answers after `slow_s`, a day by default
+broken    an in-band error, `failure`, always
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import InternalError, InvalidArgument, NotFound, Unavailable
+from llmserve.errors import InternalError, InvalidArgument, LlmserveError, NotFound, Unavailable
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.table import version_number
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
@@ -31,6 +32,7 @@ def _tensor(name: str, datatype: str, dim: int = -1) -> str:
     return f"{{ name: '{name}' data_type: TYPE_{datatype} dims: [ {dim} ] }}"
 
 
+FLOOD_BYTES = 64 * 1024
 CONFIGS = {
     "add_two": f"""
         max_batch_size: 4
@@ -53,6 +55,7 @@ CONFIGS = {
         input {_tensor("temperature", "FP32", 1)} input {_tensor("seed", "UINT64", 1)}
         input {_tensor("stop_words", "STRING")} output {_tensor("text_output", "STRING")}
     """,
+    "flood": f"model_transaction_policy {{ decoupled: true }} output {_tensor('DATA', 'STRING')}",
     "slow": f"input {_tensor('X', 'INT32')} output {_tensor('X', 'INT32')}",
     "broken": f"input {_tensor('X', 'INT32')} output {_tensor('X', 'INT32')}",
 }
@@ -75,6 +78,9 @@ class StubCore:
     extensions: tuple[str, ...] = ("binary_tensor_data", "generate")
     is_ready: bool = True
     running: int = 0
+    pulled: int = 0
+    slow_s: float = 86400
+    failure: LlmserveError = field(default_factory=lambda: InternalError("boom"))
     requests: list[InferRequest] = field(default_factory=list)
 
     def live(self) -> bool:
@@ -127,9 +133,10 @@ class StubCore:
 
     async def _answers(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         if request.model_name == "slow":
-            await asyncio.sleep(86400)
+            await asyncio.sleep(self.slow_s)
+            yield self._response(request, outputs=tuple(request.inputs.values()), final=True)
         if request.model_name == "broken":
-            yield self._response(request, error=InternalError("boom"), final=True)
+            yield self._response(request, error=self.failure, final=True)
         if request.model_name == "add_two":
             total = request.inputs["INPUT0"].data + request.inputs["INPUT1"].data
             yield self._response(request, outputs=(Tensor("OUTPUT0", "FP32", total),), final=True)
@@ -140,6 +147,9 @@ class StubCore:
             yield self._response(request, outputs=outputs, parameters=request.parameters, final=True)
         if request.model_name == "ensemble":
             async for response in self._generate(request):
+                yield response
+        if request.model_name == "flood":
+            async for response in self._flood(request):
                 yield response
         if request.model_name == "count":
             async for response in self._count(request):
@@ -159,6 +169,13 @@ class StubCore:
             value += 1
             await asyncio.sleep(0.001 if limit < 0 else 0)
         yield self._response(request, final=True)
+
+    async def _flood(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        data = Tensor("DATA", "BYTES", np.array([b"x" * FLOOD_BYTES], dtype=object))
+        while True:
+            self.pulled += 1
+            yield self._response(request, outputs=(data,))
+            await asyncio.sleep(0)
 
     async def _generate(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         if "text_input" in request.inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,9 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.frontends.server import RunningServer, wait_until
+from llmserve.errors import LlmserveError
+from llmserve.frontends.grpc import details_of, start_grpc
+from tests.frontends.server import HOST, RunningServer, settled, wait_until
 from tests.frontends.stub_core import StubCore
 
 
@@ -174,7 +177,9 @@ def test_typed_contents(
         (message(inputs=[typed("X", "INT8", [1], int_contents=[300])]), "does not fit into INT8"),
         (message(inputs=[typed("X", "FP32", [-1], fp32_contents=[1])]), "negative dimension"),
         (message(inputs=[typed("X", "FP32", [0, 2**62, 2**62])]), "unusable shape"),
-        (message(inputs=[typed("X", "FP32", [1] * 70, fp32_contents=[1])]), "unusable shape"),
+        (message(inputs=[typed("X", "FP32", [1] * 70, fp32_contents=[1])]), "unusable shape of 70 dimensions"),
+        (message(inputs=[typed("X", "FP32", [2**62] * 40_000)]), "unusable shape of 40000 dimensions"),
+        (message(inputs=[typed("X", "FP32", [2**62] * 64)]), "no tensor has that many elements"),
         (message(inputs=[typed("TEXT", "fp32", [1])]), "'<invalid>', but model 'echo' expects 'BYTES'"),
         (message(inputs=[typed("X", "FP32", [0]), typed("X", "FP32", [0])]), "input 'X' already exists in request"),
         (message(model_version="abc"), "failed to get model version from specified version string 'abc'"),
@@ -412,17 +417,42 @@ def test_a_client_that_vanishes_closes_its_requests(server: RunningServer, core:
 def test_a_client_that_does_not_read_stops_its_own_request_only(
     stub: service_pb2_grpc.GRPCInferenceServiceStub, core: StubCore
 ) -> None:
-    """Responses of 1 MB to a client that never reads: the wire fills up, and the request waits."""
-    text = b"x" * 1_000_000
-    request = message(id="big", raw_input_contents=[len(text).to_bytes(4, "little") + text])
-    request.inputs.add(name="TEXT", datatype="BYTES", shape=[1])
+    """An endless stream to a client that never reads: buffers fill, then nothing more is taken from the model."""
     stalled = Stream(stub)
-    stalled.send(*[request] * 64)
-    wait_until(lambda: len(core.requests) >= 32)
+    stalled.send(message("flood", id="big"))
+    stopped_at = settled(lambda: core.pulled, at_most=1000)
     other = Stream(stub)
     other.send(count_request(3, "fine"))
     assert values(other.half_close(), "fine") == [0, 1, 2]
-    assert len(stalled.half_close()) == 64
+    assert (core.pulled, core.running) == (stopped_at, 1)
+    for _ in range(stopped_at + 1):  # reading makes room
+        next(stalled.call)
+    wait_until(lambda: core.pulled > stopped_at)
+    stalled.call.cancel()
+    wait_until(lambda: core.running == 0)
+
+
+def test_details_are_cut_by_their_encoded_length(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    """A letter of two bytes is six in the header, and clients refuse headers of more than 8 KiB."""
+    code, details = failure(lambda: stub.ModelInfer(message("Ж" * 3000)))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert details.startswith("Request for unknown model: 'ЖЖЖ")
+    assert 4000 < 6 * details.count("Ж") <= 4096
+    assert details_of(LlmserveError("x" * 9000)) == "x" * 4096
+    assert details_of(LlmserveError("50% " * 2000)) == ("50% " * 2000)[: 4096 * 4 // 6]
+    assert details_of(LlmserveError("name \udcff")) == "name ?"
+
+
+async def test_stopping_lets_running_calls_finish() -> None:
+    own = StubCore(slow_s=0.3)
+    server = await start_grpc(own, HOST, 0)
+    async with grpc.aio.insecure_channel(f"{HOST}:{server.port}") as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message("slow", id="last"))
+        running = asyncio.ensure_future(call.code())
+        await asyncio.to_thread(wait_until, lambda: own.running == 1)
+        await server.stop()
+        assert await running is grpc.StatusCode.OK
+        assert (await call).id == "last"
 
 
 def test_a_deadline_ends_a_stream(stub: service_pb2_grpc.GRPCInferenceServiceStub, core: StubCore) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -13,12 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from llmserve.errors import Code, LlmserveError, ResourceExhausted
+from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError
+from llmserve.frontends import json_large
 from llmserve.frontends.grpc import status_of
 from llmserve.frontends.grpc_messages import parse_request
 from llmserve.frontends.http_answers import STATUS, error_response
+from llmserve.frontends.http_body import INLINE_BYTES
 from llmserve.frontends.http_generate import parse_generate
 from llmserve.frontends.http_infer import parse_infer
+from llmserve.frontends.http_json import parse_json, tensor_values
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest
 from tests.frontends.stub_core import CONFIGS, StubCore
 
@@ -114,6 +121,76 @@ def test_every_code_has_a_place_on_both_wires(code: Code) -> None:
     assert error_response(error).status_code == STATUS[code] >= 400
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
-    response = error_response(ResourceExhausted("the queue is full"))
-    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+@pytest.mark.parametrize("data", [{"data": []}, {"parameters": {"binary_data_size": 4}}], ids=["json", "binary"])
+@pytest.mark.parametrize(
+    ("dims", "words"), [(40_000, "unusable shape of 40000 dimensions"), (64, "no tensor has that many elements")]
+)
+def test_shapes_whose_product_is_astronomic(data: dict[str, Any], dims: int, words: str) -> None:
+    tensor = {"name": "X", "datatype": "FP32", "shape": [2**64 - 1] * dims, **data}
+    document = json.dumps({"inputs": [tensor]}).encode()
+    start = time.monotonic()
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        parse_infer(document + b"1234", str(len(document)), CORE.model_config("echo"), model="echo", version="")
+    assert time.monotonic() - start < 2
+    assert len(str(caught.value)) < 2000
+
+
+def parsed(parse: Callable[[str], Any], text: str) -> str:
+    """The document or the error, in a form that can be compared (NaN included)."""
+    try:
+        return repr(parse(text))
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at {error.pos}"
+    except RecursionError:
+        return "too deep"
+
+
+@patient
+@given(ANY_JSON | st.lists(st.integers() | st.floats()), st.integers(0, 200), st.sampled_from(["", ",", "]", "[", " "]))
+def test_large_documents_are_read_as_small_ones_are(document: Any, position: int, mark: str) -> None:
+    """Well-formed and, with a stray mark, malformed; arrays of scalars in pieces of a few characters."""
+    text = json.dumps(document)
+    text = text[:position] + mark + text[position:]
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(json_large, "MIN_ARRAY_CHARS", 0)
+        small.setattr(json_large, "PIECE_CHARS", 3)
+        assert parsed(json_large.loads_large, text) == parsed(json.loads, text)
+
+
+@pytest.mark.parametrize("text", ["[1,,2]", "[1,]", "[,1]", "[1 2]", "[", "[ ]", "[1,2", "[" * 5000, '{"a": [1, 2}'])
+def test_malformed_large_documents(text: str) -> None:
+    assert parsed(json_large.loads_large, text) == parsed(json.loads, text)
+
+
+def test_other_threads_run_while_a_large_document_is_parsed() -> None:
+    body = b'{"data": [' + b",".join([b"1"] * 4_000_000) + b"]}"
+    beats: list[float] = []
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(0.001):
+            beats.append(time.monotonic())
+
+    heart = threading.Thread(target=beat)
+    heart.start()
+    start = time.monotonic()
+    document = parse_json(body)
+    took = time.monotonic() - start
+    done.set()
+    heart.join()
+    assert len(document["data"]) == 4_000_000
+    during = [at for at in beats if start < at < start + took]
+    assert max(b - a for a, b in pairwise([start, *during, start + took])) < took / 2  # json.loads: all of it
+
+
+def test_a_large_document_keeps_its_checks() -> None:
+    padding = b" " * INLINE_BYTES
+    with pytest.raises(InternalError, match="surrogates not allowed"):
+        parse_json(b'["\\ud800"]' + padding)
+    assert parse_json(b'["\\u0416"]' + padding) == ["Ж"]
+    with pytest.raises(InternalError, match="nested too deeply"):
+        parse_json(b"[" * 100_000 + b"]" * 100_000 + padding)
+    numbers = list(range(50_000))
+    assert tensor_values(numbers, "INT32").tolist() == numbers
+    with pytest.raises(InternalError, match="'data'"):
+        tensor_values([*numbers, 2**31], "INT32")

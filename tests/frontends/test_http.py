@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
 import socket
+import threading
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +16,11 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from llmserve.errors import LlmserveError, ResourceExhausted, Unavailable
+from llmserve.frontends import http as http_frontend
+from llmserve.frontends.http_body import INLINE_BYTES
 from tests.frontends.server import HOST, MAX_INPUT_BYTES, RunningServer, wait_until
-from tests.frontends.stub_core import StubCore
+from tests.frontends.stub_core import CONFIGS, StubCore
 
 ADD_TWO = "/v2/models/add_two/infer"
 ECHO = "/v2/models/echo/infer"
@@ -82,7 +87,7 @@ def test_config_has_proto_names_enum_names_and_plain_numbers(call: Http) -> None
 
 
 def test_statistics_and_index(call: Http) -> None:
-    assert len(json.loads(call("GET", "/v2/models/stats")[1])["model_stats"]) == 7
+    assert len(json.loads(call("GET", "/v2/models/stats")[1])["model_stats"]) == len(CONFIGS)
     (entry,) = json.loads(call("GET", "/v2/models/echo/stats")[1])["model_stats"]
     assert (entry["name"], entry["inference_count"]) == ("echo", 2**40)
     assert call.error("GET", "/v2/models/x/stats") == (400, "requested model 'x' is not available")
@@ -186,7 +191,7 @@ X1 = {"name": "X", "shape": [1], "datatype": "FP32", "data": [1]}
             500,
             "Unable to parse 'data': Shape does not match true shape of 'data' field",
         ),
-        ({"inputs": [X1 | {"shape": [2**63, 2**63]}]}, 500, "Shape does not match"),
+        ({"inputs": [X1 | {"shape": [2**63, 2**63]}]}, 400, "no tensor has that many elements"),
         (
             {"inputs": [X1 | {"datatype": "INT64", "data": [1.5]}]},
             500,
@@ -241,6 +246,22 @@ def test_core_errors_have_their_status(call: Http, core: StubCore) -> None:
     )  # fmt: skip
     core.is_ready = False
     assert call.error("POST", ECHO, {"inputs": []}) == (503, "the server is shutting down")
+
+
+@pytest.mark.parametrize("kind", ["infer", "generate", "generate_stream"])
+@pytest.mark.parametrize("failure", [ResourceExhausted("the queue is full"), Unavailable("Exceeds maximum queue size")])
+def test_every_503_says_when_to_come_back(
+    call: Http, core: StubCore, monkeypatch: pytest.MonkeyPatch, kind: str, failure: LlmserveError
+) -> None:
+    body = {"inputs": []} if kind == "infer" else {}
+    assert call("POST", f"/v2/models/broken/{kind}", body)[0] == 500
+    assert call.response.headers["retry-after"] is None
+    monkeypatch.setattr(core, "failure", failure)  # in-band
+    assert call("POST", f"/v2/models/broken/{kind}", body)[0] == 503
+    assert call.response.headers["retry-after"] == "1"
+    core.is_ready = False  # raised
+    assert call("POST", f"/v2/models/broken/{kind}", body)[0] == 503
+    assert call.response.headers["retry-after"] == "1"
 
 
 # ---- the binary tensor extension ----
@@ -378,6 +399,57 @@ def test_compressed_responses(call: Http, accept: str, expected: str | None) -> 
 def test_bad_compressed_bodies_are_refused(call: Http, body: bytes, encoding: str, status: int, words: str) -> None:
     found, text = call.error("POST", ECHO, body, {"Content-Encoding": encoding})
     assert (found, words in text) == (status, True), text
+
+
+def spy_on_threads(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[int]:
+    """The threads that call a function."""
+    threads: list[int] = []
+    real = getattr(owner, name)
+
+    def spied(*arguments: Any, **keywords: Any) -> Any:
+        threads.append(threading.get_ident())
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, spied)
+    return threads
+
+
+@pytest.mark.parametrize(
+    ("parser", "path", "body"),
+    [
+        ("parse_infer", ECHO, {"inputs": [fp32("X", [1.5])]}),
+        ("parse_generate", "/v2/models/echo/generate", {"TEXT": "x"}),
+        ("parse_generate", "/v2/models/echo/generate_stream", {"TEXT": "x"}),
+        ("parse_json", "/v2/repository/index", {"ready": True}),
+    ],
+)
+def test_large_bodies_are_parsed_off_the_event_loop(
+    server: RunningServer, call: Http, monkeypatch: pytest.MonkeyPatch, parser: str, path: str, body: Any
+) -> None:
+    threads = spy_on_threads(monkeypatch, http_frontend, parser)
+    loop_thread = asyncio.run_coroutine_threadsafe(_this_thread(), server.loop).result(10)
+    small = json.dumps(body).encode()
+    large = small + b" " * INLINE_BYTES
+    answers = [call("POST", path, each) for each in (small, large)]
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 200
+    assert threads[0] == loop_thread != threads[1]
+
+
+async def _this_thread() -> int:
+    return threading.get_ident()
+
+
+def test_a_small_body_that_inflates_is_decompressed_off_the_event_loop(
+    server: RunningServer, call: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = spy_on_threads(monkeypatch, zlib, "decompressobj")
+    loop_thread = asyncio.run_coroutine_threadsafe(_this_thread(), server.loop).result(10)
+    body = zlib.compress(b'{"inputs": []}' + b" " * INLINE_BYTES)
+    assert len(body) < 1000
+    assert call("POST", ECHO, body, {"Content-Encoding": "deflate"})[0] == 200
+    assert len(threads) == 1
+    assert threads[0] != loop_thread
 
 
 def test_a_body_over_the_limit_is_refused(call: Http, core: StubCore) -> None:
