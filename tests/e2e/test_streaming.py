@@ -83,9 +83,10 @@ def streamed_text(url: str, prompt: str, **options: Any) -> list[str]:
         stream.close()
 
 
-def metric(server: ServerProcess, family: str, label: str) -> float:
-    text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
-    return float(next(line for line in text.splitlines() if line.startswith(family) and label in line).split()[-1])
+def metric(server: ServerProcess, family: str, *labels: str) -> float:
+    lines = urllib.request.urlopen(server.metrics, timeout=10).read().decode().splitlines()
+    found = (line for line in lines if line.startswith(f"{family}{{") and all(label in line for label in labels))
+    return float(next(found).split()[-1])
 
 
 def used_blocks(server: ServerProcess) -> float:
@@ -140,7 +141,13 @@ def test_a_request_is_stopped_by_its_id(server: ServerProcess, demo_engine: Path
     wait_for_idle(server)
 
 
+def num_cancelled(server: ServerProcess) -> float:
+    return metric(server, "nv_inference_request_failure", 'model="tensorrt_llm"', 'reason="CANCELED"')
+
+
 def test_a_client_that_goes_away_frees_its_blocks(server: ServerProcess) -> None:
+    """Because its request is cancelled, not because it came to its end."""
+    before = num_cancelled(server)
     stream = Stream(server.grpc)
     inputs = [*client_inputs("Tell me everything.", max_tokens=450), tensor("end_id", -1, np.int32)]
     stream.send("ensemble", inputs)
@@ -148,6 +155,7 @@ def test_a_client_that_goes_away_frees_its_blocks(server: ServerProcess) -> None
     assert used_blocks(server) > 0
     stream.close()
     wait_for_idle(server)
+    assert num_cancelled(server) == before + 1
 
 
 @pytest.mark.parametrize(
