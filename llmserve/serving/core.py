@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from tritonclient.grpc import service_pb2
@@ -34,6 +35,7 @@ from llmserve.serving.repository import ModelSource, scan_repositories
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import request_label
 from llmserve.serving.table import ModelStatus, ModelTable
+from llmserve.serving.threads import in_daemon_thread
 from llmserve.serving.types import InferRequest, InferResponse
 
 __all__ = ["InferenceCore", "ModelStatus", "ServerSettings"]
@@ -92,14 +94,17 @@ class InferenceCore:
         return self._table.all_loaded() and all(model.healthy() for model in self._table)
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """False for a model that does not exist. Raises `InvalidArgument` for something that is no version."""
+        """Whether `infer_stream` would take a request; False for a model that does not exist.
+
+        Raises `InvalidArgument` for something that is no version.
+        """
         try:
             model = self._table.find(name, version)
         except InvalidArgument:
             raise
         except LlmserveError:
             return False
-        return not self._stopping and model.healthy()
+        return self._started and not self._stopping and model.healthy()
 
     async def infer_stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """The responses of one request; the last one is `final`.
@@ -179,7 +184,8 @@ class InferenceCore:
         overrides = self._settings.parameter_overrides.get(source.name, {})
         async with slots:
             try:
-                return await asyncio.to_thread(prepare, source, self._backends, overrides)
+                work = partial(prepare, source, self._backends, overrides)
+                return await in_daemon_thread(work, f"prepare-{source.name}")
             except Exception as error:  # border: one model's failure is its status
                 self._fail(source.name, "", error)
                 return None
@@ -188,7 +194,8 @@ class InferenceCore:
         backend = self._backends[prepared.config.backend]
         async with slots:
             try:
-                loaded = await asyncio.to_thread(load_instances, prepared, version, backend, self._infer_nested)
+                work = partial(load_instances, prepared, version, backend, self._infer_nested)
+                loaded = await in_daemon_thread(work, f"load-{prepared.config.name}")
                 self._table.add(serve_instances(prepared, version, loaded))
             except Exception as error:  # border: one model's failure is its status
                 self._fail(prepared.config.name, version, error)

@@ -108,6 +108,7 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable) -> 
         return table.find(request.model_name, request.model_version).infer(request, timing)
 
     scheduler = EnsembleScheduler(config, version, waves, statistics=statistics, infer_step=infer_step)
+    parts = [table.find(step.model_name, step.model_version) for wave in waves for step in wave.steps]
     return ServedModel(
         config,
         version,
@@ -115,4 +116,5 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable) -> 
         statistics=statistics,
         scheduler=scheduler,
         loaded=LoadedModel(()),
+        parts=parts,
     )

@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import InternalError, LlmserveError
+from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
 from llmserve.serving.backend import GaugeSample, LoadedModel
 from llmserve.serving.schedulers.base import ModelScheduler, Rejected
 from llmserve.serving.signature import ModelSignature
@@ -29,13 +29,8 @@ logger = logging.getLogger(__name__)
 class _Outcome:
     """What has been seen of one request."""
 
-    is_rejected: bool = False
-    has_error: bool = False
+    failure: FailureReason | None = None
     is_final: bool = False
-
-    def saw(self, response: InferResponse) -> None:
-        self.has_error = self.has_error or response.error is not None
-        self.is_final = response.final
 
 
 class ServedModel:
@@ -48,7 +43,9 @@ class ServedModel:
         statistics: ModelStatistics,
         scheduler: ModelScheduler,
         loaded: LoadedModel,
+        parts: Sequence[ServedModel] = (),
     ) -> None:
+        """`parts` are the models of an ensemble's steps."""
         self.name: str = config.name
         self.version = version
         self.config = config
@@ -56,7 +53,8 @@ class ServedModel:
         self.statistics = statistics
         self._scheduler = scheduler
         self._loaded = loaded
-        self._model_failure = FailureReason.BACKEND if loaded.instances else FailureReason.OTHER
+        self._parts = parts
+        self._decoupled = self.decoupled
 
     @property
     def num_pending(self) -> int:
@@ -67,7 +65,9 @@ class ServedModel:
         return bool(self.config.model_transaction_policy.decoupled)
 
     def healthy(self) -> bool:
-        return all(instance.healthy() for instance in self._loaded.instances)
+        if not all(instance.healthy() for instance in self._loaded.instances):
+            return False
+        return all(part.healthy() for part in self._parts)
 
     def gauges(self) -> Sequence[GaugeSample]:
         return self._loaded.gauges()
@@ -85,19 +85,22 @@ class ServedModel:
         outcome = _Outcome()
         try:
             async with aclosing(self._scheduler.infer(prepared, timing)) as stream:
-                async for response in stream:
-                    outcome.saw(response)
-                    yield self._to_client(response, wanted, timing)
+                while (response := await self._next(stream)) is not None:
+                    converted = self._to_client(response, wanted, timing)
+                    if response.error is not None:
+                        outcome.failure = self._failure_reason(response.error)
+                    outcome.is_final = response.final
+                    yield converted
             if not outcome.is_final:
                 outcome.is_final = True
                 yield InferResponse(self.name, self.version, request.request_id, final=True)
         except Rejected:
-            outcome.is_rejected = True
+            outcome.failure = FailureReason.REJECTED
             raise
         except Exception as error:  # border: whatever a backend raises is an error response of this request alone
             if outcome.is_final:
                 raise
-            outcome.has_error = True
+            outcome.failure = self._failure_reason(error)
             yield self._error_response(request, error)
         finally:
             self._account(prepared, timing, outcome)
@@ -130,6 +133,31 @@ class ServedModel:
         timing.output_ns += time.monotonic_ns() - start_ns
         return finished
 
+    async def _next(self, stream: AsyncGenerator[InferResponse, None]) -> InferResponse | None:
+        """The next response; None at the end.
+
+        A model that is not decoupled answers once, data or an error, however its backend splits that.
+        """
+        if self._decoupled:
+            return await anext(stream, None)
+        answer: InferResponse | None = None
+        async for response in stream:
+            if answer is not None and answer.outputs and response.outputs:
+                raise InternalError(
+                    f"model '{self.name}' sent more than one response to a request; only a decoupled model may: set "
+                    "model_transaction_policy { decoupled: true } in its config.pbtxt"
+                )
+            if answer is None or response.outputs or response.error is not None:
+                answer = response
+            if response.final:
+                break
+        return answer if answer is None or answer.final else replace(answer, final=True)
+
+    def _failure_reason(self, error: Exception) -> FailureReason:
+        if not self._loaded.instances:
+            return FailureReason.OTHER  # an ensemble
+        return FailureReason.REJECTED if isinstance(error, ResourceExhausted) else FailureReason.BACKEND
+
     def _error_response(self, request: InferRequest, error: Exception) -> InferResponse:
         if not isinstance(error, LlmserveError):
             logger.error("model '%s' failed", self.name, exc_info=error)
@@ -137,10 +165,8 @@ class ServedModel:
         return InferResponse(self.name, self.version, request.request_id, error=error, final=True)
 
     def _account(self, request: InferRequest, timing: RequestTiming, outcome: _Outcome) -> None:
-        if outcome.is_rejected:
-            self.statistics.request_failed(timing, FailureReason.REJECTED)
-        elif outcome.has_error:
-            self.statistics.request_failed(timing, self._model_failure)
+        if outcome.failure is not None:
+            self.statistics.request_failed(timing, outcome.failure)
         elif not outcome.is_final:
             self.statistics.request_failed(timing, FailureReason.CANCELED)
         else:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InternalError, InvalidArgument
 from llmserve.serving.types import InferRequest, Tensor
 
 BATCH_NOTE = (
@@ -119,7 +119,10 @@ class ModelSignature:
         return request.with_inputs(inputs)
 
     def from_model(self, outputs: tuple[Tensor, ...], wanted: frozenset[str]) -> tuple[Tensor, ...]:
-        """The declared and wanted outputs in the order of the config, with `reshape` undone. Empty `wanted`: all."""
+        """The declared and wanted outputs in the order of the config, with `reshape` undone. Empty `wanted`: all.
+
+        Raises `InternalError` for a shape that the model should not have answered with.
+        """
         order = self._output_order
         kept = []
         for tensor in outputs:
@@ -134,7 +137,14 @@ class ModelSignature:
     def _restored(self, tensor: Tensor, spec: TensorSpec, reshape: tuple[int, ...]) -> Tensor:
         if len(tensor.shape) != len(reshape) + self._batch_dims:
             return tensor  # already as the client expects it
-        return _reshaped(tensor, reshape, spec.dims, self._batch_dims)
+        try:
+            return _reshaped(tensor, reshape, spec.dims, self._batch_dims)
+        except ValueError:
+            batch = (-1,) * self._batch_dims
+            raise InternalError(
+                f"model '{self.model_name}' answered with output '{spec.name}' of shape {format_shape(tensor.shape)}, "
+                f"which its config cannot reshape to {format_shape(batch + spec.dims)}"
+            ) from None
 
     def _check_batch_size(self, request: InferRequest, tensor: Tensor, batch_size: int) -> int:
         if not tensor.shape:

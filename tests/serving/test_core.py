@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -14,7 +15,8 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve import __version__
-from llmserve.errors import DeadlineExceeded, InternalError, InvalidArgument, NotFound, Unavailable
+from llmserve.backends.identity import IdentityBackend
+from llmserve.errors import DeadlineExceeded, InternalError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from llmserve.metrics import METRICS
 from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.core import InferenceCore, ServerSettings
@@ -57,6 +59,54 @@ async def test_not_ready_and_closed_before_start(tmp_path: Path) -> None:
     assert not core.ready()
     with pytest.raises(Unavailable, match="Server is starting"):
         await single(core, request("m", floats(1)))
+
+
+class Slow(IdentityBackend):
+    """Loads the model `late` when it is let go, any other at once."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def load(self, context: LoadContext) -> LoadedModel:
+        if context.config.name == "late":
+            self.let_go.wait()
+        return super().load(context)
+
+
+async def test_no_model_is_ready_before_the_server_has_started(tmp_path: Path) -> None:
+    """Just as none is served."""
+    write_model(tmp_path, "late", identity_config())
+    write_model(tmp_path, "quick", identity_config())
+    backend = Slow()
+    core = InferenceCore(ServerSettings((tmp_path,)), {"identity": backend})
+    starting = asyncio.create_task(core.start())
+    async with asyncio.timeout(5):
+        for _ in range(500):
+            if core.repository_index():
+                break
+            await asyncio.sleep(0.01)
+        assert [status.name for status in core.repository_index()] == ["quick"]
+        assert not core.model_ready("quick")
+        with pytest.raises(Unavailable, match="Server is starting"):
+            await single(core, request("quick", floats(1)))
+        backend.let_go.set()
+        await starting
+    assert core.model_ready("quick")
+
+
+async def test_a_cancelled_start_waits_for_no_model(tmp_path: Path) -> None:
+    write_model(tmp_path, "late", identity_config())
+    backend = Slow()
+    core = InferenceCore(ServerSettings((tmp_path,)), {"identity": backend})
+    starting = asyncio.create_task(core.start())
+    await asyncio.sleep(0.05)
+    starting.cancel()
+    async with asyncio.timeout(1):
+        await asyncio.gather(starting, return_exceptions=True)
+    (loading,) = [thread for thread in threading.enumerate() if thread.name == "load-late"]
+    assert loading.daemon
+    backend.let_go.set()
+    loading.join()
 
 
 async def test_deadline_that_has_passed(tmp_path: Path) -> None:
@@ -203,6 +253,10 @@ class Faulty:
             case 2:
                 yield InferResponse("f", "1", "", (floats(1, name="Y"),))
                 raise InvalidArgument("not this")
+            case 4:
+                raise ResourceExhausted("the queue is full")
+            case 5:
+                yield InferResponse("f", "1", "", error=ResourceExhausted("the queue is full"), final=True)
             case 3:
                 yield InferResponse("f", "1", "", (floats(1, name="Y"),))
 
@@ -215,7 +269,8 @@ class Faulty:
 
 @pytest.fixture
 async def faulty(tmp_path: Path) -> AsyncIterator[InferenceCore]:
-    write_model(tmp_path, "f", identity_config().replace("identity", "faulty"))
+    config = identity_config("model_transaction_policy { decoupled: true }")
+    write_model(tmp_path, "f", config.replace("identity", "faulty"))
     core = InferenceCore(ServerSettings((tmp_path,)), {"faulty": Faulty()})
     await core.start()
     yield core
@@ -231,6 +286,15 @@ async def test_a_backends_exception_is_an_error_response(faulty: InferenceCore) 
     assert (values(data), data.final) == ([1], False)
     assert (str(end.error), end.final) == ("not this", True)
     assert 'request_failure{model="f",version="1",reason="BACKEND"} 2' in faulty.metrics_text()
+
+
+@pytest.mark.parametrize("how", [4, 5], ids=["raised", "answered"])
+async def test_a_request_that_the_backend_has_no_room_for_was_rejected(faulty: InferenceCore, how: int) -> None:
+    (response,) = await collect(faulty, request("f", floats(how)))
+    assert isinstance(response.error, ResourceExhausted)
+    text = faulty.metrics_text()
+    assert 'request_failure{model="f",version="1",reason="REJECTED"} 1' in text
+    assert 'request_failure{model="f",version="1",reason="BACKEND"} 0' in text
 
 
 async def test_a_stream_always_ends_with_a_final_response(faulty: InferenceCore) -> None:

@@ -33,7 +33,7 @@ class PythonBackend:
             if not hasattr(model_class, "auto_complete_config"):
                 return config
             completed = model_class.auto_complete_config(AutoCompleteConfig(config))
-        except Exception as error:  # border: the model's mistake is its load error
+        except BaseException as error:  # border: the model's mistake, sys.exit() included, is its load error
             raise ModelConfigError(f"model '{config.name}': auto_complete_config: {describe_failure(error)}") from error
         finally:
             forget_model(module_name)

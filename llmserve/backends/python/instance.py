@@ -48,23 +48,25 @@ class PythonBatch:
         requests, self._requests = self._requests, []  # what the model drops must end here
         try:
             self._settle(requests, model.execute(requests))
-        except (Exception, SystemExit) as error:  # border: the model's failure is the answer of this batch alone
+        except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
             self._fail(requests, error)
         finally:
-            self._outbox.put(self._done)
+            self._outbox.put(self.release)
 
     async def run_async(self, model: Any) -> None:
         requests, self._requests = self._requests, []
         try:
             self._settle(requests, await model.execute(requests))
-        except (Exception, SystemExit) as error:  # border: the model's failure is the answer of this batch alone
+        except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
             self._fail(requests, error)
         finally:
-            self._outbox.put(self._done)
+            self._outbox.put(self.release)
 
-    def _done(self) -> None:
-        if self.on_done is not None:
-            self.on_done()
+    def release(self) -> None:
+        """Say that it is over, once."""
+        on_done, self.on_done = self.on_done, None
+        if on_done is not None:
+            on_done()
 
     def _settle(self, requests: list[InferenceRequest], answers: Any) -> None:
         if self._decoupled:
@@ -116,16 +118,19 @@ class PythonInstance:
         self._module_name = f"triton_model_{name}_{id(self):x}"
         self._door = Door()
         self._utils = make_utils_module(name, self._door)
-        self._worker = Worker(name, self._open_model)
+        self._worker = Worker(name, self._open_model, on_death=self._report_death)
         self._outbox: Outbox | None = None
         self._streams: set[ResponseStream] = set()  # that have no final response yet
         self._last_batch: PythonBatch | None = None
+        self._busy_with: PythonBatch | None = None  # what occupies the instance, or did so last
 
     def start(self) -> Future[None]:
         """Begin to load the model in its thread; done when it can execute."""
         return self._worker.start()
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+        if not self._worker.alive():
+            raise self._died()
         loop = asyncio.get_running_loop()
         if self._outbox is None:
             self._outbox = Outbox(loop)
@@ -149,6 +154,7 @@ class PythonInstance:
             asyncio.get_running_loop().call_soon(callback)  # its coroutines run side by side
         else:
             self._last_batch.on_done = callback
+            self._busy_with = self._last_batch
         self._last_batch = None
 
     def healthy(self) -> bool:
@@ -164,10 +170,26 @@ class PythonInstance:
         if not finished:
             logger.warning("model instance '%s' is still busy after %g s: left behind", self.name, FINALIZE_TIMEOUT_S)
         forget_model(self._module_name)
-        gone = Unavailable(f"model instance '{self.name}' has been unloaded")
+        self._end_streams(Unavailable(f"model instance '{self.name}' has been unloaded"))
+
+    def _report_death(self) -> None:
+        """On the model's thread. No batch can be on its way before there is an outbox."""
+        if self._outbox is not None:
+            self._outbox.put(self._end_everything)
+
+    def _end_everything(self) -> None:
+        """What the thread had still to do is answered, and what waits for the instance need not wait."""
+        self._end_streams(self._died())
+        if self._busy_with is not None:
+            self._busy_with.release()
+
+    def _died(self) -> Unavailable:
+        return Unavailable(f"model instance '{self.name}' has stopped working; restart the server")
+
+    def _end_streams(self, error: Unavailable) -> None:
         for stream in list(self._streams):
             self._deliver(
-                stream, InferResponse(self._context.config.name, self._context.version, error=gone, final=True)
+                stream, InferResponse(self._context.config.name, self._context.version, error=error, final=True)
             )
 
     def _post(self, stream: ResponseStream, response: InferResponse) -> None:
@@ -187,7 +209,7 @@ class PythonInstance:
             model = model_class()
             if hasattr(model, "initialize"):
                 model.initialize(self._arguments())
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # border: also sys.exit() is this model's load error
             forget_model(self._module_name)
             problem = describe_failure(error)
             raise InternalError(f"model instance '{self.name}' failed to initialize: {problem}") from error

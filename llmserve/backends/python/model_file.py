@@ -1,46 +1,50 @@
 """Imports a `model.py` for one instance, apart from every other model.
 
-Files beside it can be imported by their plain names while it is being imported; they too belong to this instance alone.
+Files beside it can be imported by their plain names, at any time and from any thread of the model; they too belong to
+this instance alone. So the files of an instance get an `import` of their own: theirs is not the process's sys.modules.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import sys
 import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from llmserve.backends.python.current_utils import make_current
 from llmserve.backends.python.errors import describe_failure
 from llmserve.backends.python.utils_module import MODULE_NAME
 from llmserve.errors import ModelConfigError
 
-_IMPORTING = threading.Lock()  # sys.path and sys.modules belong to the process: one model at a time
+_IMPORTING = threading.RLock()  # sys.modules and sys.meta_path belong to the process: one model at a time
 
 
 def import_model(path: Path, module_name: str, utils: ModuleType) -> type[Any]:
-    """The class `TritonPythonModel` of a file. `utils` is what it finds as triton_python_backend_utils."""
+    """The class `TritonPythonModel` of a file. `utils` is what it finds as triton_python_backend_utils.
+
+    To be called in the thread that will run the model.
+    """
     if not path.is_file():
         raise ModelConfigError(f"{path} does not exist")
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    imports = ModelImports(str(path.parent), utils)
+    loader = _OwnLoader(module_name, str(path), imports)
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    directory = str(path.parent)
-    with _IMPORTING:
-        before = set(sys.modules)
-        sys.modules[MODULE_NAME] = utils
-        sys.modules[module_name] = module
-        sys.path.insert(0, directory)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            forget_model(module_name)
-            raise ModelConfigError(f"{path} cannot be imported: {describe_failure(error)}") from error
-        finally:
-            sys.path.remove(directory)
-            _forget_neighbours(set(sys.modules) - before - {module_name}, directory)
+    make_current(utils)
+    sys.modules[module_name] = module
+    try:
+        with imports.active():
+            loader.exec_module(module)
+    except BaseException as error:  # border: also sys.exit() is the model's load error, not the server's end
+        forget_model(module_name)
+        raise ModelConfigError(f"{path} cannot be imported: {describe_failure(error)}") from error
     model_class = getattr(module, "TritonPythonModel", None)
     if not isinstance(model_class, type) or not callable(getattr(model_class, "execute", None)):
         forget_model(module_name)
@@ -52,9 +56,80 @@ def forget_model(module_name: str) -> None:
     sys.modules.pop(module_name, None)
 
 
-def _forget_neighbours(names: set[str], directory: str) -> None:
-    """Another model may have a file of the same name."""
-    for name in names:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None and file.startswith(directory):
-            del sys.modules[name]
+class ModelImports:
+    """What `import` means in the files of one instance. Also a finder, for as long as it is active."""
+
+    def __init__(self, directory: str, utils: ModuleType) -> None:
+        self.builtins = {**vars(builtins), "__import__": self._import}
+        self._directory = directory
+        self._utils = utils
+        self._neighbours: dict[str, ModuleType] = {}  # imported before; out of sys.modules between imports
+        self._thread = 0  # that is importing
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The files of the directory can be imported, by this thread."""
+        with _IMPORTING:
+            if self in sys.meta_path:  # an import within an import
+                yield
+                return
+            before = set(sys.modules)
+            sys.modules.update({name: module for name, module in self._neighbours.items() if name not in before})
+            sys.meta_path.insert(0, self)
+            self._thread = threading.get_ident()
+            try:
+                yield
+            finally:
+                sys.meta_path.remove(self)
+                self._take_neighbours(set(sys.modules) - before)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if threading.get_ident() != self._thread:
+            return None
+        spec = PathFinder.find_spec(fullname, [self._directory] if path is None else path, target)
+        if spec is None or spec.loader is None or not self._holds(spec.origin):
+            return None
+        if isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _OwnLoader(fullname, spec.loader.path, self)
+        return spec
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """`__import__` of these files: only what lies beside them is special."""
+        if level == 0 and name == MODULE_NAME:
+            return self._utils
+        top_name = name.partition(".")[0]
+        if level == 0 and PathFinder.find_spec(top_name, [self._directory]) is None:
+            return __import__(name, globals, locals, fromlist or (), level)
+        with self.active():
+            return __import__(name, globals, locals, fromlist or (), level)
+
+    def _take_neighbours(self, names: set[str]) -> None:
+        """Out of sys.modules: another model may have a file of the same name."""
+        for name in names:
+            module = sys.modules[name]
+            if name in self._neighbours or self._holds(getattr(module, "__file__", None)):
+                self._neighbours[name] = sys.modules.pop(name)
+
+    def _holds(self, file: str | None) -> bool:
+        return file is not None and Path(file).is_relative_to(self._directory)
+
+
+class _OwnLoader(SourceFileLoader):
+    """Gives a file the import of its instance."""
+
+    def __init__(self, name: str, path: str, imports: ModelImports) -> None:
+        super().__init__(name, path)
+        self._imports = imports
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__builtins__"] = self._imports.builtins
+        super().exec_module(module)

@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
@@ -27,10 +28,13 @@ class Batch(Protocol):
 
 
 class Worker:
-    def __init__(self, name: str, open_model: Callable[[], Any]) -> None:
+    def __init__(self, name: str, open_model: Callable[[], Any], *, on_death: Callable[[], None]) -> None:
+        """`on_death` is called on the thread when it can serve no more although nobody has asked it to end."""
         self.is_async = False  # known once it is open
         self._name = name
         self._open_model = open_model
+        self._on_death = on_death
+        self._died = False
         self._opened: Future[None] = Future()
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._put: Callable[[Batch | None], None] = self._inbox.put
@@ -45,7 +49,7 @@ class Worker:
         self._put(batch)
 
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._died
 
     def submit_end(self) -> None:
         """After the batches that wait, finalize."""
@@ -64,15 +68,23 @@ class Worker:
             self._opened.set_exception(error)
             return
         self.is_async = inspect.iscoroutinefunction(model.execute)
-        if self.is_async:
-            asyncio.run(self._serve_async(model))
-        else:
-            self._serve(model)
+        try:
+            if self.is_async:
+                asyncio.run(self._serve_async(model))
+            else:
+                self._serve(model)
+        except BaseException:  # border: such as sys.exit() in a task that the model has started itself
+            logger.exception("model instance '%s' has stopped working", self._name)
+            self._died = True
+            self._on_death()
+        self._finalize(model)
+
+    def _finalize(self, model: Any) -> None:
         finalize = getattr(model, "finalize", None)
         if finalize is not None:
             try:
                 finalize()
-            except Exception:  # border: a model that fails to clean up must not stop the others
+            except BaseException:  # border: a model that fails to clean up must not stop the others
                 logger.exception("model instance '%s': finalize failed", self._name)
 
     def _serve(self, model: Any) -> None:
@@ -93,4 +105,5 @@ class Worker:
 
 
 def _put_soon(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Any], item: Any) -> None:
-    loop.call_soon_threadsafe(inbox.put_nowait, item)
+    with suppress(RuntimeError):  # the loop is closed: the instance has died, and says so itself
+        loop.call_soon_threadsafe(inbox.put_nowait, item)

@@ -16,6 +16,7 @@ import pytest
 from llmserve.serving.core import InferenceCore
 from llmserve.serving.types import Tensor
 from tests.backends.python.test_execute import DECOUPLED, ECHO_CONFIG, TEXT_CONFIG, echo_model
+from tests.backends.python.test_failures import SENDER
 from tests.serving.models import appears, collect, floats, request, serving, single, tensors, values, write_model
 
 INNER = echo_model("return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])")
@@ -84,6 +85,59 @@ async def test_files_beside_the_model_belong_to_it_alone(tmp_path: Path) -> None
     assert not [name for name in sys.modules if name.startswith("triton_model_")]
 
 
+LATE = """
+import importlib, threading
+import numpy as np
+class TritonPythonModel:
+    def initialize(self, args):
+        import neighbour
+        from package.part import VALUE
+        self.offset = neighbour.VALUE + VALUE
+    def execute(self, requests):
+        import triton_python_backend_utils as late
+        from neighbour import in_own_thread
+        assert late is pb_utils
+        importlib.import_module("triton_python_backend_utils").Logger.log_warn("foreign")
+        x = requests[0].inputs()[0].as_numpy()
+        return [late.InferenceResponse([late.Tensor("Y", x + self.offset + in_own_thread(late))])]
+"""
+NEIGHBOUR = """
+import threading
+VALUE = {value}
+def in_own_thread(expected):
+    seen = []
+    def work():
+        import triton_python_backend_utils as late
+        import later
+        assert late is expected
+        seen.append(later.VALUE)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return seen[0]
+"""
+
+
+async def test_late_imports_belong_to_the_model_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, value in (("one", 1), ("two", 2)):
+        directory = write_model(tmp_path, name, ECHO_CONFIG, LATE) / "1"
+        (directory / "package").mkdir()
+        (directory / "neighbour.py").write_text(NEIGHBOUR.format(value=value))
+        (directory / "later.py").write_text(f"VALUE = {value * 100}\n")
+        (directory / "package/__init__.py").write_text("")
+        (directory / "package/part.py").write_text(f"from . import other\nVALUE = other.VALUE + {value}\n")
+        (directory / "package/other.py").write_text(f"VALUE = {value * 10}\n")
+    path_before, finders_before = list(sys.path), list(sys.meta_path)
+    async with serving(tmp_path) as core:
+        for _ in range(2):
+            assert values(await single(core, request("one", floats(0)))) == [112]
+            assert values(await single(core, request("two", floats(0)))) == [224]
+        assert {"neighbour", "later", "package", "package.part"}.isdisjoint(sys.modules)
+        assert (sys.path, sys.meta_path) == (path_before, finders_before)
+    senders = [name for name, _, text in caplog.record_tuples if text == "foreign"]
+    assert senders == ["llmserve.model.one_0_0", "llmserve.model.two_0_0"] * 2
+
+
 async def test_instances_do_not_share_module_globals_or_threads(tmp_path: Path) -> None:
     code = """
 import threading, numpy as np
@@ -110,6 +164,17 @@ class TritonPythonModel:
     [
         ("import surely_not_installed\n", "ModuleNotFoundError: No module named 'surely_not_installed'"),
         ("def broken(:\n", "SyntaxError"),
+        ("import sys; sys.exit('bye')\n", "cannot be imported: SystemExit: bye"),
+        (
+            "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): exit('bye')\n"
+            "    def execute(self, requests): pass\n",
+            "auto_complete_config: SystemExit: bye",
+        ),
+        (
+            "class TritonPythonModel:\n    def initialize(self, args): exit('bye')\n"
+            "    def execute(self, requests): pass\n",
+            "failed to initialize: SystemExit: bye",
+        ),
         ("class Other: pass\n", "has no class TritonPythonModel with a method execute"),
         (
             "class TritonPythonModel:\n    def initialize(self, args):\n        raise RuntimeError('no luck')\n"
@@ -211,6 +276,13 @@ async def test_a_model_calls_another(tmp_path: Path) -> None:
         answers = await asyncio.gather(*(single(core, request("outer", floats(i))) for i in range(20)))
         assert [values(answer) for answer in answers] == [[(i + 1) * 10] for i in range(20)]
         assert core.statistics("inner")[0].inference_stats.success.count == 20
+
+
+async def test_the_called_model_may_answer_through_a_sender(tmp_path: Path) -> None:
+    write_model(tmp_path, "outer", ECHO_CONFIG, CALLER)
+    write_model(tmp_path, "inner", ECHO_CONFIG, SENDER)
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("outer", floats(1)))) == [10]
 
 
 async def test_errors_of_the_called_model_are_error_responses(tmp_path: Path) -> None:
