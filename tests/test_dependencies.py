@@ -1,0 +1,50 @@
+"""The lowest versions that pyproject.toml allows are ones that work."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+GENCODE = re.compile(r"ValidateProtobufRuntimeVersion\(\s*[\w.]+,\s*(\d+),\s*(\d+),\s*(\d+)")
+
+
+def floors(requirements: list[str]) -> dict[str, tuple[int, ...]]:
+    found = (re.match(r"([\w.-]+)(?:\[.*\])?>=([\d.]+)$", requirement) for requirement in requirements)
+    return {match[1]: version(match[2]) for match in found if match}
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+FLOORS = floors(PROJECT["dependencies"])
+
+
+def test_every_dependency_has_a_floor() -> None:
+    assert len(FLOORS) == len(PROJECT["dependencies"])
+
+
+@pytest.mark.parametrize("module", [service_pb2, model_config_pb2])
+def test_protobuf_is_no_older_than_the_code_generated_for_it(module: object) -> None:
+    """An older runtime refuses the code at import, and tritonclient's own metadata would allow it."""
+    match = GENCODE.search(inspect.getsource(module))  # type: ignore[arg-type]
+    assert match is not None
+    assert FLOORS["protobuf"] >= tuple(int(part) for part in match.groups())
+
+
+def test_grpcio_is_no_older_than_the_code_generated_for_it() -> None:
+    assert FLOORS["grpcio"] >= version(service_pb2_grpc.GRPC_GENERATED_VERSION)
+
+
+def test_tritonclient_has_the_fields_that_we_read() -> None:
+    assert "max_inflight_requests" in model_config_pb2.ModelEnsembling.DESCRIPTOR.fields_by_name
+    assert hasattr(FieldDescriptor, "is_repeated")
+    assert FLOORS["tritonclient"] >= (2, 73)  # the oldest release that the suite has passed with
+    assert floors(PROJECT["optional-dependencies"]["test"])["tritonclient"] == FLOORS["tritonclient"]
