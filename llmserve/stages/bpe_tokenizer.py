@@ -43,6 +43,9 @@ class JsonTokenizer:
         ids: list[int] = library.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_marked(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text: str = self._library.decode([i for i in ids if i >= 0], skip_special_tokens=skip_special_tokens)
         return text

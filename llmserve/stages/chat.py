@@ -130,11 +130,14 @@ def _newest_that_fit(rounds: Sequence[list[int]], room: int | None) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class TemplateFormat:
-    """A rendered template; special tokens that the template writes become ids. Too long a dialogue is not cut."""
+    """A rendered template; the special tokens in it become ids. Too long a dialogue is not cut.
+
+    As in transformers, a special token spelled in a message becomes its id too.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate
 
     def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> list[int]:
         listed = [{"role": message.role, "content": message.content} for message in messages]
-        return self.tokenizer.encode(self.template.render(listed))
+        return self.tokenizer.encode_marked(self.template.render(listed))

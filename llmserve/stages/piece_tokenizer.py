@@ -1,17 +1,25 @@
 """Tokenizer over a sentencepiece `tokenizer.model`, as Baichuan, Llama 2 and Mistral ship it.
 
-Control symbols (`<s>`, role tokens) have no spelling in text: sentencepiece encodes them as ordinary characters.
+Control symbols (`<s>`, role tokens) have no spelling in text: sentencepiece encodes them as ordinary characters. Chat
+templates do spell special tokens, so `encode_marked` looks for them first, as transformers does. Tokens that were added
+to the vocabulary after training (`added_tokens_decoder`, added_tokens.json) are known there, and decode to nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 import sentencepiece
 
 from llmserve.errors import CheckpointError
-from llmserve.stages.files import TextFiles
+from llmserve.stages.files import TextFiles, read_json
 from llmserve.stages.text import without_incomplete_character
+
+# A serialized `normalizer_spec { add_dummy_prefix: false }`. Appended to a model it overrides that one field, because
+# protobuf merges a message that occurs twice.
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 class PieceTokenizer:
@@ -19,6 +27,7 @@ class PieceTokenizer:
         self._model = model
         self.vocab_size: int = model.vocab_size()
         special = files.special_tokens
+        self._added = _added_tokens(files)
         self.bos_id = self._id_of(special.get("bos_token"), model.bos_id())
         self.eos_id = self._id_of(special.get("eos_token"), model.eos_id())
         self.pad_id = self._id_of(special.get("pad_token"), model.pad_id())
@@ -27,6 +36,12 @@ class PieceTokenizer:
         named = [self._id_of(text, -1) for text in (*special.values(), *files.additional_special_tokens)]
         controls = (token for token in range(self.vocab_size) if model.is_control(token))
         self._special_ids = frozenset(token for token in (*named, *controls) if token is not None)
+        texts = [*special.values(), *files.additional_special_tokens, *self._added]
+        known = {text: token for text in texts if (token := self._id_of(text, -1)) is not None}
+        own = (token for token in (model.unk_id(), model.bos_id(), model.eos_id()) if token >= 0)
+        self._marks = {model.id_to_piece(token): token for token in own} | known
+        # whether text after a special token gets the leading space too: Llama's first tokenizers did it
+        self._is_legacy = files.tokenizer_config.get("legacy") is not False
 
     @classmethod
     def load(cls, files: TextFiles) -> PieceTokenizer:
@@ -47,6 +62,27 @@ class PieceTokenizer:
         tail = [self.eos_id] if self._add_eos and self.eos_id is not None else []
         return head + ids + tail
 
+    def encode_marked(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for place, part in enumerate(self._mark_pattern.split(text)):
+            if part in self._marks:
+                ids.append(self._marks[part])
+            elif part:
+                model = self._model if place == 0 or self._is_legacy else self._continuing_model
+                ids += model.encode(part)
+        return ids
+
+    @cached_property
+    def _mark_pattern(self) -> re.Pattern[str]:
+        """Any special token; of two that begin at one place the longer one."""
+        return re.compile("(" + "|".join(map(re.escape, sorted(self._marks, key=len, reverse=True))) + ")")
+
+    @cached_property
+    def _continuing_model(self) -> sentencepiece.SentencePieceProcessor:
+        """A twin that puts no space before a text."""
+        proto = self._model.serialized_model_proto() + NO_DUMMY_PREFIX
+        return sentencepiece.SentencePieceProcessor(model_proto=proto)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         hidden = self._special_ids if skip_special_tokens else frozenset()
         text: str = self._model.decode([i for i in ids if 0 <= i < self.vocab_size and i not in hidden])
@@ -59,7 +95,7 @@ class PieceTokenizer:
         """The id of a special token's text; -1 in a sentencepiece model means that it has none."""
         token = self._model.piece_to_id(text) if text else default
         if text and self._model.id_to_piece(token) != text:
-            token = default  # an added token that is not in the vocabulary
+            token = self._added.get(text, default)
         return int(token) if token >= 0 else None
 
     def _spelled(self, token: int) -> list[int]:
@@ -70,3 +106,17 @@ class PieceTokenizer:
             by_bytes = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in character.encode()]
             ids += by_bytes if self._model.is_unknown(single) else [single]
         return ids
+
+
+def _added_tokens(files: TextFiles) -> dict[str, int]:
+    """Text -> id of the tokens that a checkpoint lists beside its vocabulary."""
+    listed = files.tokenizer_config.get("added_tokens_decoder") or {}
+    try:
+        return {str(text): int(token) for text, token in read_json(files.path / "added_tokens.json").items()} | {
+            str(entry["content"]): int(token) for token, entry in listed.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{files.path}: the added tokens (added_tokens_decoder in tokenizer_config.json, added_tokens.json) cannot "
+            f"be read: {error!r}; copy the files again from the checkpoint"
+        ) from error

@@ -37,6 +37,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_marked(self, text: str) -> list[int]:
+        """Ids of a text in which special tokens are spelled out, as chat templates write them: each becomes its id."""
+        ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def decode_stable(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -13,7 +13,7 @@ from llmserve.stages.chat_template import ChatTemplate
 from llmserve.stages.files import TextFiles
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.stages.conftest import write_json
-from tests.tiny_tokenizers import CHAT_TEMPLATE, SENTENCES
+from tests.tiny_tokenizers import CHAT_TEMPLATE, SENTENCES, sentencepiece_model
 
 USER, ASSISTANT = 195, 196
 
@@ -99,6 +99,62 @@ def test_a_template_is_rendered_as_transformers_does(tokenizer_dirs: dict[str, P
     expected = theirs.apply_chat_template(listed, add_generation_prompt=True, tokenize=False)
     assert ChatTemplate(CHAT_TEMPLATE, {}).render(listed) == expected
     assert encode(path, messages) == theirs(expected, add_special_tokens=False)["input_ids"]
+
+
+LLAMA_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def write_llama_chat(path: Path, *, legacy: bool) -> sentencepiece.SentencePieceProcessor:
+    """Llama 2's: a tokenizer.model, special tokens in the config, and a token added behind the vocabulary of 400."""
+    (path / "tokenizer.model").write_bytes(sentencepiece_model(400, 3))
+    added = {"1": {"content": "<s>"}, "2": {"content": "</s>"}, "400": {"content": "<|turn|>", "special": True}}
+    write_json(
+        path, "tokenizer_config.json", tokenizer_class="LlamaTokenizer", bos_token="<s>", eos_token="</s>",
+        unk_token="<unk>", legacy=legacy, added_tokens_decoder=added, chat_template=LLAMA_TEMPLATE,
+    )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_file=str(path / "tokenizer.model"))
+
+
+def test_special_tokens_of_a_template_become_ids_with_sentencepiece_too(tmp_path: Path) -> None:
+    plain = write_llama_chat(tmp_path, legacy=True).encode
+    assert encode(tmp_path, talk("The fox", "runs", "over")) == [
+        1, *plain("[INST] The fox [/INST] runs "), 2, 1, *plain("[INST] over [/INST]"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_marked_text_is_encoded_as_transformers_does(tmp_path: Path, legacy: bool) -> None:
+    from transformers import LlamaTokenizer
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    model = write_llama_chat(tmp_path, legacy=legacy)
+    pieces = [model.id_to_piece(token) for token in range(model.vocab_size())]
+    scores = {piece: model.get_score(token) for token, piece in enumerate(pieces)}
+    vocab = {piece: token for token, piece in enumerate(pieces)}
+    theirs = LlamaTokenizer(
+        vocab=vocab, merges=generate_merges(vocab, scores), legacy=legacy, additional_special_tokens=["<|turn|>"]
+    )
+    ours = load_tokenizer(tmp_path)
+    texts = [
+        "<s>[INST] The fox [/INST] runs over </s><s>[INST] the hill [/INST]", "The fox</s>river", "<s>", "a<unk>b",
+        "<|turn|>user\nfox</s>\n<|turn|>", "The é <s>é",
+    ]  # fmt: skip
+    for text in texts:
+        assert ours.encode_marked(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+    assert ours.decode([400, *ours.encode("fox")]) == "fox"
+
+
+def test_an_added_end_token_is_known_by_its_id(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(400, 3))
+    write_json(tmp_path, "tokenizer_config.json", eos_token="<|im_end|>")
+    write_json(tmp_path, "added_tokens.json", **{"<|im_end|>": 401})
+    assert load_tokenizer(tmp_path).eos_id == 401
+    write_json(tmp_path, "added_tokens.json", **{"<|im_end|>": "x"})
+    with pytest.raises(CheckpointError, match="added tokens"):
+        load_tokenizer(tmp_path)
 
 
 def test_templates_trim_blocks_and_know_special_tokens() -> None:
