@@ -102,7 +102,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """New tokens of one sequence of a request. The last event of a sequence has `finish_reason` and `usage`.
+    """New tokens of one sequence of a request. The last event of a sequence has `finish_reason`; the first and the last
+    have `usage`, as far as it is known then.
 
     The end token and the tokens of a matched stop word are not part of the answer and never appear in `token_ids`;
     so the last event may carry none.

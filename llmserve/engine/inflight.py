@@ -2,7 +2,8 @@
 
 Threads. The step thread owns the scheduler and the runner and loops inbox -> schedule -> step -> commit -> events.
 Consumers live on event loops, any number of them. Between the two stand the inbox (a lock and a condition) and the
-outbox (one thread-safe call per loop and step). `_lock` guards `_streams`, the inbox and the end of the engine.
+outbox (one thread-safe call per loop and step). `_lock` guards `_streams`, the inbox, the end of the engine and what
+consumers may know of the scheduler: `_load`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator
 
 from llmserve.core import GenerateRequest, TokenEvent
@@ -54,6 +56,7 @@ class InflightEngine:
         self._leaving: list[int] = []
         self._outbox = Outbox()
         self._end: LlmserveError | None = None  # why the engine takes no more requests
+        self._load = (0, 0)  # sequences waiting and running, as the step thread last left them
         self._num_steps = 0
         self._stats = self._snapshot(StepPlan(()))
         self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)
@@ -69,6 +72,7 @@ class InflightEngine:
         limits = self._limits
         check_request(request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len)
         check_pool(request, max_seq_len=limits.max_seq_len, num_pool_tokens=limits.num_blocks * limits.block_size)
+        self._scheduler.config.check_fits(request.num_sequences)
         return self._stream(request)
 
     def stats(self) -> EngineStats:
@@ -84,7 +88,7 @@ class InflightEngine:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        sequences = sequences_for(request, self._ids, self._limits.max_seq_len)
+        sequences = sequences_for(request, self._ids, max_seq_len=self._limits.max_seq_len, arrival_ns=time.time_ns())
         stream = TokenStream(asyncio.get_running_loop())
         self._enqueue(sequences, stream)
         try:
@@ -103,7 +107,10 @@ class InflightEngine:
     def _enqueue(self, sequences: list[Sequence], stream: TokenStream) -> None:
         with self._lock:
             self._check_open()
-            self._scheduler.check_room(len(self._arriving))
+            num_waiting, num_running = self._load
+            self._scheduler.config.check_room(
+                len(sequences), num_waiting=num_waiting + len(self._arriving), num_running=num_running
+            )
             self._arriving += sequences
             self._streams.update((sequence.id, stream) for sequence in sequences)
             self._wake.notify()
@@ -150,6 +157,7 @@ class InflightEngine:
                 scheduler.cancel(sequence_id)
             self._arriving.clear()
             self._leaving.clear()
+            self._publish_load()
             return self._end is None
 
     def _step(self) -> None:
@@ -166,6 +174,7 @@ class InflightEngine:
 
     def _publish(self, updates: list[Update]) -> None:
         with self._lock:
+            self._publish_load()
             for sequence_id, event in updates:
                 stream = self._streams.get(sequence_id)
                 if stream is None:  # its consumer left while the step ran
@@ -176,6 +185,10 @@ class InflightEngine:
         closed = self._outbox.flush()
         if closed:
             self._leave_loops(closed)
+
+    def _publish_load(self) -> None:
+        """With the lock held, by the step thread: consumers must not count sequences that are just changing places."""
+        self._load = (len(self._scheduler.waiting), len(self._scheduler.running))
 
     def _leave_loops(self, closed: list[asyncio.AbstractEventLoop]) -> None:
         """Cancel the sequences whose consumers lived on a loop that is gone."""

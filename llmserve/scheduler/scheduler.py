@@ -24,7 +24,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from llmserve.core import TokenEvent
-from llmserve.errors import ResourceExhausted
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.sequence import Sequence
@@ -62,19 +61,8 @@ class Scheduler:
         """Preempted sequences that wait to be computed again."""
         return sum(1 for sequence in self.waiting if sequence.first_scheduled_ns)
 
-    def check_room(self, num_arriving: int = 0) -> None:
-        """Raise `ResourceExhausted` when the queue is full, `num_arriving` sequences being on their way to it."""
-        limit = self.config.settings.max_queue_size
-        num_waiting = len(self.waiting) + num_arriving
-        num_starting = max(0, self.config.max_num_running - len(self.running))
-        if limit and num_waiting >= limit + num_starting:
-            raise ResourceExhausted(
-                f"the queue is full: {num_waiting} sequences wait and max_queue_size is {limit}; try again later"
-            )
-
     def add(self, sequence: Sequence) -> None:
         """Put a valid sequence into the queue. Ids must grow with arrival."""
-        sequence.arrival_ns = self._wall_clock_ns()
         self._sequences[sequence.id] = sequence
         bisect.insort(self.waiting, sequence, key=self._place)
         if (deadline := sequence.request.deadline) is not None:

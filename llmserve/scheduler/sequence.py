@@ -23,12 +23,12 @@ class Sequence:
     index: int = 0
     leader: Sequence | None = None  # the first sequence of the request, which computes the prompt for all
     cache_root: bytes = ROOT_HASH
+    arrival_ns: int = 0  # when the request was made, before any queue
 
     token_ids: list[int] = field(init=False)  # prompt, then output
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    arrival_ns: int = 0
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
@@ -135,6 +135,7 @@ class Sequence:
     def _event(self, num_ready: int) -> TokenEvent:
         """Everything up to output token `num_ready` that has not been told yet."""
         first = self.num_emitted
+        tells_usage = first == 0 or self.finish_reason is not None
         self.num_emitted = num_ready
         log_probs = tuple(self.log_probs[first:num_ready])
         self.cum_log_prob += sum(log_probs)
@@ -144,7 +145,7 @@ class Sequence:
             cum_log_prob=self.cum_log_prob,
             sequence_index=self.index,
             finish_reason=self.finish_reason,
-            usage=self._usage() if self.finish_reason else None,
+            usage=self._usage() if tells_usage else None,
         )
 
     def _usage(self) -> Usage:
@@ -159,13 +160,15 @@ class Sequence:
         )
 
 
-def sequences_for(request: GenerateRequest, ids: Iterator[int], max_seq_len: int) -> list[Sequence]:
-    """The `num_sequences` answers to a valid request, with ids taken from `ids`."""
+def sequences_for(request: GenerateRequest, ids: Iterator[int], *, max_seq_len: int, arrival_ns: int) -> list[Sequence]:
+    """The `num_sequences` answers to a valid request made at `arrival_ns`, with ids taken from `ids`."""
     stop_words = StopWords(request.stop_ids + (() if request.end_id is None else ((request.end_id,),)))
     bad_words = BadWords(request.bad_ids)
     max_tokens = min(request.sampling.max_tokens, max_seq_len - len(request.prompt_ids))
-    leader = Sequence(next(ids), request, max_tokens, stop_words, bad_words)
+    leader = Sequence(next(ids), request, max_tokens, stop_words, bad_words, arrival_ns=arrival_ns)
     return [leader] + [
-        Sequence(next(ids), request, max_tokens, stop_words, bad_words, index=index, leader=leader)
+        Sequence(
+            next(ids), request, max_tokens, stop_words, bad_words, index=index, leader=leader, arrival_ns=arrival_ns
+        )
         for index in range(1, request.num_sequences)
     ]

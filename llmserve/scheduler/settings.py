@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.errors import InvalidArgument, ResourceExhausted, raise_problems
 
 
 class Policy(Enum):
@@ -51,6 +51,25 @@ class SchedulerConfig:
     def max_num_running(self) -> int:
         """Every running sequence can have a chunk, and a token, in every step."""
         return min(self.max_batch_size, self.max_num_tokens)
+
+    def check_fits(self, num_arriving: int) -> None:
+        """Raise `InvalidArgument` when the queue could never take that many sequences at once."""
+        limit = self.settings.max_queue_size
+        if limit and num_arriving > limit + self.max_num_running:
+            raise InvalidArgument(
+                f"the request asks for {num_arriving} answers, and batch and queue have room for "
+                f"{limit + self.max_num_running} (max_queue_size is {limit}); ask for fewer at a time"
+            )
+
+    def check_room(self, num_arriving: int, *, num_waiting: int, num_running: int) -> None:
+        """Raise `ResourceExhausted` when the queue has no room for a request of `num_arriving` sequences."""
+        limit = self.settings.max_queue_size
+        num_starting = max(0, self.max_num_running - num_running)
+        if limit and num_waiting + num_arriving > limit + num_starting:
+            raise ResourceExhausted(
+                f"the queue is full: {num_waiting} sequences wait, {num_arriving} more would, and max_queue_size is "
+                f"{limit}; try again later"
+            )
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -9,6 +9,7 @@ a token, the text of that token's first part (`tail_text`).
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -18,10 +19,10 @@ from llmserve.engine.base import Engine
 from llmserve.errors import InvalidArgument
 from llmserve.stages.detokenize import window_of
 from llmserve.stages.stop_strings import find_stop, num_held
-from llmserve.stages.text import REPLACEMENT
 from llmserve.stages.tokenizer import Tokenizer
 
 BLIND_WINDOW = 16  # ids of window when there is no tokenizer to choose it
+MAX_CHARACTER_IDS = 4  # bytes of the longest UTF-8 character
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,11 @@ def generate(
     tokenizer: Tokenizer | None = None,
     stop_strings: Sequence[str] = (),
 ) -> AsyncGenerator[GeneratedEvent, None]:
-    """Validate now, enqueue on first pull, as `Engine.submit`. Stop strings need a tokenizer."""
+    """Validate now, enqueue on first pull, as `Engine.submit`. Stop strings need a tokenizer.
+
+    Only a whole request can be cancelled in the engine: when a stop string ends one of several sequences, the engine
+    computes it to its end id, its stop ids or `max_tokens` unless the others end first.
+    """
     stops = tuple(dict.fromkeys(stop for stop in stop_strings if stop))
     if stops and tokenizer is None:
         raise InvalidArgument("stop strings need a tokenizer, and there is none beside the engine; set tokenizer_dir")
@@ -50,13 +55,12 @@ def generate(
 async def _watch(
     stream: AsyncGenerator[TokenEvent, None], sequences: Sequence[_Sequence]
 ) -> AsyncGenerator[GeneratedEvent, None]:
-    arrival_ns = time.time_ns()
     async with aclosing(stream):
         async for event in stream:
             sequence = sequences[event.sequence_index]
             if sequence.finished:  # the others of this request go on
                 continue
-            if (out := sequence.push(event, arrival_ns)) is not None:
+            if (out := sequence.push(event)) is not None:
                 yield out
             if sequence.finished and all(each.finished for each in sequences):
                 return
@@ -66,27 +70,30 @@ class _Sequence:
     """One answer in the making: what was passed on, and what waits because of a possible stop string."""
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer | None, stops: tuple[str, ...]) -> None:
-        self._prompt_tokens = len(request.prompt_ids)
         self._min_tokens = request.sampling.min_tokens
         self._tokenizer = tokenizer
         self._stops = stops
         self._passed: list[int] = []
         self._waiting: list[int] = []
         self._waiting_log_probs: list[float] = []
-        self._first_token_ns = 0
+        self._usage: Usage | None = None  # the engine's latest
         self.finished = False
 
-    def push(self, event: TokenEvent, arrival_ns: int) -> GeneratedEvent | None:
+    def push(self, event: TokenEvent) -> GeneratedEvent | None:
         """What to pass on after `event`; None when all of it has to wait."""
-        self._first_token_ns = self._first_token_ns or time.time_ns()
+        self._usage = event.usage or self._usage
         self._waiting += event.token_ids
         self._waiting_log_probs += event.log_probs
-        window = self._window()
-        kept = self._text_before_stop(window, is_final=event.finish_reason is not None) if self._stops else None
-        if kept is not None:
-            return self._stop(event, window, kept, arrival_ns)
         self.finished = event.finish_reason is not None
-        count = len(self._waiting) if self.finished or not self._stops else self._num_free(window)
+        window = self._window()
+        count = len(self._waiting)
+        if self._stops:
+            text, num_exempt = self._waiting_text(window), self._num_exempt(window)
+            cut = find_stop(text[num_exempt:], self._stops)
+            if cut is not None:
+                return self._stop(event, window, text[: num_exempt + cut])
+            if not self.finished:
+                count = self._num_within(window, text[: len(text) - num_held(text[num_exempt:], self._stops)])
         if not count and not self.finished:
             return None
         return GeneratedEvent(self._take(event, count), window)
@@ -96,56 +103,53 @@ class _Sequence:
             return tuple(self._passed[-BLIND_WINDOW:])
         return tuple(window_of(self._tokenizer, self._passed))
 
-    def _text_before_stop(self, window: Sequence[int], *, is_final: bool) -> str | None:
-        """What is left of the waiting text when a stop string ends it; None when there is none in it."""
-        text = self._text(window, self._waiting)
-        start = self._num_exempt(window)
-        cut = find_stop(text[start:] if is_final else text[start:].rstrip(REPLACEMENT), self._stops)
-        return None if cut is None else text[: start + cut]
-
-    def _num_free(self, window: Sequence[int]) -> int:
-        """How many waiting ids can go: with complete characters, and clear of a possible stop string."""
+    def _waiting_text(self, window: Sequence[int]) -> str:
+        """The text of the waiting ids; while more may come, the part of it that is certain."""
         assert self._tokenizer is not None
-        text = self._tokenizer.decode_stable([*window, *self._waiting])[len(self._tokenizer.decode(window)) :]
-        limit = len(text) - num_held(text[self._num_exempt(window) :], self._stops)
-        for count in range(len(self._waiting), 0, -1):
-            ids = [*window, *self._waiting[:count]]
-            is_complete = self._tokenizer.decode(ids) == self._tokenizer.decode_stable(ids)
-            if is_complete and len(self._text(window, self._waiting[:count])) <= limit:
-                return count
-        return 0
+        decode = self._tokenizer.decode if self.finished else self._tokenizer.decode_stable
+        return decode([*window, *self._waiting])[len(self._tokenizer.decode(window)) :]
 
     def _num_exempt(self, window: Sequence[int]) -> int:
         """Waiting characters of the first `min_tokens` ids: as in the engine, no stop word may reach into them."""
         assert self._tokenizer is not None
-        count = max(0, self._min_tokens - len(self._passed))
-        return len(self._tokenizer.decode_stable([*window, *self._waiting[:count]])) - len(
-            self._tokenizer.decode(window)
-        )
+        count = self._min_tokens - len(self._passed)
+        if count <= 0:
+            return 0
+        ids = [*window, *self._waiting[:count]]
+        return max(0, len(self._tokenizer.decode_stable(ids)) - len(self._tokenizer.decode(window)))
 
-    def _text(self, window: Sequence[int], ids: Sequence[int]) -> str:
+    def _num_within(self, window: Sequence[int], text: str) -> int:
+        """How many waiting ids have no text beyond `text`, a beginning of the waiting text that is certain.
+
+        The text of ids that end inside a character is no beginning of `text`, which has the whole character, so from
+        where the lengths agree the search goes back by one character at most. At worst it finds too few.
+        """
         assert self._tokenizer is not None
-        return self._tokenizer.decode([*window, *ids])[len(self._tokenizer.decode(window)) :]
+        tokenizer, start = self._tokenizer, len(self._tokenizer.decode(window))
 
-    def _stop(self, event: TokenEvent, window: tuple[int, ...], kept: str, arrival_ns: int) -> GeneratedEvent:
+        def text_of(count: int) -> str:
+            return tokenizer.decode([*window, *self._waiting[:count]])[start:]
+
+        if text.startswith(text_of(len(self._waiting))):
+            return len(self._waiting)
+        if not text:
+            return 0
+        longest = bisect_right(range(len(self._waiting)), len(text), key=lambda count: len(text_of(count))) - 1
+        nearby = range(longest, max(0, longest - MAX_CHARACTER_IDS), -1)
+        return next((count for count in nearby if text.startswith(text_of(count))), 0)
+
+    def _stop(self, event: TokenEvent, window: tuple[int, ...], kept: str) -> GeneratedEvent:
         """The last event of a sequence that a stop string ends: `kept` is the text before it."""
-        texts = [self._text(window, self._waiting[:count]) for count in range(len(self._waiting) + 1)]
-        count = max(count for count, text in enumerate(texts) if kept.startswith(text))
+        assert self._tokenizer is not None
         self.finished = True
-        now = time.time_ns()
-        tokens = self._take(event, count)
-        usage = event.usage or Usage(
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=0,  # not known before the engine's own last event, which is not waited for
-            completion_tokens=0,
-            arrival_ns=arrival_ns,
-            first_scheduled_ns=arrival_ns,
-            first_token_ns=self._first_token_ns,
-            last_token_ns=now,
-        )
-        usage = replace(usage, completion_tokens=len(self._passed))
-        tokens = replace(tokens, finish_reason=FinishReason.STOP_WORDS, usage=usage)
-        return GeneratedEvent(tokens, window, kept[len(texts[count]) :])
+        count = self._num_within(window, kept)
+        shown = self._tokenizer.decode([*window, *self._waiting[:count]])[len(self._tokenizer.decode(window)) :]
+        tokens = replace(self._take(event, count), finish_reason=FinishReason.STOP_WORDS)
+        if self._usage is not None:
+            last_ns = event.usage.last_token_ns if event.usage else time.time_ns()
+            usage = replace(self._usage, completion_tokens=len(self._passed), last_token_ns=last_ns)
+            tokens = replace(tokens, usage=usage)
+        return GeneratedEvent(tokens, window, kept[len(shown) :])
 
     def _take(self, event: TokenEvent, count: int) -> TokenEvent:
         """`event`, with the first `count` waiting ids as its tokens."""
@@ -157,4 +161,5 @@ class _Sequence:
             token_ids=tuple(ids),
             log_probs=tuple(log_probs),
             cum_log_prob=event.cum_log_prob - sum(self._waiting_log_probs),
+            usage=event.usage if event.finish_reason is not None else None,
         )

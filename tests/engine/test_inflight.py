@@ -16,7 +16,8 @@ from llmserve.engine.base import EngineInfo, RunnerInfo, StepResult
 from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer, fake_engine
 from llmserve.engine.inflight import InflightEngine
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted, Unavailable
-from llmserve.scheduler.plan import StepPlan
+from llmserve.scheduler.plan import Chunk, StepPlan
+from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 
 LONG = 200
@@ -258,6 +259,61 @@ async def test_a_full_queue_refuses_on_the_first_pull() -> None:
             await anext(refused)
         runner.gate.set()
         assert await asyncio.gather(*waiting) == [fake_answer([2], 5), fake_answer([3], 5)]
+        await running.aclose()
+
+
+async def test_every_answer_of_a_request_needs_room_in_the_queue() -> None:
+    runner = RecordingRunner(replace(FAKE_RUNNER_INFO, max_batch_size=1))
+    with opened(runner, SchedulerSettings(max_queue_size=2)) as engine:
+        running = engine.submit(request(1, max_tokens=20))
+        await anext(running)
+        runner.gate.clear()
+        with pytest.raises(ResourceExhausted, match="3 more would"):
+            await anext(engine.submit(request(2, num_sequences=3)))
+        waiting = asyncio.create_task(tokens_of(engine.submit(request(3, num_sequences=2))))
+        await asyncio.sleep(0.01)
+        runner.gate.set()
+        assert len(await waiting) == 10
+        with pytest.raises(InvalidArgument, match="asks for 4 answers, and batch and queue have room for 3"):
+            engine.submit(request(4, num_sequences=4))
+        await running.aclose()
+
+
+async def test_a_sequence_that_is_just_starting_does_not_also_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk, planning, go_on = Sequence.chunk, threading.Event(), threading.Event()
+
+    def slow_chunk(self: Sequence, num_tokens: int) -> Chunk:
+        planning.set()  # in the middle of `schedule`
+        assert go_on.wait(20)
+        return chunk(self, num_tokens)
+
+    monkeypatch.setattr(Sequence, "chunk", slow_chunk)
+    with opened(
+        RecordingRunner(replace(FAKE_RUNNER_INFO, max_batch_size=1)), SchedulerSettings(max_queue_size=1)
+    ) as engine:
+        first = asyncio.create_task(tokens_of(engine.submit(request(1))))
+        assert await asyncio.to_thread(planning.wait, 20)
+        second = asyncio.create_task(tokens_of(engine.submit(request(2))))
+        await asyncio.sleep(0.01)
+        go_on.set()
+        assert await asyncio.gather(first, second) == [fake_answer([1], 5), fake_answer([2], 5)]
+
+
+async def test_time_in_front_of_the_step_thread_is_queue_time() -> None:
+    runner = RecordingRunner()
+    with opened(runner) as engine:
+        running = engine.submit(request(1, max_tokens=LONG))
+        await anext(running)
+        runner.gate.clear()
+        await until(lambda: len(runner.plans) > runner.num_steps)  # a step runs
+        before = time.time_ns()
+        late = asyncio.create_task(anext(engine.submit(request(2))))
+        await asyncio.sleep(0.05)
+        runner.gate.set()
+        usage = (await late).usage
+        assert usage is not None
+        assert before <= usage.arrival_ns < before + 40_000_000
+        assert usage.first_scheduled_ns >= before + 45_000_000
         await running.aclose()
 
 

@@ -52,7 +52,9 @@ class Bench:
         return self.submit(GenerateRequest("r", tuple(prompt), sampling, **fields))  # type: ignore[arg-type]
 
     def submit(self, request: GenerateRequest) -> list[int]:
-        sequences = sequences_for(request, self.ids, self.info.max_seq_len)
+        sequences = sequences_for(
+            request, self.ids, max_seq_len=self.info.max_seq_len, arrival_ns=int(self.now * 1e9) + 1
+        )
         for sequence in sequences:
             self.sequences[sequence.id] = sequence
             self.scheduler.add(sequence)

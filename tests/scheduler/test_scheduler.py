@@ -272,32 +272,38 @@ def test_a_deadline_ends_waiting_and_running_sequences() -> None:
     assert bench.scheduler.pool.num_used == 0
 
 
+def room(bench: Bench, num_arriving: int = 1) -> None:
+    waiting, running = bench.scheduler.waiting, bench.scheduler.running
+    bench.scheduler.config.check_room(num_arriving, num_waiting=len(waiting), num_running=len(running))
+
+
 def test_the_queue_refuses_when_it_is_full() -> None:
     bench = Bench(replace(INFO, max_batch_size=2), SchedulerSettings(max_queue_size=1))
     for _ in range(3):  # two may start at once, one waits
-        bench.scheduler.check_room()
+        room(bench)
         bench.add([1])
     with pytest.raises(ResourceExhausted, match="max_queue_size is 1"):
-        bench.scheduler.check_room()
+        room(bench)
     bench.step()
     with pytest.raises(ResourceExhausted):
-        bench.scheduler.check_room()
+        room(bench)
     bench.run()
-    bench.scheduler.check_room(2)
+    room(bench, 3)
     with pytest.raises(ResourceExhausted):
-        bench.scheduler.check_room(3)
+        room(bench, 4)
 
 
 def test_the_queue_knows_that_the_budget_limits_the_batch() -> None:
     bench = Bench(replace(INFO, max_num_tokens=2, max_batch_size=4), SchedulerSettings(max_queue_size=1))
-    bench.scheduler.check_room(2)
+    room(bench, 3)
     with pytest.raises(ResourceExhausted):
-        bench.scheduler.check_room(3)
+        room(bench, 4)
 
 
 def test_a_queue_without_limit() -> None:
     bench = Bench(settings=SchedulerSettings(max_queue_size=0))
-    bench.scheduler.check_room(1_000_000)
+    room(bench, 1_000_000)
+    bench.scheduler.config.check_fits(1_000_000)
 
 
 def test_settings_name_every_problem() -> None:

@@ -16,7 +16,7 @@ PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
 
 def sequence(max_seq_len: int = 100, **fields: object) -> Sequence:
     request = GenerateRequest("r", (8, 9), **{"sampling": PARAMS, **fields})  # type: ignore[arg-type]
-    return sequences_for(request, itertools.count(), max_seq_len)[0]
+    return sequences_for(request, itertools.count(), max_seq_len=max_seq_len, arrival_ns=5)[0]
 
 
 def feed(target: Sequence, *tokens: int, log_prob: float = 0.0) -> list[TokenEvent | None]:
@@ -37,6 +37,17 @@ def test_every_token_is_told_at_once_and_the_last_has_the_reason() -> None:
     events = feed(sequence(), 1, 2, 3, 4, 5, 6)
     assert told(events) == [(1,), (2,), (3,), (4,), (5,), (6,)]
     assert [event and event.finish_reason for event in events] == [None] * 5 + [FinishReason.LENGTH]
+
+
+def test_the_first_and_the_last_event_have_usage() -> None:
+    target = sequence(stop_ids=((7, 8),))
+    target.num_cached_tokens, target.first_scheduled_ns = 1, 6
+    usages = [event and event.usage for event in feed(target, 7, 1, 2, 3, 4, 5)]
+    assert [usage is not None for usage in usages] == [False, True, False, False, False, True]
+    first = usages[1]
+    assert first is not None
+    assert (first.prompt_tokens, first.cached_tokens, first.completion_tokens) == (2, 1, 2)
+    assert (first.arrival_ns, first.first_scheduled_ns, first.first_token_ns, first.last_token_ns) == (5, 6, 1, 2)
 
 
 def test_the_end_token_is_not_told() -> None:
@@ -129,7 +140,6 @@ def test_no_log_probs_unless_asked_for() -> None:
 
 def test_usage_has_the_times() -> None:
     target = sequence()
-    target.arrival_ns = 5
     usage = feed(target, 1, 2, 3, 4, 5, 6)[-1].usage  # type: ignore[union-attr]
     assert usage is not None
     assert (usage.arrival_ns, usage.first_token_ns, usage.last_token_ns) == (5, 1, 6)
@@ -167,7 +177,7 @@ def test_a_chunk_is_a_copy_of_the_next_pending_tokens() -> None:
 
 def test_n_answers_have_their_own_streams() -> None:
     request = GenerateRequest("r", (1,), num_sequences=3)
-    sequences = sequences_for(request, itertools.count(7), 10)
+    sequences = sequences_for(request, itertools.count(7), max_seq_len=10, arrival_ns=5)
     assert [s.id for s in sequences] == [7, 8, 9]
     assert [sample_request(s).stream for s in sequences] == [0, 1, 2]
     assert [s.leader for s in sequences] == [None, sequences[0], sequences[0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmserve.core import FinishReason, GenerateRequest, TokenEvent, Usage
 from llmserve.engine.base import EngineInfo, EngineStats
@@ -11,7 +11,10 @@ from llmserve.engine.base import EngineInfo, EngineStats
 
 @dataclass
 class ScriptedEngine:
-    """`portions[i]` are the ids of the i-th event; log-prob of every token is -1. `events` replaces all of that."""
+    """`portions[i]` are the ids of the i-th event; log-prob of every token is -1. `events` replaces all of that.
+
+    The first event has usage as far as it is known then, the last one all of it.
+    """
 
     portions: Sequence[Sequence[int]] = ()
     finish: FinishReason = FinishReason.LENGTH
@@ -41,7 +44,9 @@ class ScriptedEngine:
         for portion in self.portions:
             count += len(portion)
             events.append(TokenEvent(tuple(portion), (-1.0,) * len(portion), float(-count)))
-        usage = Usage(len(request.prompt_ids), 0, count, 1, 2, 3, 4)
+        usage = Usage(len(request.prompt_ids), 2, count, 1, 2, 3, 4)
+        if events:
+            events[0] = replace(events[0], usage=replace(usage, completion_tokens=len(events[0].token_ids)))
         return [*events, TokenEvent((), (), float(-count), finish_reason=self.finish, usage=usage)]
 
     def stats(self) -> EngineStats:

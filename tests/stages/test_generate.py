@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.stop_strings import find_stop
+from llmserve.stages.text import REPLACEMENT
 from llmserve.stages.tokenizer import Tokenizer
 from tests.stages.conftest import WRITERS
 from tests.stages.scripted import ScriptedEngine
@@ -93,6 +97,87 @@ async def test_a_cut_inside_a_token_keeps_the_tokens_first_part(tokenizers_by_ki
     assert events[-1].tail_text == last[:2]
     assert events[-1].tokens.usage is not None
     assert events[-1].tokens.usage.completion_tokens == sum(len(event.tokens.token_ids) for event in events)
+
+
+@pytest.mark.parametrize("kind", [*WRITERS])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_bytes_that_make_no_character_change_nothing_about_where_the_text_ends(
+    tokenizers_by_kind: dict[str, Tokenizer], kind: str, data: st.DataObject
+) -> None:
+    """Lone bytes, spread characters and invisible ids between the words."""
+    tokenizer = tokenizers_by_kind[kind]
+    awkward = [*lone_bytes(tokenizer)[:3], *tokenizer.encode("é汉😀 \n"), 1, *tokenizer.encode("fox runs")]
+    ids = data.draw(st.lists(st.sampled_from(awkward), max_size=40))
+    stops = data.draw(st.lists(st.text("ox runsé汉😀\n", min_size=1, max_size=4), min_size=1, max_size=3))
+    whole = tokenizer.decode(ids)
+    events = asyncio.run(run(ScriptedEngine(in_ones(ids)), tokenizer, *stops))
+    assert joined(tokenizer, events) == whole[: find_stop(whole, stops)]
+
+
+@dataclass
+class CountingTokenizer:
+    """Counts decodes: the work of the generate step."""
+
+    tokenizer: Tokenizer
+    num_decodes: int = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.tokenizer, name)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.num_decodes += 1
+        return self.tokenizer.decode(ids, skip_special_tokens)
+
+    def decode_stable(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.num_decodes += 1
+        return self.tokenizer.decode_stable(ids, skip_special_tokens)
+
+
+def lone_bytes(tokenizer: Tokenizer) -> list[int]:
+    """Ids of bytes that are no character by themselves; none in a vocabulary without bytes."""
+    return [token for token in range(tokenizer.vocab_size) if tokenizer.decode([token, token]) == 2 * REPLACEMENT]
+
+
+@pytest.mark.parametrize("kind", ["baichuan", "llama-slow", "qwen", "llama-fast"])
+async def test_an_answer_of_invalid_bytes_costs_a_few_decodes_per_token(
+    tokenizers_by_kind: dict[str, Tokenizer], kind: str
+) -> None:
+    tokenizer = tokenizers_by_kind[kind]
+    ids = [*tokenizer.encode("fox "), *lone_bytes(tokenizer)[-1:] * 200]
+    counting = CountingTokenizer(tokenizer)
+    events = await run(ScriptedEngine(in_ones(ids)), counting, "STOP")  # type: ignore[arg-type]
+    assert counting.num_decodes < 20 * len(ids)
+    assert joined(tokenizer, events) == tokenizer.decode(ids)
+    if kind != "llama-fast":  # whose decoder looks at a whole run of bytes
+        assert len(events) > 190
+
+
+async def test_a_long_stop_string_costs_a_few_decodes_per_token(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_kind["baichuan"]
+    text = "The fox runs. " * 30
+    ids = tokenizer.encode(text)
+    assert len(ids) > 100
+    for stop, expected in ((text + "END", text), (text[5:], text[:5])):
+        counting = CountingTokenizer(tokenizer)
+        events = await run(ScriptedEngine(in_ones(ids)), counting, stop)  # type: ignore[arg-type]
+        assert counting.num_decodes < 12 * len(ids)
+        assert joined(tokenizer, events) == expected
+
+
+async def test_usage_is_the_engines_also_where_a_stop_string_ends_the_answer(
+    tokenizers_by_kind: dict[str, Tokenizer],
+) -> None:
+    tokenizer = tokenizers_by_kind["baichuan"]
+    before = time.time_ns()
+    events = await run(ScriptedEngine(in_ones(tokenizer.encode("The fox. STOP it"))), tokenizer, "STOP")
+    assert [event.tokens.usage for event in events[:-1]] == [None] * (len(events) - 1)
+    usage = events[-1].tokens.usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.cached_tokens) == (3, 2)
+    assert usage.completion_tokens == sum(len(event.tokens.token_ids) for event in events)
+    assert (usage.arrival_ns, usage.first_scheduled_ns, usage.first_token_ns) == (1, 2, 3)
+    assert before <= usage.last_token_ns <= time.time_ns()
 
 
 async def test_log_probs_go_with_their_tokens(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
