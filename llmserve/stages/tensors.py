@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 from llmserve.stages.chat import Message, parse_messages
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
@@ -19,6 +19,11 @@ from llmserve.stages.text import text_from_bytes
 from llmserve.stages.word_lists import pack_word_list
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+UNSUPPORTED_INPUTS = {  # refused rather than swallowed; the name that the ensemble has for each
+    "DECODER_QUERY": "decoder_text_input",
+    "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
+}
 
 
 def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
@@ -31,6 +36,15 @@ def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any
         InvalidArgument,
         "preprocessing takes a batch of one request",
         [f"{name} has a batch of {size}" for name, size in batches.items()],
+    )
+    raise_problems(
+        Unsupported,
+        "the request cannot be answered",
+        [
+            f"{name} ({ensemble_name}) is not supported"
+            for name, ensemble_name in UNSUPPORTED_INPUTS.items()
+            if _is_given(inputs, name)
+        ],
     )
     return _to_arrays(stage.prepare(_to_prompt(inputs)), inputs["REQUEST_OUTPUT_LEN"], stage.tokenizer.vocab_size)
 
@@ -88,6 +102,11 @@ def _to_arrays(prompt: PreparedPrompt, max_tokens: NDArray[Any], vocab_size: int
         "OUT_END_ID": np.array([[prompt.end_id]], np.int32),
         "OUT_PAD_ID": np.array([[prompt.pad_id]], np.int32),
     }
+
+
+def _is_given(inputs: Arrays, name: str) -> bool:
+    """Whether there is a value; clients send an empty string for none."""
+    return name in inputs and any(value not in (b"", "") for value in inputs[name].reshape(-1).tolist())
 
 
 def _texts(inputs: Arrays, name: str) -> tuple[str, ...]:

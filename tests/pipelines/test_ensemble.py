@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from llmserve.errors import Code, LlmserveError
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.types import InferRequest, InferResponse
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
-from tests.backends.tensorrtllm.models import PIPELINES, ids, tensors, value
+from tests.backends.tensorrtllm.models import PIPELINES, ids, tensor, tensors, value
 from tests.stages.conftest import write_baichuan
 from tests.stages.scripted import ScriptedEngine
 
@@ -173,6 +174,37 @@ async def test_a_stop_string_ends_the_text_wherever_it_falls(
     assert value(answer[-1], "finish_reason") == "stop_words"
 
 
+async def test_an_answer_that_a_stop_string_ends_tells_what_was_cached(
+    core: InferenceCore, tokenizer: Tokenizer
+) -> None:
+    prompt = "The small red fox runs over the hill"
+    text = expected_text(tokenizer, tokenizer.encode(prompt), 24)
+    stop = text[-3:]
+    for is_cached in (False, True):
+        answer = await ask(core, "ensemble", text_input=prompt, max_tokens=24, stop_words=[stop], stream=True)
+        assert text_of(answer) == text[: text.index(stop)]
+        last = answer[-1]
+        assert value(last, "finish_reason") == "stop_words"
+        assert (value(last, "num_cached_tokens") > 0) is is_cached
+        times = [value(last, f"{name}_time_ns") for name in ("arrival", "first_scheduled", "first_token", "last_token")]
+        assert times == sorted(set(times))
+        assert [value(response, "arrival_time_ns") for response in answer[:-1]] == [0] * (len(answer) - 1)
+
+
+async def test_logits_asked_for_by_name_only_are_empty(core: InferenceCore) -> None:
+    sent = InferRequest(
+        "ensemble",
+        tensors({"text_input": "fox", "max_tokens": 2, "decoder_text_input": ""}),
+        requested_outputs=("text_output", "context_logits", "generation_logits"),
+    )
+    (response,) = [response async for response in core.infer_stream(sent)]
+    assert {tensor.name: tensor.data.size for tensor in response.outputs if "logits" in tensor.name} == {
+        "context_logits": 0,
+        "generation_logits": 0,
+    }
+    assert text_of([replace(response, outputs=(*response.outputs, tensor("sequence_index", 0)))])
+
+
 async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
     async with serving(text_dir, lambda: fake_engine(LIMITS, step_delay_s=0.01)) as core:
         running = asyncio.create_task(
@@ -197,6 +229,8 @@ async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
         ({"text_input": "x", "temperature": float("nan")}, Code.INVALID_ARGUMENT, "temperature"),
         ({"text_input": "x", "beam_width": 4}, Code.INVALID_ARGUMENT, "beam_width"),
         ({"text_input": "x", "return_context_logits": True}, Code.UNIMPLEMENTED, "return_context_logits"),
+        ({"text_input": "x", "decoder_text_input": "y"}, Code.UNIMPLEMENTED, "decoder_text_input.* is not supported"),
+        ({"text_input": "x", "prompt_table_extra_id": 1}, Code.UNIMPLEMENTED, "prompt_table_extra_id.* not supported"),
         ({"text_input": "x", "lora_task_id": 1}, Code.UNIMPLEMENTED, "lora_task_id is not supported"),
         ({"messages": "{"}, Code.INVALID_ARGUMENT, "JSON"),
     ],

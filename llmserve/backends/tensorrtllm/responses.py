@@ -4,8 +4,10 @@
     batch_index, sequence_index, kv_cache_*, *_time_ns                                               [1, 1]
     window_ids [1, w], tail_text, finish_reason [1, 1]                        for postprocessing and the client, ours
     num_prompt_tokens, num_cached_tokens, num_completion_tokens [1, 1]        known in a last event, else 0, ours
+    context_logits [1, 0, 0], generation_logits [1, 1, 0, 0]                  always empty: asking for them is refused
 
-Log-probs are 0 unless the request asked for them; blocks and times are 0 until the last event.
+Log-probs are 0 unless the request asked for them. Blocks and times are 0 until the last event, where they are real
+however the answer ended; only a request that was stopped from outside has no times.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ def _token_outputs(event: GeneratedEvent, echo: Sequence[int]) -> tuple[Tensor, 
         Tensor("cum_log_probs", "FP32", np.array([[tokens.cum_log_prob]], np.float32)),
         Tensor("output_log_probs", "FP32", np.array([[log_probs]], np.float32)),
         BATCH_INDEX,
+        *NO_LOGITS,
         _int("sequence_index", tokens.sequence_index),
         Tensor("window_ids", "INT32", np.array([event.window_ids], np.int32)),
         _text("tail_text", event.tail_text),
@@ -79,4 +82,8 @@ def _text(name: str, value: str) -> Tensor:
 
 # The same in every event but the last: made once.
 BATCH_INDEX = _int("batch_index", 0)
+NO_LOGITS = (
+    Tensor("context_logits", "FP32", np.zeros((1, 0, 0), np.float32)),
+    Tensor("generation_logits", "FP32", np.zeros((1, 1, 0, 0), np.float32)),
+)
 NO_USAGE = _usage_outputs(Usage(0, 0, 0, 0, 0, 0, 0), 0)

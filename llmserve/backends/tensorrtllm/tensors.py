@@ -1,8 +1,8 @@
 """The tensors of one request -> `GenerateRequest`. Both generations' names are accepted; all problems come at once.
 
 Sampling follows TensorRT-LLM: with neither `runtime_top_k` nor `runtime_top_p` (or both 0) the most likely token wins,
-whatever the temperature. `len_penalty`, `early_stopping` and `beam_search_diversity_rate` steer beam search only and
-are accepted without effect, as `beam_width` must be 1.
+whatever the temperature; unless `min_p` is positive, which means nothing but to a draw. `len_penalty`, `early_stopping`
+and `beam_search_diversity_rate` steer beam search only and are accepted without effect, as `beam_width` must be 1.
 """
 
 from __future__ import annotations
@@ -86,13 +86,14 @@ def read_request(
 
 def _sampling(reader: _Reader) -> SamplingParams:
     top_k, top_p = reader.integer(("runtime_top_k",), 0), reader.number(("runtime_top_p",), 0.0)
+    min_p = reader.number(("min_p",), 0.0)
     sampling = SamplingParams(
         max_tokens=reader.integer(("request_output_len",), 0),
         min_tokens=reader.integer(("min_tokens", "min_length"), 0),
         temperature=reader.number(("temperature",), 1.0),
-        top_k=1 if top_k == 0 and top_p == 0 else top_k,
+        top_k=1 if top_k == 0 and top_p == 0 and min_p == 0 else top_k,
         top_p=1.0 if top_p == 0 else top_p,
-        min_p=reader.number(("min_p",), 0.0),
+        min_p=min_p,
         repetition_penalty=reader.number(("repetition_penalty",), 1.0),
         presence_penalty=reader.number(("presence_penalty",), 0.0),
         frequency_penalty=reader.number(("frequency_penalty",), 0.0),

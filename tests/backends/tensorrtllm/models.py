@@ -17,7 +17,7 @@ from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
 PIPELINES = Path(__file__).resolve().parents[3] / "pipelines"
-UNSIGNED = ("seed", "random_seed", "lora_task_id")
+UNSIGNED = ("seed", "random_seed", "lora_task_id", "prompt_table_extra_id")
 DATATYPES = {"i": "INT32", "f": "FP32", "b": "BOOL", "u": "UINT64", "O": "BYTES"}
 
 

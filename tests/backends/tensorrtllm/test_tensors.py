@@ -58,9 +58,12 @@ def test_the_same_setting_given_twice_must_agree() -> None:
         ({"runtime_top_k": 5, "temperature": 0.0}, True),
         ({"runtime_top_k": 5}, False),
         ({"runtime_top_p": 0.9}, False),
+        ({"min_p": 0.1}, False),
+        ({"min_p": 0.1, "temperature": 0.0}, True),
+        ({"min_p": 0.0, "temperature": 0.7}, True),
     ],
 )
-def test_greedy_unless_top_k_or_top_p_says_otherwise(given: dict[str, Any], greedy: bool) -> None:
+def test_greedy_unless_top_k_top_p_or_min_p_says_otherwise(given: dict[str, Any], greedy: bool) -> None:
     assert read(**given).generate.sampling.is_greedy is greedy
 
 
