@@ -80,7 +80,7 @@ async def test_no_model_is_ready_before_the_server_has_started(tmp_path: Path) -
     backend = Slow()
     core = InferenceCore(ServerSettings((tmp_path,)), {"identity": backend})
     starting = asyncio.create_task(core.start())
-    async with asyncio.timeout(5):
+    try:
         for _ in range(500):
             if core.repository_index():
                 break
@@ -89,6 +89,7 @@ async def test_no_model_is_ready_before_the_server_has_started(tmp_path: Path) -
         assert not core.model_ready("quick")
         with pytest.raises(Unavailable, match="Server is starting"):
             await single(core, request("quick", floats(1)))
+    finally:
         backend.let_go.set()
         await starting
     assert core.model_ready("quick")
@@ -101,11 +102,13 @@ async def test_a_cancelled_start_waits_for_no_model(tmp_path: Path) -> None:
     starting = asyncio.create_task(core.start())
     await asyncio.sleep(0.05)
     starting.cancel()
-    async with asyncio.timeout(1):
-        await asyncio.gather(starting, return_exceptions=True)
-    (loading,) = [thread for thread in threading.enumerate() if thread.name == "load-late"]
-    assert loading.daemon
-    backend.let_go.set()
+    try:
+        async with asyncio.timeout(1):
+            await asyncio.gather(starting, return_exceptions=True)
+        (loading,) = [thread for thread in threading.enumerate() if thread.name == "load-late"]
+        assert loading.daemon
+    finally:
+        backend.let_go.set()
     loading.join()
 
 
@@ -286,6 +289,23 @@ async def test_a_backends_exception_is_an_error_response(faulty: InferenceCore) 
     assert (values(data), data.final) == ([1], False)
     assert (str(end.error), end.final) == ("not this", True)
     assert 'request_failure{model="f",version="1",reason="BACKEND"} 2' in faulty.metrics_text()
+
+
+async def test_a_slow_reader_is_not_the_models_time(faulty: InferenceCore, tmp_path: Path) -> None:
+    config = identity_config("model_transaction_policy { decoupled: true }").replace("identity", "python")
+    code = (
+        "class TritonPythonModel:\n    def execute(self, requests):\n"
+        "        sender, (x,) = requests[0].get_response_sender(), requests[0].inputs()\n"
+        "        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('Y', x.as_numpy())]))\n"
+        "        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)\n"
+    )
+    write_model(tmp_path / "other", "m", config, code)
+    async with serving(tmp_path / "other") as queued:
+        for core, wanted in ((queued, request("m", floats(3))), (faulty, request("f", floats(3)))):
+            async with aclosing(core.infer_stream(wanted)) as stream:
+                async for _ in stream:
+                    await asyncio.sleep(0.2)
+            assert 0 < core.statistics()[0].inference_stats.compute_infer.ns < 100_000_000
 
 
 @pytest.mark.parametrize("how", [4, 5], ids=["raised", "answered"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from llmserve.serving.backend import ModelInstance
-from llmserve.serving.schedulers.base import Rejected
+from llmserve.serving.schedulers.base import Rejected, timed_next
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
 
@@ -40,15 +39,13 @@ class PassThroughScheduler:
             raise Rejected(f"model '{request.model_name}' is being unloaded")
         lane = min(self._lanes, key=lambda lane: lane.num_running)
         lane.num_running += 1
-        start_ns = time.monotonic_ns()
         try:
             (stream,) = lane.instance.execute((request,))
             async with aclosing(stream):
-                async for response in stream:
+                while (response := await timed_next(stream, timing)) is not None:
                     yield response
         finally:
             lane.num_running -= 1
-            timing.infer_ns += time.monotonic_ns() - start_ns
             self._statistics.batch_executed(self._batch_size(request), input_ns=0, infer_ns=timing.infer_ns)
 
     async def stop(self) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.serving.backend import ModelInstance, ReleasingInstance
-from llmserve.serving.schedulers.base import Rejected
+from llmserve.serving.schedulers.base import Rejected, timed_next
 from llmserve.serving.schedulers.batching import BatchRule, batch_key
 from llmserve.serving.schedulers.queue import QueuePolicies, RequestQueue, Ticket
 from llmserve.serving.signature import ModelSignature, request_label
@@ -79,7 +79,7 @@ class QueuedScheduler:
             if ticket.error is not None:
                 raise ticket.error
             assert ticket.stream is not None
-            async for response in ticket.stream:
+            while (response := await timed_next(ticket.stream, timing)) is not None:
                 if response.final:
                     self._finish(ticket)  # the instance is free before the client has taken the answer
                 yield response
@@ -164,7 +164,6 @@ class QueuedScheduler:
         batch = self._running.pop(ticket, None)
         if batch is None:
             return
-        ticket.timing.infer_ns += time.monotonic_ns() - batch.start_ns - batch.input_ns
         batch.num_running -= 1
         if batch.num_running == 0 and batch.lane.releasing is None:
             self._release(batch)
