@@ -7,7 +7,7 @@ parameter is loaded once, converted, and written where it belongs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,12 +20,16 @@ from llmserve.builder.storage import quantized_params
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu_lowering import Lowered, lower
 from llmserve.engine.cpu.layout import (
-    CANONICAL_PACKING,
     FORMAT_VERSION,
+    PACKING,
+    PANEL_COLUMNS,
     DType,
     EngineHeader,
+    Layout,
     Metadata,
+    TensorEntry,
     encode_metadata,
+    pack_panels,
 )
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
@@ -33,7 +37,7 @@ from llmserve.models.spec import Param
 MAX_INT8_DEPTH = 65536  # 255 * 127 * depth must fit in 32 bits
 MAX_WIDTH = 1 << 24
 MAX_BLOCK = 1 << 16
-ROWS_AT_ONCE = 1024  # of a weight while it is quantized
+ROWS_AT_ONCE = 32 * PANEL_COLUMNS  # of a weight while it is quantized and packed
 
 NUMPY_TYPES: Mapping[DType, Any] = {
     DType.FLOAT32: np.float32,
@@ -69,7 +73,7 @@ class CpuTarget:
                 writer.write_param(param.name)
             file.truncate(metadata.file_bytes)
         return {
-            "packing": CANONICAL_PACKING,
+            "packing": PACKING,
             "isa": "any",
             "format_version": FORMAT_VERSION,
             "operations": dict(Counter(op.code.name.lower() for op in lowered.ops)),
@@ -99,7 +103,7 @@ class TensorWriter:
         if name in self._lowered.quantized:
             self._write_quantized(name, array)
         else:
-            self._write(name, [array])
+            self._write(name, _row_pieces(array))
 
     def _write_quantized(self, name: str, array: NDArray[Any]) -> None:
         scale = np.empty(len(array), np.float32)
@@ -116,15 +120,24 @@ class TensorWriter:
         self._write(f"{name}.scale", [scale])
         self._write(f"{name}.row_sum", [row_sum])
 
-    def _write(self, name: str, pieces: Iterator[NDArray[Any]] | list[NDArray[Any]]) -> None:
+    def _write(self, name: str, pieces: Iterable[NDArray[Any]]) -> None:
         tensor, offset = self._places[name]
         self._file.seek(offset)
         for piece in pieces:
-            values = np.ascontiguousarray(piece, NUMPY_TYPES[tensor.dtype])
+            values = _packed(np.ascontiguousarray(piece, NUMPY_TYPES[tensor.dtype]), tensor)
             self._file.write(values.reshape(-1).view(np.uint8).data)
         written = self._file.tell() - offset
         assert written == tensor.num_bytes, f"{name}: {written} bytes instead of {tensor.num_bytes}"
         self._job.advance(name, written)
+
+
+def _row_pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    for begin in range(0, len(array), ROWS_AT_ONCE):
+        yield array[begin : begin + ROWS_AT_ONCE]
+
+
+def _packed(rows: NDArray[Any], tensor: TensorEntry) -> NDArray[Any]:
+    return pack_panels(rows, tensor.dtype) if tensor.layout is Layout.PANELS else rows
 
 
 def quantize_rows(rows: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -140,7 +153,7 @@ def _plan(program: Program, params: Sequence[Param], options: BuildOptions) -> t
     header = EngineHeader(
         dtype=options.dtype,
         quantization=options.quantization,
-        packing=CANONICAL_PACKING,
+        packing=PACKING,
         vocab_size=program.vocab_size,
         max_num_tokens=options.max_num_tokens,
         max_batch_size=options.max_batch_size,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.storage import stored_names
-from llmserve.engine.cpu.layout import NO_TENSOR, OP, DType, OpCode, TensorEntry
+from llmserve.builder.storage import LINEAR_KINDS, stored_names
+from llmserve.engine.cpu.layout import NO_TENSOR, OP, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
 
@@ -105,7 +105,8 @@ class Buffers:
         else:
             index = len(self.bytes_per_row)
             self.bytes_per_row.append(wanted)
-        return self.assign(value, Place(index, 0, width, width))
+        stride = width if item_bytes == 4 else -(-width // 4) * 4  # bytes are read in fours
+        return self.assign(value, Place(index, 0, width, stride))
 
     def over(self, value: str, source: str) -> Place:
         """The place of `source` itself when this op is its last reader, else a new one."""
@@ -130,6 +131,8 @@ class Lowering:
         self._program = program
         self._params = {param.name: param for param in params}
         self._stored = stored_names(params, quantized)
+        matrices = {op.weights[0] for op in program.ops if op.kind in LINEAR_KINDS}
+        self._packed = {self._stored[name] for name in matrices}
         self._dtype = dtype
         self._quantized = quantized
         self._uses = Counter(name for op in program.ops for name in op.inputs)
@@ -288,7 +291,9 @@ class Lowering:
 
     def _param(self, name: str) -> int:
         rows, cols = self._params[name].shape
-        return self._tensor(self._stored[name], DType.INT8 if name in self._quantized else self._dtype, rows, cols)
+        stored = self._stored[name]
+        dtype = DType.INT8 if name in self._quantized else self._dtype
+        return self._tensor(stored, dtype, rows, cols, Layout.PANELS if stored in self._packed else Layout.ROWS)
 
     def _vector(self, name: str) -> int:
         return self._tensor(name, DType.FLOAT32, 1, self._params[name].num_elements)
@@ -306,8 +311,8 @@ class Lowering:
         self._constants[name] = tuple(values)
         return self._tensor(name, DType.FLOAT32, 1, len(values))
 
-    def _tensor(self, name: str, dtype: DType, rows: int, cols: int) -> int:
-        entry = TensorEntry(name, dtype, rows, cols)
+    def _tensor(self, name: str, dtype: DType, rows: int, cols: int, layout: Layout = Layout.ROWS) -> int:
+        entry = TensorEntry(name, dtype, rows, cols, layout)
         assert self._tensors.setdefault(name, entry) == entry
         return list(self._tensors).index(name)
 

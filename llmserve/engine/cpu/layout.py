@@ -2,8 +2,9 @@
 
     FileHeader | op records | tensor records | buffer records | JSON | page-aligned tensors
 
-Little endian. Weights are row-major [outputs, inputs] without padding (packing "canonical"), so that one file serves
-every ISA variant. The records are for the C++ library; the JSON is for Python and says the same limits in words.
+Little endian. Tensors are row-major; weights of linear layers are packed in panels of 32 outputs (the order is in
+`kernels/format.h`), which every ISA variant reads as it is. The records are for the C++ library; the JSON is for Python
+and says the same limits in words.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 from llmserve.errors import EngineFileError, NotFound
 
 MAGIC = b"LLMSENG\n"
-FORMAT_VERSION = 1
-CANONICAL_PACKING = "canonical"
+FORMAT_VERSION = 2
+PACKING = "panels32"
+PACKING_CODE = 1
+PANEL_COLUMNS = 32
 PAGE_BYTES = 4096
 NO_TENSOR = -1
 
@@ -38,6 +41,11 @@ class DType(IntEnum):
     @property
     def num_bytes(self) -> int:
         return {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.INT8: 1, DType.INT32: 4}[self]
+
+
+class Layout(IntEnum):
+    ROWS = 0
+    PANELS = 1
 
 
 class OpCode(IntEnum):
@@ -63,7 +71,7 @@ OP = np.dtype(
     + [(name, "<u4") for name in ("layer", "num_heads", "head_dim", "groups", "window")]
     + [("scalar", "<f4")]
 )
-TENSOR = np.dtype([("dtype", "<u4"), ("rows", "<u4"), ("cols", "<u4"), ("reserved", "<u4"), ("offset", "<u8")])
+TENSOR = np.dtype([(name, "<u4") for name in ("dtype", "rows", "cols", "layout")] + [("offset", "<u8")])
 BUFFER = np.dtype("<u8")  # bytes per row
 HEADER = np.dtype(
     [("magic", "S8"), ("version", "<u4"), ("metadata_crc", "<u4")]
@@ -106,10 +114,36 @@ class TensorEntry:
     dtype: DType
     rows: int  # 1 for a vector
     cols: int
+    layout: Layout = Layout.ROWS
 
     @property
     def num_bytes(self) -> int:
-        return self.rows * self.cols * self.dtype.num_bytes
+        """In the file, with what fills up its panels."""
+        if self.layout is Layout.ROWS:
+            return self.rows * self.cols * self.dtype.num_bytes
+        return _round_up(self.rows, PANEL_COLUMNS) * panel_depth(self.cols, self.dtype) * self.dtype.num_bytes
+
+
+def panel_depth(cols: int, dtype: DType) -> int:
+    """Inputs of a panel: int8 ones come in fours."""
+    return _round_up(cols, 4) if dtype is DType.INT8 else cols
+
+
+def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """`rows` [N, K] of a weight in the order of `kernels/format.h`, filled up with zeros; N must begin a panel."""
+    count, cols = rows.shape
+    panels, depth = -(-count // PANEL_COLUMNS), panel_depth(cols, dtype)
+    padded = np.zeros((panels * PANEL_COLUMNS, depth), rows.dtype)
+    padded[:count, :cols] = rows
+    if dtype is DType.INT8:
+        return np.ascontiguousarray(padded.reshape(panels, PANEL_COLUMNS, depth // 4, 4).transpose(0, 2, 1, 3))
+    if dtype is DType.BFLOAT16:
+        return np.ascontiguousarray(padded.reshape(panels, 2, PANEL_COLUMNS // 2, depth).transpose(0, 3, 2, 1))
+    return np.ascontiguousarray(padded.reshape(panels, PANEL_COLUMNS, depth).transpose(0, 2, 1))
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +173,7 @@ def encode_metadata(
     fixed["ops_offset"], fixed["tensors_offset"], fixed["buffers_offset"] = ops_offset, tensors_offset, buffers_offset
     fixed["json_offset"], fixed["json_bytes"] = json_offset, len(text)
     fixed["num_ops"], fixed["num_tensors"], fixed["num_buffers"] = len(ops), len(tensors), len(buffers)
+    fixed["packing"] = PACKING_CODE
     fixed["cache_dtype"] = DType[header.dtype.upper()]
     for name in ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size"):
         fixed[name] = getattr(header, name)
@@ -147,9 +182,8 @@ def encode_metadata(
 
     records = np.zeros(len(tensors), TENSOR)
     for record, tensor, offset in zip(records, tensors, offsets, strict=True):
-        record["dtype"], record["rows"], record["cols"], record["offset"] = (
-            tensor.dtype, tensor.rows, tensor.cols, offset,
-        )  # fmt: skip
+        record["dtype"], record["layout"], record["offset"] = tensor.dtype, tensor.layout, offset
+        record["rows"], record["cols"] = tensor.rows, tensor.cols
     tail = ops.tobytes() + records.tobytes() + np.array(buffers, BUFFER).tobytes() + text
     fixed["metadata_crc"] = zlib.crc32(fixed.tobytes()[CRC_BEGIN:] + tail)
     return Metadata(fixed.tobytes() + tail, offsets, file_bytes)
@@ -159,7 +193,7 @@ def _place(tensors: Sequence[TensorEntry], begin: int) -> tuple[tuple[int, ...],
     offsets = []
     end = begin
     for tensor in tensors:
-        offset = -(-end // PAGE_BYTES) * PAGE_BYTES
+        offset = _round_up(end, PAGE_BYTES)
         offsets.append(offset)
         end = offset + tensor.num_bytes
     return tuple(offsets), end
@@ -205,8 +239,8 @@ def _decode_json(path: Path, text: bytes) -> EngineHeader:
         header = EngineHeader(**{name: value for name, value in values.items() if name != "tensors"})
     except (ValueError, TypeError) as error:
         raise EngineFileError(f"{path} has a header that cannot be understood: {error}") from error
-    if header.packing != CANONICAL_PACKING:
+    if header.packing != PACKING:
         raise EngineFileError(
-            f"{path} was built for {header.packing}; this machine has {CANONICAL_PACKING}; run: llmserve build ..."
+            f"{path} was built for {header.packing}; this machine has {PACKING}; run: llmserve build ..."
         )
     return header

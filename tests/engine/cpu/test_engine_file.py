@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.engine.cpu.layout import CRC_BEGIN, HEADER, OP, TENSOR, EngineHeader, read_header
+from llmserve.engine.cpu.layout import CRC_BEGIN, FORMAT_VERSION, HEADER, OP, TENSOR, EngineHeader, read_header
 from llmserve.engine.cpu.library import CHUNK, SAMPLE, load_library
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block
 from llmserve.errors import EngineFileError, InvalidArgument, NotFound, ResourceExhausted
@@ -77,7 +77,7 @@ def test_header_says_what_was_built(engine_file: EngineFile) -> None:
     assert header == EngineHeader(
         dtype="float16",
         quantization="int8",
-        packing="canonical",
+        packing="panels32",
         vocab_size=83,
         max_num_tokens=LIMITS.max_num_tokens,
         max_batch_size=LIMITS.max_batch_size,
@@ -127,8 +127,10 @@ def test_foreign_files_are_refused(tmp_path: Path, good: bytes) -> None:
     path = tmp_path / "foreign.engine"
     path.write_bytes(b"\x7fELF" + good[4:])
     assert all("is not an engine file" in text for text in refusals(path))
-    path.write_bytes(patched(good, version=2))
-    assert all("format version 2, this build reads 1" in text for text in refusals(path))
+    path.write_bytes(patched(good, version=FORMAT_VERSION + 1))
+    assert all(
+        f"format version {FORMAT_VERSION + 1}, this build reads {FORMAT_VERSION}" in text for text in refusals(path)
+    )
 
 
 def test_every_flipped_bit_of_the_metadata_is_noticed(tmp_path: Path, good: bytes) -> None:
@@ -157,7 +159,8 @@ def test_absurd_header_fields_are_an_error_or_harmless(name: str, value: int, tm
     path.write_bytes(patched(good, **{name: value}))
     with contextlib.suppress(EngineFileError, InvalidArgument, ResourceExhausted):
         open_natively(path)
-        assert name not in ("file_bytes", "metadata_bytes", "num_ops", "packing") or value == 0
+        unchanged = int(np.frombuffer(good, HEADER, count=1)[0][name]) == value
+        assert unchanged or value == 0 or name not in ("file_bytes", "metadata_bytes", "num_ops", "packing")
 
 
 @pytest.mark.parametrize("record", ["ops", "tensors", "buffers"])
@@ -185,8 +188,8 @@ def test_a_tensor_outside_of_the_file_is_refused(offset: int, tmp_path: Path, go
 
 def test_an_unknown_packing_says_what_to_do(tmp_path: Path, good: bytes) -> None:
     path = tmp_path / "packed.engine"
-    path.write_bytes(sealed(bytearray(good.replace(b'"packing": "canonical"', b'"packing": "avx512-v2"'))))
-    with pytest.raises(EngineFileError, match=r"built for avx512-v2; this machine has canonical; run: llmserve build"):
+    path.write_bytes(sealed(bytearray(good.replace(b'"packing": "panels32"', b'"packing": "avx512x2"'))))
+    with pytest.raises(EngineFileError, match=r"built for avx512x2; this machine has panels32; run: llmserve build"):
         read_header(path)
     path.write_bytes(patched(good, packing=7))
     with pytest.raises(EngineFileError, match="packing"):

@@ -65,6 +65,15 @@ size_t dtype_bytes(DType type) {
   }
 }
 
+uint64_t tensor_bytes(const TensorRecord& tensor) {
+  uint64_t rows = tensor.rows, cols = tensor.cols;
+  if (tensor.layout == static_cast<uint32_t>(Layout::kPanels)) {
+    rows = (rows + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
+    if (tensor.dtype == static_cast<uint32_t>(DType::kI8)) cols = (cols + 3) / 4 * 4;
+  }
+  return rows * cols * dtype_bytes(static_cast<DType>(tensor.dtype));
+}
+
 Error EngineFile::open(const std::string& path) {
   const Descriptor file(path.c_str());
   if (file.value() < 0) return bad_file(std::string("cannot be opened: ") + std::strerror(errno));
@@ -102,7 +111,7 @@ Error EngineFile::check_header() const {
       !holds(h.buffers_offset, h.num_buffers, sizeof(BufferRecord)) || !holds(h.json_offset, h.json_bytes, 1)) {
     return bad_file("has a table outside of the file");
   }
-  if (h.packing != kCanonicalPacking) return bad_file("has a weight packing that this build does not know");
+  if (h.packing != kPanelPacking) return bad_file("has a weight packing that this build does not know");
   constexpr uint32_t kMost = 1u << 24;
   if (!in_range(h.num_ops, 1, kMost) || !in_range(h.num_buffers, 1, 4096) || !in_range(h.vocab_size, 1, kMost) || !in_range(h.max_num_tokens, 1, kMost) ||
       !in_range(h.max_batch_size, 1, kMost) || !in_range(h.max_seq_len, 1, kMost) ||
@@ -118,11 +127,10 @@ Error EngineFile::check_tensors() const {
   const FileHeader& h = header();
   for (size_t i = 0; i < h.num_tensors; ++i) {
     const TensorRecord& t = tensors()[i];
-    const bool known = t.dtype < static_cast<uint32_t>(DType::kCount);
+    const bool known = t.dtype < static_cast<uint32_t>(DType::kCount) && t.layout < static_cast<uint32_t>(Layout::kCount);
     const uint64_t elements = uint64_t{t.rows} * t.cols;
     if (!known || elements == 0 || elements > h.file_bytes ||
-        !fits(t.offset, elements * dtype_bytes(static_cast<DType>(t.dtype)), h.metadata_bytes, h.file_bytes,
-              kPageBytes)) {
+        !fits(t.offset, tensor_bytes(t), h.metadata_bytes, h.file_bytes, kPageBytes)) {
       return bad_file("has a damaged record of tensor " + std::to_string(i));
     }
   }

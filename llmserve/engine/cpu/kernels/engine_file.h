@@ -23,6 +23,8 @@ class EngineFile {
     return table<BufferRecord>(header().buffers_offset, header().num_buffers);
   }
 
+  const TensorRecord& record(int32_t index) const { return tensors()[static_cast<size_t>(index)]; }
+
   // The data of tensor `index`; null for kNoTensor.
   template <class T>
   const T* tensor(int32_t index) const {
@@ -43,5 +45,8 @@ class EngineFile {
 };
 
 size_t dtype_bytes(DType type);
+
+// Of a tensor in the file, with what fills up its panels.
+uint64_t tensor_bytes(const TensorRecord& tensor);
 
 }  // namespace llmserve

@@ -4,6 +4,14 @@
 #include <cmath>
 
 namespace llmserve {
+namespace {
+
+// Few rows: wide tiles, for few broadcasts. Many: tall ones, which convert a weight for more rows.
+size_t default_tactic(std::span<const LinearTactic> tactics, size_t num_rows) {
+  return num_rows > tactics[0].max_rows && tactics.size() > 1 ? 1 : 0;
+}
+
+}  // namespace
 
 float* Executor::logits() const {
   return step_.logits ? step_.logits : reinterpret_cast<float*>(engine_.logits_.data());
@@ -67,8 +75,10 @@ void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
   const auto y = view<float>(op.out, begin);
   switch (static_cast<OpKind>(op.kind)) {
     case OpKind::kEmbed: {
-      const auto type = static_cast<DType>(engine_.file_.tensors()[static_cast<size_t>(op.tensors[0])].dtype);
-      return kernels.embed(engine_.file_.tensor<void>(op.tensors[0]), type, step_.token_ids + begin, count, width, y);
+      const TensorRecord& table = engine_.file_.record(op.tensors[0]);
+      const EmbedArgs args = {engine_.file_.tensor<void>(op.tensors[0]), static_cast<DType>(table.dtype),
+                              static_cast<Layout>(table.layout), width};
+      return kernels.embed(args, step_.token_ids + begin, count, y);
     }
     case OpKind::kRmsNorm:
       return kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, op.groups, width, count, y);
@@ -83,26 +93,29 @@ void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
   }
 }
 
-// Columns per piece: enough pieces to share out evenly, not so many that the counter is felt.
-size_t Executor::column_grain(size_t columns) const {
-  const size_t share = columns / (engine_.threads_->size() * 4);
-  return std::clamp<size_t>((share + 7) / 8 * 8, 8, 64);
+// fn(begin, end) over the panels of a linear layer: enough pieces to share out evenly, long enough to prefetch within.
+template <class Fn>
+void Executor::over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn) {
+  constexpr size_t kPiecesPerThread = 4;
+  const size_t panels = (op.out.width + kPanelColumns - 1) / kPanelColumns;
+  const size_t share = panels / (engine_.threads_->size() * kPiecesPerThread);
+  tasks.for_pieces(panels, std::max<size_t>(share, 2), fn);
 }
 
 void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
-  const auto weight = static_cast<size_t>(op.tensors[0]);
   const LinearArgs args = {
       .x = view<const float>(op.in[0]),
       .num_rows = num_rows(op),
       .depth = op.in[0].width,
+      .columns = op.out.width,
       .weight = engine_.file_.tensor<void>(op.tensors[0]),
-      .weight_type = static_cast<DType>(engine_.file_.tensors()[weight].dtype),
+      .weight_type = static_cast<DType>(engine_.file_.record(op.tensors[0]).dtype),
       .bias = engine_.file_.tensor<float>(op.tensors[1]),
       .residual = view<const float>(op.in[1]),
       .y = view<float>(op.out),
   };
-  tasks.for_pieces(op.out.width, column_grain(op.out.width),
-                   [&](size_t begin, size_t end) { engine_.kernels_->linear(args, begin, end); });
+  const size_t tactic = default_tactic(engine_.kernels_->float_tactics, args.num_rows);
+  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear(args, tactic, begin, end); });
 }
 
 void Executor::linear_int8(const OpRecord& op, TaskCounter& tasks) {
@@ -111,6 +124,7 @@ void Executor::linear_int8(const OpRecord& op, TaskCounter& tasks) {
       .x_scale = view<const float>(op.in[2]),
       .num_rows = num_rows(op),
       .depth = op.in[0].width,
+      .columns = op.out.width,
       .weight = engine_.file_.tensor<int8_t>(op.tensors[0]),
       .weight_scale = engine_.file_.tensor<float>(op.tensors[2]),
       .weight_row_sum = engine_.file_.tensor<int32_t>(op.tensors[3]),
@@ -118,8 +132,8 @@ void Executor::linear_int8(const OpRecord& op, TaskCounter& tasks) {
       .residual = view<const float>(op.in[1]),
       .y = view<float>(op.out),
   };
-  tasks.for_pieces(op.out.width, column_grain(op.out.width),
-                   [&](size_t begin, size_t end) { engine_.kernels_->linear_int8(args, begin, end); });
+  const size_t tactic = default_tactic(engine_.kernels_->int_tactics, args.num_rows);
+  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int8(args, tactic, begin, end); });
 }
 
 // Angles in f32 as transformers computes them, their cosines and sines in f64.

@@ -23,7 +23,8 @@ class Executor {
   void sample(TaskCounter& tasks, unsigned thread);
 
   size_t num_rows(const OpRecord& op) const { return op.selected ? step_.num_selected : step_.num_tokens; }
-  size_t column_grain(size_t columns) const;
+  template <class Fn>
+  void over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn);
   float* logits() const;
   std::byte* cache_plane(uint32_t layer, uint32_t values) const;
 

@@ -2,7 +2,12 @@
 //
 //   FileHeader | OpRecord[num_ops] | TensorRecord[num_tensors] | BufferRecord[num_buffers] | JSON | page-aligned tensors
 //
-// Weights are row-major [outputs, inputs] without padding ("canonical" packing), so one file serves every ISA variant.
+// Tensors are row-major [rows, cols]. The weights of linear layers are packed in panels of kPanelColumns outputs, the last
+// one filled up with zeros, in an order that every ISA variant reads with plain vector loads:
+//
+//   f32, f16  [panel][input][output]
+//   bf16      [panel][input][16][2]: outputs i and 16 + i side by side, so that a shift or a mask makes sixteen floats
+//   i8        [panel][input / 4][output][4], the inputs filled up with zeros too
 #pragma once
 
 #include <cstdint>
@@ -10,9 +15,12 @@
 namespace llmserve {
 
 inline constexpr char kMagic[8] = {'L', 'L', 'M', 'S', 'E', 'N', 'G', '\n'};
-inline constexpr uint32_t kFormatVersion = 1;
-inline constexpr uint32_t kCanonicalPacking = 0;
+inline constexpr uint32_t kFormatVersion = 2;
+inline constexpr uint32_t kPanelPacking = 1;
+inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
+
+enum class Layout : uint32_t { kRows, kPanels, kCount };
 
 enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI32, kCount };
 
@@ -64,7 +72,7 @@ struct TensorRecord {
   uint32_t dtype;
   uint32_t rows;  // 1 for a vector
   uint32_t cols;
-  uint32_t reserved;
+  uint32_t layout;
   uint64_t offset;  // in the file
 };
 static_assert(sizeof(TensorRecord) == 24);

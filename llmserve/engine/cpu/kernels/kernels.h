@@ -4,16 +4,26 @@
 // heads are cut into calls may never change a bit.
 #pragma once
 
+#include <span>
+
 #include "format.h"
 #include "types.h"
 
 namespace llmserve {
 
+struct EmbedArgs {
+  const void* table;  // [vocabulary, width]
+  DType type;
+  Layout layout;
+  size_t width;
+};
+
 struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
   View<const float> x;  // [num_rows, depth]
   size_t num_rows;
   size_t depth;
-  const void* weight;  // [columns, depth] of weight_type
+  size_t columns;
+  const void* weight;  // [columns, depth] of weight_type in panels
   DType weight_type;   // kF32, kF16, kBF16
   const float* bias;   // [columns] or null
   View<const float> residual;  // data null: none; may be y itself
@@ -21,16 +31,23 @@ struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
 };
 
 struct LinearInt8Args {  // y = (x - 128) @ weight.T * x_scale * weight_scale (+ bias) (+ residual)
-  View<const uint8_t> x;
+  View<const uint8_t> x;      // readable to a multiple of four
   View<const float> x_scale;  // one per row
   size_t num_rows;
   size_t depth;
-  const int8_t* weight;
+  size_t columns;
+  const int8_t* weight;  // in panels
   const float* weight_scale;      // [columns]
   const int32_t* weight_row_sum;  // [columns], removes the zero point
   const float* bias;
   View<const float> residual;
   View<float> y;
+};
+
+// How a linear layer is cut into tiles. Chooses speed, never a result.
+struct LinearTactic {
+  size_t max_rows;  // of a tile
+  size_t vectors;   // of sixteen columns
 };
 
 // One sequence's run of tokens, and where its cache lies.
@@ -54,13 +71,16 @@ struct AttentionArgs {
 struct KernelTable {
   const char* name;
 
-  void (*embed)(const void* table, DType type, const int32_t* ids, size_t num_rows, size_t width, View<float> y);
+  void (*embed)(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
   void (*rms_norm)(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
                    View<float> y);
   // y = round(x / scale) + 128, scale = max |x| / 127 of the row
   void (*quantize)(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale);
-  void (*linear)(const LinearArgs& args, size_t column_begin, size_t column_end);
-  void (*linear_int8)(const LinearInt8Args& args, size_t column_begin, size_t column_end);
+  // Panels [panel_begin, panel_end) of every row, with one of the tactics below.
+  void (*linear)(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
+  void (*linear_int8)(const LinearInt8Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
+  std::span<const LinearTactic> float_tactics;
+  std::span<const LinearTactic> int_tactics;
   // `table` row: head_dim/2 cosines, then head_dim/2 sines
   void (*rope)(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows,
                View<float> y);

@@ -1,75 +1,64 @@
 // y = x @ weight.T for int8 weights and activations: exact integer sums, then one scale per row and column.
-#include "simd.h"
+#include "tiles.h"
 #include "variant.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-constexpr size_t kRowBlock = 64;
+struct Int8Format {
+  using Weights = QuadWeights;
+  using Input = QuadInput;
+  using Sums = QuadSums;
+  static constexpr size_t kStepBytes = kPanelColumns * 4;
 
-template <size_t R, size_t C>
-[[gnu::always_inline]] inline void accumulate(View<const uint8_t> x, const int8_t* w, size_t depth,
-                                              int32_t (&totals)[R * C]) {
-  DotU8S8 dots[R * C];
-  size_t k = 0;
-  for (; k + DotU8S8::kStep <= depth; k += DotU8S8::kStep) {
-    for (size_t r = 0; r < R; ++r) {
-      for (size_t c = 0; c < C; ++c) dots[r * C + c].add(x.row(r) + k, w + c * depth + k);
+  static Sums zero() { return zero_quads(); }
+  template <size_t kHalf>
+  static Weights load(const std::byte* p) {
+    return load_quads(reinterpret_cast<const int8_t*>(p) + 4 * kLanes * kHalf);
+  }
+  static Input broadcast(const std::byte* p) { return broadcast_quad(reinterpret_cast<const uint8_t*>(p)); }
+  static void add(Sums& sums, Input x, const Weights& w) { add_products(sums, x, w); }
+};
+
+class Int8Product {
+ public:
+  using Format = Int8Format;
+
+  explicit Int8Product(const LinearInt8Args& args) : args_(args) {}
+
+  const std::byte* weights() const { return reinterpret_cast<const std::byte*>(args_.weight); }
+  size_t panel_bytes() const { return num_steps() * Format::kStepBytes; }
+  size_t num_steps() const { return (args_.depth + 3) / 4; }
+  size_t num_rows() const { return args_.num_rows; }
+  const std::byte* rows(size_t first) const { return reinterpret_cast<const std::byte*>(args_.x.row(first)); }
+  size_t row_bytes() const { return args_.x.stride; }
+
+  template <size_t R, size_t V>
+  void store(size_t row, size_t column, const QuadSums (&sums)[R * V]) const {
+    for (size_t v = 0; v < V; ++v, column += kLanes) {
+      const size_t count = lanes_at(column, args_.columns);
+      if (count == 0) return;
+      const I32x16 zero_point = times_128(load_lanes(args_.weight_row_sum + column, count));
+      const F32x16 weight_scale = load_lanes(args_.weight_scale + column, count);
+      const F32x16 bias = args_.bias ? load_lanes(args_.bias + column, count) : broadcast(0.0f);
+      for (size_t r = 0; r < R; ++r) {
+        const F32x16 scale = broadcast(*args_.x_scale.row(row + r)) * weight_scale;
+        F32x16 value = to_f32(total(sums[r * V + v]) - zero_point) * scale;
+        if (args_.bias) value = value + bias;
+        if (args_.residual.data) value = value + load_lanes(args_.residual.row(row + r) + column, count);
+        store_lanes(args_.y.row(row + r) + column, value, count);
+      }
     }
   }
-  for (size_t i = 0; i < R * C; ++i) totals[i] = dots[i].total();
-  for (; k < depth; ++k) {
-    for (size_t r = 0; r < R; ++r) {
-      for (size_t c = 0; c < C; ++c) totals[r * C + c] += int32_t{x.row(r)[k]} * int32_t{w[c * depth + k]};
-    }
-  }
-}
 
-template <size_t R, size_t C>
-void tile(const LinearInt8Args& args, size_t row, size_t column) {
-  int32_t totals[R * C];
-  accumulate<R, C>({args.x.row(row), args.x.stride}, args.weight + column * args.depth, args.depth, totals);
-  for (size_t r = 0; r < R; ++r) {
-    const float x_scale = *args.x_scale.row(row + r);
-    for (size_t c = 0; c < C; ++c) {
-      const size_t n = column + c;
-      const auto zero_point = 128u * static_cast<uint32_t>(args.weight_row_sum[n]);
-      const auto dot = static_cast<int32_t>(static_cast<uint32_t>(totals[r * C + c]) - zero_point);
-      float value = static_cast<float>(dot) * (x_scale * args.weight_scale[n]);
-      if (args.bias) value += args.bias[n];
-      if (args.residual.data) value += args.residual.row(row + r)[n];
-      args.y.row(row + r)[n] = value;
-    }
-  }
-}
-
-template <size_t R>
-void tile_rows(const LinearInt8Args& args, size_t row, size_t column_begin, size_t column_end) {
-  constexpr size_t kColumns = tile_columns(R);
-  size_t column = column_begin;
-  for (; column + kColumns <= column_end; column += kColumns) tile<R, kColumns>(args, row, column);
-  for (; column < column_end; ++column) tile<R, 1>(args, row, column);
-}
-
-void block_of_rows(const LinearInt8Args& args, size_t row_begin, size_t row_end, size_t column_begin,
-                   size_t column_end) {
-  constexpr size_t kColumns = tile_columns(kMaxTileRows);
-  for (size_t column = column_begin; column < column_end; column += kColumns) {
-    const size_t end = column + kColumns < column_end ? column + kColumns : column_end;
-    size_t row = row_begin;
-    for (; row + kMaxTileRows <= row_end; row += kMaxTileRows) tile_rows<kMaxTileRows>(args, row, column, end);
-    for (; row < row_end; ++row) tile_rows<1>(args, row, column, end);
-  }
-}
+ private:
+  const LinearInt8Args& args_;
+};
 
 }  // namespace
 
-void linear_int8(const LinearInt8Args& args, size_t column_begin, size_t column_end) {
-  if (args.num_rows == 1) return tile_rows<1>(args, 0, column_begin, column_end);
-  for (size_t row = 0; row < args.num_rows; row += kRowBlock) {
-    const size_t end = row + kRowBlock < args.num_rows ? row + kRowBlock : args.num_rows;
-    block_of_rows(args, row, end, column_begin, column_end);
-  }
+void linear_int8(const LinearInt8Args& args, size_t tactic, size_t panel_begin, size_t panel_end) {
+  run_tactic<kIntTactics>(Int8Product(args), tactic, panel_begin, panel_end);
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

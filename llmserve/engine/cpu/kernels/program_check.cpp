@@ -19,7 +19,7 @@ class OpCheck {
     switch (static_cast<OpKind>(op_.kind)) {
       case OpKind::kEmbed:
         output(4);
-        matrix(op_.tensors[0], header_.vocab_size, op_.out.width);
+        matrix(op_.tensors[0], header_.vocab_size, op_.out.width);  // in rows, or in the panels of a tied head
         require(!op_.selected);
         break;
       case OpKind::kRmsNorm:
@@ -114,9 +114,11 @@ class OpCheck {
     return &file_.tensors()[static_cast<size_t>(index)];
   }
 
+  static bool in_panels(const TensorRecord& t) { return t.layout == static_cast<uint32_t>(Layout::kPanels); }
+
   void vector(int32_t index, DType type, uint64_t count) {
     const TensorRecord* t = tensor(index);
-    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == 1 && t->cols == count);
+    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == 1 && t->cols == count && !in_panels(*t));
   }
 
   void optional_vector(int32_t index, DType type, uint64_t count) {
@@ -136,6 +138,8 @@ class OpCheck {
       require(op_.in[1].width == op_.out.width);
     }
     if (input_bytes == 4) matrix(op_.tensors[0], op_.out.width, op_.in[0].width);
+    const TensorRecord* t = tensor(op_.tensors[0]);
+    require(t && in_panels(*t));
     optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
   }
 
@@ -145,6 +149,7 @@ class OpCheck {
     const TensorRecord* t = tensor(op_.tensors[0]);
     require(t && t->dtype == static_cast<uint32_t>(DType::kI8) && t->rows == op_.out.width &&
             t->cols == op_.in[0].width && t->cols <= kMaxInt8Depth);
+    require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);  // rows are read four bytes at a time
     vector(op_.tensors[2], DType::kF32, op_.out.width);
     vector(op_.tensors[3], DType::kI32, op_.out.width);
   }

@@ -14,7 +14,7 @@ template <class Full, class Rest>
 }
 
 template <class T>
-void embed_of(const T* table, const int32_t* ids, size_t num_rows, size_t width, View<float> y) {
+void embed_rows(const T* table, const int32_t* ids, size_t num_rows, size_t width, View<float> y) {
   for (size_t r = 0; r < num_rows; ++r) {
     const T* source = table + static_cast<size_t>(ids[r]) * width;
     float* target = y.row(r);
@@ -22,6 +22,28 @@ void embed_of(const T* table, const int32_t* ids, size_t num_rows, size_t width,
         width, [&](size_t i) { store(target + i, load(source + i)); },
         [&](size_t i, size_t n) { store_partial(target + i, load_partial(source + i, n), n); });
   }
+}
+
+constexpr size_t place_in_panel(const BFloat16*, size_t column) { return column % kLanes * 2 + column / kLanes; }
+template <class T>
+constexpr size_t place_in_panel(const T*, size_t column) {
+  return column;
+}
+
+// From the panels of a head that shares the embedding's numbers.
+template <class T>
+void embed_panels(const T* table, const int32_t* ids, size_t num_rows, size_t width, View<float> y) {
+  for (size_t r = 0; r < num_rows; ++r) {
+    const auto id = static_cast<size_t>(ids[r]);
+    const T* source = table + id / kPanelColumns * kPanelColumns * width + place_in_panel(table, id % kPanelColumns);
+    for (size_t i = 0; i < width; ++i) y.row(r)[i] = to_float(source[i * kPanelColumns]);
+  }
+}
+
+template <class T>
+void embed_of(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y) {
+  const auto embed_layout = args.layout == Layout::kPanels ? embed_panels<T> : embed_rows<T>;
+  embed_layout(static_cast<const T*>(args.table), ids, num_rows, args.width, y);
 }
 
 void normalize(const float* x, const float* weight, float eps, size_t width, float* y) {
@@ -79,14 +101,14 @@ void cache_write_of(View<const float> x, const int32_t* slots, size_t block_size
 
 }  // namespace
 
-void embed(const void* table, DType type, const int32_t* ids, size_t num_rows, size_t width, View<float> y) {
-  switch (type) {
+void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y) {
+  switch (args.type) {
     case DType::kF32:
-      return embed_of(static_cast<const float*>(table), ids, num_rows, width, y);
+      return embed_of<float>(args, ids, num_rows, y);
     case DType::kF16:
-      return embed_of(static_cast<const Half*>(table), ids, num_rows, width, y);
+      return embed_of<Half>(args, ids, num_rows, y);
     default:
-      return embed_of(static_cast<const BFloat16*>(table), ids, num_rows, width, y);
+      return embed_of<BFloat16>(args, ids, num_rows, y);
   }
 }
 

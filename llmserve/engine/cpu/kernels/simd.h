@@ -35,6 +35,23 @@ inline void store_partial(T* target, F32x16 value, size_t count) {
   for (size_t i = 0; i < count; ++i) from_float(lanes[i], target + i);
 }
 
+inline I32x16 load_partial(const int32_t* source, size_t count) {
+  int32_t lanes[kLanes] = {};
+  for (size_t i = 0; i < count; ++i) lanes[i] = source[i];
+  return load_i32(lanes);
+}
+
+// All sixteen lanes, or fewer at an edge.
+inline F32x16 load_lanes(const float* source, size_t count) {
+  return count == kLanes ? load(source) : load_partial(source, count);
+}
+inline I32x16 load_lanes(const int32_t* source, size_t count) {
+  return count == kLanes ? load_i32(source) : load_partial(source, count);
+}
+inline void store_lanes(float* target, F32x16 value, size_t count) {
+  return count == kLanes ? store(target, value) : store_partial(target, value, count);
+}
+
 // exp, relative error about 1e-7. Saturates below -87.3 and above 88; NaN stays NaN.
 inline F32x16 exp(F32x16 x) {
   x = min(broadcast(88.0f), max(broadcast(-87.3f), x));

@@ -4,11 +4,13 @@
 #include <immintrin.h>
 
 #include "half.h"
+#include "kernels.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 
+inline constexpr LinearTactic kFloatTactics[] = {{6, 1}, {2, 2}};
+inline constexpr LinearTactic kIntTactics[] = {{2, 1}, {1, 2}};
 inline constexpr size_t kMaxTileRows = 3;
-constexpr size_t tile_columns(size_t rows) { return rows == 1 ? 4 : 2; }
 
 struct F32x16 {
   __m256 lo;
@@ -93,24 +95,70 @@ inline void store_u8(uint8_t* p, F32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
-// Exact sum of products u8 * s8, widened to 16 bits first: the 8-bit multiply-add would saturate.
-struct DotU8S8 {
-  static constexpr size_t kStep = 32;
-  __m256i sum = _mm256_setzero_si256();
+// Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
+template <size_t kHalf, class T>
+inline F32x16 load_half(const T* p) {
+  return load(p + 16 * kHalf);
+}
+template <size_t kHalf>
+inline F32x16 load_half(const BFloat16* p) {  // the first half in the low words, the second in the high ones
+  const auto part = [p](size_t i) {
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return _mm256_castsi256_ps(kHalf ? _mm256_and_si256(words, high) : _mm256_slli_epi32(words, 16));
+  };
+  return {part(0), part(1)};
+}
 
-  static __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-  void add(const uint8_t* x, const int8_t* w) {
-    const __m256i lo = _mm256_madd_epi16(_mm256_cvtepu8_epi16(load16(x)), _mm256_cvtepi8_epi16(load16(w)));
-    const __m256i hi = _mm256_madd_epi16(_mm256_cvtepu8_epi16(load16(x + 16)), _mm256_cvtepi8_epi16(load16(w + 16)));
-    sum = _mm256_add_epi32(sum, _mm256_add_epi32(lo, hi));
-  }
-  int32_t total() const {
-    int32_t lanes[8];
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), sum);
-    int32_t result = 0;
-    for (int32_t lane : lanes) result += lane;
-    return result;
-  }
+struct I32x16 {
+  __m256i lo;
+  __m256i hi;
 };
+inline I32x16 load_i32(const int32_t* p) {
+  const auto* source = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(source), _mm256_loadu_si256(source + 1)};
+}
+inline I32x16 operator-(I32x16 a, I32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+inline I32x16 times_128(I32x16 a) { return {_mm256_slli_epi32(a.lo, 7), _mm256_slli_epi32(a.hi, 7)}; }
+inline F32x16 to_f32(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+
+// Exact sums of products u8 * s8: four products at a time for each of sixteen columns, widened to 16 bits first (the
+// 8-bit multiply-add would saturate). A part holds two sums for each of four columns.
+struct QuadWeights {
+  __m256i part[4];
+};
+struct QuadInput {
+  __m256i v;
+};
+struct QuadSums {
+  __m256i part[4];
+};
+inline QuadWeights load_quads(const int8_t* p) {
+  const auto part = [p](size_t i) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + i));
+  };
+  return {{part(0), part(1), part(2), part(3)}};
+}
+inline QuadInput broadcast_quad(const uint8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {_mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(quad)))};
+}
+inline QuadSums zero_quads() {
+  const __m256i z = _mm256_setzero_si256();
+  return {{z, z, z, z}};
+}
+inline void add_products(QuadSums& sums, QuadInput x, const QuadWeights& w) {
+  sums.part[0] = _mm256_add_epi32(sums.part[0], _mm256_madd_epi16(x.v, w.part[0]));
+  sums.part[1] = _mm256_add_epi32(sums.part[1], _mm256_madd_epi16(x.v, w.part[1]));
+  sums.part[2] = _mm256_add_epi32(sums.part[2], _mm256_madd_epi16(x.v, w.part[2]));
+  sums.part[3] = _mm256_add_epi32(sums.part[3], _mm256_madd_epi16(x.v, w.part[3]));
+}
+inline I32x16 total(const QuadSums& sums) {
+  const auto pairs = [](__m256i a, __m256i b) {
+    return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8);
+  };
+  return {pairs(sums.part[0], sums.part[1]), pairs(sums.part[2], sums.part[3])};
+}
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -4,11 +4,13 @@
 #include <immintrin.h>
 
 #include "half.h"
+#include "kernels.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 
+inline constexpr LinearTactic kFloatTactics[] = {{6, 4}, {12, 2}};
+inline constexpr LinearTactic kIntTactics[] = {{6, 4}, {12, 2}};
 inline constexpr size_t kMaxTileRows = 4;
-constexpr size_t tile_columns(size_t rows) { return rows == 1 ? 8 : 4; }
 
 struct F32x16 {
   __m512 v;
@@ -71,15 +73,47 @@ inline void store_u8(uint8_t* p, F32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(rounded));
 }
 
-// Exact sum of products u8 * s8.
-struct DotU8S8 {
-  static constexpr size_t kStep = 64;
-  __m512i sum = _mm512_setzero_si512();
+// Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
+template <size_t kHalf, class T>
+inline F32x16 load_half(const T* p) {
+  return load(p + 16 * kHalf);
+}
+template <size_t kHalf>
+inline F32x16 load_half(const BFloat16* p) {  // the first half in the low words, the second in the high ones
+  const __m512i words = _mm512_loadu_si512(p);
+  return {_mm512_castsi512_ps(kHalf ? _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))
+                                    : _mm512_slli_epi32(words, 16))};
+}
 
-  void add(const uint8_t* x, const int8_t* w) {
-    sum = _mm512_dpbusd_epi32(sum, _mm512_loadu_si512(x), _mm512_loadu_si512(w));
-  }
-  int32_t total() const { return _mm512_reduce_add_epi32(sum); }
+struct I32x16 {
+  __m512i v;
 };
+inline I32x16 load_i32(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline I32x16 operator-(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline I32x16 times_128(I32x16 a) { return {_mm512_slli_epi32(a.v, 7)}; }
+inline F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+// Exact sums of products u8 * s8: four products at a time for each of sixteen columns.
+struct QuadWeights {
+  __m512i v;
+};
+struct QuadInput {
+  __m512i v;
+};
+struct QuadSums {
+  __m512i v;
+};
+inline QuadWeights load_quads(const int8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline QuadInput broadcast_quad(const uint8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {_mm512_set1_epi32(quad)};
+}
+inline QuadSums zero_quads() { return {_mm512_setzero_si512()}; }
+// In assembly: GCC 12 copies the accumulator around the intrinsic, which halves the speed.
+inline void add_products(QuadSums& sums, QuadInput x, QuadWeights w) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(x.v), "v"(w.v));
+}
+inline I32x16 total(QuadSums sums) { return {sums.v}; }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

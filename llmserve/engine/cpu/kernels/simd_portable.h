@@ -2,14 +2,16 @@
 #pragma once
 
 #include "half.h"
+#include "kernels.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 
 typedef float Quad __attribute__((vector_size(16)));
 typedef uint32_t QuadBits __attribute__((vector_size(16)));
 
+inline constexpr LinearTactic kFloatTactics[] = {{1, 2}, {2, 1}};
+inline constexpr LinearTactic kIntTactics[] = {{1, 2}, {2, 1}};
 inline constexpr size_t kMaxTileRows = 2;
-constexpr size_t tile_columns(size_t rows) { return rows == 1 ? 4 : 2; }
 
 struct F32x16 {
   Quad part[4];
@@ -93,15 +95,60 @@ inline void store_u8(uint8_t* p, F32x16 v) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(bit_cast_to<uint32_t>(float{shifted.part[i / 4][i % 4]}));
 }
 
-// Exact sum of products u8 * s8.
-struct DotU8S8 {
-  static constexpr size_t kStep = 16;
-  int32_t sum = 0;
+// Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
+template <size_t kHalf, class T>
+inline F32x16 load_half(const T* p) {
+  return load(p + 16 * kHalf);
+}
+template <size_t kHalf>
+inline F32x16 load_half(const BFloat16* p) {  // the first half in the even places, the second in the odd ones
+  return map([&](int i) {
+    const BFloat16* s = p + 8 * i + kHalf;
+    return Quad{to_float(s[0]), to_float(s[2]), to_float(s[4]), to_float(s[6])};
+  });
+}
 
-  void add(const uint8_t* x, const int8_t* w) {
-    for (size_t i = 0; i < kStep; ++i) sum += int32_t{x[i]} * int32_t{w[i]};
-  }
-  int32_t total() const { return sum; }
+typedef int32_t QuadInts __attribute__((vector_size(16)));
+struct I32x16 {
+  QuadInts part[4];
 };
+inline I32x16 load_i32(const int32_t* p) {
+  I32x16 out;
+  __builtin_memcpy(&out, p, sizeof(out));
+  return out;
+}
+inline I32x16 operator-(I32x16 a, I32x16 b) {  // modulo 2^32, as on the other variants
+  for (int i = 0; i < 4; ++i) {
+    a.part[i] = bit_cast_to<QuadInts>(bit_cast_to<QuadBits>(a.part[i]) - bit_cast_to<QuadBits>(b.part[i]));
+  }
+  return a;
+}
+inline I32x16 times_128(I32x16 a) {
+  for (int i = 0; i < 4; ++i) a.part[i] = bit_cast_to<QuadInts>(bit_cast_to<QuadBits>(a.part[i]) << 7);
+  return a;
+}
+inline F32x16 to_f32(I32x16 a) {
+  return map([&](int i) { return __builtin_convertvector(a.part[i], Quad); });
+}
+
+// Exact sums of products u8 * s8: four products at a time for each of sixteen columns.
+struct QuadWeights {
+  const int8_t* p;
+};
+struct QuadInput {
+  const uint8_t* p;
+};
+struct QuadSums {
+  int32_t column[16];
+};
+inline QuadWeights load_quads(const int8_t* p) { return {p}; }
+inline QuadInput broadcast_quad(const uint8_t* p) { return {p}; }
+inline QuadSums zero_quads() { return {}; }
+inline void add_products(QuadSums& sums, QuadInput x, QuadWeights w) {
+  for (size_t c = 0; c < 16; ++c) {
+    for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * int32_t{w.p[4 * c + i]};
+  }
+}
+inline I32x16 total(const QuadSums& sums) { return load_i32(sums.column); }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -11,6 +11,7 @@
 
 #include "engine.h"
 #include "isa.h"
+#include "test_support.h"
 
 namespace llmserve {
 namespace {
@@ -23,104 +24,77 @@ void expect(bool holds, const char* variant, const char* what, size_t size) {
   std::printf("FAILED %s %s (size %zu)\n", variant, what, size);
 }
 
-// A small generator of our own, so that every machine tests the same numbers.
-class Random {
- public:
-  uint32_t bits() {
-    state_ = state_ * 6364136223846793005ull + 1442695040888963407ull;
-    return static_cast<uint32_t>(state_ >> 33);
-  }
-  float number() { return static_cast<float>(bits() % 2001) / 1000.0f - 1.0f; }
-  std::vector<float> numbers(size_t count) {
-    std::vector<float> values(count);
-    for (float& value : values) value = number();
-    return values;
-  }
-
- private:
-  uint64_t state_ = 42;
-};
-
-// A random row of type `type` as bytes, and the same numbers as floats.
-struct Typed {
-  std::vector<std::byte> bytes;
-  std::vector<float> values;
-
-  Typed(Random& random, size_t count, DType type) : bytes(count * dtype_bytes(type)), values(count) {
-    for (size_t i = 0; i < count; ++i) {
-      const float value = static_cast<float>(random.bits() % 257) / 128.0f - 1.0f;  // exact in all three types
-      values[i] = value;
-      uint32_t bits;
-      std::memcpy(&bits, &value, 4);
-      uint16_t narrow = static_cast<uint16_t>(bits >> 16);
-      if (type == DType::kF16) {
-        const uint32_t sign = bits >> 16 & 0x8000u;
-        narrow = static_cast<uint16_t>(value == 0.0f ? 0u : sign | ((bits & 0x7fffffffu) - 0x38000000u) >> 13);
-      }
-      if (type == DType::kF32) std::memcpy(&bytes[i * 4], &bits, 4);
-      if (type != DType::kF32) std::memcpy(&bytes[i * 2], &narrow, 2);
-    }
-  }
-};
-
-bool near(double a, double b) { return std::fabs(a - b) <= 2e-5 * (1.0 + std::fabs(b)); }
-
 constexpr size_t kSizes[] = {1, 2, 7, 15, 16, 17, 33, 64, 65, 100, 130};
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 
-void test_linear(const KernelTable& k, Random& random) {
-  for (size_t depth : kSizes) {
-    for (size_t rows : {1, 2, 3, 4, 5, 35}) {
-      const size_t columns = 1 + random.bits() % 19;
-      const auto x = random.numbers(rows * depth), bias = random.numbers(columns), rest = random.numbers(rows * columns);
-      for (DType type : kTypes) {
-        const Typed w(random, columns * depth, type);
-        std::vector<float> y = rest;
-        const LinearArgs args = {{x.data(), depth}, rows, depth, w.bytes.data(), type, bias.data(),
-                                 {y.data(), columns}, {y.data(), columns}};
-        k.linear(args, 0, columns / 2);
-        k.linear(args, columns / 2, columns);
-        bool equal = true;
-        for (size_t r = 0; r < rows; ++r) {
-          for (size_t c = 0; c < columns; ++c) {
-            double sum = bias[c] + double{rest[r * columns + c]};
-            for (size_t i = 0; i < depth; ++i) sum += double{x[r * depth + i]} * w.values[c * depth + i];
-            equal = equal && near(y[r * columns + c], sum);
-          }
-        }
-        expect(equal, k.name, "linear", depth);
+void test_linear_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns, DType type) {
+  const auto x = random.numbers(rows * depth), bias = random.numbers(columns), rest = random.numbers(rows * columns);
+  const Typed w(random, columns * depth, type);
+  const auto weight = packed(w.bytes.data(), columns, depth, type);
+  const size_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  std::vector<float> first;
+  for (size_t tactic = 0; tactic < k.float_tactics.size(); ++tactic) {
+    std::vector<float> y = rest;
+    const LinearArgs args = {{x.data(), depth}, rows, depth, columns, weight.data(), type, bias.data(),
+                             {y.data(), columns}, {y.data(), columns}};
+    k.linear(args, tactic, 0, panels / 2);
+    k.linear(args, tactic, panels / 2, panels);
+    bool equal = true;
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t c = 0; c < columns; ++c) {
+        double sum = bias[c] + double{rest[r * columns + c]};
+        for (size_t i = 0; i < depth; ++i) sum += double{x[r * depth + i]} * w.values[c * depth + i];
+        equal = equal && near(y[r * columns + c], sum);
       }
     }
+    expect(equal, k.name, "linear", depth);
+    if (first.empty()) first = y;
+    expect(std::memcmp(first.data(), y.data(), y.size() * sizeof(float)) == 0, k.name, "tactics of linear", tactic);
+  }
+}
+
+void test_linear(const KernelTable& k, Random& random) {
+  for (size_t depth : kSizes) {
+    for (size_t rows : {1, 2, 3, 4, 5, 7, 13, 35}) {
+      for (DType type : kTypes) test_linear_case(k, random, depth, rows, 1 + random.bits() % 140, type);
+    }
+  }
+}
+
+void test_linear_int8_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns) {
+  const auto x = random.numbers(rows * depth), scale = random.numbers(columns);
+  const size_t stride = (depth + 3) / 4 * 4, panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  std::vector<uint8_t> quantized(rows * stride);
+  std::vector<float> x_scale(rows);
+  k.quantize({x.data(), depth}, depth, rows, {quantized.data(), stride}, {x_scale.data(), 1});
+  std::vector<int8_t> w(columns * depth);
+  std::vector<int32_t> row_sum(columns);
+  for (size_t i = 0; i < w.size(); ++i) row_sum[i / depth] += w[i] = static_cast<int8_t>(int(random.bits() % 255) - 127);
+  const auto weight = packed(reinterpret_cast<const std::byte*>(w.data()), columns, depth, DType::kI8);
+  for (size_t tactic = 0; tactic < k.int_tactics.size(); ++tactic) {
+    std::vector<float> y(rows * columns);
+    k.linear_int8({{quantized.data(), stride}, {x_scale.data(), 1}, rows, depth, columns,
+                   reinterpret_cast<const int8_t*>(weight.data()), scale.data(), row_sum.data(), nullptr, {},
+                   {y.data(), columns}}, tactic, 0, panels);
+    bool equal = true;
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t i = 0; i < depth; ++i) {
+        const float restored = static_cast<float>(quantized[r * stride + i] - 128) * x_scale[r];
+        equal = equal && std::fabs(restored - x[r * depth + i]) <= x_scale[r] * 0.5001f;
+      }
+      for (size_t c = 0; c < columns; ++c) {
+        int32_t dot = 0;
+        for (size_t i = 0; i < depth; ++i) dot += (quantized[r * stride + i] - 128) * w[c * depth + i];
+        equal = equal && y[r * columns + c] == static_cast<float>(dot) * (x_scale[r] * scale[c]);
+      }
+    }
+    expect(equal, k.name, "linear_int8", depth);
   }
 }
 
 void test_linear_int8(const KernelTable& k, Random& random) {
   for (size_t depth : kSizes) {
-    for (size_t rows : {1, 3, 4, 9}) {
-      const size_t columns = 1 + random.bits() % 11;
-      const auto x = random.numbers(rows * depth), scale = random.numbers(columns);
-      std::vector<uint8_t> quantized(rows * depth);
-      std::vector<float> x_scale(rows), y(rows * columns);
-      k.quantize({x.data(), depth}, depth, rows, {quantized.data(), depth}, {x_scale.data(), 1});
-      std::vector<int8_t> w(columns * depth);
-      std::vector<int32_t> row_sum(columns);
-      for (size_t i = 0; i < w.size(); ++i) row_sum[i / depth] += w[i] = static_cast<int8_t>(int(random.bits() % 255) - 127);
-      k.linear_int8({{quantized.data(), depth}, {x_scale.data(), 1}, rows, depth, w.data(), scale.data(),
-                     row_sum.data(), nullptr, {}, {y.data(), columns}}, 0, columns);
-      bool equal = true;
-      for (size_t r = 0; r < rows; ++r) {
-        for (size_t i = 0; i < depth; ++i) {
-          const float restored = static_cast<float>(quantized[r * depth + i] - 128) * x_scale[r];
-          equal = equal && std::fabs(restored - x[r * depth + i]) <= x_scale[r] * 0.5001f;
-        }
-        for (size_t c = 0; c < columns; ++c) {
-          int32_t dot = 0;
-          for (size_t i = 0; i < depth; ++i) dot += (quantized[r * depth + i] - 128) * w[c * depth + i];
-          equal = equal && y[r * columns + c] == static_cast<float>(dot) * (x_scale[r] * scale[c]);
-        }
-      }
-      expect(equal, k.name, "linear_int8", depth);
-    }
+    for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int8_case(k, random, depth, rows, 1 + random.bits() % 100);
   }
 }
 
@@ -166,13 +140,17 @@ void test_rowwise(const KernelTable& k, Random& random) {
     expect(near(k.sum_exp(weight.data(), width, 1.0f), sum), k.name, "sum_exp", width);
 
     for (DType type : kTypes) {
-      const Typed vocabulary(random, 4 * width, type);
-      const int32_t ids[] = {3, 0, 2};
-      k.embed(vocabulary.bytes.data(), type, ids, rows, width, {y.data(), width});
-      for (size_t i = 0; i < rows * width; ++i) {
-        equal = equal && y[i] == vocabulary.values[static_cast<size_t>(ids[i / width]) * width + i % width];
+      const Typed vocabulary(random, 40 * width, type);
+      const auto panels = packed(vocabulary.bytes.data(), 40, width, type);
+      const int32_t ids[] = {39, 0, 17};
+      for (Layout layout : {Layout::kRows, Layout::kPanels}) {
+        const void* table = layout == Layout::kRows ? vocabulary.bytes.data() : panels.data();
+        k.embed({table, type, layout, width}, ids, rows, {y.data(), width});
+        for (size_t i = 0; i < rows * width; ++i) {
+          equal = equal && y[i] == vocabulary.values[static_cast<size_t>(ids[i / width]) * width + i % width];
+        }
+        expect(equal, k.name, "embed", width);
       }
-      expect(equal, k.name, "embed", width);
     }
   }
 }

@@ -5,12 +5,12 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-void embed(const void* table, DType type, const int32_t* ids, size_t num_rows, size_t width, View<float> y);
+void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
 void rms_norm(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
               View<float> y);
 void quantize(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale);
-void linear(const LinearArgs& args, size_t column_begin, size_t column_end);
-void linear_int8(const LinearInt8Args& args, size_t column_begin, size_t column_end);
+void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
+void linear_int8(const LinearInt8Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void rope(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows, View<float> y);
 void cache_write(View<const float> x, const int32_t* slots, size_t block_size, size_t num_kv_heads, size_t head_dim,
                  size_t num_rows, void* pool, DType type);

@@ -1,3 +1,4 @@
+#include "simd.h"
 #include "variant.h"
 
 #define LLMSERVE_TEXT_OF(name) #name
@@ -16,6 +17,8 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .quantize = variant::quantize,
       .linear = variant::linear,
       .linear_int8 = variant::linear_int8,
+      .float_tactics = variant::kFloatTactics,
+      .int_tactics = variant::kIntTactics,
       .rope = variant::rope,
       .cache_write = variant::cache_write,
       .attention = variant::attention,

@@ -1,0 +1,73 @@
+// What the kernel tests share: random numbers, number formats and packing, written a second time and plainly.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "engine_file.h"
+
+namespace llmserve {
+
+// A small generator of our own, so that every machine tests the same numbers.
+class Random {
+ public:
+  uint32_t bits() {
+    state_ = state_ * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<uint32_t>(state_ >> 33);
+  }
+  float number() { return static_cast<float>(bits() % 2001) / 1000.0f - 1.0f; }
+  std::vector<float> numbers(size_t count) {
+    std::vector<float> values(count);
+    for (float& value : values) value = number();
+    return values;
+  }
+
+ private:
+  uint64_t state_ = 42;
+};
+
+// A random row of type `type` as bytes, and the same numbers as floats.
+struct Typed {
+  std::vector<std::byte> bytes;
+  std::vector<float> values;
+
+  Typed(Random& random, size_t count, DType type) : bytes(count * dtype_bytes(type)), values(count) {
+    for (size_t i = 0; i < count; ++i) {
+      const float value = static_cast<float>(random.bits() % 257) / 128.0f - 1.0f;  // exact in all three types
+      values[i] = value;
+      uint32_t bits;
+      std::memcpy(&bits, &value, 4);
+      uint16_t narrow = static_cast<uint16_t>(bits >> 16);
+      if (type == DType::kF16) {
+        const uint32_t sign = bits >> 16 & 0x8000u;
+        narrow = static_cast<uint16_t>(value == 0.0f ? 0u : sign | ((bits & 0x7fffffffu) - 0x38000000u) >> 13);
+      }
+      if (type == DType::kF32) std::memcpy(&bytes[i * 4], &bits, 4);
+      if (type != DType::kF32) std::memcpy(&bytes[i * 2], &narrow, 2);
+    }
+  }
+};
+
+inline bool near(double a, double b) { return std::fabs(a - b) <= 2e-5 * (1.0 + std::fabs(b)); }
+
+// A weight [columns, depth] of elements of `bytes` each as `format.h` packs it.
+inline std::vector<std::byte> packed(const std::byte* rows, size_t columns, size_t depth, DType type) {
+  const size_t bytes = dtype_bytes(type), quad = type == DType::kI8 ? 4 : 1;
+  const size_t padded_depth = (depth + quad - 1) / quad * quad;
+  const size_t num_panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  std::vector<std::byte> out(num_panels * kPanelColumns * padded_depth * bytes);
+  for (size_t n = 0; n < columns; ++n) {
+    for (size_t k = 0; k < depth; ++k) {
+      const size_t column = n % kPanelColumns;
+      const size_t lane = type == DType::kBF16 ? column % 16 * 2 + column / 16 : column;
+      const size_t step = n / kPanelColumns * (padded_depth / quad) + k / quad;
+      const size_t place = (step * kPanelColumns + lane) * quad + k % quad;
+      std::memcpy(&out[place * bytes], rows + (n * depth + k) * bytes, bytes);
+    }
+  }
+  return out;
+}
+
+}  // namespace llmserve
