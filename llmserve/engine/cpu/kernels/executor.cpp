@@ -6,7 +6,7 @@
 namespace llmserve {
 namespace {
 
-// Few rows: wide tiles, for few broadcasts. Many: tall ones, which convert a weight for more rows.
+// Few rows: wide tiles, for few broadcasts. More: tall ones, which read and convert a weight for more rows.
 size_t default_tactic(std::span<const LinearTactic> tactics, size_t num_rows) {
   return num_rows > tactics[0].max_rows && tactics.size() > 1 ? 1 : 0;
 }
@@ -93,13 +93,15 @@ void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
   }
 }
 
-// fn(begin, end) over the panels of a linear layer: enough pieces to share out evenly, long enough to prefetch within.
+// fn(begin, end) over the panels of a linear layer: enough pieces to share out evenly, and long ones, since what a piece
+// begins with is not prefetched.
 template <class Fn>
 void Executor::over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn) {
-  constexpr size_t kPiecesPerThread = 4;
+  constexpr size_t kPanelsPerPiece = 6, kPiecesPerThread = 4;
+  const size_t threads = engine_.threads_->size();
   const size_t panels = (op.out.width + kPanelColumns - 1) / kPanelColumns;
-  const size_t share = panels / (engine_.threads_->size() * kPiecesPerThread);
-  tasks.for_pieces(panels, std::max<size_t>(share, 2), fn);
+  const size_t pieces = std::clamp(panels / kPanelsPerPiece, threads, threads * kPiecesPerThread);
+  tasks.for_pieces(panels, (panels + pieces - 1) / pieces, fn);
 }
 
 void Executor::linear(const OpRecord& op, TaskCounter& tasks) {

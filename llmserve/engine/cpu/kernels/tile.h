@@ -27,15 +27,15 @@ template <size_t N, class Fn>
 template <size_t R>
 class RowCursor {
  public:
-  RowCursor(const std::byte* first, size_t stride) : stride_(stride), stride3_(3 * stride) {
-    for (size_t i = 0; i < kBases; ++i) bases_[i] = first + 4 * i * stride;
+  [[gnu::always_inline]] RowCursor(const std::byte* first, size_t stride) : stride_(stride), stride3_(3 * stride) {
+    unroll<kBases>([&](auto i) __attribute__((always_inline)) { bases_[i] = first + 4 * i * stride; });
   }
   [[gnu::always_inline]] const std::byte* row(size_t r) const {
     const std::byte* base = bases_[r / 4];
     return r % 4 == 3 ? base + stride3_ : base + r % 4 * stride_;
   }
   [[gnu::always_inline]] void advance() {
-    for (auto& base : bases_) base += 4;  // a float, or four bytes
+    unroll<kBases>([&](auto i) __attribute__((always_inline)) { bases_[i] += 4; });  // a float, or four bytes
   }
 
  private:
@@ -57,12 +57,13 @@ struct TileInput {
 // first vector is. kLines: cache lines prefetched per step.
 template <class Format, size_t R, size_t V, size_t kFirst, size_t kLines>
 [[gnu::always_inline]] inline void multiply(const TileInput& in, typename Format::Sums (&sums)[R * V]) {
-  unroll<R * V>([&](auto i) __attribute__((always_inline)) { sums[i] = Format::zero(); });
+  typename Format::Sums local[R * V];  // registers: `sums` is memory
+  unroll<R * V>([&](auto i) __attribute__((always_inline)) { local[i] = Format::zero(); });
   RowCursor<R> rows(in.rows, in.row_bytes);
   const std::byte* first = in.weights;
   const std::byte* second = in.weights + in.panel_bytes;
   const std::byte* prefetch = in.prefetch;
-  for (size_t step = 0; step < in.num_steps; ++step) {
+  for (size_t step = in.num_steps; step > 0; --step) {
     unroll<kLines>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(prefetch + 64 * i, 0, 2); });
     prefetch += 64 * kLines;
     typename Format::Weights weights[V];
@@ -71,12 +72,13 @@ template <class Format, size_t R, size_t V, size_t kFirst, size_t kLines>
     });
     unroll<R>([&](auto r) __attribute__((always_inline)) {
       const typename Format::Input x = Format::broadcast(rows.row(r));
-      unroll<V>([&](auto v) __attribute__((always_inline)) { Format::add(sums[r * V + v], x, weights[v]); });
+      unroll<V>([&](auto v) __attribute__((always_inline)) { Format::add(local[r * V + v], x, weights[v]); });
     });
     rows.advance();
     first += Format::kStepBytes;
     second += Format::kStepBytes;
   }
+  unroll<R * V>([&](auto i) __attribute__((always_inline)) { sums[i] = local[i]; });
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT
