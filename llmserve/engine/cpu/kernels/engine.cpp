@@ -81,7 +81,7 @@ Error Engine::step(const StepRecord& step) {
 
 void Engine::prepare(const StepRecord& step) {
   const FileHeader& h = file_.header();
-  for (size_t i = 0; i <= h.num_ops; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i <= h.num_ops; ++i) counters_[i].reset(threads_->spins());
   attention_tasks_.clear();
   for (uint32_t c = 0; c < step.num_chunks; ++c) {
     const ChunkRecord& chunk = step.chunks[c];

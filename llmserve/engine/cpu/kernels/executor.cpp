@@ -38,7 +38,6 @@ void Executor::run(unsigned thread) {
   for (size_t i = 0; i < ops.size(); ++i) {
     if (num_rows(ops[i]) == 0) continue;
     execute(ops[i], engine_.counters_[i], thread);
-    engine_.threads_->barrier();
   }
   sample(engine_.counters_[ops.size()], thread);
 }

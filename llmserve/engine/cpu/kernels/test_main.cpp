@@ -18,11 +18,15 @@ namespace {
 
 int failures = 0;
 
+}  // namespace
+
 void expect(bool holds, const char* variant, const char* what, size_t size) {
   if (holds) return;
   ++failures;
   std::printf("FAILED %s %s (size %zu)\n", variant, what, size);
 }
+
+namespace {
 
 constexpr size_t kSizes[] = {1, 2, 7, 15, 16, 17, 33, 64, 65, 100, 130};
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
@@ -246,22 +250,6 @@ void test_sampler(const KernelTable& k) {
   }
 }
 
-void test_thread_pool() {
-  for (unsigned threads : {1u, 2u, 5u}) {
-    ThreadPool pool(threads);
-    for (int repeat = 0; repeat < 50; ++repeat) {
-      std::atomic<unsigned> before{0};
-      std::atomic<bool> early{false};
-      pool.run([&](unsigned) {
-        before.fetch_add(1);
-        pool.barrier();
-        if (before.load() != threads) early = true;
-      });
-      expect(before.load() == threads && !early, "thread_pool", "barrier", threads);
-    }
-  }
-}
-
 // One step of two sequences over an engine: three tokens, then one, both sampled.
 Error run_step(Engine& engine) {
   const int32_t tokens[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3, 4, 5}, sample_ids[] = {1, 2, 3, 5, 0};
@@ -333,7 +321,7 @@ void test_damaged_files(const std::string& path, const std::string& scratch) {
 }
 
 int run(const std::string& engine, const std::string& scratch) {
-  test_thread_pool();
+  test_threads();
   for (const KernelTable* kernels : available_kernels()) {
     Random random;
     test_linear(*kernels, random);

@@ -10,6 +10,11 @@
 
 namespace llmserve {
 
+// Prints and counts a failure when `holds` is false.
+void expect(bool holds, const char* variant, const char* what, size_t size);
+
+void test_threads();
+
 // A small generator of our own, so that every machine tests the same numbers.
 class Random {
  public:

@@ -1,9 +1,17 @@
 #include "thread_pool.h"
 
+#include <chrono>
+
 #include "float_mode.h"
 
 namespace llmserve {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kClosed = 1u << 31;
+constexpr auto kPatience = std::chrono::microseconds(50);
+constexpr int kSpinsPerLook = 16;  // at the clock
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -13,19 +21,41 @@ inline void pause() {
 #endif
 }
 
-// Waits until `value` is no longer `old`: briefly awake, then asleep.
-void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
-  constexpr int kSpins = 1000;  // tens of microseconds: the length of a small operation
-  for (int i = 0; i < kSpins; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    pause();
-  }
-  value.wait(old, std::memory_order_acquire);
+// Whether `holds` came true within kPatience.
+template <class Fn>
+bool spin_until(Fn holds) {
+  const auto end = Clock::now() + kPatience;
+  do {
+    for (int i = 0; i < kSpinsPerLook; ++i) {
+      if (holds()) return true;
+      pause();
+    }
+  } while (Clock::now() < end);
+  return false;
 }
 
 }  // namespace
 
-ThreadPool::ThreadPool(unsigned num_threads) : num_threads_(num_threads) {
+void wait_until(const std::atomic<uint32_t>& value, uint32_t wanted, bool spins) {
+  if (spins && spin_until([&] { return value.load(std::memory_order_acquire) == wanted; })) return;
+  for (uint32_t now; (now = value.load(std::memory_order_acquire)) != wanted;) {
+    value.wait(now, std::memory_order_acquire);
+  }
+}
+
+void TaskCounter::finish(uint32_t mine, uint32_t count) {
+  if (mine > 0 && done_.fetch_add(mine, std::memory_order_acq_rel) + mine == count) {
+    done_.notify_all();
+  } else {
+    wait_until(done_, count, spins_);
+  }
+}
+
+ThreadPool::ThreadPool(unsigned num_threads)
+    : num_threads_(num_threads),
+      spins_(num_threads <= Placement::num_cores()),
+      placement_(num_threads),
+      inside_(kClosed) {
   try {
     for (unsigned i = 1; i < num_threads; ++i) workers_.emplace_back(&ThreadPool::work, this, i);
   } catch (...) {
@@ -45,34 +75,41 @@ void ThreadPool::stop() {
 
 void ThreadPool::run(const std::function<void(unsigned)>& body) {
   const DefaultFloatMode mode;
+  if (workers_.empty()) return body(0);
+  placement_.enter(0);
   body_ = &body;
+  inside_.store(0, std::memory_order_release);
   starts_.fetch_add(1, std::memory_order_release);
   starts_.notify_all();
   body(0);
-  barrier();
+  inside_.fetch_or(kClosed, std::memory_order_acq_rel);
+  wait_until(inside_, kClosed, spins_);
 }
 
-void ThreadPool::barrier() {
-  if (num_threads_ == 1) return;
-  const uint32_t pass = passes_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    passes_.store(pass + 1, std::memory_order_release);
-    passes_.notify_all();
-  } else {
-    wait_for_change(passes_, pass);
+bool ThreadPool::enter() {
+  uint32_t inside = inside_.load(std::memory_order_relaxed);
+  while (!(inside & kClosed)) {
+    if (inside_.compare_exchange_weak(inside, inside + 1, std::memory_order_acquire)) return true;
   }
+  return false;
+}
+
+void ThreadPool::leave() {
+  if (inside_.fetch_sub(1, std::memory_order_acq_rel) == (kClosed | 1)) inside_.notify_all();
 }
 
 void ThreadPool::work(unsigned index) {
   const DefaultFloatMode mode;
-  uint32_t seen = 0;
-  for (;;) {
-    wait_for_change(starts_, seen);
-    ++seen;
+  for (uint32_t seen = 0;;) {
+    const auto changed = [&] { return starts_.load(std::memory_order_acquire) != seen; };
+    if (!(spins_ && spin_until(changed))) starts_.wait(seen, std::memory_order_acquire);
+    seen = starts_.load(std::memory_order_acquire);
     if (stopping_) return;
+    if (!enter()) continue;
+    placement_.move(index);
     (*body_)(index);
-    barrier();
+    placement_.leave(index);
+    leave();
   }
 }
 

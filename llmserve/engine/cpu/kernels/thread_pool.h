@@ -1,4 +1,7 @@
-// A fixed set of threads that execute the same function together, with a barrier inside.
+// A fixed set of threads that work off the same loops together.
+//
+// There is no barrier. A loop is over when its pieces are done, whoever did them, so that nobody waits for a thread that
+// the system has put aside: with more threads than cores, or beside a busy process, the others take its pieces.
 #pragma once
 
 #include <atomic>
@@ -7,7 +10,46 @@
 #include <thread>
 #include <vector>
 
+#include "placement.h"
+
 namespace llmserve {
+
+// Returns when `value` is `wanted`. Awake at first when `spins`, for about as long as falling asleep and being woken take.
+// Whoever stores `wanted` calls notify_all.
+void wait_until(const std::atomic<uint32_t>& value, uint32_t wanted, bool spins);
+
+// One loop over [0, count), shared by all threads of a run.
+class TaskCounter {
+ public:
+  // Before a run. `spins`: see wait_until.
+  void reset(bool spins) {
+    next_.store(0, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    spins_ = spins;
+  }
+
+  // fn(begin, end) for pieces of `grain` until none are left; returns when all are done, by whichever thread.
+  template <class Fn>
+  void for_pieces(size_t count, size_t grain, Fn fn) {
+    if (done_.load(std::memory_order_acquire) == count) return;
+    size_t mine = 0;
+    for (;;) {
+      const size_t begin = next_.fetch_add(grain, std::memory_order_relaxed);
+      if (begin >= count) break;
+      const size_t end = begin + grain < count ? begin + grain : count;
+      fn(begin, end);
+      mine += end - begin;
+    }
+    finish(static_cast<uint32_t>(mine), static_cast<uint32_t>(count));
+  }
+
+ private:
+  void finish(uint32_t mine, uint32_t count);
+
+  alignas(64) std::atomic<size_t> next_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};
+  bool spins_ = false;
+};
 
 class ThreadPool {
  public:
@@ -19,38 +61,28 @@ class ThreadPool {
 
   unsigned size() const { return num_threads_; }
 
-  // body(thread index) on every thread; returns when all have returned. `body` must not throw.
-  void run(const std::function<void(unsigned)>& body);
+  // Whether a thread may wait awake: only while every thread can have a core.
+  bool spins() const { return spins_; }
 
-  // Called inside `run` by every thread: nobody passes before all have come.
-  void barrier();
+  // body(0) here and body(thread index) on the workers that wake up in time, until none is inside. The body shares its
+  // work out through TaskCounters and returns when all of it is done; a worker may call it late, when nothing is left.
+  // It must not throw.
+  void run(const std::function<void(unsigned)>& body);
 
  private:
   void work(unsigned index);
+  bool enter();
+  void leave();
   void stop();
 
   const unsigned num_threads_;
+  const bool spins_;
+  Placement placement_;
   const std::function<void(unsigned)>* body_ = nullptr;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
   alignas(64) std::atomic<uint32_t> starts_{0};  // grows by one per run
-  alignas(64) std::atomic<uint32_t> arrived_{0};
-  alignas(64) std::atomic<uint32_t> passes_{0};  // grows by one per barrier
+  alignas(64) std::atomic<uint32_t> inside_;     // workers in the body; the top bit: nobody enters any more
   std::vector<std::thread> workers_;
-};
-
-// Hands out [0, count) in pieces to whoever asks. One per loop and step; shared by all threads.
-struct alignas(64) TaskCounter {
-  std::atomic<size_t> next{0};
-
-  // fn(begin, end) for pieces of `grain` until none are left.
-  template <class Fn>
-  void for_pieces(size_t count, size_t grain, Fn fn) {
-    for (;;) {
-      const size_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-      if (begin >= count) return;
-      fn(begin, begin + grain < count ? begin + grain : count);
-    }
-  }
 };
 
 }  // namespace llmserve

@@ -1,0 +1,78 @@
+// Threads of a step: loops, late workers, placement on cores.
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "test_support.h"
+#include "thread_pool.h"
+
+namespace llmserve {
+namespace {
+
+// Chains of loops, each of which needs what the one before it wrote; long and short ones.
+void test_loops() {
+  constexpr size_t kCount = 1000, kLoops = 40;
+  for (unsigned threads : {1u, 2u, 5u}) {
+    ThreadPool pool(threads);
+    std::vector<TaskCounter> counters(kLoops);
+    for (int repeat = 0; repeat < 50; ++repeat) {
+      std::vector<std::atomic<uint32_t>> values(kCount);
+      std::atomic<bool> early{false};
+      for (TaskCounter& counter : counters) counter.reset(pool.spins());
+      pool.run([&](unsigned) {
+        for (uint32_t i = 0; i < kLoops; ++i) {
+          counters[i].for_pieces(i % 3 == 0 ? 1 : kCount, 1 + i, [&](size_t begin, size_t end) {
+            if (i % 3 == 0) begin = 0, end = kCount;
+            for (size_t k = begin; k < end; ++k) {
+              if (values[k] != i || values[kCount - 1 - k] < i) early = true;
+              values[k] = i + 1;
+            }
+          });
+        }
+      });
+      const bool all = std::all_of(values.begin(), values.end(), [](uint32_t v) { return v == kLoops; });
+      expect(all && !early, "thread_pool", "a chain of loops", threads);
+    }
+  }
+}
+
+// Workers that come only when the calling thread has done everything: a pool with a barrier would never end.
+void test_late_workers() {
+  ThreadPool pool(3);
+  TaskCounter counters[2];
+  for (TaskCounter& counter : counters) counter.reset(pool.spins());
+  std::atomic<bool> finished{false};
+  std::atomic<unsigned> pieces{0};
+  pool.run([&](unsigned thread) {
+    while (thread != 0 && !finished) std::this_thread::yield();
+    for (TaskCounter& counter : counters) counter.for_pieces(7, 2, [&](size_t, size_t) { ++pieces; });
+    finished = true;
+  });
+  expect(pieces == 8, "thread_pool", "late workers", pieces);
+}
+
+// Two threads said to be on this core: the second moves where there is another, and keeps its affinity mask.
+void test_placement() {
+  cpu_set_t before, after;
+  sched_getaffinity(0, sizeof(before), &before);
+  Placement placement(2);
+  placement.enter(0);
+  const int core = sched_getcpu();
+  placement.move(1);
+  expect(Placement::num_cores() == 1 || sched_getcpu() != core, "placement", "a core of its own", 2);
+  sched_getaffinity(0, sizeof(after), &after);
+  expect(CPU_EQUAL(&before, &after), "placement", "affinity mask", 2);
+}
+
+}  // namespace
+
+void test_threads() {
+  test_loops();
+  test_late_workers();
+  test_placement();
+}
+
+}  // namespace llmserve
