@@ -9,8 +9,9 @@ from llmserve.builder.options import BuildOptions
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec
 
-# TensorRT-LLM's name for int8 weights with a scale per output channel and int8 activations with a scale per token.
-QUANT_ALGO = {"": None, "int8": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"}
+# TensorRT-LLM's name for int8 weights with a scale per output channel and int8 activations with a scale per token. It
+# has none for int4 weights in groups with such activations; that name is ours.
+QUANT_ALGO = {"": None, "int8": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "int4": "W4A8_INT8_GROUPED"}
 
 
 def engine_config(spec: DecoderSpec, program: Program, options: BuildOptions) -> dict[str, Any]:
@@ -49,6 +50,10 @@ def _pretrained_config(spec: DecoderSpec, program: Program, options: BuildOption
         "hidden_act": next(op.attrs["activation"] for op in program.ops if op.kind is OpKind.GATED_ACTIVATION),
         "norm_epsilon": spec.norm_eps,
         "position_embedding_type": "alibi" if spec.alibi_slopes else "rope_gpt_neox",
-        "quantization": {"quant_algo": QUANT_ALGO[options.quantization], "kv_cache_quant_algo": None},
+        "quantization": {
+            "quant_algo": QUANT_ALGO[options.quantization],
+            "kv_cache_quant_algo": None,
+            **({"group_size": options.int4_group_size} if options.quantization == "int4" else {}),
+        },
         "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
     }

@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DTYPES = ("float16", "bfloat16", "float32")
-QUANTIZATIONS = ("", "int8")
+QUANTIZATIONS = ("", "int8", "int4")
+INT4_GROUP_SIZES = (32, 64, 128)
+DEFAULT_INT4_GROUP_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
     dtype: str = "float16"
-    quantization: str = ""  # "" or "int8": weights per output channel, activations per token
+    quantization: str = ""  # "", "int8" or "int4": of weights; activations become int8 with either
+    group_size: int = 0  # inputs that share a scale, with int4 only; 0: the default
     max_batch_size: int = 64  # sequences in one step
     max_num_tokens: int = 2048  # token budget of one step
     max_seq_len: int = 0  # prompt + output of one sequence; 0: the checkpoint's own limit
     tokens_per_block: int = 32  # KV block size
     target: str = "cpu"
+
+    @property
+    def int4_group_size(self) -> int:
+        return self.group_size or DEFAULT_INT4_GROUP_SIZE
 
     def problems(self) -> list[str]:
         """Everything that is wrong with these values, in words; empty when they are valid."""
@@ -27,6 +34,11 @@ class BuildOptions:
             (
                 self.quantization in QUANTIZATIONS,
                 f"quantization must be one of {quantizations}, or left out, got {self.quantization!r}",
+            ),
+            (
+                self.group_size in ((0, *INT4_GROUP_SIZES) if self.quantization == "int4" else (0,)),
+                f"group_size must be one of {', '.join(map(str, INT4_GROUP_SIZES))} and needs quantization int4, "
+                f"got {self.group_size} with {self.quantization or 'no quantization'}",
             ),
             (self.max_batch_size >= 1, f"max_batch_size must be at least 1, got {self.max_batch_size}"),
             (self.max_num_tokens >= 1, f"max_num_tokens must be at least 1, got {self.max_num_tokens}"),

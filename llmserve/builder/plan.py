@@ -8,8 +8,8 @@ from pathlib import Path
 
 from llmserve.builder.bandwidth import measure_read_bandwidth
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.resolve import ResolvedBuild, resolve
-from llmserve.builder.storage import quantized_params, stored_names
 from llmserve.builder.targets.base import Target
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import TOKENIZER_FILES
@@ -104,7 +104,7 @@ def plan_build(
 
 def _looked_up_bytes(build: ResolvedBuild) -> int:
     """Bytes of tables of which a step reads only a row per token."""
-    quantized = quantized_params(build.program, build.params, build.options.quantization)
+    quantized = quantized_params(build.program, build.params, build.options)
     stored = stored_names(build.params, quantized)
     tables = {stored[op.weights[0]] for op in build.program.ops if op.kind is OpKind.EMBED}
     read_whole = {stored[name] for op in build.program.ops if op.kind is not OpKind.EMBED for name in op.weights}

@@ -16,10 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.builder.quantization import Matrix, Scheme, round_activations, round_rows
 from llmserve.models.graph import Op, OpKind, Program
-
-Matrix: TypeAlias = NDArray[np.float32]
-ROUNDED_ROWS = 256  # at a time, to keep temporaries small
 
 Load: TypeAlias = Callable[[str], NDArray[Any]]
 
@@ -27,14 +25,14 @@ Load: TypeAlias = Callable[[str], NDArray[Any]]
 class ReferenceModel:
     """`load` gives a parameter by name, in any float dtype; it is computed with in float32.
 
-    `quantized` names the parameters that an int8 engine quantizes: they, and what they are multiplied with, are rounded
-    as it rounds them.
+    `quantized` says how an engine quantizes which parameters: they, and what they are multiplied with, are rounded as
+    it rounds them.
     """
 
-    def __init__(self, program: Program, load: Load, *, quantized: frozenset[str] = frozenset()) -> None:
+    def __init__(self, program: Program, load: Load, *, quantized: Mapping[str, Scheme] | None = None) -> None:
         self._program = program
         self._load = load
-        self._quantized = quantized
+        self._quantized = quantized or {}
 
     def logits(self, token_ids: Sequence[int]) -> Matrix:
         """Logits after every token of the prompt, float32 [T, V]."""
@@ -54,22 +52,12 @@ class ReferenceModel:
         if op.kind is OpKind.EMBED:  # only the rows in use become float32
             return np.asarray(self._load(op.weights[0])[tokens], dtype=np.float32)
         weights = [self._load(name).astype(np.float32) for name in op.weights]
-        if op.weights and op.weights[0] in self._quantized:
-            inputs, weights[0] = [round_to_int8(x) for x in inputs], round_to_int8(weights[0])
+        scheme = self._quantized.get(op.weights[0]) if op.weights else None
+        if scheme is not None:
+            inputs, weights[0] = [round_activations(x) for x in inputs], round_rows(scheme, weights[0])
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         assert y.shape[1] == op.width
         return y
-
-
-def round_to_int8(matrix: Matrix) -> Matrix:
-    """The nearest values that symmetric int8 with one scale per row can hold. One copy, and a few rows."""
-    result = np.empty_like(matrix)
-    for start in range(0, len(matrix), ROUNDED_ROWS):
-        rows = matrix[start : start + ROUNDED_ROWS]
-        scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
-        scales[scales == 0] = 1
-        result[start : start + ROUNDED_ROWS] = np.rint(rows / scales) * scales
-    return result
 
 
 def _rms_norm(op: Op, x: Matrix, weight: Matrix) -> Matrix:

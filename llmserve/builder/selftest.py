@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.reference import ReferenceModel, round_to_int8
-from llmserve.builder.storage import quantized_params
+from llmserve.builder.quantization import Scheme, quantized_params, round_rows
+from llmserve.builder.reference import ReferenceModel
 from llmserve.engine.selftest import SelfTest
 from llmserve.models.graph import Program
 from llmserve.models.spec import Param
@@ -22,9 +22,10 @@ MAX_PROMPT_LENGTH = 300  # the reference is slow: a build of a large model shoul
 # Largest accepted error relative to the largest logit. The reference has the engine's rounded weights and float32
 # everything else, so what remains is the engine's own: summation order, and the KV cache in `dtype`.
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
-# An int8 engine also rounds activations. The reference rounds them too, but the last bit of a float tips some of them
-# over, and that grows from layer to layer: sound computations differ by about as much as the rounding itself changes.
-INT8_CHANGES_ACCEPTED = 2.0
+# An engine with quantized weights also rounds activations. The reference rounds them too, but the last bit of a float
+# tips some of them over, and that grows from layer to layer: sound computations differ by about as much as the rounding
+# itself changes.
+ROUNDING_CHANGES_ACCEPTED = 2.0
 
 Prompt: TypeAlias = tuple[int, ...]
 Logits: TypeAlias = NDArray[np.float32]
@@ -41,14 +42,14 @@ def make_selftest(
         advance(name, weight.nbytes)
         return weight
 
-    quantized = quantized_params(program, params, options.quantization)
+    quantized = quantized_params(program, params, options)
     prompts = make_prompts(program.vocab_size, options)
     reference = ReferenceModel(program, load_and_count, quantized=quantized)
     logits = [reference.logits(prompt) for prompt in prompts]
     tolerance = TOLERANCES[options.dtype]
     if quantized:
         change = change_by_rounded_activations(program, prompts, logits, load=load_and_count, quantized=quantized)
-        tolerance += INT8_CHANGES_ACCEPTED * change
+        tolerance += ROUNDING_CHANGES_ACCEPTED * change
     top_two = np.concatenate([np.partition(rows, -2, axis=1)[:, -2:] for rows in logits])
     return SelfTest(
         token_ids=np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
@@ -62,13 +63,18 @@ def make_selftest(
 
 
 def change_by_rounded_activations(
-    program: Program, prompts: Sequence[Prompt], logits: Sequence[Logits], *, load: Load, quantized: frozenset[str]
+    program: Program,
+    prompts: Sequence[Prompt],
+    logits: Sequence[Logits],
+    *,
+    load: Load,
+    quantized: Mapping[str, Scheme],
 ) -> float:
-    """How far `logits` are from those with the same int8 weights and exact activations, relative to the largest."""
+    """How far `logits` are from those with the same rounded weights and exact activations, relative to the largest."""
 
     def load_rounded(name: str) -> NDArray[Any]:
         weight = load(name)
-        return round_to_int8(weight.astype(np.float32)) if name in quantized else weight
+        return round_rows(quantized[name], weight.astype(np.float32)) if name in quantized else weight
 
     exact = ReferenceModel(program, load_rounded)
     changes = [np.abs(rows - exact.logits(prompt)).max() for prompt, rows in zip(prompts, logits, strict=True)]

@@ -35,7 +35,8 @@ def _flag(text: str, default: object = None) -> typer.models.OptionInfo:
 def command(
     checkpoint: Annotated[Path | None, typer.Argument(help="Hugging Face folder.", show_default=False)] = None,
     dtype: Annotated[str | None, _flag(" | ".join(DTYPES), DEFAULTS.dtype)] = None,
-    quantization: Annotated[str | None, _flag("int8: weights per channel, activations per token", "none")] = None,
+    quantization: Annotated[str | None, _flag("int8 | int4: weights; activations become int8", "none")] = None,
+    group_size: Annotated[int | None, _flag("Inputs that share an int4 scale: 32 | 64 | 128", 64)] = None,
     output_dir: Annotated[Path | None, _flag("Engine directory", "engines/CHECKPOINT-DTYPE")] = None,
     max_batch_size: Annotated[int | None, _flag("Sequences in one step", DEFAULTS.max_batch_size)] = None,
     max_num_tokens: Annotated[int | None, _flag("Tokens in one step", DEFAULTS.max_num_tokens)] = None,
@@ -50,8 +51,9 @@ def command(
     wanted = load_recipe(recipe) if recipe else Recipe()
     options = wanted.resolve(
         {
-            "dtype": dtype, "quantization": quantization, "max_batch_size": max_batch_size, "target": target,
-            "max_num_tokens": max_num_tokens, "max_seq_len": max_seq_len, "tokens_per_block": tokens_per_block,
+            "dtype": dtype, "quantization": quantization, "group_size": group_size, "target": target,
+            "max_batch_size": max_batch_size, "max_num_tokens": max_num_tokens, "max_seq_len": max_seq_len,
+            "tokens_per_block": tokens_per_block,
         }
     )  # fmt: skip
     source = checkpoint or wanted.checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.storage import quantized_params, stored_names
+from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.targets.base import CompileJob
 from llmserve.models.graph import Program
 from llmserve.models.spec import Param
@@ -24,7 +24,7 @@ class FakeTarget:
         return self.refusals
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
-        stored = set(stored_names(params, quantized_params(program, params, options.quantization)).values())
+        stored = set(stored_names(params, quantized_params(program, params, options)).values())
         num_elements = sum(param.num_elements for param in params if param.name in stored)
         return num_elements * (4 if options.dtype == "float32" else 2)
 

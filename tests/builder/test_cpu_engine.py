@@ -45,21 +45,23 @@ def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_int8_engines_stay_within_their_own_tolerance(tmp_path: Path, kind: str) -> None:
-    result = verify_engine(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization="int8")))
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_engines_stay_within_their_own_tolerance(tmp_path: Path, kind: str, quantization: str) -> None:
+    result = verify_engine(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization=quantization)))
     assert result.passed
     assert 0.02 < result.tolerance < 0.3
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "qwen2", "llama-tied"])
-def test_one_int8_layer_is_exact(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_one_quantized_layer_is_exact(tmp_path: Path, kind: str, quantization: str) -> None:
     """Over one layer the rounding of reference and engine agrees, so that nothing hides behind a wide tolerance."""
     make_checkpoint(tmp_path / "one", kind, num_hidden_layers=1)
-    build_engine(tmp_path / "one", tmp_path / "engine", replace(OPTIONS, quantization="int8"))
+    build_engine(tmp_path / "one", tmp_path / "engine", replace(OPTIONS, quantization=quantization))
     assert verify_engine(EngineDirectory.open(tmp_path / "engine")).max_error < 1e-5
 
 
-@pytest.mark.parametrize("quantization", ["", "int8"])
+@pytest.mark.parametrize("quantization", ["", "int8", "int4"])
 def test_two_builds_have_the_same_bytes(tmp_path: Path, quantization: str) -> None:
     checkpoint = make_checkpoint(tmp_path / "c", "qwen2", dtype="bfloat16")
     for name in ("one", "two"):
@@ -77,7 +79,7 @@ def test_the_plan_says_what_the_engine_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("quantization", ["", "int8"])
+@pytest.mark.parametrize("quantization", ["", "int8", "int4"])
 def test_a_sealed_engine_with_damaged_weights_fails_its_selftest(tmp_path: Path, dtype: str, quantization: str) -> None:
     """Damage that every digest agrees with: only running the engine can tell."""
     directory = build(tmp_path, "llama", replace(OPTIONS, dtype=dtype, quantization=quantization))
@@ -133,7 +135,7 @@ def test_memory_stays_near_one_tensor(tmp_path: Path) -> None:
     total = (checkpoint / "model.safetensors").stat().st_size
     largest = 2 * 512 * 192 * np.dtype(np.float32).itemsize
     assert total > 20 * largest
-    for quantization in ("", "int8"):
+    for quantization in ("", "int8", "int4"):
         tracemalloc.start()
         try:
             build_engine(checkpoint, tmp_path / "e", BuildOptions(dtype="float16", quantization=quantization))

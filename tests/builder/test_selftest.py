@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.reference import round_to_int8
+from llmserve.builder.quantization import Int8, round_rows
 from llmserve.builder.selftest import MAX_PROMPT_LENGTH, make_prompts
 
 OPTIONS = BuildOptions(max_seq_len=4096)
@@ -30,7 +30,7 @@ def test_prompts_are_spread_over_the_vocabulary_and_differ() -> None:
 def test_rounding_to_int8_keeps_each_rows_largest_value_and_halves_a_step_elsewhere() -> None:
     matrix = np.random.default_rng(0).standard_normal((600, 50)).astype(np.float32)
     matrix[3] = 0
-    rounded = round_to_int8(matrix)
+    rounded = round_rows(Int8(), matrix)
     steps = np.abs(matrix).max(axis=1, keepdims=True) / 127
     assert np.all(np.abs(rounded - matrix) <= 0.5001 * steps)
     assert max(len(np.unique(row)) for row in rounded) <= 255

@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.options import DTYPES, BuildOptions
-from llmserve.builder.storage import quantized_params
+from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
+from llmserve.builder.quantization import Int4, Int8, quantized_params
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu_lowering import Lowered, lower
 from llmserve.engine.cpu.layout import (
@@ -45,6 +45,7 @@ NUMPY_TYPES: Mapping[DType, Any] = {
     DType.BFLOAT16: ml_dtypes.bfloat16,
     DType.INT8: np.int8,
     DType.INT32: np.int32,
+    DType.INT4: np.int8,
 }
 
 
@@ -101,24 +102,37 @@ class TensorWriter:
         if name not in self._places:
             return
         if name in self._lowered.quantized:
-            self._write_quantized(name, array)
+            scheme = self._lowered.quantized[name]
+            self._write_int4(name, array, scheme) if isinstance(scheme, Int4) else self._write_int8(name, array)
         else:
             self._write(name, _row_pieces(array))
 
-    def _write_quantized(self, name: str, array: NDArray[Any]) -> None:
+    def _write_int8(self, name: str, array: NDArray[Any]) -> None:
         scale = np.empty(len(array), np.float32)
         row_sum = np.empty(len(array), np.int32)
 
         def pieces() -> Iterator[NDArray[Any]]:
             for begin in range(0, len(array), ROWS_AT_ONCE):
                 rows = slice(begin, begin + ROWS_AT_ONCE)
-                values, scale[rows] = quantize_rows(array[rows].astype(np.float32))
+                values, scale[rows] = Int8().quantize(array[rows].astype(np.float32))
                 row_sum[rows] = values.sum(axis=1, dtype=np.int32)
                 yield values
 
         self._write(name, pieces())
         self._write(f"{name}.scale", [scale])
         self._write(f"{name}.row_sum", [row_sum])
+
+    def _write_int4(self, name: str, array: NDArray[Any], scheme: Int4) -> None:
+        scales = []
+
+        def pieces() -> Iterator[NDArray[Any]]:
+            for rows in _row_pieces(array):
+                values, scale = scheme.quantize(rows.astype(np.float32))
+                scales.append(pack_panels(scale, DType.FLOAT16))
+                yield values
+
+        self._write(name, pieces())
+        self._write(f"{name}.scale", scales)
 
     def _write(self, name: str, pieces: Iterable[NDArray[Any]]) -> None:
         tensor, offset = self._places[name]
@@ -140,15 +154,8 @@ def _packed(rows: NDArray[Any], tensor: TensorEntry) -> NDArray[Any]:
     return pack_panels(rows, tensor.dtype) if tensor.layout is Layout.PANELS else rows
 
 
-def quantize_rows(rows: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Symmetric int8 per row: `values * scale` approximates `rows`; the largest of a row becomes 127."""
-    scale = np.abs(rows).max(axis=1) / np.float32(127)
-    safe = np.where(scale > 0, scale, np.float32(1))
-    return np.rint(rows / safe[:, None]).astype(np.int8), scale
-
-
 def _plan(program: Program, params: Sequence[Param], options: BuildOptions) -> tuple[Lowered, Metadata]:
-    quantized = quantized_params(program, params, options.quantization)
+    quantized = quantized_params(program, params, options)
     lowered = lower(program, params, dtype=DType[options.dtype.upper()], quantized=quantized)
     header = EngineHeader(
         dtype=options.dtype,
@@ -175,7 +182,7 @@ def _activation_bytes(lowered: Lowered, program: Program, options: BuildOptions)
 def _option_problems(options: BuildOptions) -> list[str]:
     rules = [
         (options.dtype in DTYPES, f"dtype {options.dtype} is not one of {', '.join(DTYPES)}"),
-        (options.quantization in ("", "int8"), f"quantization {options.quantization} is not known; use int8 or none"),
+        (options.quantization in QUANTIZATIONS, f"quantization {options.quantization} is not known; use int8 or int4"),
         (1 <= options.tokens_per_block <= MAX_BLOCK, f"tokens_per_block must be 1 to {MAX_BLOCK}"),
         *(
             (1 <= getattr(options, name) <= MAX_WIDTH, f"{name} must be 1 to {MAX_WIDTH}, got {getattr(options, name)}")
@@ -197,9 +204,9 @@ def _program_problems(program: Program) -> list[str]:
 
 def _quantization_problems(program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
     shapes = {param.name: param.shape for param in params}
-    names = quantized_params(program, params, options.quantization)
+    names = quantized_params(program, params, options)
     return [
-        f"{name}: rows of {shapes[name][1]} are too long for int8, the limit is {MAX_INT8_DEPTH}; do not quantize"
+        f"{name}: rows of {shapes[name][1]} are too long for integers, the limit is {MAX_INT8_DEPTH}; do not quantize"
         for name in sorted(names)
         if shapes[name][1] > MAX_INT8_DEPTH
     ]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.storage import LINEAR_KINDS, stored_names
-from llmserve.engine.cpu.layout import NO_TENSOR, OP, DType, Layout, OpCode, TensorEntry
+from llmserve.builder.quantization import LINEAR_KINDS, Int4, Scheme, stored_names
+from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
 
@@ -63,7 +63,7 @@ class Lowered:
     ops: tuple[DeviceOp, ...]
     tensors: tuple[TensorEntry, ...]
     constants: Mapping[str, tuple[float, ...]]  # tensors that no parameter holds: rotary frequencies, ALiBi slopes
-    quantized: frozenset[str]  # parameters kept as int8
+    quantized: Mapping[str, Scheme]  # parameters kept as integers
     buffers: tuple[int, ...]  # bytes per row
 
     def op_records(self) -> NDArray[Any]:
@@ -127,7 +127,9 @@ class Buffers:
 class Lowering:
     """One pass over the Program, in order."""
 
-    def __init__(self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: frozenset[str]) -> None:
+    def __init__(
+        self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Scheme]
+    ) -> None:
         self._program = program
         self._params = {param.name: param for param in params}
         self._stored = stored_names(params, quantized)
@@ -267,23 +269,31 @@ class Lowering:
         source = self._buffers[op.inputs[0]]
         bias = self._vector(op.weights[1]) if len(op.weights) > 1 else NO_TENSOR
         if weight not in self._quantized:
-            inputs = (source, residual)
-            self._emit(OpCode.LINEAR, op, place_output(), inputs=inputs, tensors=(self._param(weight), bias))
+            tensors = (self._param(weight), bias)
+            self._emit(OpCode.LINEAR, op, place_output(), inputs=(source, residual), tensors=tensors)
             return
-        values, scales = self._quantize(op, source)
+        scheme = self._quantized[weight]
+        group_size = scheme.group_size if isinstance(scheme, Int4) else 0
+        values, facts = self._quantize(op, source, group_size)
         output = place_output()
-        row_vectors = (self._row_vector(weight, "scale"), self._row_vector(weight, "row_sum"))
-        tensors = (self._param(weight), bias, *row_vectors)
-        self._emit(OpCode.LINEAR_INT8, op, output, inputs=(values, residual, scales), tensors=tensors)
-        self._buffers.read((f"{op.output}.int8", f"{op.output}.scale"))
+        values_of_weight = self._param(weight)
+        inputs, fields = (values, residual, facts), {"groups": group_size}
+        if group_size:
+            code, weight_facts = OpCode.LINEAR_INT4, [self._group_scales(weight, group_size)]
+        else:
+            code, weight_facts = OpCode.LINEAR_INT8, [self._row_vector(weight, what) for what in ("scale", "row_sum")]
+        self._emit(code, op, output, inputs=inputs, tensors=(values_of_weight, bias, *weight_facts), fields=fields)
+        self._buffers.read((f"{op.output}.int8", f"{op.output}.facts"))
 
-    def _quantize(self, op: Op, source: Place) -> tuple[Place, Place]:
-        names = (f"{op.output}.int8", f"{op.output}.scale")
+    def _quantize(self, op: Op, source: Place, group_size: int) -> tuple[Place, Place]:
+        """Int8 values of `source`, and what is to be known about each row: its scale, and the sums of its groups."""
+        names = (f"{op.output}.int8", f"{op.output}.facts")
         self._uses.update(names)
         values = self._buffers.new(names[0], source.width, item_bytes=1)
-        scales = self._buffers.new(names[1], 1)
-        self._emit(OpCode.QUANTIZE, op, values, inputs=(source, scales))
-        return values, scales
+        facts = self._buffers.new(names[1], 1 + _num_groups(source.width, group_size))
+        code = OpCode.QUANTIZE_INT4 if group_size else OpCode.QUANTIZE
+        self._emit(code, op, values, inputs=(source, facts), fields={"groups": group_size})
+        return values, facts
 
     def _emit(self, code: OpCode, op: Op, output: Place, **details: Any) -> None:
         selected = op.output in self._selected
@@ -292,7 +302,7 @@ class Lowering:
     def _param(self, name: str) -> int:
         rows, cols = self._params[name].shape
         stored = self._stored[name]
-        dtype = DType.INT8 if name in self._quantized else self._dtype
+        dtype = DType[self._quantized[name].name.upper()] if name in self._quantized else self._dtype
         return self._tensor(stored, dtype, rows, cols, Layout.PANELS if stored in self._packed else Layout.ROWS)
 
     def _vector(self, name: str) -> int:
@@ -301,6 +311,11 @@ class Lowering:
     def _row_vector(self, weight: str, what: str) -> int:
         dtype = DType.FLOAT32 if what == "scale" else DType.INT32
         return self._tensor(f"{weight}.{what}", dtype, 1, self._params[weight].shape[0])
+
+    def _group_scales(self, weight: str, group_size: int) -> int:
+        rows, cols = self._params[weight].shape
+        panels = -(-rows // PANEL_COLUMNS)
+        return self._tensor(f"{weight}.scale", DType.FLOAT16, panels * _num_groups(cols, group_size), PANEL_COLUMNS)
 
     def _constant(self, kind: str, values: Any) -> int:
         """A tensor for `values`; equal ones are stored once."""
@@ -317,8 +332,12 @@ class Lowering:
         return list(self._tensors).index(name)
 
 
-def lower(program: Program, params: Sequence[Param], *, dtype: DType, quantized: frozenset[str]) -> Lowered:
+def lower(program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Scheme]) -> Lowered:
     return Lowering(program, params, dtype=dtype, quantized=quantized).run()
+
+
+def _num_groups(width: int, group_size: int) -> int:
+    return -(-width // group_size) if group_size else 0
 
 
 def _number(op: Op, name: str) -> float:

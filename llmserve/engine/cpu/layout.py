@@ -37,10 +37,11 @@ class DType(IntEnum):
     BFLOAT16 = 2
     INT8 = 3
     INT32 = 4
+    INT4 = 5
 
     @property
-    def num_bytes(self) -> int:
-        return {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.INT8: 1, DType.INT32: 4}[self]
+    def bits(self) -> int:
+        return {"FLOAT32": 32, "FLOAT16": 16, "BFLOAT16": 16, "INT8": 8, "INT32": 32, "INT4": 4}[self.name]
 
 
 class Layout(IntEnum):
@@ -63,6 +64,8 @@ class OpCode(IntEnum):
     GATED_SILU = 9
     ADD = 10
     SELECT_ROWS = 11
+    QUANTIZE_INT4 = 12
+    LINEAR_INT4 = 13
 
 
 OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("stride", "<u4")])
@@ -89,7 +92,7 @@ class EngineHeader:
     """What an engine file says about itself."""
 
     dtype: str  # of weights and KV cache: "float32", "float16", "bfloat16"
-    quantization: str  # "" or "int8"
+    quantization: str  # "", "int8" or "int4"
     packing: str
     vocab_size: int
     max_num_tokens: int
@@ -105,7 +108,7 @@ class EngineHeader:
     @property
     def kv_bytes_per_block(self) -> int:
         elements = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
-        return elements * DType[self.dtype.upper()].num_bytes
+        return elements * DType[self.dtype.upper()].bits // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +123,27 @@ class TensorEntry:
     def num_bytes(self) -> int:
         """In the file, with what fills up its panels."""
         if self.layout is Layout.ROWS:
-            return self.rows * self.cols * self.dtype.num_bytes
-        return _round_up(self.rows, PANEL_COLUMNS) * panel_depth(self.cols, self.dtype) * self.dtype.num_bytes
+            return self.rows * self.cols * self.dtype.bits // 8
+        return _round_up(self.rows, PANEL_COLUMNS) * panel_depth(self.cols, self.dtype) * self.dtype.bits // 8
 
 
 def panel_depth(cols: int, dtype: DType) -> int:
-    """Inputs of a panel: int8 ones come in fours."""
-    return _round_up(cols, 4) if dtype is DType.INT8 else cols
+    """Inputs of a panel: integers come in fours."""
+    return _round_up(cols, 4) if dtype in (DType.INT8, DType.INT4) else cols
 
 
 def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """`rows` [N, K] of a weight in the order of `kernels/format.h`, filled up with zeros; N must begin a panel."""
+    """`rows` [N, K] of a weight in the order of `kernels/format.h`, filled up with zeros; they must begin a panel.
+
+    Integers come as int8; four-bit ones are in [-8, 7].
+    """
     count, cols = rows.shape
     panels, depth = -(-count // PANEL_COLUMNS), panel_depth(cols, dtype)
     padded = np.zeros((panels * PANEL_COLUMNS, depth), rows.dtype)
-    padded[:count, :cols] = rows
+    padded[:count, :cols] = rows + 8 if dtype is DType.INT4 else rows
+    if dtype is DType.INT4:
+        low, high = padded.view(np.uint8).reshape(panels, 2, PANEL_COLUMNS // 2, depth // 4, 4).transpose(1, 0, 3, 2, 4)
+        return np.ascontiguousarray(low | high << 4)
     if dtype is DType.INT8:
         return np.ascontiguousarray(padded.reshape(panels, PANEL_COLUMNS, depth // 4, 4).transpose(0, 2, 1, 3))
     if dtype is DType.BFLOAT16:

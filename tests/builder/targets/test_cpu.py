@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.storage import quantized_params
+from llmserve.builder.quantization import Int4, Int8, quantized_params
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.cpu import MAX_INT8_DEPTH, CpuTarget, quantize_rows
+from llmserve.builder.targets.cpu import MAX_INT8_DEPTH, CpuTarget
 from llmserve.builder.targets.cpu_lowering import lower
 from llmserve.engine.cpu.layout import FORMAT_VERSION, DType
 from llmserve.models.graph import CacheShape, Graph
@@ -57,7 +57,7 @@ def test_int8_sums_must_fit_in_32_bits() -> None:
     assert CpuTarget().problems(g.program(), params, LIMITS) == []
 
 
-@pytest.mark.parametrize("quantization", ["", "int8"])
+@pytest.mark.parametrize("quantization", ["", "int8", "int4"])
 def test_compile_loads_each_parameter_once_and_reports_every_byte(quantization: str, tmp_path: Path) -> None:
     network = odd_network()
     options = dataclasses.replace(LIMITS, dtype="bfloat16", quantization=quantization)
@@ -75,7 +75,7 @@ def test_compile_loads_each_parameter_once_and_reports_every_byte(quantization: 
     path = tmp_path / "rank0.engine"
     facts = CpuTarget().compile(CompileJob(network.program, network.params, options, load, advance), path)
     assert loaded == dict.fromkeys(network.arrays, 1)
-    quantized = quantized_params(network.program, network.params, quantization)
+    quantized = quantized_params(network.program, network.params, options)
     tensors = lower(network.program, network.params, dtype=DType.BFLOAT16, quantized=quantized).tensors
     assert reported == sum(tensor.num_bytes for tensor in tensors)
     assert facts["isa"] == "any"
@@ -86,11 +86,25 @@ def test_compile_loads_each_parameter_once_and_reports_every_byte(quantization: 
 
 def test_quantized_rows() -> None:
     rows = np.array([[0.0, 0.0], [1.27, -0.635], [-2.54, 0.0127]], np.float32)
-    values, scale = quantize_rows(rows)
+    values, scale = Int8().quantize(rows)
     np.testing.assert_array_equal(values, [[0, 0], [127, -64], [-127, 1]])
     np.testing.assert_allclose(scale, [0.0, 0.01, 0.02], rtol=1e-6)
     rng = np.random.default_rng(0)
     many = rng.standard_normal((50, 300)).astype(np.float32)
-    values, scale = quantize_rows(many)
+    values, scale = Int8().quantize(many)
     assert np.abs(values.astype(np.float32) * scale[:, None] - many).max() <= scale.max() / 2 * 1.0001
     assert (np.abs(values).max(axis=1) == 127).all()
+
+
+def test_quantized_groups() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((7, 100)).astype(np.float32)
+    rows[2, :32] = 0
+    values, scale = Int4(32).quantize(rows)
+    assert (values.shape, scale.shape, scale.dtype) == ((7, 100), (7, 4), np.float16)
+    assert (values.min(), values.max()) == (-8, 7)
+    assert not values[2, :32].any()
+    steps = np.repeat(np.abs(scale.astype(np.float32)), 32, axis=1)[:, :100]
+    error = np.abs(Int4(32).round(rows) - rows)
+    assert (error <= 1.001 * steps).all()  # a whole step where the other sign's largest is clipped
+    assert np.median(error / np.where(steps == 0, 1, steps)) < 0.3

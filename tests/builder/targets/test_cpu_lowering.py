@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from llmserve.builder.storage import quantized_params
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cpu_lowering import NO_BUFFER, DeviceOp, Lowered, Place, lower
 from llmserve.engine.cpu.layout import DType, OpCode
 from llmserve.models.graph import CacheShape, Graph, Program
@@ -16,7 +17,7 @@ from tests.engine.cpu.networks import Network, odd_network
 
 
 def lowered(network: Network, quantization: str = "") -> Lowered:
-    names = quantized_params(network.program, network.params, quantization)
+    names = quantized_params(network.program, network.params, BuildOptions(quantization=quantization))
     return lower(network.program, network.params, dtype=DType.FLOAT16, quantized=names)
 
 
@@ -105,7 +106,7 @@ def test_a_tied_embedding_is_not_quantized() -> None:
     g = graph()
     g.logits(g.select_rows(g.embed("embed", 8)), "embed")
     param = Param("embed", (8, 8), ("embed",), ((8, 8),), quantizable=True)
-    assert quantized_params(g.program(), [param], "int8") == frozenset()
+    assert quantized_params(g.program(), [param], BuildOptions(quantization="int8")) == {}
 
 
 def test_a_tied_head_is_stored_once_unless_it_is_quantized() -> None:
@@ -113,7 +114,7 @@ def test_a_tied_head_is_stored_once_unless_it_is_quantized() -> None:
     g.logits(g.select_rows(g.embed("embed", 8)), "head")
     params = [Param(name, (8, 8), ("embedding",), ((8, 8),), quantizable=name == "head") for name in ("embed", "head")]
     for quantization, names in (("", {"embed"}), ("int8", {"embed", "head", "head.scale", "head.row_sum"})):
-        quantized = quantized_params(g.program(), params, quantization)
+        quantized = quantized_params(g.program(), params, BuildOptions(quantization=quantization))
         result = lower(g.program(), params, dtype=DType.FLOAT16, quantized=quantized)
         assert {tensor.name for tensor in result.tensors} == names
 
@@ -130,12 +131,12 @@ def test_ops_after_select_rows_work_on_the_selected_rows() -> None:
 
 
 def reads_and_writes(op: DeviceOp) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    if op.code is OpCode.QUANTIZE:
+    if op.code in (OpCode.QUANTIZE, OpCode.QUANTIZE_INT4):
         return op.inputs[:1], (op.output, op.inputs[1])
     return op.inputs, (op.output,)
 
 
-@pytest.mark.parametrize("quantization", ["", "int8"])
+@pytest.mark.parametrize("quantization", ["", "int8", "int4"])
 @pytest.mark.parametrize("alibi", [False, True])
 def test_matrix_products_never_write_what_they_read(alibi: bool, quantization: str) -> None:
     """Threads read all of the input while others already write; only the residual may be the output itself."""

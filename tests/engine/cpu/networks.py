@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import Int8, Scheme, quantized_params
 from llmserve.builder.reference import ReferenceModel
-from llmserve.builder.storage import quantized_params
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.cpu import CpuTarget, quantize_rows
+from llmserve.builder.targets.cpu import CpuTarget
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program
 from llmserve.models.spec import Param
@@ -60,35 +60,38 @@ class Network:
         return path
 
     def reference(self, options: BuildOptions) -> ReferenceModel:
-        """The numpy forward with the same weights; int8 weights and activations where the engine has them."""
-        names = quantized_params(self.program, self.params, options.quantization)
+        """The numpy forward with the same weights; integer weights and activations where the engine has them."""
+        names = quantized_params(self.program, self.params, options)
         return FakeQuantModel(self.program, self.arrays, dtype=options.dtype, quantized=names)
 
 
 class FakeQuantModel(ReferenceModel):
-    """The reference, with int8 arithmetic spelled out in numpy for the layers that an engine quantizes."""
+    """The reference, with integer arithmetic spelled out in numpy for the layers that an engine quantizes."""
 
     def __init__(
-        self, program: Program, arrays: Mapping[str, NDArray[Any]], *, dtype: str, quantized: frozenset[str]
+        self, program: Program, arrays: Mapping[str, NDArray[Any]], *, dtype: str, quantized: Mapping[str, Scheme]
     ) -> None:
         rounded = {name: array.astype(FLOATS[dtype]).astype(np.float32) for name, array in arrays.items()}
         super().__init__(program, lambda name: rounded[name])
         self._arrays = rounded
-        self._quantized = quantized
+        self._schemes = quantized
 
     def _run(self, op: Op, inputs: Sequence[NDArray[np.float32]], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        if not op.weights or op.weights[0] not in self._quantized:
+        if not op.weights or op.weights[0] not in self._schemes:
             return super()._run(op, inputs, tokens)
-        y = int8_product(inputs[0], self._arrays[op.weights[0]])
+        y = integer_product(inputs[0], self._arrays[op.weights[0]], self._schemes[op.weights[0]])
         return y + self._arrays[op.weights[1]] if len(op.weights) > 1 else y
 
 
-def int8_product(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x @ weight.T with both sides rounded to int8, in the engine's own order of roundings."""
-    w, w_scale = quantize_rows(weight)
+def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme: Scheme) -> NDArray[np.float32]:
+    """x @ weight.T with both sides rounded to integers, in the engine's own order of roundings."""
     peak = np.abs(x).max(axis=1)
     inverse = np.where(peak > 0, np.float32(127) / np.where(peak > 0, peak, 1), 0).astype(np.float32)
     q = np.rint(x * inverse[:, None]).astype(np.int64)
+    if not isinstance(scheme, Int8):
+        rounded = q @ scheme.round(weight).astype(np.float64).T
+        return (rounded * (peak / np.float32(127))[:, None]).astype(np.float32)
+    w, w_scale = scheme.quantize(weight)
     total = (q @ w.astype(np.int64).T).astype(np.float32)
     product: NDArray[np.float32] = total * ((peak / np.float32(127))[:, None] * w_scale)
     return product

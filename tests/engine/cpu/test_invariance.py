@@ -20,7 +20,7 @@ from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
 from tests.engine.cpu.networks import LIMITS, all_logits, random_ids
 
-FORMATS = (("float32", ""), ("float16", ""), ("bfloat16", ""), ("float16", "int8"))
+FORMATS = (("float32", ""), ("float16", ""), ("bfloat16", ""), ("float16", "int8"), ("bfloat16", "int4"))
 VARIANTS = [
     (network, *form, isa) for network in NETWORKS for form in FORMATS for isa in available_isas()
 ]  # (network, dtype, quantization, isa)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmserve.builder.quantization import Int8
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.cpu.runner import available_isas
@@ -17,7 +18,7 @@ from llmserve.models.registry import architecture_for
 from llmserve.scheduler.plan import Chunk, StepPlan
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
-from tests.engine.cpu.networks import LIMITS, Network, all_logits, int8_product, random_ids
+from tests.engine.cpu.networks import LIMITS, Network, all_logits, integer_product, random_ids
 from tests.oracle import relative_error
 
 KINDS = (
@@ -49,11 +50,12 @@ def test_float_engines_agree_with_the_reference(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_int8_engines_agree_with_int8_arithmetic_in_numpy(
-    isa: str, engine_file: EngineFile, open_runner: OpenRunner
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_engines_agree_with_integer_arithmetic_in_numpy(
+    quantization: str, isa: str, engine_file: EngineFile, open_runner: OpenRunner
 ) -> None:
-    options = dataclasses.replace(LIMITS, quantization="int8")
-    runner = open_runner(engine_file("rope", "float32", "int8"), isa=isa)
+    options = dataclasses.replace(LIMITS, quantization=quantization)
+    runner = open_runner(engine_file("rope", "float32", quantization), isa=isa, threads=2)
     ids = random_ids(runner.info.vocab_size, 50)
     wanted = NETWORKS["rope"]().reference(options).logits(ids)
     found = all_logits(runner, ids)
@@ -61,7 +63,7 @@ def test_int8_engines_agree_with_int8_arithmetic_in_numpy(
     # A sum that rounds differently can move an activation to the neighbouring integer, so a few logits differ more.
     assert np.median(np.abs(found - wanted)) < 1e-5
     assert relative_error(found, wanted) < 2e-2
-    assert relative_error(exact, wanted) > 2e-2, "int8 arithmetic should be visible"
+    assert relative_error(exact, wanted) > 2e-2, "integer arithmetic should be visible"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,7 +96,7 @@ def _int8_layer(rows: int, depth: int, columns: int) -> tuple[Network, NDArray[n
     }
     arrays["weight"][0] = 0.0
     network = Network(g.program(), arrays, kept=frozenset({"head"}))
-    return network, int8_product(x, arrays["weight"]) + arrays["bias"]
+    return network, integer_product(x, arrays["weight"], Int8()) + arrays["bias"]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -113,7 +115,7 @@ def test_isas_with_wide_registers_agree_to_the_bit(engine_file: EngineFile, open
     if not {"avx2", "avx512"} <= set(ISAS):
         pytest.skip("needs a machine with AVX-512")
     ids = random_ids(83, 60)
-    for dtype, quantization in (("float16", ""), ("bfloat16", "int8"), ("float32", "")):
+    for dtype, quantization in (("float16", ""), ("bfloat16", "int8"), ("float32", "int4")):
         path = engine_file("rope", dtype, quantization)
         narrow, wide = (all_logits(open_runner(path, isa=isa), ids) for isa in ("avx2", "avx512"))
         np.testing.assert_array_equal(narrow, wide)

@@ -39,7 +39,7 @@ def kernel_tests() -> Path:
 
 
 def test_kernels_and_damaged_files_under_sanitizers(kernel_tests: Path, tmp_path: Path) -> None:
-    options = dataclasses.replace(LIMITS, quantization="int8", dtype="float16", tokens_per_block=2, max_num_tokens=16)
+    options = dataclasses.replace(LIMITS, quantization="int4", dtype="float16", tokens_per_block=2, max_num_tokens=16)
     engine = odd_network().compile(tmp_path / "rank0.engine", options)
     output = run(kernel_tests, engine, tmp_path / "damaged.engine", ASAN_OPTIONS="detect_leaks=1")
     assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == available_isas()

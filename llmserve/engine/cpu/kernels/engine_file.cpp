@@ -69,7 +69,9 @@ uint64_t tensor_bytes(const TensorRecord& tensor) {
   uint64_t rows = tensor.rows, cols = tensor.cols;
   if (tensor.layout == static_cast<uint32_t>(Layout::kPanels)) {
     rows = (rows + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
-    if (tensor.dtype == static_cast<uint32_t>(DType::kI8)) cols = (cols + 3) / 4 * 4;
+    const auto type = static_cast<DType>(tensor.dtype);
+    if (type == DType::kI8 || type == DType::kI4) cols = (cols + 3) / 4 * 4;
+    if (type == DType::kI4) cols /= 2;  // two in a byte
   }
   return rows * cols * dtype_bytes(static_cast<DType>(tensor.dtype));
 }

@@ -53,6 +53,8 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) 
       return linear(op, tasks);
     case OpKind::kLinearInt8:
       return linear_int8(op, tasks);
+    case OpKind::kLinearInt4:
+      return linear_int4(op, tasks);
     case OpKind::kAttention:
       return attention(op, tasks, thread);
     case OpKind::kRopeTable:
@@ -83,6 +85,10 @@ void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
       return kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, op.groups, width, count, y);
     case OpKind::kQuantize:
       return kernels.quantize(x, width, count, view<uint8_t>(op.out, begin), view<float>(op.in[1], begin));
+    case OpKind::kQuantizeInt4: {
+      const auto [scale, sums] = row_facts(op.in[1], begin);
+      return kernels.quantize_int4(x, width, op.groups, count, view<int8_t>(op.out, begin), scale, sums);
+    }
     case OpKind::kRope:
       return kernels.rope(x, second, op.head_dim, width, count, y);
     case OpKind::kGatedSilu:
@@ -133,8 +139,34 @@ void Executor::linear_int8(const OpRecord& op, TaskCounter& tasks) {
       .residual = view<const float>(op.in[1]),
       .y = view<float>(op.out),
   };
-  const size_t tactic = default_tactic(engine_.kernels_->int_tactics, args.num_rows);
+  const size_t tactic = default_tactic(engine_.kernels_->int8_tactics, args.num_rows);
   over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int8(args, tactic, begin, end); });
+}
+
+// A row's scale and, behind it, the sums of its groups.
+std::pair<View<float>, View<int32_t>> Executor::row_facts(const Operand& operand, size_t first_row) const {
+  const auto scale = view<float>(operand, first_row);
+  return {scale, {view<int32_t>(operand, first_row).data + 1, scale.stride}};
+}
+
+void Executor::linear_int4(const OpRecord& op, TaskCounter& tasks) {
+  const auto [scale, sums] = row_facts(op.in[2], 0);
+  const LinearInt4Args args = {
+      .x = view<const int8_t>(op.in[0]),
+      .x_scale = {scale.data, scale.stride},
+      .x_sums = {sums.data, sums.stride},
+      .num_rows = num_rows(op),
+      .depth = op.in[0].width,
+      .group_size = op.groups,
+      .columns = op.out.width,
+      .weight = engine_.file_.tensor<uint8_t>(op.tensors[0]),
+      .weight_scale = engine_.file_.tensor<void>(op.tensors[2]),
+      .bias = engine_.file_.tensor<float>(op.tensors[1]),
+      .residual = view<const float>(op.in[1]),
+      .y = view<float>(op.out),
+  };
+  const size_t tactic = default_tactic(engine_.kernels_->int4_tactics, args.num_rows);
+  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int4(args, tactic, begin, end); });
 }
 
 // Angles in f32 as transformers computes them, their cosines and sines in f64.

@@ -1,6 +1,8 @@
 // Runs the op table of an engine over one step. Every thread executes all ops; the work inside each is shared out.
 #pragma once
 
+#include <utility>
+
 #include "engine.h"
 
 namespace llmserve {
@@ -15,6 +17,7 @@ class Executor {
   void execute(const OpRecord& op, TaskCounter& tasks, unsigned thread);
   void linear(const OpRecord& op, TaskCounter& tasks);
   void linear_int8(const OpRecord& op, TaskCounter& tasks);
+  void linear_int4(const OpRecord& op, TaskCounter& tasks);
   void rope_table(const OpRecord& op, size_t begin, size_t end);
   void attention(const OpRecord& op, TaskCounter& tasks, unsigned thread);
   void select_rows(const OpRecord& op, size_t begin, size_t end);
@@ -25,6 +28,7 @@ class Executor {
   size_t num_rows(const OpRecord& op) const { return op.selected ? step_.num_selected : step_.num_tokens; }
   template <class Fn>
   void over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn);
+  std::pair<View<float>, View<int32_t>> row_facts(const Operand& operand, size_t first_row) const;
   float* logits() const;
   std::byte* cache_plane(uint32_t layer, uint32_t values) const;
 

@@ -8,6 +8,7 @@
 //   f32, f16  [panel][input][output]
 //   bf16      [panel][input][16][2]: outputs i and 16 + i side by side, so that a shift or a mask makes sixteen floats
 //   i8        [panel][input / 4][output][4], the inputs filled up with zeros too
+//   i4        [panel][input / 4][16][4] bytes: output i in the low half, output 16 + i in the high one, each plus 8
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ inline constexpr uint64_t kPageBytes = 4096;
 
 enum class Layout : uint32_t { kRows, kPanels, kCount };
 
-enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI32, kCount };
+enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI32, kI4, kCount };
 
 // operand roles (in[0..2] -> out); tensors; fields used
 enum class OpKind : uint32_t {
@@ -38,6 +39,9 @@ enum class OpKind : uint32_t {
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
   kSelectRows,    // x -> f32
+  kQuantizeInt4,  // x, row facts (written) -> i8; groups = inputs per scale of the weights. Row facts: the scale, f32,
+                  // then for each group -8 times the sum of its values, i32
+  kLinearInt4,    // x i8, residual?, row facts -> f32; weight i4, bias?, scales f16 [panel][group][32]; groups
   kCount,
 };
 

@@ -44,6 +44,21 @@ struct LinearInt8Args {  // y = (x - 128) @ weight.T * x_scale * weight_scale (+
   View<float> y;
 };
 
+struct LinearInt4Args {  // y = x_scale * sum over groups of (x @ weight.T within the group) * weight_scale (+ ...)
+  View<const int8_t> x;      // readable to a multiple of four
+  View<const float> x_scale;
+  View<const int32_t> x_sums;  // per group: -8 times the sum of its values, which removes the weights' offset
+  size_t num_rows;
+  size_t depth;
+  size_t group_size;  // a multiple of four
+  size_t columns;
+  const uint8_t* weight;       // in panels
+  const void* weight_scale;    // binary16 [panel][group][32]
+  const float* bias;
+  View<const float> residual;
+  View<float> y;
+};
+
 // How a linear layer is cut into tiles. Chooses speed, never a result.
 struct LinearTactic {
   size_t max_rows;  // of a tile
@@ -76,11 +91,16 @@ struct KernelTable {
                    View<float> y);
   // y = round(x / scale) + 128, scale = max |x| / 127 of the row
   void (*quantize)(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale);
+  // y = round(x / scale), scale as above; sums = -8 times the sum of each group of y
+  void (*quantize_int4)(View<const float> x, size_t width, size_t group_size, size_t num_rows, View<int8_t> y,
+                        View<float> scale, View<int32_t> sums);
   // Panels [panel_begin, panel_end) of every row, with one of the tactics below.
   void (*linear)(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   void (*linear_int8)(const LinearInt8Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
+  void (*linear_int4)(const LinearInt4Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
   std::span<const LinearTactic> float_tactics;
-  std::span<const LinearTactic> int_tactics;
+  std::span<const LinearTactic> int8_tactics;
+  std::span<const LinearTactic> int4_tactics;
   // `table` row: head_dim/2 cosines, then head_dim/2 sines
   void (*rope)(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows,
                View<float> y);

@@ -40,6 +40,11 @@ class FloatProduct {
   const std::byte* rows(size_t first) const { return reinterpret_cast<const std::byte*>(args_.x.row(first)); }
   size_t row_bytes() const { return args_.x.stride * sizeof(float); }
 
+  template <size_t R, size_t V, size_t kFirst, size_t kLines>
+  [[gnu::always_inline]] void accumulate(const TileInput& in, size_t, size_t, F32x16 (&sums)[R * V]) const {
+    multiply<Format, R, V, kFirst, kLines>(in, sums);
+  }
+
   template <size_t R, size_t V>
   void store(size_t row, size_t column, const F32x16 (&sums)[R * V]) const {
     for (size_t v = 0; v < V; ++v, column += kLanes) {

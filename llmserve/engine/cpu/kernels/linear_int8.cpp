@@ -33,6 +33,11 @@ class Int8Product {
   const std::byte* rows(size_t first) const { return reinterpret_cast<const std::byte*>(args_.x.row(first)); }
   size_t row_bytes() const { return args_.x.stride; }
 
+  template <size_t R, size_t V, size_t kFirst, size_t kLines>
+  [[gnu::always_inline]] void accumulate(const TileInput& in, size_t, size_t, QuadSums (&sums)[R * V]) const {
+    multiply<Format, R, V, kFirst, kLines>(in, sums);
+  }
+
   template <size_t R, size_t V>
   void store(size_t row, size_t column, const QuadSums (&sums)[R * V]) const {
     for (size_t v = 0; v < V; ++v, column += kLanes) {
@@ -58,7 +63,7 @@ class Int8Product {
 }  // namespace
 
 void linear_int8(const LinearInt8Args& args, size_t tactic, size_t panel_begin, size_t panel_end) {
-  run_tactic<kIntTactics>(Int8Product(args), tactic, panel_begin, panel_end);
+  run_tactic<kInt8Tactics>(Int8Product(args), tactic, panel_begin, panel_end);
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

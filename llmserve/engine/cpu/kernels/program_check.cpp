@@ -39,6 +39,15 @@ class OpCheck {
       case OpKind::kLinearInt8:
         linear_int8();
         break;
+      case OpKind::kQuantizeInt4:
+        operand(op_.in[0], 4);
+        operand(op_.in[1], 4);
+        operand(op_.out, 1);
+        require(op_.in[0].width == op_.out.width && op_.in[1].width == 1 + num_groups(op_.out.width));
+        break;
+      case OpKind::kLinearInt4:
+        linear_int4();
+        break;
       case OpKind::kRopeTable:
         output(4);
         require(op_.out.width == op_.head_dim && op_.head_dim % 2 == 0 && op_.head_dim > 0);
@@ -146,12 +155,35 @@ class OpCheck {
   void linear_int8() {
     linear(1);
     operand(op_.in[2], 4);
-    const TensorRecord* t = tensor(op_.tensors[0]);
-    require(t && t->dtype == static_cast<uint32_t>(DType::kI8) && t->rows == op_.out.width &&
-            t->cols == op_.in[0].width && t->cols <= kMaxInt8Depth);
-    require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);  // rows are read four bytes at a time
+    packed_bytes(DType::kI8);
     vector(op_.tensors[2], DType::kF32, op_.out.width);
     vector(op_.tensors[3], DType::kI32, op_.out.width);
+  }
+
+  // Groups of inputs that share a scale, of a row of `width`; more than any row has when the size makes no sense.
+  uint64_t num_groups(uint64_t width) const {
+    const bool sensible = op_.groups >= 4 && op_.groups % 4 == 0 && width <= kMaxInt8Depth;
+    return sensible ? (width + op_.groups - 1) / op_.groups : UINT32_MAX;
+  }
+
+  void linear_int4() {
+    linear(1);
+    operand(op_.in[2], 4);
+    const uint64_t groups = num_groups(op_.in[0].width);
+    packed_bytes(DType::kI4);
+    require(op_.in[2].width == 1 + groups);
+    const uint64_t panels = (uint64_t{op_.out.width} + kPanelColumns - 1) / kPanelColumns;
+    const TensorRecord* scales = tensor(op_.tensors[2]);
+    require(scales && scales->dtype == static_cast<uint32_t>(DType::kF16) && scales->rows == panels * groups &&
+            scales->cols == kPanelColumns && !in_panels(*scales));
+  }
+
+  // Int8 or int4 weights of this layer's shape, and an input that can be read four bytes at a time.
+  void packed_bytes(DType type) {
+    const TensorRecord* t = tensor(op_.tensors[0]);
+    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == op_.out.width && t->cols == op_.in[0].width &&
+            t->cols <= kMaxInt8Depth);
+    require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
   }
 
   void attention() {

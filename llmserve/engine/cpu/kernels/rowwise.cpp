@@ -143,6 +143,23 @@ void quantize(View<const float> x, size_t width, size_t num_rows, View<uint8_t> 
   }
 }
 
+void quantize_int4(View<const float> x, size_t width, size_t group_size, size_t num_rows, View<int8_t> y,
+                   View<float> scale, View<int32_t> sums) {
+  for (size_t r = 0; r < num_rows; ++r) {
+    auto* shifted = reinterpret_cast<uint8_t*>(y.row(r));
+    quantize({x.row(r), 0}, width, 1, {shifted, 0}, {scale.row(r), 0});
+    for (size_t begin = 0, group = 0; begin < width; begin += group_size, ++group) {
+      const size_t end = begin + group_size < width ? begin + group_size : width;
+      int32_t sum = 0;
+      for (size_t i = begin; i < end; ++i) {
+        sum += int32_t{shifted[i]} - 128;
+        shifted[i] ^= 128;  // as a signed number
+      }
+      sums.row(r)[group] = -8 * sum;
+    }
+  }
+}
+
 void rope(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows,
           View<float> y) {
   const size_t half = head_dim / 2;

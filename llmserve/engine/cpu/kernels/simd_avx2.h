@@ -9,7 +9,8 @@
 namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr LinearTactic kFloatTactics[] = {{6, 1}, {2, 2}};
-inline constexpr LinearTactic kIntTactics[] = {{2, 1}, {1, 2}};
+inline constexpr LinearTactic kInt8Tactics[] = {{2, 1}, {1, 2}};
+inline constexpr LinearTactic kInt4Tactics[] = {{2, 1}, {1, 2}};
 inline constexpr size_t kMaxTileRows = 3;
 
 struct F32x16 {
@@ -159,6 +160,30 @@ inline I32x16 total(const QuadSums& sums) {
     return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8);
   };
   return {pairs(sums.part[0], sums.part[1]), pairs(sums.part[2], sums.part[3])};
+}
+
+// The same for weights of four bits, 0 to 15, and signed inputs: pairs of products fit into 16 bits.
+struct NibbleInput {
+  __m256i v;
+};
+inline I32x16 broadcast_i32(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+template <size_t kHalf>
+inline I32x16 load_nibbles(const uint8_t* p) {
+  const auto part = [p](size_t i) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);
+    return _mm256_and_si256(kHalf ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
+  };
+  return {part(0), part(1)};
+}
+inline NibbleInput broadcast_quad(const int8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {_mm256_set1_epi32(quad)};
+}
+inline void add_nibble_products(I32x16& sums, NibbleInput x, I32x16 weights) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  sums.lo = _mm256_add_epi32(sums.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.lo, x.v), ones));
+  sums.hi = _mm256_add_epi32(sums.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.hi, x.v), ones));
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -9,7 +9,8 @@
 namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr LinearTactic kFloatTactics[] = {{6, 4}, {12, 2}};
-inline constexpr LinearTactic kIntTactics[] = {{6, 4}, {12, 2}};
+inline constexpr LinearTactic kInt8Tactics[] = {{6, 4}, {12, 2}};
+inline constexpr LinearTactic kInt4Tactics[] = {{6, 2}, {3, 4}};
 inline constexpr size_t kMaxTileRows = 4;
 
 struct F32x16 {
@@ -115,5 +116,20 @@ inline void add_products(QuadSums& sums, QuadInput x, QuadWeights w) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(x.v), "v"(w.v));
 }
 inline I32x16 total(QuadSums sums) { return {sums.v}; }
+
+// The same for weights of four bits, 0 to 15, and signed inputs.
+struct NibbleInput {
+  __m512i v;
+};
+inline I32x16 broadcast_i32(int32_t value) { return {_mm512_set1_epi32(value)}; }
+template <size_t kHalf>
+inline I32x16 load_nibbles(const uint8_t* p) {
+  const __m512i bytes = _mm512_loadu_si512(p);
+  return {_mm512_and_si512(kHalf ? _mm512_srli_epi16(bytes, 4) : bytes, _mm512_set1_epi8(15))};
+}
+inline NibbleInput broadcast_quad(const int8_t* p) { return {broadcast_quad(reinterpret_cast<const uint8_t*>(p)).v}; }
+inline void add_nibble_products(I32x16& sums, NibbleInput x, I32x16 weights) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(weights.v), "v"(x.v));
+}
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -10,7 +10,8 @@ typedef float Quad __attribute__((vector_size(16)));
 typedef uint32_t QuadBits __attribute__((vector_size(16)));
 
 inline constexpr LinearTactic kFloatTactics[] = {{1, 2}, {2, 1}};
-inline constexpr LinearTactic kIntTactics[] = {{1, 2}, {2, 1}};
+inline constexpr LinearTactic kInt8Tactics[] = {{1, 2}, {2, 1}};
+inline constexpr LinearTactic kInt4Tactics[] = {{1, 2}, {2, 1}};
 inline constexpr size_t kMaxTileRows = 2;
 
 struct F32x16 {
@@ -150,5 +151,30 @@ inline void add_products(QuadSums& sums, QuadInput x, QuadWeights w) {
   }
 }
 inline I32x16 total(const QuadSums& sums) { return load_i32(sums.column); }
+
+// The same for weights of four bits, 0 to 15, and signed inputs.
+struct NibbleInput {
+  const int8_t* p;
+};
+struct NibbleWeights {
+  const uint8_t* p;
+  int shift;
+};
+inline I32x16 broadcast_i32(int32_t value) {
+  const QuadInts quad = {value, value, value, value};
+  return {{quad, quad, quad, quad}};
+}
+template <size_t kHalf>
+inline NibbleWeights load_nibbles(const uint8_t* p) {
+  return {p, kHalf ? 4 : 0};
+}
+inline NibbleInput broadcast_quad(const int8_t* p) { return {p}; }
+inline void add_nibble_products(I32x16& sums, NibbleInput x, NibbleWeights weights) {
+  for (size_t c = 0; c < 16; ++c) {
+    int32_t sum = 0;
+    for (size_t i = 0; i < 4; ++i) sum += int32_t{x.p[i]} * (weights.p[4 * c + i] >> weights.shift & 15);
+    sums.part[c / 4][c % 4] += sum;
+  }
+}
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -75,7 +75,7 @@ void test_linear_int8_case(const KernelTable& k, Random& random, size_t depth, s
   std::vector<int32_t> row_sum(columns);
   for (size_t i = 0; i < w.size(); ++i) row_sum[i / depth] += w[i] = static_cast<int8_t>(int(random.bits() % 255) - 127);
   const auto weight = packed(reinterpret_cast<const std::byte*>(w.data()), columns, depth, DType::kI8);
-  for (size_t tactic = 0; tactic < k.int_tactics.size(); ++tactic) {
+  for (size_t tactic = 0; tactic < k.int8_tactics.size(); ++tactic) {
     std::vector<float> y(rows * columns);
     k.linear_int8({{quantized.data(), stride}, {x_scale.data(), 1}, rows, depth, columns,
                    reinterpret_cast<const int8_t*>(weight.data()), scale.data(), row_sum.data(), nullptr, {},
@@ -99,6 +99,49 @@ void test_linear_int8_case(const KernelTable& k, Random& random, size_t depth, s
 void test_linear_int8(const KernelTable& k, Random& random) {
   for (size_t depth : kSizes) {
     for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int8_case(k, random, depth, rows, 1 + random.bits() % 100);
+  }
+}
+
+// Weights of four bits in groups of eight inputs, against integers written out.
+void test_linear_int4_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns) {
+  constexpr size_t kGroup = 8;
+  const size_t stride = (depth + 3) / 4 * 4, panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  const size_t groups = (depth + kGroup - 1) / kGroup;
+  const auto x = random.numbers(rows * depth), bias = random.numbers(columns);
+  std::vector<int8_t> quantized(rows * stride);
+  std::vector<float> x_scale(rows);
+  std::vector<int32_t> sums(rows * groups);
+  k.quantize_int4({x.data(), depth}, depth, kGroup, rows, {quantized.data(), stride}, {x_scale.data(), 1},
+                  {sums.data(), groups});
+  const Typed scale(random, panels * groups * kPanelColumns, DType::kF16);
+  std::vector<int> w(columns * depth);
+  for (int& value : w) value = static_cast<int>(random.bits() % 16) - 8;
+  const auto weight = packed_nibbles(w, columns, depth);
+  std::vector<float> first;
+  for (size_t tactic = 0; tactic < k.int4_tactics.size(); ++tactic) {
+    std::vector<float> y(rows * columns);
+    k.linear_int4({{quantized.data(), stride}, {x_scale.data(), 1}, {sums.data(), groups}, rows, depth, kGroup, columns,
+                   weight.data(), scale.bytes.data(), bias.data(), {}, {y.data(), columns}}, tactic, 0, panels);
+    bool equal = true;
+    for (size_t i = 0; i < y.size(); ++i) {
+      const size_t r = i / columns, c = i % columns;
+      double sum = 0.0;
+      for (size_t g = 0; g < groups; ++g) {
+        int dot = 0;
+        for (size_t d = g * kGroup; d < depth && d < (g + 1) * kGroup; ++d) dot += quantized[r * stride + d] * w[c * depth + d];
+        sum += dot * double{scale.values[(c / kPanelColumns * groups + g) * kPanelColumns + c % kPanelColumns]};
+      }
+      equal = equal && near(y[i], sum * x_scale[r] + bias[c]);
+    }
+    expect(equal, k.name, "linear_int4", depth);
+    if (first.empty()) first = y;
+    expect(std::memcmp(first.data(), y.data(), y.size() * sizeof(float)) == 0, k.name, "tactics of linear_int4", tactic);
+  }
+}
+
+void test_linear_int4(const KernelTable& k, Random& random) {
+  for (size_t depth : kSizes) {
+    for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int4_case(k, random, depth, rows, 1 + random.bits() % 100);
   }
 }
 
@@ -326,6 +369,7 @@ int run(const std::string& engine, const std::string& scratch) {
     Random random;
     test_linear(*kernels, random);
     test_linear_int8(*kernels, random);
+    test_linear_int4(*kernels, random);
     test_rowwise(*kernels, random);
     test_attention(*kernels, random);
     test_sampler(*kernels);

@@ -75,4 +75,18 @@ inline std::vector<std::byte> packed(const std::byte* rows, size_t columns, size
   return out;
 }
 
+// Weights from -8 to 7 [columns, depth] as `format.h` packs four-bit ones.
+inline std::vector<uint8_t> packed_nibbles(const std::vector<int>& rows, size_t columns, size_t depth) {
+  const size_t steps = (depth + 3) / 4, num_panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  std::vector<uint8_t> out(num_panels * steps * 64);
+  for (size_t n = 0; n < columns; ++n) {
+    for (size_t k = 0; k < depth; ++k) {
+      const size_t column = n % kPanelColumns;
+      const size_t place = ((n / kPanelColumns * steps + k / 4) * 16 + column % 16) * 4 + k % 4;
+      out[place] |= static_cast<uint8_t>((rows[n * depth + k] + 8) << (column < 16 ? 0 : 4));
+    }
+  }
+  return out;
+}
+
 }  // namespace llmserve

@@ -36,6 +36,7 @@ class Prefetch {
 
 // Operation: what differs between number formats.
 //   Format; weights(), panel_bytes(), num_steps(), num_rows(), columns(), rows(first), row_bytes()
+//   accumulate<R, V, kFirst, kLines>(tile input, first row, first column, sums); as `multiply`
 //   store<R, V>(first row, first column, sums)
 template <class Operation>
 class Tiles {
@@ -64,7 +65,7 @@ class Tiles {
   template <size_t R, size_t V, size_t kFirst, size_t kLines>
   static void tile(const Operation& op, const TileInput& in, size_t row, size_t column) {
     typename Format::Sums sums[R * V];
-    multiply<Format, R, V, kFirst, kLines>(in, sums);
+    op.template accumulate<R, V, kFirst, kLines>(in, row, column, sums);
     op.template store<R, V>(row, column, sums);
   }
 
