@@ -27,6 +27,7 @@ from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.checkpoint.plan import WeightPlan
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import (
+    CACHE_FILE,
     CONFIG_FILE,
     ENGINE_FILE,
     GENERATION_CONFIG_FILE,
@@ -63,7 +64,7 @@ def build_engine(
         try:
             with staged_directory(output_dir) as directory:
                 _check_disk_space(directory, build)
-                return _write(checkpoint, build, directory, progress or SilentProgress())
+                return _write(checkpoint, build, directory, progress or SilentProgress(), output_dir / CACHE_FILE)
         except OSError as error:
             failure = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
             raise failure(f"the build of {output_dir} failed: {error}") from error
@@ -84,7 +85,9 @@ class CanonicalWeights:
         return array
 
 
-def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress) -> Manifest:
+def _write(
+    checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress, earlier_cache: Path
+) -> Manifest:
     sizes = [(checkpoint.path / name).stat().st_size for name in checkpoint.file_names]
     progress.phase("hash the checkpoint", sum(sizes))
     digest = checkpoint.digest(progress.advance)
@@ -94,6 +97,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progre
     job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance)
     device = build.target.compile(job, directory / ENGINE_FILE)
     assert weights.digests.keys() == {param.name for param in build.params}, "the target left a parameter out"
+    build.target.tune(directory / ENGINE_FILE, earlier_cache, progress)
     progress.phase("self-test", num_passes(build.options) * _weight_bytes(build))
     selftest = make_selftest(build.program, build.params, build.options, weights.load, advance=progress.advance)
     selftest.save(directory / SELFTEST_FILE)
@@ -123,7 +127,7 @@ def _copy_pipeline_files(checkpoint_dir: Path, directory: Path) -> None:
 
 
 def _file_records(directory: Path, progress: Progress) -> dict[str, FileRecord]:
-    files = sorted(directory.iterdir())
+    files = sorted(file for file in directory.iterdir() if file.name != CACHE_FILE)
     progress.phase("seal", sum(file.stat().st_size for file in files))
     return {
         file.name: FileRecord(file.stat().st_size, hash_file(file, partial(progress.advance, file.name)))

@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from llmserve.engine.artifact import PROGRAM_FILE, EngineDirectory
+from llmserve.engine.artifact import CACHE_FILE, PROGRAM_FILE, EngineDirectory
+from llmserve.engine.cpu.layout import LinearShape
+from llmserve.engine.cpu.tactics import Choice, Machine, TacticCache, choose, linear_shapes
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.verify import verify_engine
 
@@ -21,6 +23,7 @@ def command(
     engine: Annotated[Path, typer.Argument(help="Engine directory.")],
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file and run the self-test.")] = False,
     program: Annotated[bool, typer.Option("--program", help="Print the network that was compiled, op by op.")] = False,
+    tactics: Annotated[bool, typer.Option("--tactics", help="Print the tactic of each linear layer, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Print what an engine directory holds; exit code 1 when its self-test fails."""
@@ -30,6 +33,8 @@ def command(
         typer.echo(json.dumps(_as_json(directory, result), indent=2))
     else:
         _print_table(directory, result)
+    if tactics and not as_json:
+        _print_tactics(directory)
     if program:
         typer.echo("\n" + (directory.path / PROGRAM_FILE).read_text().rstrip())
     if result is not None and not result.passed:
@@ -39,7 +44,25 @@ def command(
 def _as_json(directory: EngineDirectory, result: SelfTestResult | None) -> dict[str, Any]:
     selftest = None if result is None else {**dataclasses.asdict(result), "passed": result.passed}
     manifest = json.loads(directory.manifest.to_json())
-    return {"manifest": manifest, "config": directory.config, "selftest": selftest}
+    tactics = {str(shape): [dataclasses.asdict(choice) for choice in choices] for shape, choices in _tactics(directory)}
+    return {"manifest": manifest, "config": directory.config, "selftest": selftest, "tactics": tactics}
+
+
+def _tactics(directory: EngineDirectory) -> list[tuple[LinearShape, list[Choice]]]:
+    """What this machine would use, for every distinct shape of a linear layer."""
+    cache = TacticCache.load(directory.path / CACHE_FILE, Machine.here())
+    return [(shape, choose(cache, shape)) for shape in linear_shapes(directory.engine_file)]
+
+
+def _print_tactics(directory: EngineDirectory) -> None:
+    table = Table(title=f"tactics on {Machine.here().cpu}, {Machine.here().isa}", title_justify="left", box=None)
+    for column in ("layers", "rows up to", "tactic (rows x vectors)", "why"):
+        table.add_column(column, no_wrap=column != "why")
+    for shape, choices in _tactics(directory):
+        for choice in choices:
+            rows = str(choice.rows) if choice is not choices[-1] else "any"
+            table.add_row(str(shape) if choice is choices[0] else "", rows, choice.tactic, choice.reason)
+    Console(highlight=False).print(table)
 
 
 def _print_table(directory: EngineDirectory, result: SelfTestResult | None) -> None:

@@ -21,6 +21,7 @@ MANIFEST_FILE = "manifest.json"
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"
 SELFTEST_FILE = "selftest.npz"
+CACHE_FILE = "model.cache"  # timings of tactics; not in the manifest, for no result depends on them
 PROGRAM_FILE = "program.txt"  # the traced network, for people
 HF_CONFIG_FILE = "hf_config.json"  # the checkpoint's config.json: role tokens, end tokens
 GENERATION_CONFIG_FILE = "generation_config.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
-from llmserve.engine.artifact import SELFTEST_FILE, EngineDirectory
+from llmserve.engine.artifact import CACHE_FILE, SELFTEST_FILE, EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.selftest import SelfTest, prompt_logits
@@ -67,7 +68,21 @@ def test_two_builds_have_the_same_bytes(tmp_path: Path, quantization: str) -> No
     for name in ("one", "two"):
         build_engine(checkpoint, tmp_path / name, BuildOptions(quantization=quantization))
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two")]
+    timings = [content.pop(CACHE_FILE) for content in files]
+    assert all(timings)  # which differ
     assert files[0] == files[1]
+
+
+def test_a_second_build_reuses_the_timings_of_the_first(tmp_path: Path) -> None:
+    directory = build(tmp_path, "llama")
+    cache = directory.path / CACHE_FILE
+    first = cache.read_text()
+    assert CACHE_FILE not in directory.manifest.files
+    build_engine(tmp_path / "llama", directory.path, OPTIONS)
+    assert cache.read_text() == first
+    cache.write_text("{}")  # nothing to reuse: timed again
+    build_engine(tmp_path / "llama", directory.path, OPTIONS)
+    assert set(json.loads(cache.read_text())["microseconds"]) == set(json.loads(first)["microseconds"])
 
 
 def test_the_plan_says_what_the_engine_is(tmp_path: Path) -> None:

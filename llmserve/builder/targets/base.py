@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.progress import Progress
 from llmserve.models.graph import Program
 from llmserve.models.spec import Param
 
@@ -40,5 +41,12 @@ class Target(Protocol):
         """Write the engine file `out` and return device facts for the manifest.
 
         Loads each parameter once and holds about one at a time.
+        """
+        ...
+
+    def tune(self, engine_file: Path, earlier: Path, progress: Progress) -> None:
+        """Measure what makes the engine faster here and leave it beside the engine file; no result may depend on it.
+
+        `earlier`: what a previous build of the same directory left, if it is there.
         """
         ...

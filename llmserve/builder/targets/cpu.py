@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
+from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import Int4, Int8, quantized_params
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu_lowering import Lowered, lower
+from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
     PACKING,
@@ -31,6 +34,7 @@ from llmserve.engine.cpu.layout import (
     encode_metadata,
     pack_panels,
 )
+from llmserve.engine.cpu.tactics import Machine, TacticCache, num_timed_bytes, time_tactics
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
 
@@ -80,6 +84,12 @@ class CpuTarget:
             "operations": dict(Counter(op.code.name.lower() for op in lowered.ops)),
             "quantized_params": len(lowered.quantized),
         }
+
+    def tune(self, engine_file: Path, earlier: Path, progress: Progress) -> None:
+        known = TacticCache.load(earlier, Machine.here())
+        progress.phase("time tactics", num_timed_bytes(engine_file))
+        timed = time_tactics(engine_file, known, partial(progress.advance, "tactics"))
+        timed.save(engine_file.with_name(CACHE_FILE))
 
 
 class TensorWriter:

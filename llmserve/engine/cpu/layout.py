@@ -68,6 +68,8 @@ class OpCode(IntEnum):
     LINEAR_INT4 = 13
 
 
+LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4)
+
 OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("stride", "<u4")])
 OP = np.dtype(
     [("kind", "<u4"), ("selected", "<u4"), ("inputs", OPERAND, 3), ("output", OPERAND), ("tensors", "<i4", 4)]
@@ -223,6 +225,39 @@ def read_header(path: Path) -> EngineHeader:
         raise EngineFileError(f"{path} has a damaged header (checksum); build the engine again")
     begin = int(fixed["json_offset"])
     return _decode_json(path, blob[begin : begin + int(fixed["json_bytes"])])
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """What the speed of a linear layer depends on."""
+
+    weight_type: DType
+    depth: int  # inputs
+    columns: int  # outputs
+    group_size: int  # inputs that share a scale; 0 unless the weights have four bits
+
+    def __str__(self) -> str:
+        groups = f" in groups of {self.group_size}" if self.group_size else ""
+        return f"{self.weight_type.name.lower()}{groups}, {self.depth} to {self.columns}"
+
+
+def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
+    """The number of operations of an engine file that `read_header` accepts, and which of them are linear layers."""
+    with path.open("rb") as file:
+        fixed = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
+        file.seek(0)
+        blob = file.read(int(fixed["metadata_bytes"]))
+    ops = np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
+    tensors = np.frombuffer(blob, TENSOR, int(fixed["num_tensors"]), int(fixed["tensors_offset"]))
+    layers = {}
+    for index, op in enumerate(ops):
+        if op["kind"] in LINEAR_CODES:
+            group_size = int(op["groups"]) if op["kind"] == OpCode.LINEAR_INT4 else 0
+            weight_type = DType(tensors[op["tensors"][0]]["dtype"])
+            layers[index] = LinearShape(
+                weight_type, int(op["inputs"][0]["width"]), int(op["output"]["width"]), group_size
+            )
+    return len(ops), layers
 
 
 def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -71,6 +71,13 @@ class Library:
         self._declare(
             "llmserve_step", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(StepRecord), ctypes.c_char_p, ctypes.c_size_t
         )
+        trial = (ctypes.c_uint32,) * 6
+        texts = (ctypes.c_char_p, ctypes.c_size_t)
+        self._declare("llmserve_tactics", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, *texts)
+        self._declare(
+            "llmserve_time_tactic", ctypes.c_int, ctypes.c_char_p, *trial, ctypes.POINTER(ctypes.c_double), *texts
+        )
+        self._declare("llmserve_set_tactics", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, *texts)
         if (version := self._library.llmserve_abi_version()) != ABI_VERSION:
             raise Unsupported(
                 f"{path} has interface version {version}, this code needs {ABI_VERSION}; build it again: "
@@ -101,10 +108,30 @@ class Library:
         self._library.llmserve_close(handle)
 
     def step(self, handle: int, record: StepRecord) -> None:
+        self._call(self._library.llmserve_step, handle, ctypes.byref(record))
+
+    def set_tactics(self, handle: int, tactics: bytes) -> None:
+        """One per operation and row bucket, in order."""
+        self._call(self._library.llmserve_set_tactics, handle, tactics, len(tactics))
+
+    def tactics(self, isa: str, weight_type: int) -> tuple[list[str], list[int]]:
+        """Names of the tactics for weights of a type, and the index of the default one of each row bucket."""
+        names, _, defaults = self._call(self._library.llmserve_tactics, isa.encode(), weight_type).partition(";")
+        return names.split(","), [int(index) for index in defaults.split(",")]
+
+    def time_tactic(self, isa: str, weight_type: int, shape: tuple[int, int, int], num_rows: int, tactic: int) -> float:
+        """Seconds that one thread needs. shape: inputs, outputs, group size."""
+        seconds = ctypes.c_double()
+        trial = (isa.encode(), weight_type, *shape, num_rows, tactic, ctypes.byref(seconds))
+        self._call(self._library.llmserve_time_tactic, *trial)
+        return seconds.value
+
+    def _call(self, function: Any, *arguments: Any) -> str:
+        """The text that the call leaves; its error when it fails."""
         text = ctypes.create_string_buffer(TEXT_BYTES)
-        status = self._library.llmserve_step(handle, ctypes.byref(record), text, TEXT_BYTES)
-        if status:
+        if status := function(*arguments, text, TEXT_BYTES):
             raise ERRORS[status](text.value.decode(errors="replace"))
+        return text.value.decode()
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from llmserve.engine.cpu.cores import usable_cores
 from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.library import available_isas, chosen_isa, load_library
 from llmserve.engine.cpu.step import FlatStep
+from llmserve.engine.cpu.tactics import Machine, tactic_table
 from llmserve.engine.memory import available_memory_bytes
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted
 from llmserve.scheduler.plan import StepPlan
@@ -55,11 +56,17 @@ class CpuRunner:
         isa = chosen_isa(isa)
         threads = threads or usable_cores()
         handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads)
-        return cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa)
+        runner = cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa)
+        runner.set_tactics(tactic_table(path, Machine.here(isa)))
+        return runner
 
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    def set_tactics(self, table: bytes) -> None:
+        """The tactic of every operation and row bucket (`tactics.tactic_table`). Changes speed, never a result."""
+        self._library.set_tactics(self._handle, table)
 
     def step(self, plan: StepPlan) -> StepResult:
         assert self._close.alive, "the runner is closed"

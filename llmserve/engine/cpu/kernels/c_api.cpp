@@ -7,6 +7,7 @@
 
 #include "engine.h"
 #include "isa.h"
+#include "tactics.h"
 
 namespace {
 
@@ -26,21 +27,67 @@ std::string variant_names() {
   return names;
 }
 
+llmserve::Error find_variant(const char* name, const llmserve::KernelTable** kernels) {
+  *kernels = llmserve::find_kernels(name);
+  if (*kernels) return {};
+  return llmserve::invalid(std::string("this machine has no kernels '") + name + "'; it has " + variant_names());
+}
+
 llmserve::Error open_engine(llmserve::Engine& engine, const char* path, const char* variant, uint32_t num_blocks,
                             uint32_t num_threads) {
-  const llmserve::KernelTable* kernels = llmserve::find_kernels(variant);
-  if (!kernels) {
-    return llmserve::invalid(std::string("this machine has no kernels '") + variant + "'; it has " + variant_names());
-  }
+  const llmserve::KernelTable* kernels = nullptr;
+  if (llmserve::Error error = find_variant(variant, &kernels)) return error;
   if (num_threads == 0 || num_threads > 1024) return llmserve::invalid("threads must be 1 to 1024");
   return engine.open(path, *kernels, num_blocks, num_threads);
+}
+
+llmserve::Error describe_tactics(const char* variant, uint32_t weight_type, std::string* text) {
+  const llmserve::KernelTable* kernels = nullptr;
+  if (llmserve::Error error = find_variant(variant, &kernels)) return error;
+  const auto tactics = llmserve::tactics_for(*kernels, static_cast<llmserve::DType>(weight_type));
+  if (tactics.empty()) return llmserve::invalid("linear layers have no weights of this type");
+  for (const llmserve::LinearTactic& tactic : tactics) {
+    if (!text->empty()) *text += ',';
+    *text += std::to_string(tactic.max_rows) + 'x' + std::to_string(tactic.vectors);
+  }
+  for (uint32_t bucket = 0; bucket < llmserve::kRowBuckets; ++bucket) {
+    *text += (bucket == 0 ? ';' : ',') + std::to_string(llmserve::default_tactic(tactics, bucket));
+  }
+  return {};
+}
+
+llmserve::Error time_tactic(const char* variant, const llmserve::LinearTrial& trial, double* seconds) {
+  constexpr size_t kMost = 1 << 16;
+  const llmserve::KernelTable* kernels = nullptr;
+  if (llmserve::Error error = find_variant(variant, &kernels)) return error;
+  const auto in_range = [](size_t value) { return value >= 1 && value <= kMost; };
+  const bool has_groups = trial.weight_type != llmserve::DType::kI4 || (trial.group_size >= 4 && trial.group_size % 4 == 0);
+  if (!in_range(trial.depth) || !in_range(trial.columns) || !in_range(trial.num_rows) || !has_groups ||
+      trial.tactic >= llmserve::tactics_for(*kernels, trial.weight_type).size()) {
+    return llmserve::invalid("a trial of a linear layer that cannot be");
+  }
+  *seconds = llmserve::time_linear(*kernels, trial);
+  return {};
+}
+
+// Runs `body`, which returns an Error; no exception leaves.
+template <class Body>
+int guarded(char* text, size_t text_bytes, Body body) {
+  try {
+    const llmserve::Error error = body();
+    if (error) copy_text(error.text, text, text_bytes);
+    return static_cast<int>(error.status);
+  } catch (const std::exception& error) {
+    copy_text(error.what(), text, text_bytes);
+    return static_cast<int>(llmserve::Status::kInternal);
+  }
 }
 
 }  // namespace
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 1; }
+uint32_t llmserve_abi_version(void) { return 2; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
@@ -62,14 +109,29 @@ llmserve::Engine* llmserve_open(const char* path, const char* variant, uint32_t 
 void llmserve_close(llmserve::Engine* engine) { delete engine; }
 
 int llmserve_step(llmserve::Engine* engine, const llmserve::StepRecord* step, char* text, size_t text_bytes) {
-  try {
-    const llmserve::Error error = engine->step(*step);
-    if (error) copy_text(error.text, text, text_bytes);
-    return static_cast<int>(error.status);
-  } catch (const std::exception& error) {
-    copy_text(error.what(), text, text_bytes);
-    return static_cast<int>(llmserve::Status::kInternal);
-  }
+  return guarded(text, text_bytes, [&] { return engine->step(*step); });
+}
+
+int llmserve_set_tactics(llmserve::Engine* engine, const uint8_t* tactics, size_t count, char* text,
+                         size_t text_bytes) {
+  return guarded(text, text_bytes, [&] { return engine->set_tactics({tactics, count}); });
+}
+
+int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size_t text_bytes) {
+  return guarded(text, text_bytes, [&] {
+    std::string description;
+    llmserve::Error error = describe_tactics(variant, weight_type, &description);
+    if (!error) copy_text(description, text, text_bytes);
+    return error;
+  });
+}
+
+int llmserve_time_tactic(const char* variant, uint32_t weight_type, uint32_t depth, uint32_t columns,
+                         uint32_t group_size, uint32_t num_rows, uint32_t tactic, double* seconds, char* text,
+                         size_t text_bytes) {
+  const llmserve::LinearTrial trial = {static_cast<llmserve::DType>(weight_type), depth, columns, group_size, num_rows,
+                                       tactic};
+  return guarded(text, text_bytes, [&] { return time_tactic(variant, trial, seconds); });
 }
 
 }  // extern "C"

@@ -24,11 +24,24 @@ LLMSERVE_EXPORT void llmserve_variants(char* text, size_t text_bytes);
 LLMSERVE_EXPORT llmserve::Engine* llmserve_open(const char* path, const char* variant, uint32_t num_blocks,
                                                 uint32_t num_threads, int* status, char* text, size_t text_bytes);
 
+/* One tactic per operation and row bucket (tactics.h), in order; what is no linear layer is ignored. Not during a step. */
+LLMSERVE_EXPORT int llmserve_set_tactics(llmserve::Engine* engine, const uint8_t* tactics, size_t count, char* text,
+                                         size_t text_bytes);
+
 LLMSERVE_EXPORT void llmserve_close(llmserve::Engine* engine);
 
 /* Runs one step; one caller at a time. Returns a status, 0 for success. */
 LLMSERVE_EXPORT int llmserve_step(llmserve::Engine* engine, const llmserve::StepRecord* step, char* text,
                                   size_t text_bytes);
+
+/* The tactics of a variant for weights of a type (format.h), as "ROWSxVECTORS", separated by commas, and the one that is
+ * taken for each row bucket when nothing was measured, as numbers separated by commas behind a semicolon. */
+LLMSERVE_EXPORT int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size_t text_bytes);
+
+/* Seconds that one thread needs for a linear layer of this shape with a tactic. Returns a status. */
+LLMSERVE_EXPORT int llmserve_time_tactic(const char* variant, uint32_t weight_type, uint32_t depth, uint32_t columns,
+                                         uint32_t group_size, uint32_t num_rows, uint32_t tactic, double* seconds,
+                                         char* text, size_t text_bytes);
 
 #ifdef __cplusplus
 }

@@ -26,6 +26,7 @@ Error Engine::open(const std::string& path, const KernelTable& kernels, uint32_t
   num_blocks_ = num_blocks;
   try {
     threads_ = std::make_unique<ThreadPool>(num_threads);
+    choose_default_tactics();
     return allocate();
   } catch (const std::bad_alloc&) {
     return out_of_memory("not enough memory for the working buffers");
@@ -64,6 +65,38 @@ Error Engine::allocate() {
   counters_ = std::make_unique<TaskCounter[]>(h.num_ops + 1);
   positions_.resize(h.max_num_tokens);
   slots_.resize(h.max_num_tokens);
+  return {};
+}
+
+// Empty for an operation that has no tactics.
+std::span<const LinearTactic> Engine::tactics_of(const OpRecord& op) const {
+  const auto kind = static_cast<OpKind>(op.kind);
+  if (kind != OpKind::kLinear && kind != OpKind::kLinearInt8 && kind != OpKind::kLinearInt4) return {};
+  return tactics_for(*kernels_, static_cast<DType>(file_.record(op.tensors[0]).dtype));
+}
+
+void Engine::choose_default_tactics() {
+  tactics_.assign(file_.ops().size() * kRowBuckets, 0);
+  for (size_t i = 0; i < file_.ops().size(); ++i) {
+    const auto known = tactics_of(file_.ops()[i]);
+    for (uint32_t bucket = 0; !known.empty() && bucket < kRowBuckets; ++bucket) {
+      tactics_[i * kRowBuckets + bucket] = static_cast<uint8_t>(default_tactic(known, bucket));
+    }
+  }
+}
+
+Error Engine::set_tactics(std::span<const uint8_t> tactics) {
+  if (tactics.size() != tactics_.size()) {
+    return invalid("the engine has " + std::to_string(tactics_.size()) + " tactics, got " +
+                   std::to_string(tactics.size()));
+  }
+  for (size_t i = 0; i < tactics.size(); ++i) {
+    const auto known = tactics_of(file_.ops()[i / kRowBuckets]);
+    if (!known.empty() && tactics[i] >= known.size()) {
+      return invalid("operation " + std::to_string(i / kRowBuckets) + " has no tactic " + std::to_string(tactics[i]));
+    }
+  }
+  std::copy(tactics.begin(), tactics.end(), tactics_.begin());
   return {};
 }
 

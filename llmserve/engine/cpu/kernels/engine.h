@@ -10,6 +10,7 @@
 #include "memory.h"
 #include "sampling.h"
 #include "step.h"
+#include "tactics.h"
 #include "thread_pool.h"
 
 namespace llmserve {
@@ -27,10 +28,15 @@ class Engine {
   Error open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, unsigned num_threads);
   Error step(const StepRecord& step);
 
+  // One per operation and row bucket; entries of other operations than linear layers are ignored.
+  Error set_tactics(std::span<const uint8_t> tactics);
+
  private:
   friend class Executor;
 
   Error allocate();
+  void choose_default_tactics();
+  std::span<const LinearTactic> tactics_of(const OpRecord& op) const;
   void prepare(const StepRecord& step);
 
   EngineFile file_;
@@ -45,6 +51,7 @@ class Engine {
   size_t scratch_floats_ = 0;
   std::vector<Sampler> samplers_;  // one per thread
   std::unique_ptr<TaskCounter[]> counters_;  // one per op, one for sampling
+  std::vector<uint8_t> tactics_;  // [op][row bucket]
   std::vector<int32_t> positions_;  // of each token of the step
   std::vector<int32_t> slots_;      // its row in the cache
   std::vector<AttentionTask> attention_tasks_;

@@ -4,15 +4,6 @@
 #include <cmath>
 
 namespace llmserve {
-namespace {
-
-// Few rows: wide tiles, for few broadcasts. More: tall ones, which read and convert a weight for more rows.
-size_t default_tactic(std::span<const LinearTactic> tactics, size_t num_rows) {
-  return num_rows > tactics[0].max_rows && tactics.size() > 1 ? 1 : 0;
-}
-
-}  // namespace
-
 float* Executor::logits() const {
   return step_.logits ? step_.logits : reinterpret_cast<float*>(engine_.logits_.data());
 }
@@ -98,6 +89,11 @@ void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
   }
 }
 
+size_t Executor::tactic(const OpRecord& op) const {
+  const auto index = static_cast<size_t>(&op - engine_.file_.ops().data());
+  return engine_.tactics_[index * kRowBuckets + row_bucket(num_rows(op))];
+}
+
 // fn(begin, end) over the panels of a linear layer: enough pieces to share out evenly, and long ones, since what a piece
 // begins with is not prefetched.
 template <class Fn>
@@ -121,8 +117,8 @@ void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
       .residual = view<const float>(op.in[1]),
       .y = view<float>(op.out),
   };
-  const size_t tactic = default_tactic(engine_.kernels_->float_tactics, args.num_rows);
-  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear(args, tactic, begin, end); });
+  const size_t chosen = tactic(op);
+  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear(args, chosen, begin, end); });
 }
 
 void Executor::linear_int8(const OpRecord& op, TaskCounter& tasks) {
@@ -139,8 +135,8 @@ void Executor::linear_int8(const OpRecord& op, TaskCounter& tasks) {
       .residual = view<const float>(op.in[1]),
       .y = view<float>(op.out),
   };
-  const size_t tactic = default_tactic(engine_.kernels_->int8_tactics, args.num_rows);
-  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int8(args, tactic, begin, end); });
+  const size_t chosen = tactic(op);
+  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int8(args, chosen, begin, end); });
 }
 
 // A row's scale and, behind it, the sums of its groups.
@@ -165,8 +161,8 @@ void Executor::linear_int4(const OpRecord& op, TaskCounter& tasks) {
       .residual = view<const float>(op.in[1]),
       .y = view<float>(op.out),
   };
-  const size_t tactic = default_tactic(engine_.kernels_->int4_tactics, args.num_rows);
-  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int4(args, tactic, begin, end); });
+  const size_t chosen = tactic(op);
+  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int4(args, chosen, begin, end); });
 }
 
 // Angles in f32 as transformers computes them, their cosines and sines in f64.

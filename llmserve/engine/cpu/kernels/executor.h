@@ -29,6 +29,7 @@ class Executor {
   template <class Fn>
   void over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn);
   std::pair<View<float>, View<int32_t>> row_facts(const Operand& operand, size_t first_row) const;
+  size_t tactic(const OpRecord& op) const;
   float* logits() const;
   std::byte* cache_plane(uint32_t layer, uint32_t values) const;
 

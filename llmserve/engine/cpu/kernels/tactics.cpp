@@ -1,0 +1,116 @@
+#include "tactics.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <vector>
+
+#include "engine_file.h"
+
+namespace llmserve {
+namespace {
+
+constexpr size_t kColdBytes = size_t{64} << 20;  // more than most caches hold
+constexpr size_t kSmallBytes = size_t{1} << 20;  // such weights stay in a cache from step to step
+constexpr int kMostRuns = 8;
+constexpr double kEnoughSeconds = 0.02;
+
+// Operands of a trial. Their values do not matter, as long as they are ordinary numbers: 0x11 in every byte is one in
+// every format.
+class Operands {
+ public:
+  explicit Operands(const LinearTrial& trial)
+      : trial_(trial),
+        weight_bytes_(tensor_bytes({static_cast<uint32_t>(trial.weight_type), static_cast<uint32_t>(trial.columns),
+                                    static_cast<uint32_t>(trial.depth), static_cast<uint32_t>(Layout::kPanels), 0})),
+        num_copies_(weight_bytes_ < kSmallBytes ? 1 : std::max<size_t>(1, kColdBytes / weight_bytes_)),
+        weights_(weight_bytes_ * num_copies_, std::byte{0x11}),
+        row_values_(trial.num_rows * (trial.depth + 3), 1.0f),
+        column_values_(padded_columns() * (1 + num_groups()), 1.0f),
+        sums_(std::max(trial.num_rows * num_groups(), trial.columns)),
+        y_(trial.num_rows * trial.columns) {}
+
+  size_t num_panels() const { return padded_columns() / kPanelColumns; }
+
+  void run(const KernelTable& kernels, size_t turn) {
+    const LinearTrial& t = trial_;
+    const std::byte* weight = weights_.data() + turn % num_copies_ * weight_bytes_;
+    const View<const float> scales = {row_values_.data(), 1};
+    const View<float> y = {y_.data(), t.columns};
+    const size_t quads = (t.depth + 3) / 4 * 4;
+    if (t.weight_type == DType::kI8) {
+      const LinearInt8Args args = {{bytes<uint8_t>(), quads}, scales, t.num_rows, t.depth, t.columns,
+                                   reinterpret_cast<const int8_t*>(weight), column_values_.data(), sums_.data(),
+                                   nullptr, {}, y};
+      kernels.linear_int8(args, t.tactic, 0, num_panels());
+    } else if (t.weight_type == DType::kI4) {
+      const LinearInt4Args args = {{bytes<int8_t>(), quads}, scales, {sums_.data(), num_groups()}, t.num_rows, t.depth,
+                                   t.group_size, t.columns, reinterpret_cast<const uint8_t*>(weight),
+                                   column_values_.data(), nullptr, {}, y};
+      kernels.linear_int4(args, t.tactic, 0, num_panels());
+    } else {
+      const LinearArgs args = {{row_values_.data(), t.depth}, t.num_rows, t.depth, t.columns, weight, t.weight_type,
+                               nullptr, {}, y};
+      kernels.linear(args, t.tactic, 0, num_panels());
+    }
+  }
+
+ private:
+  size_t padded_columns() const { return (trial_.columns + kPanelColumns - 1) / kPanelColumns * kPanelColumns; }
+  size_t num_groups() const { return trial_.group_size ? (trial_.depth + trial_.group_size - 1) / trial_.group_size : 0; }
+  template <class T>
+  const T* bytes() const {
+    return reinterpret_cast<const T*>(row_values_.data());
+  }
+
+  const LinearTrial trial_;
+  const size_t weight_bytes_;
+  const size_t num_copies_;
+  std::vector<std::byte> weights_;
+  std::vector<float> row_values_;
+  std::vector<float> column_values_;
+  std::vector<int32_t> sums_;
+  std::vector<float> y_;
+};
+
+}  // namespace
+
+uint32_t row_bucket(size_t num_rows) {
+  return std::min<uint32_t>(static_cast<uint32_t>(std::bit_width(num_rows - 1)), kRowBuckets - 1);
+}
+
+std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weight_type) {
+  switch (weight_type) {
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+      return kernels.float_tactics;
+    case DType::kI8:
+      return kernels.int8_tactics;
+    case DType::kI4:
+      return kernels.int4_tactics;
+    default:
+      return {};
+  }
+}
+
+// Few rows: wide tiles, for few broadcasts. More: tall ones, which read and convert a weight for more rows.
+uint32_t default_tactic(std::span<const LinearTactic> tactics, uint32_t bucket) {
+  return (size_t{1} << bucket) > tactics[0].max_rows && tactics.size() > 1 ? 1 : 0;
+}
+
+double time_linear(const KernelTable& kernels, const LinearTrial& trial) {
+  using Clock = std::chrono::steady_clock;
+  Operands operands(trial);
+  double best = 1e30, total = 0.0;
+  for (int turn = 0; turn < kMostRuns && (turn < 3 || total < kEnoughSeconds); ++turn) {
+    const auto begin = Clock::now();
+    operands.run(kernels, static_cast<size_t>(turn));
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    total += seconds;
+    if (turn > 0) best = std::min(best, seconds);  // the first run touches everything for the first time
+  }
+  return best;
+}
+
+}  // namespace llmserve

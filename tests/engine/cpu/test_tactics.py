@@ -1,0 +1,142 @@
+"""Tactics: which one is chosen and why, and that none of them changes a bit."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmserve.engine.artifact import CACHE_FILE
+from llmserve.engine.cpu.layout import DType, LinearShape, read_linear_layers
+from llmserve.engine.cpu.library import load_library
+from llmserve.engine.cpu.runner import available_isas
+from llmserve.engine.cpu.tactics import (
+    ROW_BUCKETS,
+    Machine,
+    TacticCache,
+    choose,
+    linear_shapes,
+    num_timed_bytes,
+    tactic_table,
+    time_tactics,
+)
+from llmserve.errors import InvalidArgument
+from tests.engine.cpu.conftest import EngineFile, OpenRunner
+from tests.engine.cpu.networks import all_logits, random_ids
+
+SHAPE = LinearShape(DType.FLOAT16, 64, 96, 0)
+ISAS = available_isas()
+FORMATS = [("float32", ""), ("float16", ""), ("bfloat16", ""), ("float32", "int8"), ("float32", "int4")]
+
+
+def names_and_defaults(isa: str = "") -> tuple[list[str], list[int]]:
+    return load_library().tactics(isa, DType.FLOAT16)
+
+
+def cache_with(timings: dict[str, float], rows: int = 1) -> TacticCache:
+    return TacticCache(Machine.here(), {str(SHAPE): {str(rows): timings}})
+
+
+def test_without_timings_the_defaults_are_used() -> None:
+    names, defaults = names_and_defaults()
+    choices = choose(TacticCache(Machine.here()), SHAPE)
+    assert [choice.rows for choice in choices] == list(ROW_BUCKETS)
+    assert [choice.index for choice in choices] == defaults
+    assert {choice.reason for choice in choices} == {"default, not measured here"}
+    assert all(choice.tactic == names[choice.index] for choice in choices)
+
+
+def test_the_fastest_tactic_wins_unless_it_hardly_differs_from_the_default() -> None:
+    names, defaults = names_and_defaults()
+    default = names[defaults[0]]
+    other = next(name for name in names if name != default)
+    assert choose(cache_with({default: 100.0, other: 90.0}), SHAPE)[0].tactic == other
+    assert choose(cache_with({default: 100.0, other: 99.0}), SHAPE)[0].tactic == default
+    assert choose(cache_with({default: 100.0, other: 90.0}), SHAPE)[1].reason == "default, not measured here"
+    assert choose(cache_with({"99x9": 1.0, default: 100.0}), SHAPE)[0].tactic == default, "no such tactic here"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format_version": 1}', '{"format_version": 1, "machine": 3}'])
+def test_a_cache_that_cannot_be_used_is_as_good_as_none(content: str, tmp_path: Path) -> None:
+    path = tmp_path / CACHE_FILE
+    path.write_text(content)
+    assert TacticCache.load(path, Machine.here()) == TacticCache(Machine.here())
+    assert TacticCache.load(tmp_path / "nothing", Machine.here()) == TacticCache(Machine.here())
+
+
+def test_timings_of_another_machine_are_not_used(tmp_path: Path) -> None:
+    path = tmp_path / CACHE_FILE
+    cache_with({"6x4": 1.0}).save(path)
+    assert TacticCache.load(path, Machine.here()).timings(SHAPE, 1) == {"6x4": 1.0}
+    content = json.loads(path.read_text())
+    content["machine"]["cpu"] = "another"
+    path.write_text(json.dumps(content))
+    assert TacticCache.load(path, Machine.here()).microseconds == {}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
+def test_every_shape_is_timed_once(dtype: str, quantization: str, isa: str, engine_file: EngineFile) -> None:
+    path = engine_file("rope", dtype, quantization)
+    machine = Machine.here(isa)
+    done = []
+    cache = time_tactics(path, TacticCache(machine), done.append)
+    assert sum(done) == num_timed_bytes(path)
+    for shape in linear_shapes(path):
+        names, _ = load_library().tactics(isa, shape.weight_type)
+        for rows in ROW_BUCKETS:
+            assert list(cache.timings(shape, rows)) == names
+            assert all(value >= 0 for value in cache.timings(shape, rows).values())
+    assert time_tactics(path, cache, done.append) == cache, "known timings are kept"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
+def test_no_tactic_changes_a_bit(
+    dtype: str, quantization: str, isa: str, engine_file: EngineFile, open_runner: OpenRunner
+) -> None:
+    path = engine_file("rope", dtype, quantization)
+    runner = open_runner(path, isa=isa, threads=2)
+    ids = random_ids(runner.info.vocab_size, 60)
+    wanted = all_logits(runner, ids)
+    rng = random.Random(0)
+    num_ops, layers = read_linear_layers(path)
+    for _ in range(4):
+        table = bytearray(num_ops * len(ROW_BUCKETS))
+        for index, shape in layers.items():
+            names, _ = load_library().tactics(isa, shape.weight_type)
+            for bucket in range(len(ROW_BUCKETS)):
+                table[index * len(ROW_BUCKETS) + bucket] = rng.randrange(len(names))
+        runner.set_tactics(bytes(table))
+        np.testing.assert_array_equal(all_logits(runner, ids), wanted)
+
+
+def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: OpenRunner) -> None:
+    path = engine_file("rope", "float32", "")
+    runner = open_runner(path)
+    table = tactic_table(path, Machine.here())
+    with pytest.raises(InvalidArgument, match=f"the engine has {len(table)} tactics, got 3"):
+        runner.set_tactics(b"\0\0\0")
+    first = min(read_linear_layers(path)[1]) * len(ROW_BUCKETS)
+    with pytest.raises(InvalidArgument, match="has no tactic 200"):
+        runner.set_tactics(table[:first] + b"\xc8" + table[first + 1 :])
+    runner.set_tactics(table)
+
+
+@pytest.mark.parametrize(
+    ("weight_type", "shape", "tactic"),
+    [
+        (0, (0, 1, 0), 0),
+        (0, (1, 1 << 20, 0), 0),
+        (0, (8, 8, 0), 99),
+        (5, (8, 8, 0), 0),
+        (4, (8, 8, 0), 0),
+        (9, (8, 8, 0), 0),
+    ],
+)
+def test_impossible_trials_are_refused(weight_type: int, shape: tuple[int, int, int], tactic: int) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be"):
+        load_library().time_tactic("portable", weight_type, shape, 4, tactic)
