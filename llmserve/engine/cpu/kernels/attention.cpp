@@ -79,7 +79,7 @@ template <size_t N, size_t P, class T>
 
 template <size_t N, class T>
 void score(const Query* queries, const Cache<T>& keys, size_t base, size_t end) {
-  constexpr size_t kPositions = kMaxTileRows >= 4 ? 4 : (N == 1 ? 4 : N == 2 ? 2 : 1);
+  constexpr size_t kPositions = kScoreTile >= 4 ? 4 : (N == 1 ? 4 : N == 2 ? 2 : 1);
   const size_t head_dim = keys.args.head_dim;
   keys.for_runs(base, end, [&](size_t p, size_t run_end, const T* row) {
     for (; p + kPositions <= run_end; p += kPositions, row += kPositions * head_dim) {

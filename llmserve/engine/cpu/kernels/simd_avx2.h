@@ -8,10 +8,11 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-inline constexpr LinearTactic kFloatTactics[] = {{6, 1}, {2, 2}};
-inline constexpr LinearTactic kInt8Tactics[] = {{2, 1}, {1, 2}};
-inline constexpr LinearTactic kInt4Tactics[] = {{2, 1}, {1, 2}};
-inline constexpr size_t kMaxTileRows = 3;
+// The first is the default for as few rows as it takes, the second for more.
+inline constexpr LinearTactic kFloatTactics[] = {{2, 2}, {6, 1}};
+inline constexpr LinearTactic kInt8Tactics[] = {{1, 2}, {2, 1}};
+inline constexpr LinearTactic kInt4Tactics[] = {{1, 2}, {2, 1}};
+inline constexpr size_t kScoreTile = 3;  // attention: queries times positions that fit into registers, as a side
 
 struct F32x16 {
   __m256 lo;

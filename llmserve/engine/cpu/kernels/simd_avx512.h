@@ -8,10 +8,11 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
+// The first is the default for as few rows as it takes, the second for more.
 inline constexpr LinearTactic kFloatTactics[] = {{6, 4}, {12, 2}};
 inline constexpr LinearTactic kInt8Tactics[] = {{6, 4}, {12, 2}};
-inline constexpr LinearTactic kInt4Tactics[] = {{6, 2}, {3, 4}};
-inline constexpr size_t kMaxTileRows = 4;
+inline constexpr LinearTactic kInt4Tactics[] = {{3, 4}, {6, 2}};
+inline constexpr size_t kScoreTile = 4;  // attention: queries times positions that fit into registers, as a side
 
 struct F32x16 {
   __m512 v;

@@ -9,10 +9,11 @@ namespace llmserve::LLMSERVE_VARIANT {
 typedef float Quad __attribute__((vector_size(16)));
 typedef uint32_t QuadBits __attribute__((vector_size(16)));
 
+// The first is the default for as few rows as it takes, the second for more.
 inline constexpr LinearTactic kFloatTactics[] = {{1, 2}, {2, 1}};
 inline constexpr LinearTactic kInt8Tactics[] = {{1, 2}, {2, 1}};
 inline constexpr LinearTactic kInt4Tactics[] = {{1, 2}, {2, 1}};
-inline constexpr size_t kMaxTileRows = 2;
+inline constexpr size_t kScoreTile = 2;  // attention: queries times positions that fit into registers, as a side
 
 struct F32x16 {
   Quad part[4];

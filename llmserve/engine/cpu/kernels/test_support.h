@@ -3,17 +3,23 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "engine_file.h"
+#include "kernels.h"
 
 namespace llmserve {
 
-// Prints and counts a failure when `holds` is false.
-void expect(bool holds, const char* variant, const char* what, size_t size);
+inline int num_failures = 0;
 
-void test_threads();
+// Prints and counts a failure when `holds` is false.
+inline void expect(bool holds, const char* variant, const char* what, size_t size) {
+  if (holds) return;
+  ++num_failures;
+  std::printf("FAILED %s %s (size %zu)\n", variant, what, size);
+}
 
 // A small generator of our own, so that every machine tests the same numbers.
 class Random {
@@ -55,6 +61,9 @@ struct Typed {
   }
 };
 
+inline constexpr size_t kSizes[] = {1, 2, 7, 15, 16, 17, 33, 64, 65, 100, 130};
+inline constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+
 inline bool near(double a, double b) { return std::fabs(a - b) <= 2e-5 * (1.0 + std::fabs(b)); }
 
 // A weight [columns, depth] of elements of `bytes` each as `format.h` packs it.
@@ -88,5 +97,8 @@ inline std::vector<uint8_t> packed_nibbles(const std::vector<int>& rows, size_t 
   }
   return out;
 }
+
+void test_threads();
+void test_linear_layers(const KernelTable& kernels, Random& random);
 
 }  // namespace llmserve
