@@ -47,13 +47,13 @@ def test_what_the_kernels_cannot_do() -> None:
     assert any("no multiple" in text for text in found)
 
 
-def test_int8_sums_must_fit_in_32_bits() -> None:
+def test_integer_sums_must_fit_in_32_bits() -> None:
     depth = MAX_INT8_DEPTH + 1
     g = Graph(CacheShape(1, 1, 2), 4)
     g.logits(g.select_rows(g.embed("embed", depth)), "head")
     params = [Param("head", (4, depth), ("head",), ((4, depth),), quantizable=True)]
     options = dataclasses.replace(LIMITS, quantization="int8")
-    assert "head: rows of 65537 are too long for int8" in CpuTarget().problems(g.program(), params, options)[0]
+    assert "head: rows of 65537 are too long for integers" in CpuTarget().problems(g.program(), params, options)[0]
     assert CpuTarget().problems(g.program(), params, LIMITS) == []
 
 
