@@ -198,6 +198,8 @@ class PythonInstance:
         self._outbox.put(partial(self._deliver, stream, response))
 
     def _deliver(self, stream: ResponseStream, response: InferResponse) -> None:
+        if stream not in self._streams:
+            return  # it has ended already, with the instance
         stream.push(response)
         if response.final:
             self._streams.discard(stream)

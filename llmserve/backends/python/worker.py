@@ -11,9 +11,9 @@ import inspect
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
@@ -68,16 +68,22 @@ class Worker:
             self._opened.set_exception(error)
             return
         self.is_async = inspect.iscoroutinefunction(model.execute)
-        try:
-            if self.is_async:
-                asyncio.run(self._serve_async(model))
-            else:
+        if self.is_async:
+            with asyncio.Runner() as runner, self._death_reported():  # in this order: the runner's end cancels batches
+                runner.run(self._serve_async(model))
+        else:
+            with self._death_reported():
                 self._serve(model)
+        self._finalize(model)
+
+    @contextmanager
+    def _death_reported(self) -> Generator[None, None, None]:
+        try:
+            yield
         except BaseException:  # border: such as sys.exit() in a task that the model has started itself
             logger.exception("model instance '%s' has stopped working", self._name)
             self._died = True
             self._on_death()
-        self._finalize(model)
 
     def _finalize(self, model: Any) -> None:
         finalize = getattr(model, "finalize", None)
