@@ -3,8 +3,8 @@
     python tools/train_demo_checkpoint.py train --output /tmp/demo --minutes 60
     python tools/train_demo_checkpoint.py score build/checkpoints/baichuan2-tiny-docsum
 
-Training pairs come from this interpreter's site-packages and every `--packages DIR`. More packages give a larger
-corpus: install what tools/demo_checkpoint/corpus-packages.txt names into an environment of its own and name that one's
+Training pairs come from this interpreter's standard library and site-packages and every `--packages DIR`; those near
+an evaluation pair are dropped. More packages give a larger corpus: install what tools/demo_checkpoint/corpus-packages.txt names into an environment of its own and name that one's
 site-packages with `--packages`.
 """
 
@@ -20,8 +20,10 @@ from demo_checkpoint.decontaminate import Decontaminator
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EVALUATION_PAIRS = REPOSITORY / "eval" / "data" / "docstrings.jsonl"
-PAIRS_PER_PACKAGE = 3500
+PAIRS_PER_PACKAGE = 2000
+STANDARD_LIBRARY_REPEATS = 4  # the evaluation pairs' own kind of text, and little of it: 2 % of the pairs
 EVALUATION_PAIRS_PER_PACKAGE = 25
+STANDARD_LIBRARY = "py" + sysconfig.get_python_version()  # as the origin of a pair
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Packages = Annotated[list[Path] | None, typer.Option(help="A further folder of packages; may be repeated.")]
@@ -38,7 +40,7 @@ def pairs(output: Path, packages: Packages = None, seed: Seed = 0) -> None:
 @app.command()
 def eval_pairs(output: Path, count: int = 500, seed: Seed = 0) -> None:
     """Choose evaluation pairs from the standard library. The committed file was chosen once and stays as it is."""
-    library = corpus.collect([Path(sysconfig.get_path("stdlib"))], "py" + sysconfig.get_python_version())
+    library = corpus.collect([Path(sysconfig.get_path("stdlib"))], STANDARD_LIBRARY)
     chosen = corpus.select_evaluation_pairs(library, count, per_package=EVALUATION_PAIRS_PER_PACKAGE, seed=seed)
     corpus.write_pairs(output, chosen)
     print(f"{len(chosen)} evaluation pairs in {output}")
@@ -89,14 +91,20 @@ def score(checkpoints: list[Path]) -> None:
 
 
 def training_pairs(roots: list[Path], seed: int) -> list[corpus.Pair]:
-    """Clean, unlike each other and unlike the evaluation pairs, at most so many of one package."""
-    raw = list(corpus.collect(roots, "package"))
+    """Clean, unlike each other and unlike the evaluation pairs, at most so many of one package.
+
+    Those of the standard library, which need not be named among the roots, come several times.
+    """
+    library = list(corpus.collect([Path(sysconfig.get_path("stdlib"))], STANDARD_LIBRARY))
+    raw = [*library, *corpus.collect(roots, "package")]
     distinct = corpus.deduplicate(raw)
     decontaminator = Decontaminator(corpus.read_pairs(EVALUATION_PAIRS))
-    capped = corpus.cap_per_package((p for p in distinct if not decontaminator.is_near(p)), PAIRS_PER_PACKAGE, seed)
-    num_packages = len({pair.package for pair in capped})
-    print(f"{len(raw)} pairs, {len(distinct)} distinct, {len(capped)} kept from {num_packages} packages", flush=True)
-    return capped
+    kept = corpus.cap_per_package((p for p in distinct if not decontaminator.is_near(p)), PAIRS_PER_PACKAGE, seed)
+    num_packages = len({pair.package for pair in kept})
+    print(f"{len(raw)} pairs, {len(distinct)} distinct, {len(kept)} kept from {num_packages} packages", flush=True)
+    repeated = [pair for pair in kept if pair.id.startswith(f"{STANDARD_LIBRARY}:")]
+    return kept + repeated * (STANDARD_LIBRARY_REPEATS - 1)
+
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ def train(
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     held_out = min(VALIDATION_EXAMPLES, len(examples) // 10)
-    validation, training = examples[:held_out], examples[held_out:]
+    validation = examples[:held_out]
+    seen = set(validation)  # some examples come repeatedly
+    training = [example for example in examples[held_out:] if example not in seen]
     model = TinyBaichuan(replace(config, dropout=options.dropout)).to(options.device)
     loss_of = torch.compile(_loss, dynamic=False) if options.compile else _loss
     optimizer = Optimizer(model)
