@@ -9,10 +9,10 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check pytest format wheel clean
+.PHONY: help demo serve test check pytest format wheel bench bench-peers clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.eval ## The main job: build the demo engine, evaluate it against Hugging Face, serve it, chat with it
 	$(BIN)/python tools/demo.py
@@ -39,8 +39,14 @@ format: $(VENV)/.check ## Format the code and fix what ruff can fix
 wheel: $(VENV)/.base ## Build a wheel into dist/
 	$(PIP) wheel --no-deps --wheel-dir dist .
 
-clean: ## Remove the environment, engines and build output
-	rm -rf $(VENV) engines dist .cmake-build llmserve/engine/cpu/*.so
+bench: $(VENV)/.base ## Measure our engine against this machine's limits (about 15 minutes; BENCH_ARGS=--quick: about 3)
+	$(BIN)/python -m tools.bench $(BENCH_ARGS)
+
+bench-peers: $(VENV)/.base ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench
+	$(BIN)/python -m tools.bench_peers $(BENCH_ARGS)
+
+clean: ## Remove the environments, engines and build output
+	rm -rf $(VENV) .venv-bench engines dist .cmake-build llmserve/engine/cpu/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)

@@ -4,8 +4,9 @@
     python tools/train_demo_checkpoint.py score build/checkpoints/baichuan2-tiny-docsum
 
 Training pairs come from this interpreter's standard library and site-packages and every `--packages DIR`; those near
-an evaluation pair are dropped. More packages give a larger corpus: install what tools/demo_checkpoint/corpus-packages.txt names into an environment of its own and name that one's
-site-packages with `--packages`.
+an evaluation pair are dropped. More packages give a larger corpus: install what
+tools/demo_checkpoint/corpus-packages.txt names into an environment of its own and name that one's site-packages with
+`--packages`.
 """
 
 from __future__ import annotations
@@ -104,7 +105,6 @@ def training_pairs(roots: list[Path], seed: int) -> list[corpus.Pair]:
     print(f"{len(raw)} pairs, {len(distinct)} distinct, {len(kept)} kept from {num_packages} packages", flush=True)
     repeated = [pair for pair in kept if pair.id.startswith(f"{STANDARD_LIBRARY}:")]
     return kept + repeated * (STANDARD_LIBRARY_REPEATS - 1)
-
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.builder.bandwidth import measure_read_bandwidth
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import TOKENIZER_FILES
+from llmserve.engine.cpu.limits import Limit, measure_limit
 from llmserve.engine.memory import available_memory_bytes
 from llmserve.models.graph import OpKind, Program
 
@@ -77,12 +77,16 @@ class BuildPlan:
         return -(-length // block) * block
 
 
+def _read_bytes_per_s() -> float:
+    return measure_limit(Limit.READ)
+
+
 def plan_build(
     checkpoint_dir: Path,
     options: BuildOptions,
     *,
     target: Target | None = None,
-    measure: Callable[[], float] = measure_read_bandwidth,
+    measure: Callable[[], float] = _read_bytes_per_s,
 ) -> BuildPlan:
     """Check everything that `build_engine` would check before it reads a weight, and count. Writes nothing."""
     with Checkpoint.open(checkpoint_dir) as checkpoint:

@@ -78,6 +78,8 @@ class Library:
             "llmserve_time_tactic", ctypes.c_int, ctypes.c_char_p, *trial, ctypes.POINTER(ctypes.c_double), *texts
         )
         self._declare("llmserve_set_tactics", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, *texts)
+        measured = (ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint32)
+        self._declare("llmserve_measure", ctypes.c_int, *measured, ctypes.POINTER(ctypes.c_double), *texts)
         if (version := self._library.llmserve_abi_version()) != ABI_VERSION:
             raise Unsupported(
                 f"{path} has interface version {version}, this code needs {ABI_VERSION}; build it again: "
@@ -125,6 +127,12 @@ class Library:
         trial = (isa.encode(), weight_type, *shape, num_rows, tactic, ctypes.byref(seconds))
         self._call(self._library.llmserve_time_tactic, *trial)
         return seconds.value
+
+    def measure(self, limit: int, isa: str, *, threads: int, amount: int, num_passes: int) -> list[float]:
+        """See `llmserve_measure`: what each pass reached per second."""
+        rates = (ctypes.c_double * num_passes)()
+        self._call(self._library.llmserve_measure, limit, isa.encode(), threads, amount, num_passes, rates)
+        return list(rates)
 
     def _call(self, function: Any, *arguments: Any) -> str:
         """The text that the call leaves; its error when it fails."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class CpuRunner:
         self.header = header
         self.threads = threads
         self.isa = isa
+        self.native_ns = 0  # spent inside the library's steps so far; the rest of a step is Python's
         self._info = RunnerInfo(
             vocab_size=header.vocab_size,
             block_size=header.block_size,
@@ -73,10 +75,12 @@ class CpuRunner:
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
         flat = FlatStep(plan, self._info.vocab_size)
+        started = time.perf_counter_ns()
         try:
             self._library.step(self._handle, flat.record)
         except InvalidArgument as error:  # a plan comes from our own scheduler, never from a client
             raise InternalError(f"the engine refused a step: {error}") from error
+        self.native_ns += time.perf_counter_ns() - started
         return flat.result()
 
     def close(self) -> None:

@@ -70,6 +70,12 @@ llmserve::Error time_tactic(const char* variant, const llmserve::LinearTrial& tr
   return {};
 }
 
+llmserve::Error measure(const char* variant, const llmserve::LimitRequest& request, double* rates) {
+  const llmserve::KernelTable* kernels = nullptr;
+  if (llmserve::Error error = find_variant(variant, &kernels)) return error;
+  return llmserve::measure_limit(*kernels, request, rates);
+}
+
 // Runs `body`, which returns an Error; no exception leaves.
 template <class Body>
 int guarded(char* text, size_t text_bytes, Body body) {
@@ -132,6 +138,12 @@ int llmserve_time_tactic(const char* variant, uint32_t weight_type, uint32_t dep
   const llmserve::LinearTrial trial = {static_cast<llmserve::DType>(weight_type), depth, columns, group_size, num_rows,
                                        tactic};
   return guarded(text, text_bytes, [&] { return time_tactic(variant, trial, seconds); });
+}
+
+int llmserve_measure(uint32_t limit, const char* variant, uint32_t num_threads, uint64_t amount, uint32_t num_passes,
+                     double* rates, char* text, size_t text_bytes) {
+  const llmserve::LimitRequest request = {llmserve::Limit{limit}, num_threads, amount, num_passes};
+  return guarded(text, text_bytes, [&] { return measure(variant, request, rates); });
 }
 
 }  // extern "C"

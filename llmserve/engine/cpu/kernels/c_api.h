@@ -43,6 +43,12 @@ LLMSERVE_EXPORT int llmserve_time_tactic(const char* variant, uint32_t weight_ty
                                          uint32_t group_size, uint32_t num_rows, uint32_t tactic, double* seconds,
                                          char* text, size_t text_bytes);
 
+/* What this machine does per second with a variant's instructions, once for each of `num_passes` entries of `rates`.
+ * limit 0: bytes read from memory, `amount` in a pass; 1 and 2: products of floats and of 8-bit integers added up in
+ * registers, `amount` rounds of a loop in a pass. Returns a status. */
+LLMSERVE_EXPORT int llmserve_measure(uint32_t limit, const char* variant, uint32_t num_threads, uint64_t amount,
+                                     uint32_t num_passes, double* rates, char* text, size_t text_bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "format.h"
+#include "limits.h"
 #include "types.h"
 
 namespace llmserve {
@@ -113,6 +114,8 @@ struct KernelTable {
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
   // sum of exp(x - max) over [0, count)
   double (*sum_exp)(const float* x, size_t count, float max);
+
+  const LimitLoops& limits;
 };
 
 // Floats that one thread needs in `attention` for sequences of up to `max_seq_len` tokens.

@@ -21,5 +21,6 @@ void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 double sum_exp(const float* x, size_t count, float max);
+extern const LimitLoops kLimitLoops;
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -28,6 +28,7 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .gated_silu = variant::gated_silu,
       .add = variant::add,
       .sum_exp = variant::sum_exp,
+      .limits = variant::kLimitLoops,
   };
   return kTable;
 }

@@ -1,0 +1,226 @@
+"""The benchmark's parts: checkpoints that engines are built from, workloads, bounds and ratios, and failures that are
+reported. Nothing here is about how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from llmserve.evaluation.hf import HfModel
+from tests.tools import benchmark_engine
+from tools.benchmark import environment, ours, rounds
+from tools.benchmark.bounds import Limits, bounds
+from tools.benchmark.cells import Cell, measure_cell, random_prompts
+from tools.benchmark.checkpoint import make_checkpoint
+from tools.benchmark.contestants import OURS_MODULE, Contestant
+from tools.benchmark.job import Job
+from tools.benchmark.report import json_report, markdown_report
+from tools.benchmark.rounds import Findings
+from tools.benchmark.serving import serve
+from tools.benchmark.shapes import SHAPES
+from tools.benchmark.statistics import Spread, quantile
+from tools.benchmark.table import ratios_of, rows_of
+from tools.benchmark.workload import Task, arriving, ideal_gain, mixed_tasks, static_batches
+
+TINY = SHAPES["tiny"]
+CELLS = (Cell("prefill", 1, 24, 1), Cell("decode", 1, 4, 12), Cell("decode", 3, 4, 12))
+LIMITS = {"read_bytes": 1e10, "products": 1e11, "products_int8": 4e11}
+COUNTING = benchmark_engine.__name__
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench")
+    make_checkpoint(path / "checkpoint-tiny", TINY)
+    return path
+
+
+def job(folder: Path, precision: str = "float32", module: str = OURS_MODULE) -> Job:
+    return Job(module, precision, "tiny", folder, threads=1, cells=CELLS, passes=1)
+
+
+def test_shapes_are_of_the_size_that_their_names_say() -> None:
+    assert SHAPES["0.4b"].num_parameters == 415_214_464
+    assert SHAPES["1.1b"].num_parameters == 1_100_048_384
+
+
+def test_a_checkpoint_has_the_tensors_of_its_shape_and_repeats(folder: Path, tmp_path: Path) -> None:
+    tensors = load_file(folder / "checkpoint-tiny" / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in tensors.items()} == dict(TINY.tensors())
+    assert sum(tensor.size for tensor in tensors.values()) == TINY.num_parameters
+    assert all(tensor.dtype == np.float16 for tensor in tensors.values())
+    again = make_checkpoint(tmp_path / "again", TINY)
+    first, second = (path / "model.safetensors" for path in (folder / "checkpoint-tiny", again))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
+def test_our_engine_decodes_what_the_reference_decodes(folder: Path, precision: str) -> None:
+    ours.prepare(job(folder, precision))
+    model = ours.open_model(job(folder, precision))
+    prompts = random_prompts(CELLS[2], TINY.vocab, seed=1)
+    sample = measure_cell(model, CELLS[2], prompts, max_seconds=60)
+    assert (sample.tokens, len(sample.ids)) == (3 * 11, 12)
+    if precision == "float32":
+        hf = HfModel(job(folder).checkpoint, "float32")
+        [answer] = hf.generate(prompts[:1], max_tokens=12, end_ids=[], pad_id=0)
+        assert sample.ids == tuple(answer.token_ids)
+    assert measure_cell(model, CELLS[0], random_prompts(CELLS[0], TINY.vocab, seed=1), max_seconds=60).tokens == 24
+    element_bytes = 4 if precision == "float32" else 2
+    assert model.kv_bytes_per_token == element_bytes * TINY.kv_elements_per_token
+
+
+def test_the_whole_engine_reports_everything(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.benchmark.serving.NUM_TASKS", 40)
+    records: list[dict[str, Any]] = []
+    ours.prepare(job(folder))
+    serve(job(folder), records.append)
+    assert [record["what"] for record in records] == ["opening", "python", "batching", "load"]
+    opening, python, batching, load = records
+    share = python["share"]
+    assert 0 < share < 1
+    assert python["steps"] >= 50
+    assert batching["ideal_gain"] > 1.5
+    assert load["first_token_p95_ms"] >= load["first_token_p50_ms"] > 0
+    assert opening["file_bytes"] > TINY.num_parameters
+
+
+def test_mixed_tasks_are_mostly_short_and_within_their_limits() -> None:
+    tasks = mixed_tasks(4000, vocab=100, prompt_tokens=5, seed=3)
+    lengths = [task.new_tokens for task in tasks]
+    assert (min(lengths), max(lengths)) == (8, 256)
+    octaves = [sum(low <= n < 2 * low for n in lengths) for low in (8, 16, 32, 64, 128)]
+    assert max(octaves) < 1.2 * min(octaves)
+    assert all(len(task.prompt) == 5 and min(task.prompt) >= 3 and max(task.prompt) < 100 for task in tasks)
+    assert tasks == mixed_tasks(4000, vocab=100, prompt_tokens=5, seed=3)
+
+
+def test_static_batches_wait_for_their_longest_answer() -> None:
+    tasks = [Task((3,), n) for n in (8, 2, 2, 4, 6)]
+    assert [len(batch) for batch in static_batches(tasks, 2)] == [2, 2, 1]
+    # 8 + 4 + 6 steps; two places could do it in 11
+    assert ideal_gain(tasks, 2) == pytest.approx(18 / 11)
+    assert ideal_gain(tasks[:1], 2) == 1.0
+
+
+def test_arrivals_begin_at_once_and_keep_their_rate() -> None:
+    times = [task.arrival_s for task in arriving([Task((3,), 1)] * 2000, per_second=10.0)]
+    assert times[0] == 0.0
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(200, rel=0.1)
+
+
+def test_bounds_count_what_is_read_and_multiplied() -> None:
+    int8, float16 = Contestant("x", "int8", "m"), Contestant("x", "float16", "m")
+    limits = Limits(read_bytes=1e9, products=1e9, products_int8=4e9)
+    decode, prefill = Cell("decode", 4, 10, 20), Cell("prefill", 1, 100, 1)
+    counts = {"weight_bytes": 1_000_000, "kv_bytes_per_token": 50.0}
+    found = bounds(decode, int8, TINY, limits, **counts)
+    assert found.reading == pytest.approx(4e9 / (1_000_000 + 4 * 20 * 50))
+    assert found.multiplying == pytest.approx(4e9 / (TINY.layer_products + TINY.head_products))
+    assert bounds(decode, float16, TINY, limits, **counts).multiplying == pytest.approx(found.multiplying / 4)
+    found = bounds(prefill, float16, TINY, limits, **counts)
+    assert found.multiplying == pytest.approx(100e9 / (100 * TINY.layer_products + TINY.head_products))
+    assert found.nearer == min(found.reading, found.multiplying)
+
+
+def test_spreads_and_quantiles() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
+    assert Spread.of([3000.0, 1000.0, 2000.0]).text() == "2,000 (1,000-3,000)"
+    assert Spread.of([1500.0]).text(1000, 1) == "1.5"
+    assert [quantile(range(1, 101), fraction) for fraction in (0.0, 0.5, 0.95, 1.0)] == [1, 51, 96, 100]
+
+
+def findings_of(rates: dict[tuple[str, str], dict[str, float]], folder: Path) -> tuple[list[rounds.Entry], Findings]:
+    """(engine, precision) -> rates of the decode cells; llmserve is ours."""
+    findings = Findings(limits=[LIMITS])
+    entries = []
+    for (engine, precision), cells in rates.items():
+        module = OURS_MODULE if engine == "llmserve" else engine
+        contestant = Contestant(engine, precision, module)
+        entries += rounds.entries_for([contestant], ["tiny"], lambda one: Path(sys.executable), job(folder))
+        opened = {"kind": "opened", "seconds": 1.0, "weight_bytes": 100, "kv_bytes_per_token": 1.0, "versions": {}}
+        findings.add(str(entries[-1]), opened)
+        for cell, rate in cells.items():
+            sample = {"kind": "sample", "cell": cell, "tokens": 10 * rate, "seconds": 10.0, "ids": [1]}
+            findings.add(str(entries[-1]), sample)
+    return entries, findings
+
+
+def test_ratios_are_to_the_best_peer_at_equal_precision(tmp_path: Path) -> None:
+    entries, findings = findings_of(
+        {
+            ("llmserve", "bfloat16"): {"batch 1": 30.0, "batch 3": 90.0},
+            ("llmserve", "int8"): {"batch 1": 60.0},
+            ("a", "float16"): {"batch 1": 20.0, "batch 3": 100.0},
+            ("b", "bfloat16"): {"batch 1": 25.0},
+            ("b", "int4"): {"batch 1": 500.0},
+        },
+        tmp_path,
+    )
+    ratios = ratios_of(rows_of(entries, findings))
+    assert [(str(r.contestant), r.cell, str(r.best_peer), r.value) for r in ratios] == [
+        ("llmserve bfloat16", "batch 1", "b bfloat16", pytest.approx(1.2)),
+        ("llmserve bfloat16", "batch 3", "a float16", pytest.approx(0.9)),
+    ]
+
+
+def test_a_failing_engine_is_reported_and_stops_nobody(tmp_path: Path) -> None:
+    contestants = [Contestant("counting", name, COUNTING) for name in ("float16", "int4", "int8", "float32")]
+    entries = rounds.entries_for(contestants, ["tiny"], lambda one: Path(sys.executable), job(tmp_path))
+    entries.append(replace(entries[-1], python=tmp_path / "missing", contestant=Contestant("gone", "int8", COUNTING)))
+    said: list[str] = []
+    findings = rounds.prepare(entries, said.append)
+    rounds.run_rounds(
+        entries, findings, rounds=2, minutes=5, measure_limits=lambda: LIMITS, say=said.append
+    )  # fmt: skip
+    reasons = findings.failures
+    assert reasons.keys() == {"counting float16 tiny", "counting int4 tiny", "counting int8 tiny", "gone int8 tiny"}
+    assert "no converter for float16" in reasons["counting float16 tiny"]
+    assert reasons["counting int4 tiny"].startswith("killed by signal 9: about to crash")
+    assert "only one at a time" in reasons["counting int8 tiny"]
+    assert "could not be started" in reasons["gone int8 tiny"]
+    assert {entry for entry, _ in findings.samples} == {"counting float32 tiny"}
+    assert [len(findings.samples["counting float32 tiny", cell.name]) for cell in CELLS] == [2, 2, 2]
+    page = markdown_report("Title", "a machine", entries, findings)
+    assert "* counting float16 tiny: " in page
+    assert "| counting float32 |" in page
+    assert json.loads(json.dumps(json_report("a machine", entries, findings)))["failures"] == reasons
+
+
+def test_no_round_is_begun_that_would_end_too_late(tmp_path: Path) -> None:
+    entries = rounds.entries_for(
+        [Contestant("counting", "float32", COUNTING)], ["tiny"], lambda one: Path(sys.executable), job(tmp_path)
+    )
+    said: list[str] = []
+    findings = Findings()
+    rounds.run_rounds(entries, findings, rounds=5, minutes=0, measure_limits=lambda: LIMITS, say=said.append)
+    assert len(findings.samples["counting float32 tiny", "batch 1"]) == 1
+    assert said[-1] == "1 rounds of 5: another one would take longer than 0 minutes"
+
+
+def test_a_peer_that_cannot_be_installed_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pip(self: environment.Environment, *arguments: str, environment: dict[str, str]) -> str:
+        return "No matching distribution" if "openvino" in arguments else ""
+
+    monkeypatch.setattr(environment.Environment, "_pip", pip)
+    folder = tmp_path / "venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    said: list[str] = []
+    reasons = environment.Environment(folder, said.append).install()
+    assert reasons == {"openvino_genai": "openvino could not be installed: No matching distribution"}
+    said.clear()
+    environment.Environment(folder, said.append).install()
+    assert [line for line in said if line.startswith("installing")] == [
+        "installing openvino-genai, openvino, openvino-tokenizers"
+    ]

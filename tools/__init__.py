@@ -1,0 +1,1 @@
+"""Tools of the repository; none is part of the package that is installed."""

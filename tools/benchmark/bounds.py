@@ -1,0 +1,46 @@
+"""What the machine's measured limits allow in a cell. A step reads every weight once, and each sequence's cache; and it
+multiplies every weight once per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools.benchmark.cells import Cell
+from tools.benchmark.contestants import Contestant
+from tools.benchmark.shapes import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Per second."""
+
+    read_bytes: float
+    products: float  # of floats
+    products_int8: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Tokens per second that each limit alone allows."""
+
+    reading: float
+    multiplying: float
+
+    @property
+    def nearer(self) -> float:
+        return min(self.reading, self.multiplying)
+
+
+def bounds(
+    cell: Cell, contestant: Contestant, shape: Shape, limits: Limits, *, weight_bytes: int, kv_bytes_per_token: float
+) -> Bounds:
+    products_per_s = limits.products_int8 if contestant.multiplies_int8 else limits.products
+    if cell.phase == "prefill":
+        tokens = cell.batch * cell.prompt_tokens
+        products = tokens * shape.layer_products + cell.batch * shape.head_products
+        read_bytes = float(weight_bytes)
+    else:
+        tokens = cell.batch
+        products = tokens * (shape.layer_products + shape.head_products)
+        read_bytes = weight_bytes + cell.batch * cell.mean_context * kv_bytes_per_token
+    return Bounds(tokens * limits.read_bytes / read_bytes, tokens * products_per_s / products)

@@ -1,0 +1,109 @@
+"""The cells of a table, and what is measured in one.
+
+A model answers every prompt greedily. `prefill` is the time from the prompt to its first token; `decode` is the time of
+the steps after that, all sequences together, one token each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+FIRST_ID = 3  # below are special tokens
+MIN_STEPS = 8  # of a decode cell that is cut short
+WARM_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    phase: str  # "prefill" or "decode"
+    batch: int
+    prompt_tokens: int
+    new_tokens: int  # the first one comes from the prefill
+
+    @property
+    def name(self) -> str:
+        return f"prefill {self.prompt_tokens}" if self.phase == "prefill" else f"batch {self.batch}"
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a decode step finds in each sequence's cache, on average."""
+        return self.prompt_tokens + self.new_tokens / 2
+
+
+CELLS = (Cell("prefill", 1, 512, 1), *(Cell("decode", batch, 32, 64) for batch in (1, 4, 16, 32)))
+
+
+class Model(Protocol):
+    """A network in some engine. `start` and `step` are timed; `prepare` and `release` are not."""
+
+    weight_bytes: int  # that a step reads: without the embedding, of which it reads rows
+    kv_bytes_per_token: float
+    versions: dict[str, str]
+
+    def prepare(self, batch: int, max_tokens: int) -> None:
+        """Room for `batch` sequences of `max_tokens` tokens each."""
+        ...
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Compute the prompts, all of one length; the first new token of each."""
+        ...
+
+    def step(self) -> list[int]:
+        """One more token of each sequence."""
+        ...
+
+    def release(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement: so many tokens in so many seconds, and the tokens of the first sequence."""
+
+    tokens: int
+    seconds: float
+    ids: tuple[int, ...]
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def random_prompts(cell: Cell, vocab: int, seed: int) -> list[list[int]]:
+    """Different for every seed, so that no cache of prompts is met."""
+    rng = np.random.default_rng((seed, cell.batch, cell.prompt_tokens))
+    return [[int(i) for i in rng.integers(FIRST_ID, vocab, cell.prompt_tokens)] for _ in range(cell.batch)]
+
+
+def measure_cell(model: Model, cell: Cell, prompts: Sequence[Sequence[int]], *, max_seconds: float) -> Sample:
+    """A decode cell ends after `cell.new_tokens`, or after `max_seconds` of at least MIN_STEPS steps."""
+    model.prepare(cell.batch, cell.prompt_tokens + cell.new_tokens)
+    try:
+        ids, started = [], time.perf_counter()
+        ids.append(model.start(prompts)[0])
+        seconds = time.perf_counter() - started
+        if cell.phase == "prefill":
+            return Sample(cell.batch * cell.prompt_tokens, seconds, tuple(ids))
+        started = time.perf_counter()
+        seconds = 0.0
+        while len(ids) < cell.new_tokens and (seconds < max_seconds or len(ids) <= MIN_STEPS):
+            ids.append(model.step()[0])
+            seconds = time.perf_counter() - started
+        return Sample(cell.batch * (len(ids) - 1), seconds, tuple(ids))
+    finally:
+        model.release()
+
+
+def warm_up(model: Model, cell: Cell, prompts: Sequence[Sequence[int]]) -> None:
+    """Meet the shapes of `cell` once: some engines compile for them, and all fault in their memory."""
+    model.prepare(cell.batch, cell.prompt_tokens + cell.new_tokens)
+    try:
+        model.start(prompts)
+        for _ in range(WARM_STEPS if cell.phase == "decode" else 0):
+            model.step()
+    finally:
+        model.release()

@@ -1,0 +1,45 @@
+"""Who is measured: engines, the precisions that each offers, and which precisions are equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OURS_MODULE = "tools.benchmark.ours"
+
+# Bits of a weight: precisions with as many are compared with each other.
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    engine: str
+    precision: str  # a key of BITS
+    module: str  # has prepare(job) and open_model(job)
+
+    @property
+    def is_ours(self) -> bool:
+        return self.module == OURS_MODULE
+
+    @property
+    def bits(self) -> int:
+        return BITS[self.precision]
+
+    @property
+    def multiplies_int8(self) -> bool:
+        """Whether its products could be those of 8-bit integers, so that the bound is their rate."""
+        return self.bits <= 8
+
+    def __str__(self) -> str:
+        return f"{self.engine} {self.precision}"
+
+
+def _contestants(engine: str, module: str, *precisions: str) -> tuple[Contestant, ...]:
+    return tuple(Contestant(engine, precision, module) for precision in precisions)
+
+
+OURS = _contestants("llmserve", OURS_MODULE, "float32", "bfloat16", "float16", "int8", "int4")
+PEERS = (
+    *_contestants("OpenVINO GenAI", "tools.benchmark.peers.openvino_genai", "float16", "int8", "int4"),
+    *_contestants("llama.cpp", "tools.benchmark.peers.llama_cpp", "float16", "int8", "int4"),
+    *_contestants("transformers", "tools.benchmark.peers.torch_eager", "float32", "bfloat16"),
+)

@@ -1,0 +1,108 @@
+"""The peers' own virtual environment: `.venv-bench`. What cannot be installed is left out, with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Which torch is taken decides about gigabytes: other packages may not change it.
+TORCH = "torch==2.13.0"
+STATUS_FILE = "installed.json"
+INSTALL_TIMEOUT_S = 3600
+REASON_LINES = 3
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requirements that belong together. `tools.benchmark.peers` modules named in `modules` need them."""
+
+    name: str
+    requirements: tuple[str, ...]
+    modules: tuple[str, ...]
+    without_dependencies: tuple[str, ...] = ()  # installed as they are, after the others
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """What was asked for; another one is installed again."""
+        return " ".join((*self.requirements, *self.without_dependencies, *map(str, self.environment.items())))
+
+
+ALL = ("openvino_genai", "llama_cpp", "torch_eager")
+GROUPS = (
+    Group("base", ("numpy", "safetensors", "matplotlib"), ALL),
+    Group("torch", (TORCH,), ("torch_eager", "openvino_genai")),
+    Group("transformers", ("transformers>=4.51,<5.6", "accelerate"), ("torch_eager", "openvino_genai")),
+    Group("openvino", ("openvino-genai", "openvino", "openvino-tokenizers"), ("openvino_genai",)),
+    # optimum-intel asks for torchvision too, which it needs for images only
+    Group("export", ("nncf>=3.3", "optimum~=2.3.0", "setuptools", "requests"), ("openvino_genai",), ("optimum-intel",)),
+    Group("gguf", ("gguf",), ("llama_cpp",)),
+    Group("llama.cpp", ("llama-cpp-python",), ("llama_cpp",), (), {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}),
+)
+
+
+class Environment:
+    def __init__(self, folder: Path, say: Say) -> None:
+        self.python = folder / "bin" / "python"
+        self._folder = folder
+        self._say = say
+
+    def install(self, groups: tuple[Group, ...] = GROUPS) -> dict[str, str]:
+        """Make it, install what is missing, and return why modules cannot run: module -> reason."""
+        self._folder.mkdir(exist_ok=True)
+        if not self.python.exists():
+            self._say(f"creating {self._folder.name}")
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(self._folder)], check=True)
+        (self._folder / "constraints.txt").write_text(f"{TORCH}\n")
+        installed: dict[str, str] = self._read_status()
+        reasons: dict[str, str] = {}
+        for group in groups:
+            if installed.get(group.name) == group.key:
+                continue
+            if reason := self._install(group):
+                self._say(f"{group.name} could not be installed: {reason}")
+                reasons.update(dict.fromkeys(group.modules, f"{group.name} could not be installed: {reason}"))
+            else:
+                installed[group.name] = group.key
+                (self._folder / STATUS_FILE).write_text(json.dumps(installed, indent=2))
+        return reasons
+
+    def _read_status(self) -> dict[str, str]:
+        path = self._folder / STATUS_FILE
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def _install(self, group: Group) -> str:
+        """The reason why it failed, or nothing."""
+        self._say(f"installing {', '.join((*group.requirements, *group.without_dependencies))}")
+        constraints = str(self._folder / "constraints.txt")
+        reason = self._pip("--constraint", constraints, *group.requirements, environment=group.environment)
+        if group.without_dependencies and not reason:
+            reason = self._pip("--no-deps", *group.without_dependencies, environment=group.environment)
+        return reason
+
+    def _pip(self, *arguments: str, environment: dict[str, str]) -> str:
+        command = ["nice", str(self.python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        try:
+            done = subprocess.run(
+                [*command, "install", *arguments],
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+                timeout=INSTALL_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return f"pip took longer than {INSTALL_TIMEOUT_S} s"
+        return last_lines(done.stderr) if done.returncode else ""
+
+
+def last_lines(text: str) -> str:
+    """The end of what a program complained about, on one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " / ".join(lines[-REASON_LINES:])[:500] or "no message"

@@ -1,0 +1,100 @@
+"""Our CPU engine as a `Model`: planned steps, one call into the library each, without queue and server."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import llmserve
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.plan import BuildPlan, plan_build
+from llmserve.core import SamplingParams
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.cpu import library
+from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from tools.benchmark.job import Job
+
+MAX_BATCH = 32
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def build_options(precision: str) -> BuildOptions:
+    """`precision`: a dtype, or a quantization, with float16 for what is not quantized."""
+    if precision.startswith("int"):
+        return BuildOptions(quantization=precision)
+    return BuildOptions(dtype=precision)
+
+
+def engine_directory(job: Job) -> Path:
+    return job.file(job.precision)
+
+
+def prepare(job: Job) -> None:
+    """Build the engine, unless one is there that is younger than the library: tactics and layouts are its own."""
+    directory = engine_directory(job)
+    manifest = directory / "manifest.json"
+    if not manifest.is_file() or manifest.stat().st_mtime < _library_file().stat().st_mtime:
+        shutil.rmtree(directory, ignore_errors=True)
+        build_engine(job.checkpoint, directory, build_options(job.precision))
+
+
+def _library_file() -> Path:
+    return Path(library.__file__).with_name(library.LIBRARY_NAME)
+
+
+@functools.cache
+def build_plan(job: Job) -> BuildPlan:
+    return plan_build(job.checkpoint, build_options(job.precision), measure=lambda: 0.0)
+
+
+def open_model(job: Job) -> RunnerModel:
+    longest = max(cell.prompt_tokens + cell.new_tokens for cell in job.cells)
+    return RunnerModel(job, num_tokens=MAX_BATCH * longest)
+
+
+class RunnerModel:
+    """See `Model`. The cache is one pool; sequence s of a cell has the blocks s * n to s * n + n - 1."""
+
+    def __init__(self, job: Job, *, num_tokens: int) -> None:
+        path = EngineDirectory.open(engine_directory(job)).engine_file
+        block_size = read_header(path).block_size
+        self._runner = CpuRunner.open(path, num_blocks=-(-num_tokens // block_size) + MAX_BATCH, threads=job.threads)
+        plan = build_plan(job)
+        self.weight_bytes = plan.weight_bytes_per_step
+        self.kv_bytes_per_token = float(plan.kv_bytes_per_token)
+        self.versions = {"llmserve": llmserve.__version__, "isa": self._runner.isa}
+        self._tables: list[range] = []
+        self._ids: list[int] = []
+        self._length = 0  # tokens in the cache, of every sequence
+
+    def prepare(self, batch: int, max_tokens: int) -> None:
+        count = -(-max_tokens // self._runner.info.block_size)
+        assert batch * count <= self._runner.info.num_blocks
+        self._tables = [range(s * count, (s + 1) * count) for s in range(batch)]
+        self._length = 0
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        return self._advance(prompts)
+
+    def step(self) -> list[int]:
+        return self._advance([(token,) for token in self._ids])
+
+    def release(self) -> None:
+        self._tables = []
+
+    def _advance(self, new_ids: Sequence[Sequence[int]]) -> list[int]:
+        """One step: these tokens of each sequence, and a sample after each."""
+        start, count = self._length, len(new_ids[0])
+        self._length += count
+        num_blocks = -(-self._length // self._runner.info.block_size)
+        sample = SampleRequest(GREEDY, stream=0, position=self._length)
+        chunks = [
+            Chunk(s, ids, start, table[:num_blocks], sample)
+            for s, (ids, table) in enumerate(zip(new_ids, self._tables, strict=True))
+        ]
+        self._ids = list(self._runner.step(StepPlan(tuple(chunks))).tokens)
+        return self._ids

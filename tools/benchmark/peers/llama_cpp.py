@@ -1,0 +1,105 @@
+"""llama.cpp through the low-level interface of llama-cpp-python: one `llama_decode` per step, many sequences in it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import gguf
+import llama_cpp as llama
+import numpy as np
+
+from tools.benchmark.job import Job
+from tools.benchmark.peers.gguf_file import write_gguf
+
+# What llama.cpp's users would take; its quantizer keeps the output matrix of Q4_0 in Q6_K.
+FILE_TYPES = {"int8": ("Q8_0", llama.LLAMA_FTYPE_MOSTLY_Q8_0), "int4": ("Q4_0", llama.LLAMA_FTYPE_MOSTLY_Q4_0)}
+MAX_BATCH_TOKENS = 2048
+KV_BYTES = 2  # float16, the default
+
+
+def gguf_path(job: Job) -> Path:
+    return job.file(f"{FILE_TYPES[job.precision][0] if job.precision in FILE_TYPES else 'F16'}.gguf")
+
+
+def prepare(job: Job) -> None:
+    path, source = gguf_path(job), job.file("F16.gguf")
+    if not source.is_file():
+        write_gguf(job.checkpoint, job.shape, staged := source.with_suffix(".partial"))
+        staged.rename(source)
+    if not path.is_file():
+        params = llama.llama_model_quantize_default_params()
+        params.ftype = FILE_TYPES[job.precision][1]
+        params.nthread = job.threads
+        staged = path.with_suffix(".partial")
+        if llama.llama_model_quantize(str(source).encode(), str(staged).encode(), ctypes.byref(params)):
+            raise RuntimeError(f"llama.cpp could not quantize {source.name} to {path.name}")
+        staged.rename(path)
+
+
+def open_model(job: Job) -> LlamaCppModel:
+    return LlamaCppModel(job)
+
+
+class LlamaCppModel:
+    """See `Model`. A context has a fixed number of sequences: each cell gets its own, before the clock starts."""
+
+    def __init__(self, job: Job) -> None:
+        path = gguf_path(job)
+        llama.llama_backend_init()
+        self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError(f"llama.cpp could not open {path.name}")
+        tensors = gguf.GGUFReader(path).tensors
+        self.weight_bytes = sum(int(tensor.n_bytes) for tensor in tensors if tensor.name != "token_embd.weight")
+        self.kv_bytes_per_token = float(KV_BYTES * job.shape.kv_elements_per_token)
+        self.versions = {"llama-cpp-python": version("llama-cpp-python")}
+        self._threads = job.threads
+        self._vocab = job.shape.vocab
+        self._batch = llama.llama_batch_init(MAX_BATCH_TOKENS, 0, 1)
+        self._context = None
+        self._length = 0
+        self._ids: list[int] = []
+
+    def prepare(self, batch: int, max_tokens: int) -> None:
+        params = llama.llama_context_default_params()
+        params.n_ctx = batch * -(-max_tokens // 256) * 256
+        params.n_batch = MAX_BATCH_TOKENS
+        params.n_seq_max = batch
+        params.n_threads = params.n_threads_batch = self._threads
+        self._context = llama.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp could not make a context for {batch} sequences of {max_tokens} tokens")
+        self._length = 0
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        return self._advance(prompts)
+
+    def step(self) -> list[int]:
+        return self._advance([(token,) for token in self._ids])
+
+    def release(self) -> None:
+        llama.llama_free(self._context)
+        self._context = None
+
+    def _advance(self, new_ids: Sequence[Sequence[int]]) -> list[int]:
+        batch, count, last = self._batch, 0, []
+        for sequence, ids in enumerate(new_ids):
+            for position, token in enumerate(ids, self._length):
+                batch.token[count], batch.pos[count] = token, position
+                batch.n_seq_id[count], batch.seq_id[count][0], batch.logits[count] = 1, sequence, 0
+                count += 1
+            batch.logits[count - 1] = 1
+            last.append(count - 1)
+        batch.n_tokens = count
+        if status := llama.llama_decode(self._context, batch):
+            raise RuntimeError(f"llama_decode failed with status {status}")
+        self._length += len(new_ids[0])
+        self._ids = [self._best(row) for row in last]
+        return self._ids
+
+    def _best(self, row: int) -> int:
+        logits = llama.llama_get_logits_ith(self._context, row)
+        return int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())

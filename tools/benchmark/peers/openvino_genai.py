@@ -1,0 +1,96 @@
+"""OpenVINO GenAI's continuous batching pipeline, with its defaults, on a model that optimum-intel exported: paged
+attention, KV cache in 8 bits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai as genai
+
+from tools.benchmark.job import Job
+
+MAX_BATCH_TOKENS = 2048
+CACHE_GIB = 1
+KV_BYTES = 1  # 8 bits, the default on a CPU, without the scales
+BITS = {"int8": 8, "int4": 4}
+
+
+def model_directory(job: Job) -> Path:
+    return job.file(f"openvino-{job.precision}")
+
+
+def prepare(job: Job) -> None:
+    """As `optimum-cli export openvino --weight-format fp16|int8|int4` does."""
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig, OVWeightQuantizationConfig
+
+    directory = model_directory(job)
+    if directory.is_dir():
+        return
+    quantization = OVWeightQuantizationConfig(bits=BITS[job.precision]) if job.precision in BITS else None
+    staged = directory.with_name(f"{directory.name}.partial")
+    shutil.rmtree(staged, ignore_errors=True)
+    main_export(
+        str(job.checkpoint),
+        output=staged,
+        task="text-generation-with-past",
+        ov_config=OVConfig(quantization_config=quantization) if quantization else OVConfig(dtype="fp16"),
+        convert_tokenizer=False,
+    )
+    staged.rename(directory)
+
+
+def open_model(job: Job) -> GenaiModel:
+    return GenaiModel(job)
+
+
+class GenaiModel:
+    """See `Model`. The requests of a cell are added together; each `step` of the pipeline gives every one a token."""
+
+    def __init__(self, job: Job) -> None:
+        directory = model_directory(job)
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size = CACHE_GIB
+        scheduler.max_num_batched_tokens = MAX_BATCH_TOKENS
+        scheduler.enable_prefix_caching = False
+        options = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY"}
+        self._pipeline = genai.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", options)
+        embedding_bytes = job.shape.head_products * (2 if job.precision == "float16" else 1)
+        self.weight_bytes = (directory / "openvino_model.bin").stat().st_size - embedding_bytes
+        self.kv_bytes_per_token = float(KV_BYTES * job.shape.kv_elements_per_token)
+        self.versions = {"openvino": openvino.__version__, "openvino-genai": genai.__version__}
+        self._config = genai.GenerationConfig()
+        self._handles: list[Any] = []
+        self._num_requests = 0
+
+    def prepare(self, batch: int, max_tokens: int) -> None:
+        self._config = genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True, do_sample=False)
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        for ids in prompts:
+            tensor = openvino.Tensor(np.array([ids], np.int64))
+            self._handles.append(self._pipeline.add_request(self._num_requests, tensor, self._config))
+            self._num_requests += 1
+        return self._read()
+
+    def step(self) -> list[int]:
+        return self._read()
+
+    def release(self) -> None:
+        for handle in self._handles:
+            handle.cancel()
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        self._handles = []
+
+    def _read(self) -> list[int]:
+        """Step until each request has a new token: once, or more often when prompts are cut into chunks."""
+        self._pipeline.step()
+        while not all(handle.can_read() for handle in self._handles):
+            self._pipeline.step()
+        return [next(iter(handle.read().values())).generated_ids[-1] for handle in self._handles]

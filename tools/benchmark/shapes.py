@@ -1,0 +1,94 @@
+"""The networks that are measured: Llama-shaped. How fast they are does not depend on what their weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int = 32000
+    max_positions: int = 2048
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def layer_products(self) -> int:
+        """Multiply-adds of all layers' linear maps per token; also their number of weights."""
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * self.head_dim
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_products(self) -> int:
+        """Multiply-adds of the output head per row of logits; also its number of weights, and the embedding's."""
+        return self.vocab * self.hidden
+
+    @property
+    def num_parameters(self) -> int:
+        return self.layer_products + 2 * self.head_products + (2 * self.layers + 1) * self.hidden
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def config(self) -> dict[str, Any]:
+        """config.json as Hugging Face writes it."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": self.max_positions,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "torch_dtype": "float16",
+        }
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(published name, shape) of every tensor, in the order of the network."""
+        kv_width = self.kv_heads * self.head_dim
+        yield "model.embed_tokens.weight", (self.vocab, self.hidden)
+        for i in range(self.layers):
+            layer = f"model.layers.{i}"
+            yield f"{layer}.input_layernorm.weight", (self.hidden,)
+            yield f"{layer}.self_attn.q_proj.weight", (self.hidden, self.hidden)
+            yield f"{layer}.self_attn.k_proj.weight", (kv_width, self.hidden)
+            yield f"{layer}.self_attn.v_proj.weight", (kv_width, self.hidden)
+            yield f"{layer}.self_attn.o_proj.weight", (self.hidden, self.hidden)
+            yield f"{layer}.post_attention_layernorm.weight", (self.hidden,)
+            yield f"{layer}.mlp.gate_proj.weight", (self.intermediate, self.hidden)
+            yield f"{layer}.mlp.up_proj.weight", (self.intermediate, self.hidden)
+            yield f"{layer}.mlp.down_proj.weight", (self.hidden, self.intermediate)
+        yield "model.norm.weight", (self.hidden,)
+        yield "lm_head.weight", (self.vocab, self.hidden)
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("0.4b", hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2),
+        Shape("1.1b", hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4),  # TinyLlama's
+        Shape("tiny", hidden=64, intermediate=176, layers=2, heads=4, kv_heads=2, vocab=320),  # for tests
+    )
+}

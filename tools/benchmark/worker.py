@@ -1,0 +1,75 @@
+"""One process that opens one model and measures it.
+
+    python -m tools.benchmark.worker prepare|measure|serve JOB REPORT
+
+Each engine has a process of its own, so that threads, allocators and peak memory of one are not another's. The report
+is a file of JSON lines, written as they come: what was measured before a crash is not lost.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from tools.benchmark.cells import Model, measure_cell, random_prompts, warm_up
+from tools.benchmark.job import Job
+
+Say = Callable[[dict[str, Any]], None]
+
+
+class EngineModule(Protocol):
+    def prepare(self, job: Job) -> None:
+        """Make from the checkpoint what the engine opens, unless it is there. Not timed."""
+        ...
+
+    def open_model(self, job: Job) -> Model: ...
+
+
+def measure(engine: EngineModule, job: Job, say: Say) -> None:
+    started = time.perf_counter()
+    model = engine.open_model(job)
+    say(
+        {
+            "kind": "opened",
+            "seconds": time.perf_counter() - started,
+            "weight_bytes": model.weight_bytes,
+            "kv_bytes_per_token": model.kv_bytes_per_token,
+            "versions": model.versions,
+        }
+    )
+    for cell in job.cells:
+        warm_up(model, cell, random_prompts(cell, job.shape.vocab, seed=job.seed))
+    for number in range(job.passes):
+        for cell in job.cells:
+            prompts = random_prompts(cell, job.shape.vocab, seed=job.seed + 1 + number)
+            sample = measure_cell(model, cell, prompts, max_seconds=job.max_seconds)
+            say({"kind": "sample", "cell": cell.name, "tokens": sample.tokens, "seconds": sample.seconds,
+                 "ids": sample.ids})  # fmt: skip
+    say({"kind": "memory", "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+
+
+def main(command: str, job_json: str, report: str) -> None:
+    job = Job.from_json(job_json)
+    engine = cast(EngineModule, importlib.import_module(job.module))
+    with Path(report).open("a") as file:
+
+        def say(record: dict[str, Any]) -> None:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+        if command == "prepare":
+            engine.prepare(job)
+        elif command == "serve":
+            importlib.import_module("tools.benchmark.serving").serve(job, say)
+        else:
+            measure(engine, job, say)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
