@@ -22,7 +22,7 @@ class SampleRequest:
     params: SamplingParams
     stream: int  # index of the sequence within its request (n answers, n streams)
     position: int  # number of tokens in the sequence before the sampled one
-    history: Sequence[int] = ()  # prompt then output ids; empty unless a penalty needs them
+    history: Sequence[int] = ()  # prompt then output ids, as long as the step runs; empty unless a penalty needs them
     num_prompt: int = 0  # how many of `history` are prompt
     bias: Sequence[tuple[int, float]] = ()  # (token id, added to its logit)
     banned: Sequence[int] = ()  # token ids that may not be drawn now

@@ -20,6 +20,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import time
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -169,7 +170,8 @@ class Scheduler:
         if num_needed > self.pool.num_free - self._num_reserved():
             return False
         self.pool.acquire(shared)
-        sequence.block_table = shared + self.pool.allocate(config.num_blocks_for(sequence.num_tokens) - len(shared))
+        missing = self.pool.allocate(config.num_blocks_for(sequence.num_tokens) - len(shared))
+        sequence.block_table = array("i", shared + missing)
         sequence.num_computed_tokens = len(shared) * config.block_size
         if not sequence.first_scheduled_ns:
             sequence.first_scheduled_ns = self._wall_clock_ns()
@@ -201,7 +203,7 @@ class Scheduler:
             if victim is sequence:
                 return False
         if num_missing:
-            sequence.block_table += self.pool.allocate(num_missing)
+            sequence.block_table.extend(self.pool.allocate(num_missing))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -220,7 +222,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         del self.running[sequence.id]
         self.pool.release(sequence.block_table)
-        sequence.block_table = []
+        sequence.block_table = array("i")
         sequence.num_computed_tokens = 0
 
     def _share_full_blocks(self, sequence: Sequence, start: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -25,9 +26,9 @@ class Sequence:
     cache_root: bytes = ROOT_HASH
     arrival_ns: int = 0  # when the request was made, before any queue
 
-    token_ids: list[int] = field(init=False)  # prompt, then output
+    token_ids: array[int] = field(init=False)  # prompt, then output; an array is copied as memory
     num_computed_tokens: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_table: array[int] = field(default_factory=lambda: array("i"))
     finish_reason: FinishReason | None = None
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
@@ -39,7 +40,7 @@ class Sequence:
     _block_hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_ids)
+        self.token_ids = array("i", self.request.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -77,9 +78,9 @@ class Sequence:
         start = self.num_computed_tokens
         return Chunk(
             sequence_id=self.id,
-            token_ids=tuple(self.token_ids[start : start + num_tokens]),
+            token_ids=self.token_ids[start : start + num_tokens],
             start=start,
-            block_table=tuple(self.block_table),
+            block_table=self.block_table[:],
             sample=self._sample_request() if num_tokens == self.num_pending else None,
         )
 
@@ -90,7 +91,7 @@ class Sequence:
             params=request.sampling,
             stream=self.index,
             position=self.num_tokens,
-            history=tuple(self.token_ids) if needs_history else (),
+            history=self.token_ids if needs_history else (),
             num_prompt=self.num_prompt if needs_history else 0,
             bias=request.embedding_bias,
             banned=self._banned_ids(),

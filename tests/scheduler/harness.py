@@ -97,7 +97,7 @@ class Bench:
         for chunk in plan.chunks:
             assert chunk.token_ids, "an empty chunk"
             owned = self.scheduler.running[chunk.sequence_id].block_table
-            assert list(chunk.block_table) == owned, "a planned sequence has lost its blocks"
+            assert chunk.block_table == owned, "a planned sequence has lost its blocks"
             assert len(chunk.block_table) * self.info.block_size >= chunk.start + len(chunk.token_ids)
 
     def _check_sharing(self) -> None:
@@ -135,7 +135,7 @@ class Bench:
 
 
 def full_output(sequence: Sequence) -> list[int]:
-    return sequence.token_ids[sequence.num_prompt :]
+    return sequence.token_ids[sequence.num_prompt :].tolist()
 
 
 def answer_alone(request: GenerateRequest, index: int, info: RunnerInfo) -> tuple[list[int], FinishReason]:

@@ -156,7 +156,7 @@ def test_history_is_sent_only_with_penalties() -> None:
     target = sequence(sampling=replace(PARAMS, presence_penalty=0.5))
     feed(target, 1)
     sample = sample_request(target)
-    assert (sample.history, sample.num_prompt, sample.position) == ((8, 9, 1), 2, 3)
+    assert (tuple(sample.history), sample.num_prompt, sample.position) == ((8, 9, 1), 2, 3)
     plain = sequence()
     feed(plain, 1)
     assert (sample_request(plain).history, sample_request(plain).position) == ((), 3)
@@ -164,15 +164,15 @@ def test_history_is_sent_only_with_penalties() -> None:
 
 def test_a_chunk_is_a_copy_of_the_next_pending_tokens() -> None:
     target = sequence()
-    target.block_table = [3]
+    target.block_table.append(3)
     chunk = target.chunk(1)
-    assert (chunk.token_ids, chunk.start, chunk.block_table, chunk.sample) == ((8,), 0, (3,), None)
+    assert (list(chunk.token_ids), chunk.start, list(chunk.block_table), chunk.sample) == ([8], 0, [3], None)
     target.num_computed_tokens = 1
     chunk = target.chunk(1)
-    assert (chunk.token_ids, chunk.start) == ((9,), 1)
+    assert (list(chunk.token_ids), chunk.start) == ([9], 1)
     assert chunk.sample is not None
     target.block_table.append(4)
-    assert chunk.block_table == (3,)
+    assert list(chunk.block_table) == [3]
 
 
 def test_n_answers_have_their_own_streams() -> None:

@@ -1,35 +1,49 @@
-"""How many cores this process may use: its affinity mask, or less where a cgroup limits its time."""
+"""How many cores this process may use, and how many threads an engine gets."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
+from llmserve.engine.cgroups import ControlGroup, control_groups
+from llmserve.errors import InvalidArgument
 
+MOST_THREADS_PER_CORE = 16  # beyond this a number of threads is a mistake
 
-def usable_cores(cgroup_root: Path = CGROUP_ROOT) -> int:
-    """Cores in the affinity mask, or fewer when a CPU quota allows less time."""
-    cores = len(os.sched_getaffinity(0))
-    for folder in _cgroups(cgroup_root):
-        quota = _read(folder / "cpu.max").split()
-        if len(quota) == 2 and quota[0] != "max":
-            cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
-    return max(cores, 1)
+logger = logging.getLogger(__name__)
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
-    """The folders of this process's control group and of the groups above it (version 2 only)."""
-    lines = _read(Path("/proc/self/cgroup")).splitlines()
-    name = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    folder = root / name.lstrip("/")
-    yield from (group for group in (folder, *folder.parents) if group.is_relative_to(root))
+def usable_cores() -> int:
+    """Cores in the affinity mask, or fewer when a control group's quota allows less time."""
+    quotas = [_quota_cores(group) for group in control_groups("cpu")]
+    return max(1, min([len(os.sched_getaffinity(0)), *(cores for cores in quotas if cores)]))
 
 
-def _read(path: Path) -> str:
+def num_threads(wanted: int) -> int:
+    """`wanted` threads, or one for every usable core when it is 0. More threads than cores are of no use: a warning.
+
+    Raises `InvalidArgument` for a number that makes no sense on this machine.
+    """
+    cores = usable_cores()
+    if not 0 <= wanted <= MOST_THREADS_PER_CORE * cores:
+        raise InvalidArgument(
+            f"threads must be 0 (one per core) to {MOST_THREADS_PER_CORE * cores}, {MOST_THREADS_PER_CORE} for each of "
+            f"the {cores} cores that this process may use; got {wanted}"
+        )
+    if wanted > cores:
+        logger.warning("%d threads share %d cores: an engine is not faster with more threads than cores", wanted, cores)
+    return wanted or cores
+
+
+def _quota_cores(group: ControlGroup) -> int | None:
+    """None without a quota."""
+    if group.version == 1:
+        texts = [group.read("cpu.cfs_quota_us"), group.read("cpu.cfs_period_us")]
+    else:
+        texts = group.read("cpu.max").split()
     try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+        quota, period = map(int, texts)
+    except ValueError:  # not there, or "max"
+        return None
+    return math.ceil(quota / period) if quota > 0 and period > 0 else None

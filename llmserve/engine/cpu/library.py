@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from llmserve.errors import (
     EngineFileError,
@@ -31,15 +30,8 @@ ERRORS: dict[int, type[LlmserveError]] = {
 }
 
 # Mirrors of the records in kernels/step.h
-CHUNK = np.dtype([(name, "<u4") for name in ("first_token", "num_tokens", "start", "first_block", "num_blocks")])
-SAMPLE = np.dtype(
-    [("seed", "<u8"), ("position", "<u8"), ("stream", "<u4"), ("selected", "<u4")]
-    + [(name, "<u4") for name in ("history_begin", "history_end", "num_prompt", "bias_begin", "bias_end")]
-    + [(name, "<u4") for name in ("banned_begin", "banned_end", "top_k")]
-    + [(name, "<f4") for name in ("temperature", "top_p", "min_p")]
-    + [(name, "<f4") for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")]
-    + [("want_log_prob", "<u4"), ("reserved", "<u4")]
-)
+CHUNK = struct.Struct("<5I")  # first_token, num_tokens, start, first_block, num_blocks
+SAMPLE = struct.Struct("<2Q10I6f2I")  # seed, position; stream to top_k; temperature to frequency penalty; the rest
 
 
 class StepRecord(ctypes.Structure):

@@ -7,10 +7,10 @@ import weakref
 from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
-from llmserve.engine.cpu.cores import usable_cores
+from llmserve.engine.cpu.cores import num_threads
 from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.library import available_isas, chosen_isa, load_library
-from llmserve.engine.cpu.step import FlatStep
+from llmserve.engine.cpu.step import FlatStep, IdRoom
 from llmserve.engine.cpu.tactics import Machine, tactic_table
 from llmserve.engine.memory import available_memory_bytes
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted
@@ -35,6 +35,7 @@ class CpuRunner:
         self.threads = threads
         self.isa = isa
         self.native_ns = 0  # spent inside the library's steps so far; the rest of a step is Python's
+        self._room = IdRoom()
         self._info = RunnerInfo(
             vocab_size=header.vocab_size,
             block_size=header.block_size,
@@ -49,14 +50,15 @@ class CpuRunner:
         """Map the engine file `path` and allocate a pool of `num_blocks` KV blocks.
 
         threads: 0 takes every core that this process may use. isa: "" takes LLMSERVE_ISA or the fastest.
-        Raises EngineFileError (corrupt or foreign file), ResourceExhausted (memory), Unsupported (ISA, library).
+        Raises EngineFileError (corrupt or foreign file), ResourceExhausted (memory), Unsupported (ISA, library),
+        InvalidArgument (a number of blocks or threads that makes no sense).
         """
-        if num_blocks < 1 or threads < 0:
-            raise InvalidArgument(f"num_blocks must be at least 1 and threads not negative: {num_blocks}, {threads}")
+        if num_blocks < 1:
+            raise InvalidArgument(f"num_blocks must be at least 1, got {num_blocks}")
+        threads = num_threads(threads)
         header = read_header(path)
         _check_memory(header, num_blocks)
         isa = chosen_isa(isa)
-        threads = threads or usable_cores()
         handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads)
         runner = cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa)
         runner.set_tactics(tactic_table(path, Machine.here(isa)))
@@ -74,7 +76,7 @@ class CpuRunner:
         assert self._close.alive, "the runner is closed"
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
-        flat = FlatStep(plan, self._info.vocab_size)
+        flat = FlatStep(plan, self._info.vocab_size, self._room)
         started = time.perf_counter_ns()
         try:
             self._library.step(self._handle, flat.record)

@@ -69,7 +69,7 @@ def refusals(path: Path) -> list[str]:
 
 def test_records_have_the_sizes_of_their_c_structs() -> None:
     assert (HEADER.itemsize, OP.itemsize, TENSOR.itemsize) == (128, 112, 24)
-    assert (CHUNK.itemsize, SAMPLE.itemsize) == (20, 88)
+    assert (CHUNK.size, SAMPLE.size) == (20, 88)
 
 
 def test_header_says_what_was_built(engine_file: EngineFile) -> None:

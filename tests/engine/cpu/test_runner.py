@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.core import SamplingParams
+from llmserve.engine.cpu import cores as cpu_cores
 from llmserve.engine.cpu import library, runner
 from llmserve.engine.cpu.library import Library, available_isas
 from llmserve.engine.cpu.runner import CpuRunner, read_header
@@ -40,7 +41,7 @@ def test_zero_threads_are_the_cores_of_this_process(
     path: Path, monkeypatch: pytest.MonkeyPatch, open_runner: OpenRunner
 ) -> None:
     for cores in (1, 3):
-        monkeypatch.setattr(runner, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(cpu_cores, "usable_cores", lambda cores=cores: cores)
         before = num_threads()
         opened = open_runner(path, threads=0)
         assert opened.threads == cores
@@ -99,8 +100,11 @@ def test_too_many_threads_are_an_error_that_leaves_none_behind(path: Path) -> No
     code = """
         import os, resource, sys
         from pathlib import Path
+        from llmserve.engine.cpu import cores
         from llmserve.engine.cpu.runner import CpuRunner
         from llmserve.errors import InternalError
+
+        cores.usable_cores = lambda: 100
 
         def num_threads():
             return len(os.listdir("/proc/self/task"))

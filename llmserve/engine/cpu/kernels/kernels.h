@@ -84,6 +84,13 @@ struct AttentionArgs {
   const float* slopes;  // ALiBi, [num_heads] or null
 };
 
+inline constexpr size_t kVocabularyBlock = 64;
+
+struct Softmax {
+  float peak;         // the largest logit
+  float temperature;  // positive
+};
+
 struct KernelTable {
   const char* name;
 
@@ -112,8 +119,12 @@ struct KernelTable {
   void (*attention)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
   void (*gated_silu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
-  // sum of exp(x - max) over [0, count)
-  double (*sum_exp)(const float* x, size_t count, float max);
+
+  // Over logits; NaN counts as minus infinity, plus infinity as the largest float. A weight is
+  // exp((x - peak) / temperature), and not quite 0 for minus infinity.
+  void (*block_peaks)(const float* x, size_t count, float* peaks);  // the largest of each kVocabularyBlock
+  void (*block_weights)(const float* x, size_t count, Softmax softmax, double* sums);
+  void (*weights)(const float* x, size_t count, Softmax softmax, float* y);  // y may be x
 
   const LimitLoops& limits;
 };

@@ -205,22 +205,4 @@ void add(View<const float> a, View<const float> b, size_t width, size_t num_rows
   }
 }
 
-// Lanes in f32 for 4096 numbers at a time, blocks in double.
-double sum_exp(const float* x, size_t count, float max_value) {
-  constexpr size_t kBlock = 4096;
-  const F32x16 shift = broadcast(max_value);
-  double total = 0.0;
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t end = begin + kBlock < count ? begin + kBlock : count;
-    F32x16 sums = zero();
-    size_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) sums = sums + exp(load(x + i) - shift);
-    total += static_cast<double>(reduce_add(sums));
-    float rest[kLanes];
-    if (i < end) store(rest, exp(load_partial(x + i, end - i) - shift));
-    for (size_t j = 0; i + j < end; ++j) total += static_cast<double>(rest[j]);
-  }
-  return total;
-}
-
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "draw.h"
 #include "kernels.h"
 #include "step.h"
 
@@ -22,25 +23,21 @@ class Sampler {
   double log_prob(const float* logits, int32_t token);
 
  private:
-  struct Candidate {
-    float value;  // logit / temperature, the largest at 0
-    int32_t id;
+  struct Best {
+    float logit;  // minus infinity: there is none
+    int32_t id;   // the lowest of the largest
   };
 
-  void adjust(const float* logits, const StepRecord& step, const SampleRecord& request);
+  const float* adjust(const float* logits, const StepRecord& step, const SampleRecord& request);
   void penalize(const StepRecord& step, const SampleRecord& request);
-  int32_t draw(const SampleRecord& request);
-  void collect(const SampleRecord& request);
-  void keep_nucleus(float top_p);
-  void sort_first(size_t count);
+  Best best(const float* logits);
 
   const KernelTable& kernels_;
-  std::vector<float> logits_;      // adjusted
-  std::vector<uint32_t> counts_;   // of each token in the history; zero between calls
-  std::vector<Candidate> candidates_;
+  Draw draw_;
+  std::vector<float> adjusted_;         // a copy of the logits, where a request alters some
+  std::vector<uint32_t> counts_;        // of each token in the history; zero between calls
+  std::vector<float> peaks_;            // of each block of the logits
+  std::vector<double> block_weights_;
 };
-
-// A number in [0, 1) that depends on its arguments only (Philox 4x32-10).
-double uniform(uint64_t seed, uint64_t position, uint32_t stream);
 
 }  // namespace llmserve

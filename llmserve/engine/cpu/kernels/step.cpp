@@ -44,6 +44,7 @@ Error check_samples(const StepRecord& step) {
         s.num_prompt > s.history_end - s.history_begin) {
       return invalid("a sample request points outside of its step");
     }
+    if (!(s.temperature >= 0.0f)) return invalid("a sample request has no temperature");
   }
   return {};
 }

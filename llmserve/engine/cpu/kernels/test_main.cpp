@@ -53,10 +53,6 @@ void test_rowwise(const KernelTable& k, Random& random) {
     for (size_t i = 0; i < rows * width; ++i) equal = equal && y[i] == x[i] + weight[i % width];
     expect(equal, k.name, "add", width);
 
-    double sum = 0.0;
-    for (float value : weight) sum += std::exp(double{value} - 1.0);
-    expect(near(k.sum_exp(weight.data(), width, 1.0f), sum), k.name, "sum_exp", width);
-
     for (DType type : kTypes) {
       const Typed vocabulary(random, 40 * width, type);
       const auto panels = packed(vocabulary.bytes.data(), 40, width, type);
@@ -138,32 +134,6 @@ void test_attention(const KernelTable& k, Random& random) {
   }
 }
 
-void test_sampler(const KernelTable& k) {
-  const float nan = std::nanf(""), infinity = HUGE_VALF;
-  const float rows[][4] = {{nan, 1, nan, 2}, {nan, nan, nan, nan}, {-infinity, -infinity, -infinity, -infinity},
-                           {infinity, 3, infinity, nan}, {1, 1, 1, 1}};
-  const int32_t greedy[] = {3, 0, 0, 0, 0};
-  const int32_t ids[] = {0, 1, 2, 3};
-  Sampler sampler(k, 4);
-  StepRecord step = {};
-  step.sample_ids = ids;
-  for (size_t i = 0; i < std::size(rows); ++i) {
-    SampleRecord request = {};
-    request.repetition_penalty = request.top_p = 1.0f;
-    expect(sampler.sample(rows[i], step, request) == greedy[i], k.name, "greedy sampling", i);
-    sampler.log_prob(rows[i], greedy[i]);
-    request.temperature = 1e-30f;
-    request.top_p = 0.5f;
-    request.min_p = 0.1f;
-    request.top_k = 2;
-    request.banned_end = 4;  // everything
-    const int32_t token = sampler.sample(rows[i], step, request);
-    expect(token >= 0 && token < 4, k.name, "sampling with everything banned", i);
-    request.banned_end = 0;
-    for (request.position = 0; request.position < 20; ++request.position) sampler.sample(rows[i], step, request);
-  }
-}
-
 // One step of two sequences over an engine: three tokens, then one, both sampled.
 Error run_step(Engine& engine) {
   const int32_t tokens[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3, 4, 5}, sample_ids[] = {1, 2, 3, 5, 0};
@@ -241,7 +211,7 @@ int run(const std::string& engine, const std::string& scratch) {
     test_linear_layers(*kernels, random);
     test_rowwise(*kernels, random);
     test_attention(*kernels, random);
-    test_sampler(*kernels);
+    test_sampling(*kernels, random);
     expect(open_and_run(engine, *kernels, 2), kernels->name, "step over a good engine", 0);
     std::printf("%s done\n", kernels->name);
   }

@@ -20,7 +20,9 @@ void cache_write(View<const float> x, const int32_t* slots, size_t block_size, s
 void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
-double sum_exp(const float* x, size_t count, float max);
+void block_peaks(const float* x, size_t count, float* peaks);
+void block_weights(const float* x, size_t count, Softmax softmax, double* sums);
+void weights(const float* x, size_t count, Softmax softmax, float* y);
 extern const LimitLoops kLimitLoops;
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -27,7 +27,9 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .attention = variant::attention,
       .gated_silu = variant::gated_silu,
       .add = variant::add,
-      .sum_exp = variant::sum_exp,
+      .block_peaks = variant::block_peaks,
+      .block_weights = variant::block_weights,
+      .weights = variant::weights,
       .limits = variant::kLimitLoops,
   };
   return kTable;

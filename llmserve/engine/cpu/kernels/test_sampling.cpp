@@ -1,0 +1,114 @@
+// Passes over logits, and the choice of a token.
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <vector>
+
+#include "sampling.h"
+#include "test_support.h"
+
+namespace llmserve {
+namespace {
+
+constexpr float kInfinity = HUGE_VALF;
+
+// Rows with numbers that are none, against plain loops; peaks to the bit.
+void test_passes(const KernelTable& k, Random& random) {
+  for (size_t count : {1, 15, 16, 63, 64, 65, 128, 300}) {
+    std::vector<float> x = random.numbers(count);
+    for (size_t i = 0; i < count; i += 7) x[i] = i % 2 ? std::nanf("") : -kInfinity;
+    if (count > 200) x[170] = kInfinity;
+    const size_t num_blocks = (count + kVocabularyBlock - 1) / kVocabularyBlock;
+    std::vector<float> peaks(num_blocks), y(count);
+    std::vector<double> sums(num_blocks);
+    const Softmax softmax = {1.0f, 0.5f};
+    k.block_peaks(x.data(), count, peaks.data());
+    if (count > 200) x[170] = 1.0f;
+    k.block_weights(x.data(), count, softmax, sums.data());
+    k.weights(x.data(), count, softmax, y.data());
+    for (size_t b = 0; b < num_blocks; ++b) {
+      float peak = -kInfinity;
+      double sum = 0.0;
+      for (size_t i = b * kVocabularyBlock; i < std::min(count, (b + 1) * kVocabularyBlock); ++i) {
+        const double weight = std::isnan(x[i]) ? 0.0 : std::exp((x[i] - 1.0) / 0.5);
+        expect(near(y[i], weight), k.name, "weights", count);
+        if (x[i] > peak) peak = x[i];
+        sum += weight;
+      }
+      if (count > 200 && b == 170 / kVocabularyBlock) peak = std::numeric_limits<float>::max();
+      expect(peaks[b] == peak, k.name, "block_peaks", count);
+      expect(near(sums[b], sum), k.name, "block_weights", count);
+    }
+  }
+}
+
+void test_sampler(const KernelTable& k) {
+  const float nan = std::nanf("");
+  const float rows[][4] = {{nan, 1, nan, 2}, {nan, nan, nan, nan}, {-kInfinity, -kInfinity, -kInfinity, -kInfinity},
+                           {kInfinity, 3, kInfinity, nan}, {1, 1, 1, 1}};
+  const int32_t greedy[] = {3, 0, 0, 0, 0};
+  const int32_t ids[] = {0, 1, 2, 3};
+  Sampler sampler(k, 4);
+  StepRecord step = {};
+  step.sample_ids = ids;
+  for (size_t i = 0; i < std::size(rows); ++i) {
+    SampleRecord request = {};
+    request.repetition_penalty = request.top_p = 1.0f;
+    expect(sampler.sample(rows[i], step, request) == greedy[i], k.name, "greedy sampling", i);
+    sampler.log_prob(rows[i], greedy[i]);
+    request.temperature = 1e-30f;
+    request.top_p = 0.5f;
+    request.min_p = 0.1f;
+    request.top_k = 2;
+    request.banned_end = 4;  // everything
+    const int32_t token = sampler.sample(rows[i], step, request);
+    expect(token >= 0 && token < 4, k.name, "sampling with everything banned", i);
+    request.banned_end = 0;
+    for (request.position = 0; request.position < 20; ++request.position) sampler.sample(rows[i], step, request);
+  }
+}
+
+// Few tokens and many, sorted by a comparison and by radix: every filter must leave what a plain sort leaves.
+void test_filters(const KernelTable& k, Random& random) {
+  constexpr size_t kCount = 5000;
+  std::vector<float> x = random.numbers(kCount);  // steps of 0.001: many ties
+  std::vector<size_t> order(kCount);
+  for (size_t i = 0; i < kCount; ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return x[a] > x[b]; });
+  Sampler sampler(k, kCount);
+  StepRecord step = {};
+  for (uint32_t top_k : {0u, 3u, 60u, 1000u, 4000u}) {
+    for (float top_p : {0.01f, 0.3f, 0.9f}) {
+      SampleRecord request = {};
+      request.temperature = 0.7f;
+      request.top_k = top_k;
+      request.top_p = top_p;
+      request.repetition_penalty = 1.0f;
+      const size_t num_top = top_k ? top_k : kCount;
+      const float least = x[order[num_top - 1]];
+      double total = 0.0, sum = 0.0;
+      for (float value : x) total += value >= least ? std::exp(value / 0.7) : 0.0;
+      size_t kept = 0;
+      while (sum < top_p * total * (1 + 1e-5)) sum += std::exp(x[order[kept++]] / 0.7);
+      for (request.position = 0; request.position < 300; ++request.position) {
+        // the draw's place in the sorted order says which token it is
+        double left = uniform(0, request.position, 0) * sum;
+        size_t place = 0;
+        while (left >= std::exp(x[order[place]] / 0.7)) left -= std::exp(x[order[place++]] / 0.7);
+        const auto token = static_cast<size_t>(sampler.sample(x.data(), step, request));
+        const auto found = static_cast<size_t>(std::find(order.begin(), order.end(), token) - order.begin());
+        expect(found <= kept && (found > place ? found - place : place - found) <= 1, k.name, "filters", found);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void test_sampling(const KernelTable& k, Random& random) {
+  test_passes(k, random);
+  test_sampler(k);
+  test_filters(k, random);
+}
+
+}  // namespace llmserve

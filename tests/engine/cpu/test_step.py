@@ -1,0 +1,95 @@
+"""A plan as arrays: what the C++ side reads at the addresses of the record."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.cpu.library import CHUNK, SAMPLE
+from llmserve.engine.cpu.step import FlatStep, IdRoom
+from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from llmserve.scheduler.sequence import sequences_for
+
+VOCAB = 50
+PARAMS = SamplingParams(repetition_penalty=1.5, temperature=0.0)
+
+
+def ids_at(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int32 * count).from_address(address))
+
+
+def sample_ids(flat: FlatStep) -> list[tuple[list[int], list[tuple[int, float]], list[int]]]:
+    """History, bias and banned ids of every sample."""
+    record = flat.record
+    ids = ids_at(record.sample_ids, record.num_sample_ids)
+    found = []
+    for index in range(record.num_samples):
+        fields = SAMPLE.unpack(ctypes.string_at(record.samples + index * SAMPLE.size, SAMPLE.size))
+        history_begin, history_end, _, bias_begin, bias_end, banned_begin, banned_end = fields[4:11]
+        biases = [ctypes.c_float.from_address(record.bias_values + 4 * i).value for i in range(bias_begin, bias_end)]
+        bias = list(zip(ids[bias_begin:bias_end], biases, strict=True))
+        found.append((ids[history_begin:history_end], bias, ids[banned_begin:banned_end]))
+    return found
+
+
+def plan(*samples: tuple[Sequence[int], Sequence[tuple[int, float]], Sequence[int]]) -> StepPlan:
+    return StepPlan(
+        tuple(
+            Chunk(i, (i,), 3, (2 * i, 2 * i + 1), SampleRequest(PARAMS, 0, 4, history, 1, bias, banned))
+            for i, (history, bias, banned) in enumerate(samples)
+        )
+    )
+
+
+def test_ids_of_samples_in_room_that_is_used_again() -> None:
+    room = IdRoom()
+    steps = [
+        plan(((1, 2), ((7, 0.5),), (3,)), ((), (), ()), (array("i", [4, 5, 6]), (), (VOCAB, 9, -1))),
+        plan((array("i", range(40)), ((1, 1.0), (2, -1.0)), (8, 9)), ((3,), ((0, 0.25),), ())),
+        plan(((9,), (), ())),
+    ]
+    wanted = [
+        [([1, 2], [(7, 0.5)], [3]), ([], [], []), ([4, 5, 6], [], [9])],
+        [(list(range(40)), [(1, 1.0), (2, -1.0)], [8, 9]), ([3], [(0, 0.25)], [])],
+        [([9], [], [])],
+    ]
+    for step, ids in zip(steps, wanted, strict=True):
+        assert sample_ids(FlatStep(step, VOCAB, room)) == ids
+
+
+def test_chunks_and_rows() -> None:
+    chunks = (
+        Chunk(0, [5, 6, 7], 2, [3, 1]),
+        Chunk(1, array("i", [8]), 0, array("i", [4]), SampleRequest(PARAMS, 0, 1)),
+        Chunk(2, [9, 10], 4, [0, 2], SampleRequest(PARAMS, 0, 6), return_logits=True),
+    )
+    flat = FlatStep(StepPlan(chunks), VOCAB, IdRoom())
+    record = flat.record
+    assert ids_at(record.token_ids, record.num_tokens) == [5, 6, 7, 8, 9, 10]
+    assert ids_at(record.block_ids, record.num_block_ids) == [3, 1, 4, 0, 2]
+    assert ids_at(record.selected_rows, record.num_selected) == [3, 4, 5]
+    records = ctypes.string_at(record.chunks, record.num_chunks * CHUNK.size)
+    assert list(CHUNK.iter_unpack(records)) == [(0, 3, 2, 0, 2), (3, 1, 0, 2, 1), (4, 2, 4, 3, 2)]
+    selected = [
+        SAMPLE.unpack_from(ctypes.string_at(record.samples, 2 * SAMPLE.size), i * SAMPLE.size)[3] for i in (0, 1)
+    ]
+    assert selected == [0, 2]
+    result = flat.result()
+    assert (result.tokens, {i: x.shape for i, x in result.logits.items()}) == ([-1, 0, 0], {2: (2, VOCAB)})
+
+
+def test_a_sequence_hands_out_its_ids_as_memory() -> None:
+    """Lists would be looked at number by number in every step: milliseconds with long histories."""
+    request = GenerateRequest("r", tuple(range(40)), PARAMS)
+    sequence = sequences_for(request, itertools.count(), max_seq_len=99, arrival_ns=0)[0]
+    chunk = sequence.chunk(40)
+    assert chunk.sample is not None
+    kinds = [type(ids) for ids in (chunk.token_ids, chunk.block_table, chunk.sample.history)]
+    assert kinds == [array] * 3
+    with pytest.raises(TypeError):
+        FlatStep(StepPlan((Chunk(0, array("q", [1]), 0, [0]),)), VOCAB, IdRoom())
