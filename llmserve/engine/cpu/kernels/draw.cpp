@@ -41,7 +41,8 @@ int32_t Draw::choose(const Logits& logits, float peak, int32_t best, const Sampl
   const bool has_top_k = request.top_k > 0 && request.top_k < logits.count;
   const bool has_top_p = request.top_p < 1.0f, has_min_p = request.min_p > 0.0f;
   if (!has_top_k && !has_top_p && !has_min_p) return from_blocks(draw, best);
-  const float least = has_min_p ? std::min(0.0f, std::log(request.min_p)) : kNever;  // the best one stays
+  // in double, so that no C library rounds it differently; the best token stays
+  const float least = has_min_p ? static_cast<float>(std::min(0.0, std::log(double{request.min_p}))) : kNever;
   if (has_top_k) {
     keep_top(request.top_k);
     if (has_top_p) cut_nucleus(static_cast<double>(request.top_p) * weigh());

@@ -52,22 +52,32 @@ inline void store_lanes(float* target, F32x16 value, size_t count) {
   return count == kLanes ? store(target, value) : store_partial(target, value, count);
 }
 
-// exp, relative error about 1e-7. Saturates below -87.3 and above 88; NaN stays NaN.
-inline F32x16 exp(F32x16 x) {
+// exp, relative error about 1e-7. Saturates below -87.3 and above 88; NaN stays NaN. `multiply_add(a, b, c)` is a * b + c.
+template <class MultiplyAdd>
+inline F32x16 exp_by(F32x16 x, MultiplyAdd multiply_add) {
   x = min(broadcast(88.0f), max(broadcast(-87.3f), x));
   const F32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer kept in the low bits
-  const F32x16 shifted = fma(x, broadcast(1.44269504f), magic);
+  const F32x16 shifted = multiply_add(x, broadcast(1.44269504f), magic);
   const F32x16 n = shifted - magic;
-  F32x16 r = fma(n, broadcast(-0.693359375f), x);  // ln 2 in two parts
-  r = fma(n, broadcast(2.12194440e-4f), r);
+  F32x16 r = multiply_add(n, broadcast(-0.693359375f), x);  // ln 2 in two parts
+  r = multiply_add(n, broadcast(2.12194440e-4f), r);
   F32x16 p = broadcast(1.9875691500e-4f);
-  p = fma(p, r, broadcast(1.3981999507e-3f));
-  p = fma(p, r, broadcast(8.3334519073e-3f));
-  p = fma(p, r, broadcast(4.1665795894e-2f));
-  p = fma(p, r, broadcast(1.6666665459e-1f));
-  p = fma(p, r, broadcast(5.0000001201e-1f));
-  p = fma(p, r * r, r) + broadcast(1.0f);
+  p = multiply_add(p, r, broadcast(1.3981999507e-3f));
+  p = multiply_add(p, r, broadcast(8.3334519073e-3f));
+  p = multiply_add(p, r, broadcast(4.1665795894e-2f));
+  p = multiply_add(p, r, broadcast(1.6666665459e-1f));
+  p = multiply_add(p, r, broadcast(5.0000001201e-1f));
+  p = multiply_add(p, r * r, r) + broadcast(1.0f);
   return p * pow2_of_magic(shifted);
+}
+
+inline F32x16 exp(F32x16 x) {
+  return exp_by(x, [](F32x16 a, F32x16 b, F32x16 c) { return fma(a, b, c); });
+}
+
+// Rounded in the same places by every variant, whether it has fused multiply-adds or not.
+inline F32x16 exp_same(F32x16 x) {
+  return exp_by(x, [](F32x16 a, F32x16 b, F32x16 c) { return a * b + c; });
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

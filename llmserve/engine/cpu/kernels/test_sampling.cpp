@@ -1,9 +1,13 @@
 // Passes over logits, and the choice of a token.
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <iterator>
+#include <limits>
 #include <vector>
 
+#include "isa.h"
 #include "sampling.h"
 #include "test_support.h"
 
@@ -11,6 +15,49 @@ namespace llmserve {
 namespace {
 
 constexpr float kInfinity = HUGE_VALF;
+constexpr size_t kWide = 150'001;  // no multiple of a block
+
+// Every combination of filters, hot and cold.
+std::vector<SampleRecord> requests() {
+  std::vector<SampleRecord> found;
+  for (float temperature : {0.0f, 1e-30f, 0.7f, 5.0f}) {
+    for (uint32_t top_k : {0u, 40u, 9000u}) {
+      for (float top_p : {1.0f, 0.6f}) {
+        for (float min_p : {0.0f, 0.02f}) {
+          SampleRecord request = {};
+          request.temperature = temperature;
+          request.top_k = top_k;
+          request.top_p = top_p;
+          request.min_p = min_p;
+          request.repetition_penalty = 1.0f;
+          request.seed = found.size();
+          found.push_back(request);
+        }
+      }
+    }
+  }
+  return found;
+}
+
+// Logits like those of a network: most are low, few are high.
+std::vector<float> wide_row(Random& random) {
+  std::vector<float> x = random.numbers(kWide);
+  for (float& value : x) value = value * value * value * 12.0f;
+  return x;
+}
+
+// Puts numbers that are none, huge or tiny into the row, as `kind` says.
+void spoil(std::vector<float>& x, size_t kind) {
+  const float nan = std::nanf(""), most = std::numeric_limits<float>::max(), least = 1e-42f;
+  const float values[] = {nan, -kInfinity, kInfinity, most, -most, 0.0f, -0.0f, least, -least};
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (kind < std::size(values)) x[i] = values[kind];                  // all alike
+    if (kind == std::size(values)) x[i] = values[i % std::size(values)];  // all mixed
+    if (kind == std::size(values) + 1 && i % 2) x[i] = values[i % 5];   // every other one
+    if (kind == std::size(values) + 2 && i != 149'990) x[i] = -kInfinity;  // one is left
+  }
+}
+constexpr size_t kNumKinds = 13;  // the last one spoils nothing
 
 // Rows with numbers that are none, against plain loops; peaks to the bit.
 void test_passes(const KernelTable& k, Random& random) {
@@ -103,12 +150,50 @@ void test_filters(const KernelTable& k, Random& random) {
   }
 }
 
+// The same bits as the portable kernels, whatever the logits are, and a token that may be drawn.
+void test_wide_rows(const KernelTable& k, Random& random) {
+  const KernelTable& portable = *available_kernels().front();
+  const size_t num_blocks = (kWide + kVocabularyBlock - 1) / kVocabularyBlock;
+  std::vector<float> peaks[2] = {std::vector<float>(num_blocks), std::vector<float>(num_blocks)};
+  std::vector<double> sums[2] = {std::vector<double>(num_blocks), std::vector<double>(num_blocks)};
+  std::vector<float> y[2] = {std::vector<float>(kWide), std::vector<float>(kWide)};
+  const auto same = [](const auto& a) { return !std::memcmp(a[0].data(), a[1].data(), a[0].size() * sizeof(a[0][0])); };
+  Sampler sampler(k, kWide), other(portable, kWide);
+  const int32_t history[] = {5, 5, 149'990, 7};
+  StepRecord step = {};
+  step.sample_ids = history;
+  for (size_t kind = 0; kind < kNumKinds; ++kind) {
+    std::vector<float> x = wide_row(random);
+    spoil(x, kind);
+    for (int i = 0; i < 2; ++i) {
+      const KernelTable& kernels = i ? portable : k;
+      kernels.block_peaks(x.data(), kWide, peaks[i].data());
+      kernels.block_weights(x.data(), kWide, {1.5f, 0.7f}, sums[i].data());
+      kernels.weights(x.data(), kWide, {1.5f, 0.7f}, y[i].data());
+    }
+    expect(same(peaks) && same(sums) && same(y), k.name, "the same bits in passes over kind", kind);
+    for (SampleRecord request : requests()) {
+      request.history_end = request.seed % 2 ? 4 : 0;
+      request.repetition_penalty = 1.5f;
+      const int32_t token = sampler.sample(x.data(), step, request), twin = other.sample(x.data(), step, request);
+      const double log_prob = sampler.log_prob(x.data(), token), log_prob_twin = other.log_prob(x.data(), twin);
+      expect(token == twin, k.name, "the same token from kind", kind);
+      expect(std::bit_cast<uint64_t>(log_prob) == std::bit_cast<uint64_t>(log_prob_twin) && !std::isnan(log_prob),
+             k.name, "the same log-prob from kind", kind);
+      const bool none = kind < 2;
+      expect(token >= 0 && static_cast<size_t>(token) < kWide && (none ? token == 0 : x[token] > -kInfinity), k.name,
+             "a token that may be drawn from kind", kind);
+    }
+  }
+}
+
 }  // namespace
 
 void test_sampling(const KernelTable& k, Random& random) {
   test_passes(k, random);
   test_sampler(k);
   test_filters(k, random);
+  test_wide_rows(k, random);
 }
 
 }  // namespace llmserve

@@ -1,4 +1,5 @@
-// Passes over a row of logits, which may be 125,696 wide: peaks and weights, block by block.
+// Passes over a row of logits, which may be 125,696 wide: peaks and weights, block by block. The same bits from every
+// variant, so that equal logits give equal tokens and log-probs everywhere.
 #include <algorithm>
 #include <limits>
 
@@ -16,11 +17,12 @@ inline F32x16 cleaned(F32x16 x) {
              broadcast(std::numeric_limits<float>::max()));
 }
 
-inline F32x16 weight(F32x16 x, F32x16 peak, F32x16 temperature) { return exp((cleaned(x) - peak) / temperature); }
+inline F32x16 weight(F32x16 x, F32x16 peak, F32x16 temperature) { return exp_same((cleaned(x) - peak) / temperature); }
 
 inline float peak_of_block(const float* x) {
-  return reduce_max(max(max(cleaned(load(x)), cleaned(load(x + kLanes))),
-                        max(cleaned(load(x + 2 * kLanes)), cleaned(load(x + 3 * kLanes)))));
+  const F32x16 low = max(cleaned(load(x)), cleaned(load(x + kLanes)));
+  const F32x16 high = max(cleaned(load(x + 2 * kLanes)), cleaned(load(x + 3 * kLanes)));
+  return reduce_max(max(low, high)) + 0.0f;  // of two zeros, the positive one
 }
 
 inline double weight_of_block(const float* x, F32x16 peak, F32x16 temperature) {
