@@ -143,6 +143,15 @@ def table_network(table: NDArray[np.float32]) -> Network:
     return Network(g.program(), {"table": table, "identity": np.eye(vocab, dtype=np.float32)})
 
 
+def wide_table_network(table: NDArray[np.float32]) -> Network:
+    """The same for a table [rows, vocab] with fewer rows; its numbers must be finite."""
+    num_rows, vocab = table.shape
+    g = Graph(CacheShape(1, 1, 2), vocab)
+    g.logits(g.select_rows(g.embed("identity", num_rows)), "columns")
+    identity = np.eye(vocab, num_rows, dtype=np.float32)
+    return Network(g.program(), {"identity": identity, "columns": np.ascontiguousarray(table.T)})
+
+
 def prefill(runner: CpuRunner, ids: Sequence[int], *, blocks: Sequence[int] = (), first_block: int = 0) -> Chunk:
     """One chunk with the whole prompt, logits wanted."""
     needed = -(-len(ids) // runner.info.block_size)

@@ -46,7 +46,7 @@ def distribution(logits: NDArray[np.float32], request: SampleRequest) -> NDArray
     x = adjusted_logits(logits, request).astype(np.float64)
     params = request.params
     if params.is_greedy:
-        one_hot: NDArray[np.float64] = np.eye(len(x))[int(np.argmax(x))]
+        one_hot: NDArray[np.float64] = (np.arange(len(x)) == np.argmax(x)).astype(np.float64)
         return one_hot
     x = x / params.temperature
     if 0 < params.top_k < len(x):
