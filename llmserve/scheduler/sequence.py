@@ -52,12 +52,12 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        return self.num_tokens - self.num_prompt
+        return len(self.token_ids) - self.num_prompt
 
     @property
     def num_pending(self) -> int:
         """Tokens known but not computed. The scheduler exists to make this zero; sampling makes it one again."""
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def max_num_cached(self) -> int:
@@ -102,7 +102,7 @@ class Sequence:
         banned = self.bad_words.banned_after(self.token_ids)
         if self.num_output < self.request.sampling.min_tokens:
             banned.update(self.stop_words.single_ids)
-        return tuple(sorted(banned))
+        return tuple(sorted(banned)) if banned else ()
 
     def append(self, token: int, log_prob: float, now_ns: int) -> TokenEvent | None:
         """Take a sampled token. Returns what may be told now; None while everything may be part of a stop word."""

@@ -23,12 +23,17 @@ class StopWords:
 
     def num_matched(self, tail: Word) -> int:
         """Length of the longest stop word that `tail` ends with; 0 when there is none."""
-        return next((n for n in self._lengths if n <= len(tail) and tail[-n:] in self._words), 0)
+        for length in self._lengths:
+            if length <= len(tail) and tail[-length:] in self._words:
+                return length
+        return 0
 
     def num_begun(self, tail: Word) -> int:
         """Length of the longest end of `tail` that further tokens may complete to a stop word."""
-        longest = min(len(tail), self.max_length - 1)
-        return next((n for n in range(longest, 0, -1) if tail[-n:] in self._beginnings), 0)
+        for length in range(min(len(tail), self.max_length - 1), 0, -1):
+            if tail[-length:] in self._beginnings:
+                return length
+        return 0
 
 
 class BadWords:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from llmserve.engine.cpu.cores import usable_cores
+from llmserve.engine.cpu.cores import num_threads
 from llmserve.engine.cpu.library import chosen_isa, load_library
 from llmserve.engine.memory import available_memory_bytes
 
@@ -34,7 +34,7 @@ def measure_limit(limit: Limit, *, threads: int = 0, isa: str = "") -> float:
     rates = load_library().measure(
         limit,
         chosen_isa(isa),
-        threads=threads or usable_cores(),
+        threads=num_threads(threads),
         amount=max(1, min(READ_BYTES, available_memory_bytes() // 4)) if reads else ROUNDS,
         num_passes=READ_PASSES if reads else MULTIPLY_PASSES,
     )

@@ -98,12 +98,8 @@ class FlatStep:
         """The record of a sample; its lists of ids go to `_lists`."""
         params = sample.params
         history_begin, history_end = self._add_ids(sample.history)
-        _, bias_end = self._add_ids([token_id for token_id, _ in sample.bias])
-        # an end token may lie outside of the vocabulary; nobody can draw it
-        _, banned_end = self._add_ids([token_id for token_id in sample.banned if 0 <= token_id < self._vocab_size])
-        if sample.bias:
-            self._bias_values.extend([0.0] * (history_end - len(self._bias_values)))
-            self._bias_values.extend(_float32(bias) for _, bias in sample.bias)
+        bias_end = self._add_bias(sample.bias) if sample.bias else history_end
+        banned_end = self._add_banned(sample.banned) if sample.banned else bias_end
         return SAMPLE.pack(
             params.seed,
             sample.position,
@@ -126,6 +122,16 @@ class FlatStep:
             sample.log_prob,
             0,
         )
+
+    def _add_bias(self, bias: Sequence[tuple[int, float]]) -> int:
+        begin, end = self._add_ids([token_id for token_id, _ in bias])
+        self._bias_values.extend([0.0] * (begin - len(self._bias_values)))
+        self._bias_values.extend(_float32(value) for _, value in bias)
+        return end
+
+    def _add_banned(self, banned: Sequence[int]) -> int:
+        """An end token may lie outside of the vocabulary; nobody can draw it."""
+        return self._add_ids([token_id for token_id in banned if 0 <= token_id < self._vocab_size])[1]
 
     def _add_ids(self, ids: Sequence[int]) -> tuple[int, int]:
         """Where the ids begin and end."""

@@ -243,3 +243,9 @@ def test_logits_and_a_sample_from_the_same_chunk(path: Path, open_runner: OpenRu
 def test_logits_of_more_rows_than_sequences(path: Path, open_runner: OpenRunner) -> None:
     opened = open_runner(path)
     assert all_logits(opened, random_ids(83, 96)).shape == (96, 83)
+
+
+@pytest.mark.parametrize("threads", [-1, 10**6, 2**40])
+def test_a_number_of_threads_that_makes_no_sense_names_those_that_do(threads: int, path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=rf"threads must be 0 \(one per core\) to \d+, .* got {threads}"):
+        CpuRunner.open(path, num_blocks=4, threads=threads)
