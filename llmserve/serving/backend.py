@@ -70,6 +70,7 @@ GaugeSample: TypeAlias = tuple[str, Mapping[str, str], float]  # family, labels 
 class LoadedModel:
     instances: Sequence[ModelInstance]
     batches_itself: bool = False  # instances accept any number of requests at once (in-flight batching)
+    collates: bool = False  # executes a batch as one set of tensors: honours `batch_input` and `batch_output`
     gauges: Callable[[], Sequence[GaugeSample]] = field(default=lambda: ())  # read at each metrics scrape
 
 

@@ -24,16 +24,6 @@ REFUSED = (
         "requests of a sequence would reach the model without their state; remove it or use a stateless model",
     ),
     Feature(
-        "batch_input",
-        lambda config: len(config.batch_input) > 0,
-        "the model would miss those tensors; remove it",
-    ),
-    Feature(
-        "batch_output",
-        lambda config: len(config.batch_output) > 0,
-        "outputs would not be split; remove it",
-    ),
-    Feature(
         "model_operations",
         lambda config: len(config.model_operations.op_library_filename) > 0,
         "custom operator libraries cannot be loaded; remove it",
@@ -59,8 +49,6 @@ def _any_group(config: ModelConfig, *fields: str) -> bool:
 
 
 IGNORED = (
-    Feature("model_warmup", lambda config: len(config.model_warmup) > 0, "the first requests pay for warming up"),
-    Feature("response_cache", lambda config: bool(config.response_cache.enable), "every request is computed"),
     Feature("optimization", _tunes_optimization, "graph, accelerator and batching hints have no effect"),
     Feature("cc_model_filenames", lambda config: len(config.cc_model_filenames) > 0, "there is no choice of files"),
     Feature("metric_tags", lambda config: len(config.metric_tags) > 0, "metrics carry no extra labels"),

@@ -32,11 +32,14 @@ from llmserve.serving.loader import PreparedModel, load_instances, prepare, serv
 from llmserve.serving.model import ServedModel
 from llmserve.serving.model_config import is_ensemble
 from llmserve.serving.repository import ModelSource, scan_repositories
+from llmserve.serving.response_cache import ResponseCache
+from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import request_label
 from llmserve.serving.table import ModelStatus, ModelTable
 from llmserve.serving.threads import in_daemon_thread
 from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.serving.warmup import warm_up
 
 __all__ = ["InferenceCore", "ModelStatus", "ServerSettings"]
 
@@ -53,6 +56,7 @@ class InferenceCore:
         self._settings = settings
         self._backends = backends
         self._table = ModelTable()
+        self._shared = SharedResources(ResponseCache(settings.cache_bytes) if settings.cache_bytes else None)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(ServerCollector(lambda: self._table))
         self._started = False
@@ -196,7 +200,8 @@ class InferenceCore:
             try:
                 work = partial(load_instances, prepared, version, backend, self._infer_nested)
                 loaded = await in_daemon_thread(work, f"load-{prepared.config.name}")
-                self._table.add(serve_instances(prepared, version, loaded))
+                await warm_up(prepared.config, prepared.source.path, version, loaded)
+                self._table.add(serve_instances(prepared, version, loaded, self._shared))
             except Exception as error:  # border: one model's failure is its status
                 self._fail(prepared.config.name, version, error)
 
@@ -213,7 +218,7 @@ class InferenceCore:
             try:
                 if cyclic:
                     raise ModelConfigError(f"ensemble '{prepared.config.name}' contains itself through its steps")
-                self._table.add(serve_ensemble(prepared, version, self._table))
+                self._table.add(serve_ensemble(prepared, version, self._table, self._shared))
             except LlmserveError as error:
                 self._fail(prepared.config.name, version, error)
 

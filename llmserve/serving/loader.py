@@ -11,6 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.errors import ModelConfigError, raise_problems
 from llmserve.serving.backend import Backend, LoadContext, LoadedModel
 from llmserve.serving.config_features import ignored_features
+from llmserve.serving.config_scheduling import scheduling_problems
 from llmserve.serving.ensemble import EnsembleScheduler
 from llmserve.serving.ensemble_plan import plan_ensemble
 from llmserve.serving.model import ServedModel
@@ -23,8 +24,10 @@ from llmserve.serving.model_config import (
 )
 from llmserve.serving.repository import ModelSource
 from llmserve.serving.schedulers.base import ModelScheduler
+from llmserve.serving.schedulers.caching import CachingScheduler
 from llmserve.serving.schedulers.passthrough import PassThroughScheduler
 from llmserve.serving.schedulers.queued import QueuedScheduler
+from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
 from llmserve.serving.table import ModelTable
@@ -81,7 +84,7 @@ def load_instances(prepared: PreparedModel, version: str, backend: Backend, door
     return backend.load(context)
 
 
-def serve_instances(prepared: PreparedModel, version: str, loaded: LoadedModel) -> ServedModel:
+def serve_instances(prepared: PreparedModel, version: str, loaded: LoadedModel, shared: SharedResources) -> ServedModel:
     """A loaded version behind the scheduler that its config asks for."""
     config = prepared.config
     signature = ModelSignature(config)
@@ -93,21 +96,43 @@ def serve_instances(prepared: PreparedModel, version: str, loaded: LoadedModel) 
         scheduler = PassThroughScheduler(loaded.instances, statistics, signature.batch_size)
     else:
         scheduler = QueuedScheduler(config, signature, loaded.instances, statistics)
+    if (config.batch_input or config.batch_output) and not loaded.collates:
+        logger.warning(
+            "model '%s': batch_input and batch_output have no effect: backend '%s' gets a batch as single requests",
+            config.name,
+            config.backend,
+        )
+    scheduler = _cached(config, scheduler, shared)
     return ServedModel(config, version, signature=signature, statistics=statistics, scheduler=scheduler, loaded=loaded)
 
 
-def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable) -> ServedModel:
+def _cached(config: ModelConfig, scheduler: ModelScheduler, shared: SharedResources) -> ModelScheduler:
+    if not config.response_cache.enable:
+        return scheduler
+    if shared.cache is None:
+        logger.warning(
+            "model '%s': response_cache has no effect: start the server with --cache-config local,size=BYTES",
+            config.name,
+        )
+        return scheduler
+    return CachingScheduler(scheduler, shared.cache)
+
+
+def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, shared: SharedResources) -> ServedModel:
     """An ensemble of models that are in `table`. Raises `ModelConfigError`."""
     config = prepared.config
     waves = plan_ensemble(config, table.find)
     if any(wave.decoupled for wave in waves):
         config.model_transaction_policy.decoupled = True
+        raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", scheduling_problems(config))
     statistics = ModelStatistics(config.name, version)
 
     def infer_step(request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
         return table.find(request.model_name, request.model_version).infer(request, timing)
 
-    scheduler = EnsembleScheduler(config, version, waves, statistics=statistics, infer_step=infer_step)
+    scheduler = _cached(
+        config, EnsembleScheduler(config, version, waves, statistics=statistics, infer_step=infer_step), shared
+    )
     parts = [table.find(step.model_name, step.model_version) for wave in waves for step in wave.steps]
     return ServedModel(
         config,

@@ -18,6 +18,7 @@ from tritonclient.grpc.model_config_pb2 import (
 )
 
 from llmserve.serving.config_features import refused_features
+from llmserve.serving.config_scheduling import scheduling_problems
 
 
 def is_ensemble(config: ModelConfig) -> bool:
@@ -64,6 +65,7 @@ def config_problems(config: ModelConfig) -> list[str]:
         *_tensor_problems("output", config.output),
         *_group_problems(config),
         *_batching_problems(config),
+        *scheduling_problems(config),
         *_version_problems(config),
     ]
 

@@ -14,4 +14,5 @@ class ServerSettings:
     parameter_overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     strict_readiness: bool = True  # ready only when every model is; False: ready whenever the server answers
     load_threads: int = 4  # models that load at the same time
+    cache_bytes: int = 0  # of the response cache; 0: there is none
     server_name: str = "llmserve"

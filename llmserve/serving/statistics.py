@@ -31,6 +31,8 @@ class RequestTiming:
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
+    cache_ns: int | None = None  # looking the answer up and keeping it; None: the model's answers are not cached
+    cache_hit: bool = False  # answered from the cache; nothing ran
 
     def add(self, step: RequestTiming) -> None:
         """Add the time of a step to the time of its ensemble."""
@@ -78,13 +80,19 @@ class ModelStatistics:
         self.compute_input = Duration()
         self.compute_infer = Duration()
         self.compute_output = Duration()
+        self.cache_hit = Duration()
+        self.cache_miss = Duration()
         self.batches: dict[int, BatchDurations] = {}
 
     def request_succeeded(self, timing: RequestTiming, batch_size: int) -> None:
         self.last_inference_ms = time.time_ns() // 1_000_000
-        self.inference_count += batch_size
         self.success.add(time.monotonic_ns() - timing.start_ns)
         self.queue.add(timing.queue_ns)
+        if timing.cache_ns is not None:
+            (self.cache_hit if timing.cache_hit else self.cache_miss).add(timing.cache_ns)
+        if timing.cache_hit:
+            return
+        self.inference_count += batch_size
         self.compute_input.add(timing.input_ns)
         self.compute_infer.add(timing.infer_ns)
         self.compute_output.add(timing.output_ns)
@@ -115,8 +123,8 @@ class ModelStatistics:
                 compute_input=self.compute_input.message(),
                 compute_infer=self.compute_infer.message(),
                 compute_output=self.compute_output.message(),
-                cache_hit=service_pb2.StatisticDuration(),
-                cache_miss=service_pb2.StatisticDuration(),
+                cache_hit=self.cache_hit.message(),
+                cache_miss=self.cache_miss.message(),
             ),
             batch_stats=[
                 service_pb2.InferBatchStatistics(

@@ -73,10 +73,6 @@ def test_good_config_has_no_problems() -> None:
         ),
         ("version_policy { specific { } }", "version_policy specific lists no versions"),
         ("sequence_batching { direct { } }", "sequence_batching is not supported"),
-        (
-            "batch_input { kind: BATCH_ELEMENT_COUNT target_name: 'n' data_type: TYPE_FP32 source_input: 'X' }",
-            "batch_input",
-        ),
         ("model_repository_agents { agents { name: 'checksum' } }", "model_repository_agents is not supported"),
     ],
 )
@@ -92,8 +88,6 @@ def test_all_problems_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "feature"),
     [
-        ("model_warmup { name: 'w' }", "model_warmup"),
-        ("response_cache { enable: true }", "response_cache"),
         ("optimization { cuda { graphs: true } }", "optimization"),
         ("instance_group { kind: KIND_GPU }", "instance_group.kind"),
         ("instance_group { rate_limiter { priority: 1 } }", "instance_group.rate_limiter"),
@@ -110,11 +104,11 @@ def test_plain_config_ignores_nothing() -> None:
 
 
 async def test_setting_without_effect_is_logged_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_model(tmp_path, "m", identity_config("model_warmup { name: 'w' }"))
+    write_model(tmp_path, "m", identity_config("metric_tags { key: 'a' value: 'b' }"))
     with caplog.at_level(logging.WARNING):
         async with serving(tmp_path) as core:
             assert core.ready()
-    assert [line for line in caplog.messages if line.startswith("model 'm': model_warmup has no effect")]
+    assert [line for line in caplog.messages if line.startswith("model 'm': metric_tags has no effect")]
 
 
 @pytest.mark.parametrize(

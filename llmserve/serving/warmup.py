@@ -1,0 +1,125 @@
+"""`model_warmup`: requests that every instance runs before its model is ready, made from the config.
+
+Samples of batch size n are n requests of one element each, executed together, as in Triton. They are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelWarmup
+
+from llmserve.errors import InternalError, LlmserveError, ModelConfigError, raise_problems
+from llmserve.serving.backend import LoadedModel, ModelInstance
+from llmserve.serving.signature import ModelSignature, datatype_name
+from llmserve.serving.tensor_data import random_tensor, tensor_from_bytes, zero_tensor
+from llmserve.serving.threads import in_daemon_thread
+from llmserve.serving.types import InferRequest, Tensor
+
+WARMUP_FOLDER = "warmup"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSample:
+    name: str
+    num_runs: int
+    requests: tuple[InferRequest, ...]  # one execution
+
+
+async def warm_up(config: ModelConfig, model_dir: Path, version: str, loaded: LoadedModel) -> None:
+    """Run the samples on all instances. When one fails the instances are closed. Raises `LlmserveError`."""
+    if not config.model_warmup:
+        return
+    try:
+        work = partial(warmup_samples, config, model_dir, version)
+        samples = await in_daemon_thread(work, f"warm-up-{config.name}")
+        await asyncio.gather(*(_run_samples(config.name, instance, samples) for instance in loaded.instances))
+    except BaseException:
+        await asyncio.gather(*(instance.close() for instance in loaded.instances), return_exceptions=True)
+        raise
+
+
+def warmup_samples(config: ModelConfig, model_dir: Path, version: str) -> list[WarmupSample]:
+    """Blocking: reads data files. Raises `ModelConfigError` that lists every sample that is no request of the model."""
+    signature = ModelSignature(config)
+    problems: list[str] = []
+    samples = []
+    for declared in config.model_warmup:
+        try:
+            request = _request(config, declared, model_dir, version)
+            signature.check(request)
+        except (OSError, ValueError, LlmserveError) as error:
+            problems.append(f"model_warmup '{declared.name}': {error}")
+        else:
+            requests = (signature.to_model(request),) * max(1, declared.batch_size)
+            samples.append(WarmupSample(declared.name, max(1, declared.count), requests))
+    raise_problems(ModelConfigError, f"model '{config.name}' cannot be warmed up", problems)
+    return samples
+
+
+def _request(config: ModelConfig, declared: ModelWarmup, model_dir: Path, version: str) -> InferRequest:
+    batch = (1,) if config.max_batch_size > 0 else ()
+    inputs = {
+        name: _tensor(name, given, (*batch, *given.dims), model_dir / WARMUP_FOLDER)
+        for name, given in declared.inputs.items()
+    }
+    return InferRequest(config.name, inputs, version, request_id=f"warmup:{declared.name}")
+
+
+def _tensor(name: str, given: ModelWarmup.Input, shape: tuple[int, ...], folder: Path) -> Tensor:
+    datatype = datatype_name(given.data_type)
+    if given.input_data_file:
+        try:
+            return tensor_from_bytes(name, datatype, shape, (folder / given.input_data_file).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"file '{given.input_data_file}' for input '{name}': {error}") from None
+    if given.random_data:
+        return random_tensor(name, datatype, shape, np.random.default_rng(0))
+    return zero_tensor(name, datatype, shape)
+
+
+async def _run_samples(model_name: str, instance: ModelInstance, samples: Sequence[WarmupSample]) -> None:
+    for sample in samples:
+        for _ in range(sample.num_runs):
+            try:
+                await _run(instance, sample)
+            except Exception as error:  # border: whatever the model raises keeps it from being served
+                raise InternalError(
+                    f"model '{model_name}', instance '{instance.name}': failed to run warmup sample '{sample.name}': "
+                    f"{error}"
+                ) from error
+
+
+async def _run(instance: ModelInstance, sample: WarmupSample) -> None:
+    for stream in instance.execute(sample.requests):
+        async with aclosing(stream):
+            async for response in stream:
+                if response.error is not None:
+                    raise response.error
+
+
+def warmup_problems(config: ModelConfig) -> list[str]:
+    """What is wrong with the declarations; whether they fit the model is known when they are made."""
+    problems = []
+    for declared in config.model_warmup:
+        label = f"model_warmup '{declared.name}'"
+        if not declared.name:
+            problems.append("a model_warmup has no name")
+        if not 1 <= declared.batch_size <= max(1, config.max_batch_size):
+            problems.append(
+                f"{label}: batch_size must be in 1 .. {max(1, config.max_batch_size)}, got {declared.batch_size}"
+            )
+        for name, given in declared.inputs.items():
+            if given.data_type == DataType.TYPE_INVALID:
+                problems.append(f"{label}: input '{name}' has no data_type")
+            if given.WhichOneof("input_data_type") is None:
+                problems.append(f"{label}: input '{name}' has none of zero_data, random_data and input_data_file")
+            if any(dim < 0 for dim in given.dims):
+                problems.append(f"{label}: input '{name}': dims must not be negative, got {list(given.dims)}")
+    return problems
