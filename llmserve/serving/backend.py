@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -48,6 +49,18 @@ class ReleasingInstance(ModelInstance, Protocol):
         ...
 
 
+class ModelControl(Protocol):
+    """The core's model control, for models that load other models. Raises `LlmserveError`; on the core's loop."""
+
+    def model_ready(self, name: str, version: str = "") -> bool: ...
+
+    async def load_model(
+        self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})
+    ) -> None: ...
+
+    async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadContext:
     """What a backend gets to load one version of a model."""
@@ -57,6 +70,7 @@ class LoadContext:
     version: str
     version_dir: Path  # <model_dir>/<version>
     infer: Callable[[InferRequest], AsyncGenerator[InferResponse, None]]  # the core's own door, for BLS
+    control: ModelControl | None = None  # None: no server around
 
     def parameter(self, key: str, default: str = "") -> str:
         """A string parameter of the model's config."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from functools import partial
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 from tritonclient.grpc import service_pb2
@@ -21,25 +21,19 @@ from llmserve.errors import (
     DeadlineExceeded,
     InvalidArgument,
     LlmserveError,
-    ModelConfigError,
     Unavailable,
-    raise_problems,
 )
 from llmserve.serving.backend import Backend
-from llmserve.serving.ensemble_plan import step_models
+from llmserve.serving.deployment import Deployment
 from llmserve.serving.exposition import ServerCollector, metrics_text
-from llmserve.serving.loader import PreparedModel, load_instances, prepare, serve_ensemble, serve_instances
-from llmserve.serving.model import ServedModel
-from llmserve.serving.model_config import is_ensemble
-from llmserve.serving.repository import ModelSource, scan_repositories
+from llmserve.serving.lifecycle import ModelLifecycle
+from llmserve.serving.loader import Surroundings
 from llmserve.serving.response_cache import ResponseCache
 from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import request_label
-from llmserve.serving.table import ModelStatus, ModelTable
-from llmserve.serving.threads import in_daemon_thread
+from llmserve.serving.table import READY, ModelStatus, ModelTable
 from llmserve.serving.types import InferRequest, InferResponse
-from llmserve.serving.warmup import warm_up
 
 __all__ = ["InferenceCore", "ModelStatus", "ServerSettings"]
 
@@ -54,9 +48,11 @@ class InferenceCore:
         self.version = __version__
         self.extensions = EXTENSIONS
         self._settings = settings
-        self._backends = backends
         self._table = ModelTable()
         self._shared = SharedResources(ResponseCache(settings.cache_bytes) if settings.cache_bytes else None)
+        surroundings = Surroundings(self._infer_nested, self, self._shared)
+        deployment = Deployment(self._table, settings, backends, surroundings)
+        self._lifecycle = ModelLifecycle(settings, self._table, deployment)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(ServerCollector(lambda: self._table))
         self._started = False
@@ -65,15 +61,9 @@ class InferenceCore:
         self._drained = asyncio.Event()
 
     async def start(self) -> None:
-        """Load everything. A model that fails is listed in `repository_index`; only an unusable repository raises."""
-        sources = await asyncio.to_thread(scan_repositories, self._settings.model_repositories)
-        self._check_overrides(sources)
-        slots = asyncio.Semaphore(self._settings.load_threads)
-        prepared = await asyncio.gather(*(self._prepare(source, slots) for source in sources))
-        models = [model for model in prepared if model is not None]
-        plain = [model for model in models if not is_ensemble(model.config)]
-        await asyncio.gather(*(self._load(model, version, slots) for model in plain for version in model.versions))
-        self._load_ensembles([model for model in models if is_ensemble(model.config)])
+        """Load what the control mode says. A model that fails is listed in `repository_index`; only an unusable
+        repository raises."""
+        await self._lifecycle.start()
         self._started = True
 
     async def stop(self, timeout_s: float = 30.0) -> None:
@@ -84,8 +74,27 @@ class InferenceCore:
                 await asyncio.wait_for(self._drained.wait(), timeout_s)
             except TimeoutError:
                 logger.warning("stopping with %d requests still running", self._num_in_flight)
-        await asyncio.gather(*map(_unload, self._table))
-        self._table.clear()
+        await self._lifecycle.close()
+
+    async def load_model(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Load a model, or load it again when its files have changed; an ensemble with its steps. Done when it is.
+
+        `config` (JSON) replaces config.pbtxt for this load; `files` (path in the model directory -> content), which
+        need a `config`, replace the whole directory. What is served goes on until the new version is ready, and for
+        good if that fails. Raises `Unavailable` in other control modes than explicit, `InternalError` when the model
+        or the override cannot be read, `InvalidArgument` when it cannot be loaded.
+        """
+        self._check_serving()
+        await self._lifecycle.load_model(name, config, files)
+
+    async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Take a model out; its running requests end in good order, after this returns. Unknown names are no error.
+
+        `unload_dependents`: of an ensemble, also the steps that nobody has asked for by name. Raises `Unavailable` in
+        other control modes than explicit.
+        """
+        self._check_serving()
+        await self._lifecycle.unload_model(name, unload_dependents=unload_dependents)
 
     def live(self) -> bool:
         return True
@@ -161,8 +170,9 @@ class InferenceCore:
         versions = [version] if version else self._table.versions(name)
         return [self._table.find(name, number).statistics.message() for number in versions]
 
-    def repository_index(self) -> list[ModelStatus]:
-        return self._table.statuses()
+    def repository_index(self, *, ready: bool = False) -> list[ModelStatus]:
+        """`ready`: only what can be used."""
+        return [row for row in self._lifecycle.index() if row.state == READY or not ready]
 
     def metrics_text(self) -> str:
         return metrics_text(self._registry)
@@ -172,73 +182,11 @@ class InferenceCore:
             state = "stopping" if self._stopping else "starting"
             raise Unavailable(f"{label}Server is {state}, not ready for requests")
 
-    def _check_overrides(self, sources: list[ModelSource]) -> None:
-        known = {source.name for source in sources}
-        raise_problems(
-            ModelConfigError,
-            "parameter overrides have no effect",
-            [
-                f"there is no model '{name}'; models: {', '.join(sorted(known))}"
-                for name in self._settings.parameter_overrides
-                if name not in known
-            ],
-        )
-
-    async def _prepare(self, source: ModelSource, slots: asyncio.Semaphore) -> PreparedModel | None:
-        overrides = self._settings.parameter_overrides.get(source.name, {})
-        async with slots:
-            try:
-                work = partial(prepare, source, self._backends, overrides)
-                return await in_daemon_thread(work, f"prepare-{source.name}")
-            except Exception as error:  # border: one model's failure is its status
-                self._fail(source.name, "", error)
-                return None
-
-    async def _load(self, prepared: PreparedModel, version: str, slots: asyncio.Semaphore) -> None:
-        backend = self._backends[prepared.config.backend]
-        async with slots:
-            try:
-                work = partial(load_instances, prepared, version, backend, self._infer_nested)
-                loaded = await in_daemon_thread(work, f"load-{prepared.config.name}")
-                await warm_up(prepared.config, prepared.source.path, version, loaded)
-                self._table.add(serve_instances(prepared, version, loaded, self._shared))
-            except Exception as error:  # border: one model's failure is its status
-                self._fail(prepared.config.name, version, error)
-
-    def _load_ensembles(self, ensembles: list[PreparedModel]) -> None:
-        """Inner ensembles before those that use them."""
-        waiting = {model.config.name: model for model in ensembles}
-        while waiting:
-            due = [name for name, model in waiting.items() if waiting.keys().isdisjoint(step_models(model.config))]
-            for name in due or list(waiting):
-                self._load_ensemble(waiting.pop(name), cyclic=not due)
-
-    def _load_ensemble(self, prepared: PreparedModel, *, cyclic: bool) -> None:
-        for version in prepared.versions:
-            try:
-                if cyclic:
-                    raise ModelConfigError(f"ensemble '{prepared.config.name}' contains itself through its steps")
-                self._table.add(serve_ensemble(prepared, version, self._table, self._shared))
-            except LlmserveError as error:
-                self._fail(prepared.config.name, version, error)
-
-    def _fail(self, name: str, version: str, error: Exception) -> None:
-        reason = str(error) if isinstance(error, LlmserveError) else f"{type(error).__name__}: {error}"
-        logger.error("%s", reason, exc_info=None if isinstance(error, LlmserveError) else error)
-        self._table.fail(name, version, reason)
-
     async def _infer_nested(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """The door for models that call models: part of a request that has been admitted, so open while draining."""
         async with aclosing(self._table.find(request.model_name, request.model_version).infer(request)) as stream:
             async for response in stream:
                 yield response
-
-
-async def _unload(model: ServedModel) -> None:
-    try:
-        await model.close()
-    except Exception:  # border: the others are unloaded all the same
-        logger.exception("model '%s' could not be unloaded", model.name)
 
 
 async def _next_before(

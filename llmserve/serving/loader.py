@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import ModelConfigError, raise_problems
-from llmserve.serving.backend import Backend, LoadContext, LoadedModel
+from llmserve.serving.backend import Backend, LoadContext, LoadedModel, ModelControl
 from llmserve.serving.config_features import ignored_features
 from llmserve.serving.config_scheduling import scheduling_problems
 from llmserve.serving.ensemble import EnsembleScheduler
@@ -31,7 +32,9 @@ from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
 from llmserve.serving.table import ModelTable
+from llmserve.serving.threads import in_daemon_thread
 from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.serving.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +42,22 @@ Door = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a model has to do with the server that it runs in."""
+
+    door: Door
+    control: ModelControl
+    shared: SharedResources
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PreparedModel:
     """A model whose config is complete and valid; nothing is loaded yet."""
 
     source: ModelSource
     config: ModelConfig
     versions: tuple[str, ...]
+    statistics: dict[str, ModelStatistics] = field(default_factory=dict)  # of an ensemble, by version
 
 
 def prepare(source: ModelSource, backends: Mapping[str, Backend], overrides: Mapping[str, str]) -> PreparedModel:
@@ -77,14 +90,20 @@ def _backend_problems(config: ModelConfig, backends: Mapping[str, Backend]) -> l
     return [f"unknown backend '{config.backend}'; known backends: {known}"]
 
 
-def load_instances(prepared: PreparedModel, version: str, backend: Backend, door: Door) -> LoadedModel:
-    """Load one version; blocking."""
-    directory = prepared.source.path
-    context = LoadContext(prepared.config, directory, version, directory / version, door)
-    return backend.load(context)
+async def load_version(
+    prepared: PreparedModel, version: str, backend: Backend, surroundings: Surroundings
+) -> ServedModel:
+    """One version, ready for requests."""
+    config, directory = prepared.config, prepared.source.path
+    context = LoadContext(config, directory, version, directory / version, surroundings.door, surroundings.control)
+    loaded = await in_daemon_thread(partial(backend.load, context), f"load-{config.name}")
+    await warm_up(config, directory, version, loaded)
+    return _serve_instances(prepared, version, loaded, surroundings.shared)
 
 
-def serve_instances(prepared: PreparedModel, version: str, loaded: LoadedModel, shared: SharedResources) -> ServedModel:
+def _serve_instances(
+    prepared: PreparedModel, version: str, loaded: LoadedModel, shared: SharedResources
+) -> ServedModel:
     """A loaded version behind the scheduler that its config asks for."""
     config = prepared.config
     signature = ModelSignature(config)
@@ -119,21 +138,27 @@ def _cached(config: ModelConfig, scheduler: ModelScheduler, shared: SharedResour
 
 
 def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, shared: SharedResources) -> ServedModel:
-    """An ensemble of models that are in `table`. Raises `ModelConfigError`."""
-    config = prepared.config
+    """An ensemble of the models that `table` serves now. Raises `ModelConfigError`.
+
+    Its requests run to their end on these, whatever is loaded meanwhile. What it has counted goes on when it is
+    planned anew because a step has been loaded again.
+    """
+    config = ModelConfig()
+    config.CopyFrom(prepared.config)
     waves = plan_ensemble(config, table.find)
     if any(wave.decoupled for wave in waves):
         config.model_transaction_policy.decoupled = True
         raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", scheduling_problems(config))
-    statistics = ModelStatistics(config.name, version)
+    steps = {(step.model_name, step.model_version): step for wave in waves for step in wave.steps}
+    parts = {key: table.find(*key) for key in steps}
+    statistics = prepared.statistics.setdefault(version, ModelStatistics(config.name, version))
 
     def infer_step(request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
-        return table.find(request.model_name, request.model_version).infer(request, timing)
+        return parts[request.model_name, request.model_version].infer(request, timing)
 
     scheduler = _cached(
         config, EnsembleScheduler(config, version, waves, statistics=statistics, infer_step=infer_step), shared
     )
-    parts = [table.find(step.model_name, step.model_version) for wave in waves for step in wave.steps]
     return ServedModel(
         config,
         version,
@@ -141,5 +166,5 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, sha
         statistics=statistics,
         scheduler=scheduler,
         loaded=LoadedModel(()),
-        parts=parts,
+        parts=list(parts.values()),
     )

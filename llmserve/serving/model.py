@@ -55,6 +55,9 @@ class ServedModel:
         self._loaded = loaded
         self._parts = parts
         self._decoupled = self.decoupled
+        self._num_holds = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
 
     @property
     def num_pending(self) -> int:
@@ -83,6 +86,7 @@ class ServedModel:
         prepared = self._prepare(request, timing)
         wanted = frozenset(request.requested_outputs)
         outcome = _Outcome()
+        self._hold()
         try:
             async with aclosing(self._scheduler.infer(prepared, timing)) as stream:
                 while (response := await self._next(stream)) is not None:
@@ -103,9 +107,27 @@ class ServedModel:
             outcome.failure = self._failure_reason(error)
             yield self._error_response(request, error)
         finally:
+            self._release()
             self._account(prepared, timing, outcome)
             if ensemble_timing is not None:
                 ensemble_timing.add(timing)
+
+    async def unused(self) -> None:
+        """Wait until no request runs, here or in an ensemble that it is a part of."""
+        await self._unused.wait()
+
+    def _hold(self) -> None:
+        self._num_holds += 1
+        self._unused.clear()
+        for part in self._parts:
+            part._hold()
+
+    def _release(self) -> None:
+        for part in self._parts:
+            part._release()
+        self._num_holds -= 1
+        if not self._num_holds:
+            self._unused.set()
 
     async def close(self) -> None:
         """Refuse what waits, then end the instances; running requests end with an error."""

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+
+
+class ControlMode(StrEnum):
+    """When models are loaded. Values are those of `--model-control-mode`."""
+
+    NONE = "none"  # all, at start
+    EXPLICIT = "explicit"  # when a client asks
+    POLL = "poll"  # all, and whenever something in the repositories changes
+
+
+ALL_MODELS = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +24,9 @@ class ServerSettings:
     model_repositories: tuple[Path, ...]
     # model -> parameter key -> value: replaces or adds `parameters { key value { string_value } }` at load
     parameter_overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    control_mode: ControlMode = ControlMode.NONE
+    load_at_start: tuple[str, ...] = ()  # explicit mode: models to begin with; ALL_MODELS: every one
+    poll_s: float = 15.0  # between two looks at the repositories; 0: only at start
     strict_readiness: bool = True  # ready only when every model is; False: ready whenever the server answers
     load_threads: int = 4  # models that load at the same time
     cache_bytes: int = 0  # of the response cache; 0: there is none

@@ -1,17 +1,20 @@
-"""Which models are served, which failed to load and why: look-up for requests, rows for the repository index."""
+"""Which models are served, and how it stands with the others: look-up for requests, rows for the repository index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from llmserve.errors import InvalidArgument, NotFound
 from llmserve.serving.model import ServedModel
 
+LOADING, READY, UNLOADING, UNAVAILABLE = "LOADING", "READY", "UNLOADING", "UNAVAILABLE"
+UNLOADED = "unloaded"  # the reason of a version that is unavailable because somebody wanted it so
+
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """One row of the repository index. States are Triton's: READY, UNAVAILABLE."""
+    """One row of the repository index. States are Triton's; "" for a model that nobody has asked for."""
 
     name: str
     version: str
@@ -32,30 +35,67 @@ def version_number(text: str) -> int:
 
 
 class ModelTable:
+    """A version that is served is READY, whatever else is being done for it; the others have a row of their own."""
+
     def __init__(self) -> None:
-        self._models: dict[str, dict[int, ServedModel]] = {}
-        self._failures: dict[tuple[str, str], str] = {}  # (model, version or "") -> reason
+        self._served: dict[str, dict[int, ServedModel]] = {}
+        self._rows: dict[str, dict[str, ModelStatus]] = {}  # model -> version, or "" for the whole model
+        self._failed_reloads: dict[str, str] = {}  # model -> why what is served is not what is in the repository
 
     def __iter__(self) -> Iterator[ServedModel]:
-        for name in sorted(self._models):
-            for _, model in sorted(self._models[name].items()):
+        for name in sorted(self._served):
+            for _, model in sorted(self._served[name].items()):
                 yield model
 
-    def add(self, model: ServedModel) -> None:
-        self._models.setdefault(model.name, {})[int(model.version)] = model
+    def serve(self, name: str, models: Sequence[ServedModel]) -> list[ServedModel]:
+        """From now on these are the versions of `name`; returns those that were before."""
+        before = self._served.pop(name, {})
+        if models:
+            self._served[name] = {int(model.version): model for model in models}
+        self._failed_reloads.pop(name, None)
+        served = self.versions(name)
+        rows = self._rows.get(name, {}).values()
+        self._rows[name] = {row.version: row for row in rows if _is_wanted_so(row) and row.version not in served}
+        return list(before.values())
 
-    def fail(self, name: str, version: str, reason: str) -> None:
-        self._failures[name, version] = reason
+    def set_state(self, name: str, version: str, state: str, reason: str = "") -> None:
+        self._rows.setdefault(name, {})[version] = ModelStatus(name, version, state, reason)
+
+    def set_loading(self, name: str, versions: Sequence[str]) -> None:
+        if name not in self._served:
+            self._rows[name] = {version: ModelStatus(name, version, LOADING) for version in versions}
+
+    def set_failed(self, name: str, reasons: Mapping[str, str]) -> None:
+        """`reasons` by version. What is served is served on."""
+        if name in self._served:
+            self._failed_reloads[name] = "the last reload failed: " + "; ".join(reasons.values())
+        else:
+            rows = (ModelStatus(name, version, UNAVAILABLE, reason) for version, reason in reasons.items())
+            self._rows[name] = {row.version: row for row in rows}
+
+    def set_unloaded(self, name: str, versions: Sequence[str], *, only_unloading: bool = False) -> None:
+        """`only_unloading`: only those that are about to be; another load may have come between."""
+        rows = self._rows.setdefault(name, {})
+        for version in versions:
+            is_unloading = version in rows and rows[version].state == UNLOADING
+            if is_unloading == only_unloading:
+                rows[version] = ModelStatus(name, version, UNAVAILABLE, UNLOADED)
+
+    def forget(self, name: str) -> None:
+        """A model that has left the repositories."""
+        self._rows.pop(name, None)
 
     def clear(self) -> None:
-        self._models.clear()
+        self._served.clear()
+        self._rows.clear()
+        self._failed_reloads.clear()
 
     def find(self, name: str, version: str = "") -> ServedModel:
         """Raises `NotFound`, or `InvalidArgument` for something that is no version."""
         number = version_number(version)
-        versions = self._models.get(name)
+        versions = self._served.get(name)
         if not versions:
-            if any(failed == name for failed, _ in self._failures):
+            if self._rows.get(name):
                 raise NotFound(f"Request for unknown model: '{name}' has no available versions")
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         model = versions.get(number or max(versions))
@@ -64,20 +104,34 @@ class ModelTable:
         return model
 
     def versions(self, name: str) -> list[str]:
-        return [str(number) for number in sorted(self._models.get(name, ()))]
+        return [str(number) for number in sorted(self._served.get(name, ()))]
+
+    def is_served(self, name: str) -> bool:
+        return name in self._served
+
+    def is_unloaded(self, name: str) -> bool:
+        """It could be used, but somebody wanted it away."""
+        rows = self._rows.get(name, {}).values()
+        return name not in self._served and bool(rows) and all(map(_is_wanted_so, rows))
 
     def failure(self, name: str) -> str:
         """Why no version of a model can be used; "" when it did not fail."""
-        return "; ".join(reason for (failed, _), reason in self._failures.items() if failed == name)
+        rows = self._rows.get(name, {}).values()
+        return "; ".join(row.reason for row in rows if row.state == UNAVAILABLE and row.reason != UNLOADED)
 
     def all_loaded(self) -> bool:
-        return bool(self._models) and not self._failures
+        """Every version that was asked for can be used; those that were unloaded do not count."""
+        return all(row.state == READY or _is_wanted_so(row) for row in self.statuses())
 
     def statuses(self) -> list[ModelStatus]:
-        rows = [ModelStatus(name, version, "UNAVAILABLE", text) for (name, version), text in self._failures.items()]
+        rows = {(name, version): row for name, by_version in self._rows.items() for version, row in by_version.items()}
         for model in self:
-            if model.healthy():
-                rows.append(ModelStatus(model.name, model.version, "READY"))
-            else:
-                rows.append(ModelStatus(model.name, model.version, "UNAVAILABLE", "an instance has stopped working"))
-        return sorted(rows, key=lambda row: (row.name, row.version))
+            row = ModelStatus(model.name, model.version, READY, self._failed_reloads.get(model.name, ""))
+            if not model.healthy():
+                row = replace(row, state=UNAVAILABLE, reason="an instance has stopped working")
+            rows[model.name, model.version] = row
+        return [row for _, row in sorted(rows.items(), key=lambda item: (item[0][0], version_number(item[0][1])))]
+
+
+def _is_wanted_so(row: ModelStatus) -> bool:
+    return row.state == UNLOADING or (row.state == UNAVAILABLE and row.reason == UNLOADED)

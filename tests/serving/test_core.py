@@ -82,10 +82,10 @@ async def test_no_model_is_ready_before_the_server_has_started(tmp_path: Path) -
     starting = asyncio.create_task(core.start())
     try:
         for _ in range(500):
-            if core.repository_index():
+            if core.repository_index(ready=True):
                 break
             await asyncio.sleep(0.01)
-        assert [status.name for status in core.repository_index()] == ["quick"]
+        assert [(row.name, row.state) for row in core.repository_index()] == [("late", "LOADING"), ("quick", "READY")]
         assert not core.model_ready("quick")
         with pytest.raises(Unavailable, match="Server is starting"):
             await single(core, request("quick", floats(1)))
@@ -146,7 +146,7 @@ async def test_drain_refuses_new_requests_and_finishes_running_ones(tmp_path: Pa
     assert values(await running) == [7]  # its second step was started while draining
     async with asyncio.timeout(1):
         await stopping
-    assert core.repository_index() == []
+    assert core.repository_index(ready=True) == []
 
 
 async def test_drain_gives_up_after_its_timeout(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ async def test_a_stream_always_ends_with_a_final_response(faulty: InferenceCore)
 
 async def test_a_model_that_cannot_be_unloaded_spares_the_others(faulty: InferenceCore) -> None:
     await faulty.stop(1)
-    assert faulty.repository_index() == []
+    assert faulty.repository_index(ready=True) == []
 
 
 async def test_gauges_of_a_backend_get_the_models_labels(faulty: InferenceCore) -> None:
