@@ -52,7 +52,7 @@ def _pretrained_config(spec: DecoderSpec, program: Program, options: BuildOption
         "position_embedding_type": "alibi" if spec.alibi_slopes else "rope_gpt_neox",
         "quantization": {
             "quant_algo": QUANT_ALGO[options.quantization],
-            "kv_cache_quant_algo": None,
+            "kv_cache_quant_algo": "INT8" if options.kv_cache_dtype == "int8" else None,
             **({"group_size": options.int4_group_size} if options.quantization == "int4" else {}),
         },
         "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},

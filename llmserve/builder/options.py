@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 DTYPES = ("float16", "bfloat16", "float32")
 QUANTIZATIONS = ("", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "int8")
 INT4_GROUP_SIZES = (32, 64, 128)
 DEFAULT_INT4_GROUP_SIZE = 64
 
@@ -15,6 +16,7 @@ class BuildOptions:
     dtype: str = "float16"
     quantization: str = ""  # "", "int8" or "int4": of weights; activations become int8 with either
     group_size: int = 0  # inputs that share a scale, with int4 only; 0: the default
+    kv_cache_dtype: str = "auto"  # "auto": as `dtype`; "int8": with a scale per token and head
     max_batch_size: int = 64  # sequences in one step
     max_num_tokens: int = 2048  # token budget of one step
     max_seq_len: int = 0  # prompt + output of one sequence; 0: the checkpoint's own limit
@@ -24,6 +26,16 @@ class BuildOptions:
     @property
     def int4_group_size(self) -> int:
         return self.group_size or DEFAULT_INT4_GROUP_SIZE
+
+    @property
+    def cache_dtype(self) -> str:
+        """What keys and values are kept in."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def rounds_what_it_computes(self) -> bool:
+        """Whether activations, or keys and values, become integers."""
+        return bool(self.quantization) or self.kv_cache_dtype == "int8"
 
     def problems(self) -> list[str]:
         """Everything that is wrong with these values, in words; empty when they are valid."""
@@ -39,6 +51,10 @@ class BuildOptions:
                 self.group_size in ((0, *INT4_GROUP_SIZES) if self.quantization == "int4" else (0,)),
                 f"group_size must be one of {', '.join(map(str, INT4_GROUP_SIZES))} and needs quantization int4, "
                 f"got {self.group_size} with {self.quantization or 'no quantization'}",
+            ),
+            (
+                self.kv_cache_dtype in KV_CACHE_DTYPES,
+                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {self.kv_cache_dtype!r}",
             ),
             (self.max_batch_size >= 1, f"max_batch_size must be at least 1, got {self.max_batch_size}"),
             (self.max_num_tokens >= 1, f"max_num_tokens must be at least 1, got {self.max_num_tokens}"),

@@ -12,6 +12,7 @@ from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import TOKENIZER_FILES
+from llmserve.engine.cpu.layout import DType, cache_bytes_per_head
 from llmserve.engine.cpu.limits import Limit, measure_limit
 from llmserve.engine.memory import available_memory_bytes
 from llmserve.models.graph import OpKind, Program
@@ -58,7 +59,8 @@ class BuildPlan:
         empty, full = (self.tokens_per_s_bound(context) for context in (0, options.max_seq_len - 1))
         return [
             ("checkpoint", f"{self.checkpoint} ({self.architecture})"),
-            ("target", f"{options.target}, {options.dtype}{options.quantization and '+' + options.quantization}"),
+            ("target", f"{options.target}, {options.dtype}{options.quantization and '+' + options.quantization}, "
+                       f"KV cache in {options.cache_dtype}"),
             ("parameters", f"{self.num_parameters:,}"),
             ("engine file", f"{self.engine_bytes / 2**20:,.1f} MiB"),
             ("limits", f"{options.max_batch_size} sequences and {options.max_num_tokens:,} tokens a step, "
@@ -66,7 +68,7 @@ class BuildPlan:
             ("KV cache", f"{self.kv_bytes_per_token / 2**10:,.1f} KiB per token"),
             ("memory here", f"{self.available_bytes / 2**30:,.1f} GiB available to this process"),
             ("sequences that fit", fits),
-            ("memory read", f"{self.read_bytes_per_s / 1e9:,.1f} GB/s (measured: numpy sum over 256 MiB, best of 4)"),
+            ("memory read", f"{self.read_bytes_per_s / 1e9:,.1f} GB/s (measured now, with all cores)"),
             ("bound at batch 1", f"{empty:,.0f} tokens/s with an empty KV cache, {full:,.0f} with a full one: "
                                  f"each token reads weights and cache once"),
             *(("note", note) for note in self.notes),
@@ -98,12 +100,18 @@ def plan_build(
             program=build.program,
             num_parameters=sum(param.num_elements for param in build.params),
             engine_bytes=build.engine_bytes,
-            kv_bytes_per_token=build.program.cache.elements_per_token * build.itemsize,
+            kv_bytes_per_token=_kv_bytes_per_token(build),
             weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build),
             available_bytes=available_memory_bytes(),
             read_bytes_per_s=measure(),
             notes=_notes(checkpoint, build.options),
         )
+
+
+def _kv_bytes_per_token(build: ResolvedBuild) -> int:
+    cache = build.program.cache
+    dtype = DType[build.options.cache_dtype.upper()]
+    return 2 * cache.num_layers * cache.num_kv_heads * cache_bytes_per_head(cache.head_dim, 1, dtype)
 
 
 def _looked_up_bytes(build: ResolvedBuild) -> int:

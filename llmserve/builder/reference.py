@@ -26,13 +26,16 @@ class ReferenceModel:
     """`load` gives a parameter by name, in any float dtype; it is computed with in float32.
 
     `quantized` says how an engine quantizes which parameters: they, and what they are multiplied with, are rounded as
-    it rounds them.
+    it rounds them. `int8_cache`: keys and values are rounded as in a cache of integers.
     """
 
-    def __init__(self, program: Program, load: Load, *, quantized: Mapping[str, Scheme] | None = None) -> None:
+    def __init__(
+        self, program: Program, load: Load, *, quantized: Mapping[str, Scheme] | None = None, int8_cache: bool = False
+    ) -> None:
         self._program = program
         self._load = load
         self._quantized = quantized or {}
+        self._int8_cache = int8_cache
 
     def logits(self, token_ids: Sequence[int]) -> Matrix:
         """Logits after every token of the prompt, float32 [T, V]."""
@@ -51,6 +54,9 @@ class ReferenceModel:
     def _run(self, op: Op, inputs: Sequence[Matrix], tokens: NDArray[np.int64]) -> Matrix:
         if op.kind is OpKind.EMBED:  # only the rows in use become float32
             return np.asarray(self._load(op.weights[0])[tokens], dtype=np.float32)
+        if op.kind is OpKind.ATTENTION and self._int8_cache:
+            q, *cached = inputs
+            inputs = [q, *(_round_heads(x, self._program.cache.head_dim) for x in cached)]
         weights = [self._load(name).astype(np.float32) for name in op.weights]
         scheme = self._quantized.get(op.weights[0]) if op.weights else None
         if scheme is not None:
@@ -99,6 +105,10 @@ def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
             scores = scores + np.float32(slopes[head]) * distance
         y_NTD[head] = _softmax(np.where(mask, scores, -np.inf)) @ v_GTD[kv_head]
     return y_NTD.transpose(1, 0, 2).reshape(len(q), -1)
+
+
+def _round_heads(x: Matrix, head_dim: int) -> Matrix:
+    return round_activations(x.reshape(-1, head_dim)).reshape(x.shape)
 
 
 def _heads(x: Matrix, count: int) -> Matrix:

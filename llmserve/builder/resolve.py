@@ -31,7 +31,7 @@ class ResolvedBuild:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number in the engine's dtype: weights that are not quantized, and the KV cache."""
+        """Bytes of one number in the engine's dtype: that of weights that are not quantized."""
         return 4 if self.options.dtype == "float32" else 2
 
 

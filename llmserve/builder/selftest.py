@@ -22,7 +22,7 @@ MAX_PROMPT_LENGTH = 300  # the reference is slow: a build of a large model shoul
 # Largest accepted error relative to the largest logit. The reference has the engine's rounded weights and float32
 # everything else, so what remains is the engine's own: summation order, and the KV cache in `dtype`.
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
-# An engine with quantized weights also rounds activations. The reference rounds them too, but the last bit of a float
+# An engine with quantized weights also rounds activations, one with an int8 cache keys and values. The reference too, but the last bit of a float
 # tips some of them over, and that grows from layer to layer: sound computations differ by about as much as the rounding
 # itself changes.
 ROUNDING_CHANGES_ACCEPTED = 2.0
@@ -44,11 +44,12 @@ def make_selftest(
 
     quantized = quantized_params(program, params, options)
     prompts = make_prompts(program.vocab_size, options)
-    reference = ReferenceModel(program, load_and_count, quantized=quantized)
+    int8_cache = options.cache_dtype == "int8"
+    reference = ReferenceModel(program, load_and_count, quantized=quantized, int8_cache=int8_cache)
     logits = [reference.logits(prompt) for prompt in prompts]
     tolerance = TOLERANCES[options.dtype]
-    if quantized:
-        change = change_by_rounded_activations(program, prompts, logits, load=load_and_count, quantized=quantized)
+    if options.rounds_what_it_computes:
+        change = change_by_rounding(program, prompts, logits, load=load_and_count, quantized=quantized)
         tolerance += ROUNDING_CHANGES_ACCEPTED * change
     top_two = np.concatenate([np.partition(rows, -2, axis=1)[:, -2:] for rows in logits])
     return SelfTest(
@@ -62,7 +63,7 @@ def make_selftest(
     )
 
 
-def change_by_rounded_activations(
+def change_by_rounding(
     program: Program,
     prompts: Sequence[Prompt],
     logits: Sequence[Logits],
@@ -70,7 +71,8 @@ def change_by_rounded_activations(
     load: Load,
     quantized: Mapping[str, Scheme],
 ) -> float:
-    """How far `logits` are from those with the same rounded weights and exact activations, relative to the largest."""
+    """How far `logits` are from those with the same rounded weights, but exact activations, keys and values, relative
+    to the largest."""
 
     def load_rounded(name: str) -> NDArray[Any]:
         weight = load(name)
@@ -93,4 +95,4 @@ def make_prompts(vocab_size: int, options: BuildOptions) -> list[Prompt]:
 
 def num_passes(options: BuildOptions) -> int:
     """How often `make_selftest` reads the weights."""
-    return len(make_prompts(1, options)) * (2 if options.quantization else 1)
+    return len(make_prompts(1, options)) * (2 if options.rounds_what_it_computes else 1)

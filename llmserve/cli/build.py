@@ -37,6 +37,7 @@ def command(
     dtype: Annotated[str | None, _flag(" | ".join(DTYPES), DEFAULTS.dtype)] = None,
     quantization: Annotated[str | None, _flag("int8 | int4: weights; activations become int8", "none")] = None,
     group_size: Annotated[int | None, _flag("Inputs that share an int4 scale: 32 | 64 | 128", 64)] = None,
+    kv_cache_dtype: Annotated[str | None, _flag("auto (as dtype) | int8", DEFAULTS.kv_cache_dtype)] = None,
     output_dir: Annotated[Path | None, _flag("Engine directory", "engines/CHECKPOINT-DTYPE")] = None,
     max_batch_size: Annotated[int | None, _flag("Sequences in one step", DEFAULTS.max_batch_size)] = None,
     max_num_tokens: Annotated[int | None, _flag("Tokens in one step", DEFAULTS.max_num_tokens)] = None,
@@ -51,9 +52,9 @@ def command(
     wanted = load_recipe(recipe) if recipe else Recipe()
     options = wanted.resolve(
         {
-            "dtype": dtype, "quantization": quantization, "group_size": group_size, "target": target,
+            "dtype": dtype, "quantization": quantization, "group_size": group_size, "kv_cache_dtype": kv_cache_dtype,
             "max_batch_size": max_batch_size, "max_num_tokens": max_num_tokens, "max_seq_len": max_seq_len,
-            "tokens_per_block": tokens_per_block,
+            "tokens_per_block": tokens_per_block, "target": target,
         }
     )  # fmt: skip
     source = checkpoint or wanted.checkpoint
@@ -66,9 +67,10 @@ def command(
 
 
 def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
-    """engines/<checkpoint>-<dtype>[-<quantization>]"""
+    """engines/<checkpoint>-<dtype>[-<quantization>][-kvint8]"""
     short = SHORT_DTYPES.get(options.dtype, options.dtype)
-    return Path("engines", "-".join(filter(None, (checkpoint.resolve().name, short, options.quantization))))
+    cache = "" if options.kv_cache_dtype == "auto" else f"kv{options.kv_cache_dtype}"
+    return Path("engines", "-".join(filter(None, (checkpoint.resolve().name, short, options.quantization, cache))))
 
 
 def _print_plan(checkpoint: Path, options: BuildOptions, *, show_program: bool) -> None:

@@ -48,8 +48,9 @@ class Manifest:
 
     @property
     def dtype(self) -> str:
-        """For people: `float16`, or `float16+int8` when quantized."""
-        return "+".join(filter(None, (self.options["dtype"], self.options["quantization"])))
+        """For people: `float16`, `float16+int8` with quantized weights, `float16+int8+kv-int8` with such a cache too."""
+        cache = "kv-int8" if self.options.get("kv_cache_dtype") == "int8" else ""
+        return "+".join(filter(None, (self.options["dtype"], self.options["quantization"], cache)))
 
     def to_json(self) -> str:
         content = json.loads(json.dumps(asdict(self)))

@@ -62,6 +62,18 @@ def test_one_quantized_layer_is_exact(tmp_path: Path, kind: str, quantization: s
     assert verify_engine(EngineDirectory.open(tmp_path / "engine")).max_error < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "mistral", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_engines_with_an_int8_cache_stay_within_their_own_tolerance(tmp_path: Path, kind: str, dtype: str) -> None:
+    directory = build(tmp_path, kind, replace(OPTIONS, dtype=dtype, kv_cache_dtype="int8"))
+    result = verify_engine(directory)
+    assert result.passed
+    assert result.tolerance < 0.1
+    config = json.loads((directory.path / "config.json").read_text())
+    assert config["pretrained_config"]["quantization"]["kv_cache_quant_algo"] == "INT8"
+    assert directory.manifest.dtype == f"{dtype}+kv-int8"
+
+
 @pytest.mark.parametrize("quantization", ["", "int8", "int4"])
 def test_two_builds_have_the_same_bytes(tmp_path: Path, quantization: str) -> None:
     checkpoint = make_checkpoint(tmp_path / "c", "qwen2", dtype="bfloat16")
@@ -85,9 +97,11 @@ def test_a_second_build_reuses_the_timings_of_the_first(tmp_path: Path) -> None:
     assert set(json.loads(cache.read_text())["microseconds"]) == set(json.loads(first)["microseconds"])
 
 
-def test_the_plan_says_what_the_engine_is(tmp_path: Path) -> None:
-    directory = build(tmp_path, "llama")
-    plan = plan_build(tmp_path / "llama", OPTIONS, measure=lambda: 1.0)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_the_plan_says_what_the_engine_is(tmp_path: Path, kv_cache_dtype: str) -> None:
+    options = replace(OPTIONS, kv_cache_dtype=kv_cache_dtype)
+    directory = build(tmp_path, "llama", options)
+    plan = plan_build(tmp_path / "llama", options, measure=lambda: 1.0)
     header = read_header(directory.engine_file)
     assert plan.engine_bytes == pytest.approx(directory.engine_file.stat().st_size, rel=0.1)
     assert plan.kv_bytes_per_token * header.block_size == kv_bytes_per_block(header)

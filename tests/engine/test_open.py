@@ -14,7 +14,8 @@ from llmserve.engine.open import EngineSettings, num_kv_blocks
 from llmserve.errors import ResourceExhausted
 
 HEADER = EngineHeader(
-    dtype="float16", quantization="", packing="", vocab_size=100, max_num_tokens=64, max_batch_size=4, max_seq_len=64,
+    dtype="float16", quantization="", cache_dtype="float16", packing="", vocab_size=100, max_num_tokens=64,
+    max_batch_size=4, max_seq_len=64,
     block_size=8, num_layers=2, num_kv_heads=2, head_dim=16, activation_bytes=5000, program="",
 )  # fmt: skip
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 8 * 2

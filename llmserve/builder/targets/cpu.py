@@ -170,6 +170,7 @@ def _plan(program: Program, params: Sequence[Param], options: BuildOptions) -> t
     header = EngineHeader(
         dtype=options.dtype,
         quantization=options.quantization,
+        cache_dtype=options.cache_dtype,
         packing=PACKING,
         vocab_size=program.vocab_size,
         max_num_tokens=options.max_num_tokens,
@@ -204,11 +205,16 @@ def _option_problems(options: BuildOptions) -> list[str]:
 
 def _program_problems(program: Program) -> list[str]:
     found = []
+    turned = {op.output for op in program.ops if op.kind is OpKind.ROPE}
     for op in program.ops:
         if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] != "silu":
             found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only 'silu'")
         if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:
             found.append(f"layer {op.attrs['layer']}: the number of heads is no multiple of the number of KV heads")
+        if op.kind is OpKind.ROPE and op.attrs["head_dim"] != program.cache.head_dim:
+            found.append(f"the cpu target turns whole heads of {program.cache.head_dim}, not {op.attrs['head_dim']}")
+        if turned & set(op.inputs[2:] if op.kind is OpKind.ATTENTION else op.inputs):
+            found.append("the cpu target turns only queries and keys by their position")
     return list(dict.fromkeys(found))
 
 

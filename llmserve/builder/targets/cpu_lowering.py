@@ -144,6 +144,7 @@ class Lowering:
         self._constants: dict[str, tuple[float, ...]] = {}
         self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
         self._selected: set[str] = set()  # values after select_rows
+        self._turned: dict[str, Place] = {}  # value -> rope table: its place holds what is still to be turned
 
     def run(self) -> Lowered:
         ops = self._program.ops
@@ -201,11 +202,9 @@ class Lowering:
         self._buffers.assign(op.output, Place(source.buffer, source.offset + start, op.width, source.stride))
 
     def _rope(self, op: Op) -> None:
-        table = self._rope_table(op)
-        source = self._buffers[op.inputs[0]]
-        output = self._buffers.over(op.output, op.inputs[0])
-        fields = {"head_dim": int(_number(op, "head_dim"))}
-        self._emit(OpCode.ROPE, op, output, inputs=(source, table), fields=fields)
+        """Left to the attention, which turns queries as it loads them, and keys as it puts them into the cache."""
+        self._turned[op.output] = self._rope_table(op)
+        self._buffers.assign(op.output, self._buffers[op.inputs[0]])
 
     def _rope_table(self, op: Op) -> Place:
         """Cosines and sines of the step's positions: computed once, kept for every layer with the same frequencies."""
@@ -223,8 +222,9 @@ class Lowering:
 
     def _attention(self, op: Op) -> None:
         q, k, v = (self._buffers[name] for name in op.inputs)
+        q_table, k_table = (self._turned.get(name, NOWHERE) for name in op.inputs[:2])
         layer = int(_number(op, "layer"))
-        self._emit(OpCode.CACHE_WRITE, op, NOWHERE, inputs=(k, v), fields={"layer": layer})
+        self._emit(OpCode.CACHE_WRITE, op, NOWHERE, inputs=(k, v, k_table), fields={"layer": layer})
         slopes = op.attrs["alibi_slopes"]
         tensors = (self._constant("alibi_slopes", slopes),) if slopes else ()
         fields = {
@@ -234,7 +234,7 @@ class Lowering:
             "scalar": _number(op, "scale"),
         }
         output = self._buffers.new(op.output, op.width)
-        self._emit(OpCode.ATTENTION, op, output, inputs=(q,), tensors=tensors, fields=fields)
+        self._emit(OpCode.ATTENTION, op, output, inputs=(q, q_table), tensors=tensors, fields=fields)
 
     def _gated_activation(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llmserve.errors import EngineFileError, NotFound
 
 MAGIC = b"LLMSENG\n"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PACKING = "panels32"
 PACKING_CODE = 1
 PANEL_COLUMNS = 32
@@ -58,14 +58,13 @@ class OpCode(IntEnum):
     LINEAR = 3
     LINEAR_INT8 = 4
     ROPE_TABLE = 5
-    ROPE = 6
-    CACHE_WRITE = 7
-    ATTENTION = 8
-    GATED_SILU = 9
-    ADD = 10
-    SELECT_ROWS = 11
-    QUANTIZE_INT4 = 12
-    LINEAR_INT4 = 13
+    CACHE_WRITE = 6
+    ATTENTION = 7
+    GATED_SILU = 8
+    ADD = 9
+    SELECT_ROWS = 10
+    QUANTIZE_INT4 = 11
+    LINEAR_INT4 = 12
 
 
 LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4)
@@ -93,8 +92,9 @@ CRC_BEGIN = 16  # magic, version and the checksum itself are outside
 class EngineHeader:
     """What an engine file says about itself."""
 
-    dtype: str  # of weights and KV cache: "float32", "float16", "bfloat16"
+    dtype: str  # of weights that are not quantized: "float32", "float16", "bfloat16"
     quantization: str  # "", "int8" or "int4"
+    cache_dtype: str  # of the KV cache: `dtype`, or "int8" with a scale per token and head
     packing: str
     vocab_size: int
     max_num_tokens: int
@@ -109,8 +109,14 @@ class EngineHeader:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        elements = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
-        return elements * DType[self.dtype.upper()].bits // 8
+        heads = 2 * self.num_layers * self.num_kv_heads
+        return heads * cache_bytes_per_head(self.head_dim, self.block_size, DType[self.cache_dtype.upper()])
+
+
+def cache_bytes_per_head(head_dim: int, num_tokens: int, dtype: DType) -> int:
+    """Keys, or values, of one head of one layer: integers come with a float32 scale per token."""
+    elements = _round_up(num_tokens * head_dim * dtype.bits // 8, 4)
+    return elements + (4 * num_tokens if dtype is DType.INT8 else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ def encode_metadata(
     fixed["json_offset"], fixed["json_bytes"] = json_offset, len(text)
     fixed["num_ops"], fixed["num_tensors"], fixed["num_buffers"] = len(ops), len(tensors), len(buffers)
     fixed["packing"] = PACKING_CODE
-    fixed["cache_dtype"] = DType[header.dtype.upper()]
+    fixed["cache_dtype"] = DType[header.cache_dtype.upper()]
     for name in ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size"):
         fixed[name] = getattr(header, name)
     for name in ("num_layers", "num_kv_heads", "head_dim"):

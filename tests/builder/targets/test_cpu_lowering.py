@@ -39,7 +39,6 @@ def test_every_op_of_a_layer() -> None:
         OpCode.RMS_NORM: 4 * 3 + 1,
         OpCode.LINEAR: 4 * 3 + 1,
         OpCode.ROPE_TABLE: 1,  # the same frequencies in every layer
-        OpCode.ROPE: 2 * 3,
         OpCode.CACHE_WRITE: 3,
         OpCode.ATTENTION: 3,
         OpCode.GATED_SILU: 3,
@@ -66,10 +65,14 @@ def test_a_sum_of_two_uses_of_one_linear_layer_is_not_fused() -> None:
     assert add.inputs[0] == add.inputs[1]
 
 
-def test_slices_are_views_and_rotation_is_in_place() -> None:
+def test_slices_are_views_and_the_attention_turns_queries_and_keys() -> None:
     result = lowered(odd_network())
-    rotated = [op for op in result.ops if op.code is OpCode.ROPE]
-    assert all(op.inputs[0] == op.output for op in rotated)
+    table = next(op.output for op in result.ops if op.code is OpCode.ROPE_TABLE)
+    attentions = [op for op in result.ops if op.code is OpCode.ATTENTION]
+    writes = [op for op in result.ops if op.code is OpCode.CACHE_WRITE]
+    assert len(attentions) == len(writes) == 3
+    assert all(op.inputs[1] == table for op in attentions)
+    assert all(op.inputs[2] == table for op in writes)
     norms = [op for op in result.ops if op.code is OpCode.RMS_NORM and op.fields["groups"] > 1]
     written = next(op for op in result.ops if op.code is OpCode.CACHE_WRITE)
     assert written.inputs[1] == Place(written.inputs[1].buffer, 80, 20, 100)
@@ -81,12 +84,12 @@ def test_a_value_that_is_read_later_is_not_overwritten() -> None:
     g = graph()
     x = g.embed("embed", 8)
     left, all_of_it = g.slice(x, 0, 4), g.slice(x, 0, 8)
-    turned = g.rope(left, head_dim=4, inv_freq=(1.0, 0.5))
-    normed = g.rms_norm(all_of_it, "norm", eps=1e-5)
-    g.logits(g.select_rows(g.add(normed, g.linear(turned, "w", 8))), "embed")
-    result = lowered(traced(g, embed=(8, 8), norm=(8,), w=(8, 4)))
-    rope = next(op for op in result.ops if op.code is OpCode.ROPE)
-    assert not rope.output.overlaps(rope.inputs[0])
+    first = g.rms_norm(left, "first", eps=1e-5)
+    second = g.rms_norm(all_of_it, "second", eps=1e-5)
+    g.logits(g.select_rows(g.add(second, g.linear(first, "w", 8))), "embed")
+    result = lowered(traced(g, embed=(8, 8), first=(4,), second=(8,), w=(8, 4)))
+    norm = next(op for op in result.ops if op.code is OpCode.RMS_NORM)
+    assert not norm.output.overlaps(norm.inputs[0])
 
 
 def test_quantized_layers_quantize_their_input_first() -> None:

@@ -13,19 +13,19 @@ from llmserve.engine.cpu.runner import CpuRunner
 from tests.engine.cpu.networks import LIMITS, Network, odd_network
 
 NETWORKS: dict[str, Callable[[], Network]] = {"rope": odd_network, "alibi": lambda: odd_network(alibi=True)}
-EngineFile = Callable[[str, str, str], Path]
+EngineFile = Callable[..., Path]
 OpenRunner = Callable[..., CpuRunner]
 
 
 @pytest.fixture(scope="session")
 def engine_file(tmp_path_factory: pytest.TempPathFactory) -> EngineFile:
-    """(network, dtype, quantization) -> path of its engine file."""
+    """(network, dtype, quantization, KV cache dtype) -> path of its engine file."""
     folder = tmp_path_factory.mktemp("engines")
 
     @cache
-    def compiled(network: str, dtype: str, quantization: str) -> Path:
-        options = dataclasses.replace(LIMITS, dtype=dtype, quantization=quantization)
-        return NETWORKS[network]().compile(folder / f"{network}-{dtype}-{quantization}.engine", options)
+    def compiled(network: str, dtype: str, quantization: str, cache_dtype: str = "auto") -> Path:
+        options = dataclasses.replace(LIMITS, dtype=dtype, quantization=quantization, kv_cache_dtype=cache_dtype)
+        return NETWORKS[network]().compile(folder / f"{network}-{dtype}-{quantization}-{cache_dtype}.engine", options)
 
     return compiled
 

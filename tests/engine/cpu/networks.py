@@ -62,17 +62,22 @@ class Network:
     def reference(self, options: BuildOptions) -> ReferenceModel:
         """The numpy forward with the same weights; integer weights and activations where the engine has them."""
         names = quantized_params(self.program, self.params, options)
-        return FakeQuantModel(self.program, self.arrays, dtype=options.dtype, quantized=names)
+        return FakeQuantModel(self.program, self.arrays, options, quantized=names)
 
 
 class FakeQuantModel(ReferenceModel):
     """The reference, with integer arithmetic spelled out in numpy for the layers that an engine quantizes."""
 
     def __init__(
-        self, program: Program, arrays: Mapping[str, NDArray[Any]], *, dtype: str, quantized: Mapping[str, Scheme]
+        self,
+        program: Program,
+        arrays: Mapping[str, NDArray[Any]],
+        options: BuildOptions,
+        *,
+        quantized: Mapping[str, Scheme],
     ) -> None:
-        rounded = {name: array.astype(FLOATS[dtype]).astype(np.float32) for name, array in arrays.items()}
-        super().__init__(program, lambda name: rounded[name])
+        rounded = {name: array.astype(FLOATS[options.dtype]).astype(np.float32) for name, array in arrays.items()}
+        super().__init__(program, lambda name: rounded[name], int8_cache=options.cache_dtype == "int8")
         self._arrays = rounded
         self._schemes = quantized
 

@@ -25,10 +25,15 @@ from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
 from tests.engine.cpu.networks import LIMITS, all_logits, random_ids
 
-FORMATS = (("float32", ""), ("float16", ""), ("bfloat16", ""), ("float16", "int8"), ("bfloat16", "int4"))
-VARIANTS = [
-    (network, *form, isa) for network in NETWORKS for form in FORMATS for isa in available_isas()
-]  # (network, dtype, quantization, isa)
+FORMATS = (  # (dtype, quantization, dtype of the KV cache)
+    ("float32", "", "auto"),
+    ("float16", "", "auto"),
+    ("bfloat16", "", "auto"),
+    ("float16", "int8", "auto"),
+    ("bfloat16", "int4", "int8"),
+    ("float32", "", "int8"),
+)
+VARIANTS = [(network, form, isa) for network in NETWORKS for form in FORMATS for isa in available_isas()]
 
 
 class Stepper(Protocol):
@@ -110,11 +115,11 @@ def law(alone: CpuRunner, choose: Callable[[random.Random], Stepper]) -> None:
     check()
 
 
-@pytest.mark.parametrize(("network", "dtype", "quantization", "isa"), VARIANTS)
+@pytest.mark.parametrize(("network", "form", "isa"), VARIANTS)
 def test_logits_do_not_depend_on_company_chunks_threads_blocks_or_tactics(
-    network: str, dtype: str, quantization: str, isa: str, engine_file: EngineFile, open_runner: OpenRunner
+    network: str, form: tuple[str, str, str], isa: str, engine_file: EngineFile, open_runner: OpenRunner
 ) -> None:
-    path = engine_file(network, dtype, quantization)
+    path = engine_file(network, *form)
     runners = [open_runner(path, isa=isa, threads=threads, num_blocks=90) for threads in (1, 2, 3)]
 
     def any_runner(rng: random.Random) -> CpuRunner:
@@ -146,12 +151,14 @@ def test_the_law_finds_a_runner_that_breaks_it(engine_file: EngineFile, open_run
         law(open_runner(path), lambda rng: careless)
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
+@pytest.mark.parametrize(("dtype", "quantization", "cache_dtype"), FORMATS)
 def test_a_sequence_is_the_same_in_batches_of_2_to_64(
-    dtype: str, quantization: str, tmp_path: Path, open_runner: OpenRunner
+    dtype: str, quantization: str, cache_dtype: str, tmp_path: Path, open_runner: OpenRunner
 ) -> None:
     """One token each, so that the rows of a step go through every tile of the linear layers."""
-    options = dataclasses.replace(LIMITS, dtype=dtype, quantization=quantization, max_batch_size=64)
+    options = dataclasses.replace(
+        LIMITS, dtype=dtype, quantization=quantization, kv_cache_dtype=cache_dtype, max_batch_size=64
+    )
     path = NETWORKS["rope"]().compile(tmp_path / "wide.engine", options)
     runner = open_runner(path, num_blocks=64, threads=2)
     ids = random_ids(83, 64)
@@ -164,15 +171,18 @@ def test_a_sequence_is_the_same_in_batches_of_2_to_64(
             np.testing.assert_array_equal(result.logits[position], alone[first + position])
 
 
+@pytest.mark.parametrize("cache_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("tokens_per_block", [1, 3, 16, 96])
 def test_logits_do_not_depend_on_the_block_size(
-    tokens_per_block: int, tmp_path: Path, engine_file: EngineFile, open_runner: OpenRunner
+    tokens_per_block: int, cache_dtype: str, tmp_path: Path, engine_file: EngineFile, open_runner: OpenRunner
 ) -> None:
     network = NETWORKS["rope"]()
-    options = dataclasses.replace(LIMITS, dtype="float16", tokens_per_block=tokens_per_block, max_num_tokens=70)
+    options = dataclasses.replace(
+        LIMITS, dtype="float16", kv_cache_dtype=cache_dtype, tokens_per_block=tokens_per_block, max_num_tokens=70
+    )
     other = open_runner(network.compile(tmp_path / "other.engine", options), num_blocks=96)
     ids = random_ids(83, 70)
-    wanted = all_logits(open_runner(engine_file("rope", "float16", "")), ids)
+    wanted = all_logits(open_runner(engine_file("rope", "float16", "", cache_dtype)), ids)
     np.testing.assert_array_equal(all_logits(other, ids), wanted)
 
 

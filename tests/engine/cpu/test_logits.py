@@ -66,6 +66,22 @@ def test_quantized_engines_agree_with_integer_arithmetic_in_numpy(
     assert relative_error(exact, wanted) > 2e-2, "integer arithmetic should be visible"
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_cache_of_integers_is_rounded_as_the_reference_rounds_it(
+    network: str, isa: str, engine_file: EngineFile, open_runner: OpenRunner
+) -> None:
+    options = dataclasses.replace(LIMITS, dtype="float32", kv_cache_dtype="int8")
+    runner = open_runner(engine_file(network, "float32", "", "int8"), isa=isa, threads=2)
+    ids = random_ids(runner.info.vocab_size, 50)
+    wanted = NETWORKS[network]().reference(options).logits(ids)
+    found = all_logits(runner, ids)
+    exact = NETWORKS[network]().reference(LIMITS).logits(ids)
+    assert np.median(np.abs(found - wanted)) < 1e-5
+    assert relative_error(found, wanted) < 1e-2  # a last bit can tip a value over to the neighbouring integer
+    assert relative_error(exact, wanted) > 5e-3, "rounded keys and values should be visible"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture(kind: str, tmp_path: Path, open_runner: OpenRunner) -> None:
     checkpoint = Checkpoint.open(make_checkpoint(tmp_path / kind, kind, with_tokenizer=False))

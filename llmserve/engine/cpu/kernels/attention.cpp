@@ -1,235 +1,266 @@
 // Causal attention over the paged cache, prefill and decode alike.
 //
-// Each query walks the positions it may see in order, in two passes: all scores, then softmax and the weighted sum of
-// values. What one query computes depends on its own position only; a tile of queries merely shares the loads of keys
-// and values.
-#include "simd.h"
+// A tile of queries meets the positions in order, in two passes: all scores, then softmax and the weighted sum of values.
+// Both are products of a few rows with a matrix of the cache, and every score and every output is one chain, over the
+// dimensions or over the positions that its query sees. What a query computes depends on its own position only; the tile
+// shares the loads of keys and values.
+#include "rows.h"
+#include "tile.h"
 #include "variant.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
 constexpr size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+constexpr size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// Query i of a tile: one head of one row, and the positions [first, end) that it sees.
+// One head of one row, and the positions [first, end) that it sees.
 struct Query {
-  const float* q;
-  float* y;
+  size_t row;
+  size_t head;
   size_t first;
   size_t end;
-  float slope;
-  float* scores;  // of position p at scores[p - base]
-  float* sums;    // [head_dim]
 };
+
+// One head of a plane of the cache.
+template <class T>
+class Plane {
+ public:
+  Plane(const std::byte* plane, const AttentionArgs& args, size_t kv_head)
+      : head_(plane + kv_head * args.shape.head_bytes()), args_(args), block_bytes_(args.shape.block_bytes()) {}
+
+  const T* block(size_t position) const { return reinterpret_cast<const T*>(start(position)); }
+  const float* scales(size_t position) const {
+    return reinterpret_cast<const float*>(start(position) + args_.shape.element_bytes());
+  }
+
+ private:
+  const std::byte* start(size_t position) const {
+    return head_ + static_cast<size_t>(args_.block_ids[position / args_.shape.block_size]) * block_bytes_;
+  }
+
+  const std::byte* head_;
+  const AttentionArgs& args_;
+  const size_t block_bytes_;
+};
+
+// sums[n][v] += rows[n][k] * matrix(k, v) for k in [0, depth), in order. Rows are `stride` floats apart.
+template <size_t N, size_t V, class Matrix>
+[[gnu::always_inline]] inline void multiply_add(const float* rows, size_t stride, size_t depth, Matrix matrix,
+                                                F32x16 (&sums)[N * V]) {
+  F32x16 local[N * V];  // registers: `sums` is memory
+  unroll<N * V>([&](auto i) __attribute__((always_inline)) { local[i] = sums[i]; });
+  RowCursor<N> cursor(reinterpret_cast<const std::byte*>(rows), stride * sizeof(float));
+  for (size_t k = 0; k < depth; ++k) {
+    F32x16 columns[V];
+    unroll<V>([&](auto v) __attribute__((always_inline)) { columns[v] = matrix(k, v); });
+    unroll<N>([&](auto n) __attribute__((always_inline)) {
+      const F32x16 factor = broadcast(*reinterpret_cast<const float*>(cursor.row(n)));
+      unroll<V>([&](auto v) __attribute__((always_inline)) {
+        local[n * V + v] = fma(factor, columns[v], local[n * V + v]);
+      });
+    });
+    cursor.advance();
+  }
+  unroll<N * V>([&](auto i) __attribute__((always_inline)) { sums[i] = local[i]; });
+}
 
 template <class T>
-struct Cache {
-  const AttentionArgs& args;
-  const T* pool;
-  size_t kv_head;
+class Tile {
+ public:
+  // `length`: more positions than any query of the task sees.
+  Tile(const AttentionArgs& args, size_t kv_head, size_t length, float* scratch)
+      : args_(args), keys_(args.key_plane, args, kv_head), values_(args.value_plane, args, kv_head),
+        row_floats_(attention_row_floats(args.shape.head_dim)), score_stride_(attention_row_floats(length) + 64),
+        queries_(scratch), sums_(queries_ + kMaxQueryTile * row_floats_), scores_(sums_ + kMaxQueryTile * row_floats_) {}
 
-  // The cache row of position p; the rows of the same block follow it.
-  const T* row(size_t p) const {
-    const size_t block = static_cast<size_t>(args.block_ids[p / args.block_size]);
-    const size_t row = (block * args.num_kv_heads + kv_head) * args.block_size + p % args.block_size;
-    return pool + row * args.head_dim;
-  }
-
-  // fn(p, end, row of p) for every run of positions inside one block.
-  template <class Fn>
-  void for_runs(size_t begin, size_t end, Fn fn) const {
-    for (size_t p = begin; p < end;) {
-      const size_t run_end = smaller(end, (p / args.block_size + 1) * args.block_size);
-      fn(p, run_end, row(p));
-      p = run_end;
-    }
-  }
-};
-
-// scores of P consecutive positions for N queries
-template <size_t N, size_t P, class T>
-[[gnu::always_inline]] inline void dot(const Query* queries, const T* keys, size_t head_dim, size_t index) {
-  F32x16 sums[N * P];
-  for (auto& sum : sums) sum = zero();
-  size_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    F32x16 key[P];
-    for (size_t p = 0; p < P; ++p) key[p] = load(keys + p * head_dim + d);
+  template <size_t N>
+  void run(const Query* queries) const {
+    const size_t block_size = args_.shape.block_size;
+    size_t first = queries[0].first, end = 0;        // what any query of the tile sees
+    size_t all_first = 0, all_end = queries[0].end;  // what all of them see
     for (size_t n = 0; n < N; ++n) {
-      const F32x16 q = load(queries[n].q + d);
-      for (size_t p = 0; p < P; ++p) sums[n * P + p] = fma(q, key[p], sums[n * P + p]);
+      take(queries[n], n);
+      first = smaller(first, queries[n].first);
+      all_end = smaller(all_end, queries[n].end);
+      end = larger(end, queries[n].end);
+      all_first = larger(all_first, queries[n].first);
+    }
+    all_first = smaller(all_first, all_end);
+    const size_t base = first - first % block_size % kLanes;  // vectors of positions begin with the block's own ones
+    score<N>(base, end);
+    float totals[N];
+    for (size_t n = 0; n < N; ++n) {
+      totals[n] = softmax(queries[n], scores_ + n * score_stride_ + (queries[n].first - base));
+      weigh<1>(n, base, queries[n].first, all_first);
+    }
+    weigh<N>(0, base, all_first, all_end);
+    for (size_t n = 0; n < N; ++n) {
+      weigh<1>(n, base, larger(all_end, queries[n].first), queries[n].end);
+      give(queries[n], n, totals[n]);
     }
   }
-  if (d < head_dim) {
-    for (size_t p = 0; p < P; ++p) {
-      const F32x16 key = load_partial(keys + p * head_dim + d, head_dim - d);
-      for (size_t n = 0; n < N; ++n) {
-        sums[n * P + p] = fma(load_partial(queries[n].q + d, head_dim - d), key, sums[n * P + p]);
+
+ private:
+  static constexpr bool kHasScales = std::is_same_v<T, int8_t>;
+
+  void take(const Query& query, size_t n) const {
+    const size_t head_dim = args_.shape.head_dim;
+    const float* q = args_.q.row(query.row) + query.head * head_dim;
+    float* target = queries_ + n * row_floats_;
+    if (args_.rope.data) {
+      rotate(q, args_.rope.row(query.row), head_dim / 2, target);
+    } else {
+      __builtin_memcpy(target, q, head_dim * sizeof(float));
+    }
+    __builtin_memset(sums_ + n * row_floats_, 0, row_floats_ * sizeof(float));
+  }
+
+  void give(const Query& query, size_t n, float total) const {
+    const size_t head_dim = args_.shape.head_dim;
+    const float* sums = sums_ + n * row_floats_;
+    float* y = args_.y.row(query.row) + query.head * head_dim;
+    const F32x16 divisor = broadcast(total);
+    for_lanes(
+        head_dim, [&](size_t i) { store(y + i, load(sums + i) / divisor); },
+        [&](size_t i, size_t count) { store_partial(y + i, load(sums + i) / divisor, count); });
+  }
+
+  // Scores of positions [base, end); whole vectors, as far as the block goes, so that some that nobody reads follow.
+  template <size_t N>
+  void score(size_t base, size_t end) const {
+    const size_t block_size = args_.shape.block_size;
+    for (size_t p = base; p < end;) {
+      const size_t place = p % block_size, left = block_size - place;
+      const T* keys = keys_.block(p) + place;
+      const auto whole = [&](size_t k, size_t v) __attribute__((always_inline)) {
+        return load(keys + k * block_size + v * kLanes);
+      };
+      if (left >= kPositionVectors * kLanes) {
+        p += score_vectors<N, kPositionVectors>(p, base, kLanes, whole);
+      } else if (left >= kLanes) {
+        p += score_vectors<N, 1>(p, base, kLanes, whole);
+      } else {
+        p += score_vectors<N, 1>(p, base, left, [&](size_t k, size_t) { return load_partial(keys + k * block_size, left); });
       }
     }
   }
-  for (size_t n = 0; n < N; ++n) {
-    if constexpr (P == 4) {
-      reduce_add4(sums + n * P, queries[n].scores + index);
-    } else {
-      for (size_t p = 0; p < P; ++p) queries[n].scores[index + p] = reduce_add(sums[n * P + p]);
+
+  // Of V vectors of `count` positions each; returns how many positions they are.
+  template <size_t N, size_t V, class Matrix>
+  size_t score_vectors(size_t p, size_t base, size_t count, Matrix matrix) const {
+    F32x16 sums[N * V];
+    for (F32x16& sum : sums) sum = zero();
+    multiply_add<N, V>(queries_, row_floats_, args_.shape.head_dim, matrix, sums);
+    for (size_t v = 0; v < V; ++v) {
+      float* target = scores_ + (p - base) + v * kLanes;
+      if constexpr (kHasScales) {
+        const F32x16 scales = load_lanes(keys_.scales(p) + p % args_.shape.block_size + v * kLanes, count);
+        for (size_t n = 0; n < N; ++n) sums[n * V + v] = sums[n * V + v] * scales;
+      }
+      for (size_t n = 0; n < N; ++n) store(target + n * score_stride_, sums[n * V + v]);
+    }
+    return V * count;
+  }
+
+  // A query's scores to weights, in place; returns their sum. Lanes count from the query's own first position; those
+  // behind the last one hold next to nothing.
+  float softmax(const Query& query, float* scores) const {
+    alignas(64) static constexpr float kIota[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const size_t count = query.end - query.first;
+    const F32x16 scale = broadcast(args_.scale), lanes = load(kIota);
+    const F32x16 slope = broadcast(args_.slopes ? args_.slopes[query.head] : 0.0f);
+    F32x16 peak = broadcast(-__builtin_inff());
+    for (size_t i = 0; i < count; i += kLanes) {
+      const F32x16 distance = broadcast(static_cast<float>(i) - static_cast<float>(count - 1)) + lanes;
+      store(scores + i, load(scores + i) * scale + slope * distance);
+      for (size_t j = count; j < i + kLanes; ++j) scores[j] = -__builtin_inff();
+      peak = max(peak, load(scores + i));
+    }
+    const F32x16 shift = broadcast(reduce_max(peak));
+    F32x16 sums = zero();
+    for (size_t i = 0; i < count; i += kLanes) {
+      const F32x16 weights = exp(load(scores + i) - shift);
+      store(scores + i, weights);
+      sums = sums + weights;
+    }
+    if constexpr (kHasScales) scale_weights(query, scores);
+    return reduce_add(sums);
+  }
+
+  // The values' scales go into the weights.
+  void scale_weights(const Query& query, float* scores) const {
+    const size_t block_size = args_.shape.block_size;
+    for (size_t p = query.first; p < query.end;) {
+      const size_t run_end = smaller(query.end, (p / block_size + 1) * block_size);
+      const float* scales = values_.scales(p) + p % block_size;
+      for (size_t i = 0; i < run_end - p; ++i) scores[p - query.first + i] *= scales[i];
+      p = run_end;
     }
   }
-}
 
-template <size_t N, class T>
-void score(const Query* queries, const Cache<T>& keys, size_t base, size_t end) {
-  constexpr size_t kPositions = kScoreTile >= 4 ? 4 : (N == 1 ? 4 : N == 2 ? 2 : 1);
-  const size_t head_dim = keys.args.head_dim;
-  keys.for_runs(base, end, [&](size_t p, size_t run_end, const T* row) {
-    for (; p + kPositions <= run_end; p += kPositions, row += kPositions * head_dim) {
-      dot<N, kPositions>(queries, row, head_dim, p - base);
-    }
-    for (; p < run_end; ++p, row += head_dim) dot<N, 1>(queries, row, head_dim, p - base);
-  });
-}
-
-// Scaled and biased scores, in place; returns the largest.
-float scale_scores(float* s, size_t count, float scale, float slope) {
-  alignas(64) static constexpr float kIota[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const F32x16 lanes = load(kIota);
-  F32x16 peak = broadcast(-__builtin_inff());
-  const auto biased = [&](F32x16 raw, size_t i) {
-    const float distance = static_cast<float>(i) - static_cast<float>(count - 1);
-    return raw * broadcast(scale) + broadcast(slope) * (broadcast(distance) + lanes);
-  };
-  size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const F32x16 value = biased(load(s + i), i);
-    store(s + i, value);
-    peak = max(peak, value);
-  }
-  float largest = reduce_max(peak);
-  if (i < count) store_partial(s + i, biased(load_partial(s + i, count - i), i), count - i);
-  for (; i < count; ++i) largest = s[i] > largest ? s[i] : largest;
-  return largest;
-}
-
-// Scores to weights, in place; returns their sum. Lanes count from the query's own first position.
-float softmax(const Query& query, size_t base, float scale) {
-  float* s = query.scores + (query.first - base);
-  const size_t count = query.end - query.first;
-  const F32x16 shift = broadcast(scale_scores(s, count, scale, query.slope));
-  F32x16 sums = zero();
-  size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const F32x16 weights = exp(load(s + i) - shift);
-    store(s + i, weights);
-    sums = sums + weights;
-  }
-  if (i < count) {
-    store_partial(s + i, exp(load_partial(s + i, count - i) - shift), count - i);
-    sums = sums + load_partial(s + i, count - i);
-  }
-  return reduce_add(sums);
-}
-
-// sums[d .. d + 16 B) += weight * value for N queries over positions [begin, end) of one run
-template <size_t N, size_t B, class T>
-[[gnu::always_inline]] inline void weigh_run(const Query* queries, const T* values, size_t head_dim, size_t d,
-                                             size_t index, size_t count) {
-  F32x16 sums[N * B];
-  for (size_t n = 0; n < N; ++n) {
-    for (size_t b = 0; b < B; ++b) sums[n * B + b] = load(queries[n].sums + d + b * kLanes);
-  }
-  for (size_t p = 0; p < count; ++p) {
-    F32x16 value[B];
-    for (size_t b = 0; b < B; ++b) value[b] = load(values + p * head_dim + d + b * kLanes);
-    for (size_t n = 0; n < N; ++n) {
-      const F32x16 weight = broadcast(queries[n].scores[index + p]);
-      for (size_t b = 0; b < B; ++b) sums[n * B + b] = fma(weight, value[b], sums[n * B + b]);
+  // Adds weight * value to the sums of N queries from the n-th on, over positions [begin, end).
+  template <size_t N>
+  void weigh(size_t n, size_t base, size_t begin, size_t end) const {
+    const size_t head_dim = args_.shape.head_dim, block_size = args_.shape.block_size;
+    for (size_t p = begin; p < end;) {
+      const size_t run_end = smaller(end, (p / block_size + 1) * block_size);
+      const T* values = values_.block(p) + p % block_size * head_dim;
+      const float* weights = scores_ + n * score_stride_ + (p - base);
+      size_t d = 0;
+      for (; d + kValueVectors * kLanes <= head_dim; d += kValueVectors * kLanes) {
+        weigh_vectors<N, kValueVectors>(n, d, weights, run_end - p, [&](size_t k, size_t v) __attribute__((always_inline)) {
+          return load(values + k * head_dim + d + v * kLanes);
+        });
+      }
+      for (; d + kLanes <= head_dim; d += kLanes) {
+        weigh_vectors<N, 1>(n, d, weights, run_end - p, [&](size_t k, size_t) __attribute__((always_inline)) {
+          return load(values + k * head_dim + d);
+        });
+      }
+      if (d < head_dim) {
+        weigh_vectors<N, 1>(n, d, weights, run_end - p, [&](size_t k, size_t) {
+          return load_partial(values + k * head_dim + d, head_dim - d);
+        });
+      }
+      p = run_end;
     }
   }
-  for (size_t n = 0; n < N; ++n) {
-    for (size_t b = 0; b < B; ++b) store(queries[n].sums + d + b * kLanes, sums[n * B + b]);
-  }
-}
 
-template <size_t N, class T>
-void weigh_rest(const Query* queries, const T* values, size_t head_dim, size_t d, size_t index, size_t count) {
-  for (size_t n = 0; n < N; ++n) {
-    F32x16 sum = load(queries[n].sums + d);
-    for (size_t p = 0; p < count; ++p) {
-      const F32x16 value = load_partial(values + p * head_dim + d, head_dim - d);
-      sum = fma(broadcast(queries[n].scores[index + p]), value, sum);
-    }
-    store(queries[n].sums + d, sum);
+  template <size_t N, size_t V, class Matrix>
+  [[gnu::always_inline]] void weigh_vectors(size_t n, size_t d, const float* weights, size_t count, Matrix matrix) const {
+    float* place = sums_ + n * row_floats_ + d;
+    F32x16 sums[N * V];
+    for (size_t i = 0; i < N * V; ++i) sums[i] = load(place + i / V * row_floats_ + i % V * kLanes);
+    multiply_add<N, V>(weights, score_stride_, count, matrix, sums);
+    for (size_t i = 0; i < N * V; ++i) store(place + i / V * row_floats_ + i % V * kLanes, sums[i]);
   }
-}
 
-template <size_t N, class T>
-void weigh(const Query* queries, const Cache<T>& values, size_t base, size_t begin, size_t end) {
-  constexpr size_t kVectors = 2;
-  const size_t head_dim = values.args.head_dim;
-  values.for_runs(begin, end, [&](size_t p, size_t run_end, const T* row) {
-    size_t d = 0;
-    for (; d + kVectors * kLanes <= head_dim; d += kVectors * kLanes) {
-      weigh_run<N, kVectors>(queries, row, head_dim, d, p - base, run_end - p);
-    }
-    for (; d + kLanes <= head_dim; d += kLanes) weigh_run<N, 1>(queries, row, head_dim, d, p - base, run_end - p);
-    if (d < head_dim) weigh_rest<N>(queries, row, head_dim, d, p - base, run_end - p);
-  });
-}
-
-template <size_t N, class T>
-void tile(Query* queries, const Cache<T>& keys, const Cache<T>& values) {
-  size_t base = queries[0].first, end = 0;          // what any query of the tile sees
-  size_t all_first = 0, all_end = queries[0].end;  // what all of them see
-  for (size_t n = 0; n < N; ++n) {
-    base = smaller(base, queries[n].first);
-    all_end = smaller(all_end, queries[n].end);
-    end = queries[n].end > end ? queries[n].end : end;
-    all_first = queries[n].first > all_first ? queries[n].first : all_first;
-  }
-  if (all_first > all_end) all_first = all_end;
-  score<N>(queries, keys, base, end);
-  float totals[N];
-  const size_t head_dim = keys.args.head_dim;
-  for (size_t n = 0; n < N; ++n) {
-    totals[n] = softmax(queries[n], base, keys.args.scale);
-    __builtin_memset(queries[n].sums, 0, (head_dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
-    weigh<1>(queries + n, values, base, queries[n].first, all_first);
-  }
-  weigh<N>(queries, values, base, all_first, all_end);
-  for (size_t n = 0; n < N; ++n) {
-    weigh<1>(queries + n, values, base, all_end > queries[n].first ? all_end : queries[n].first, queries[n].end);
-    for (size_t d = 0; d < head_dim; ++d) queries[n].y[d] = queries[n].sums[d] / totals[n];
-  }
-}
+  const AttentionArgs& args_;
+  const Plane<T> keys_, values_;
+  const size_t row_floats_, score_stride_;
+  float* const queries_;  // [kMaxQueryTile][row_floats_]
+  float* const sums_;     // the same
+  float* const scores_;   // [kMaxQueryTile][score_stride_], of position p at p - base
+};
 
 template <class T>
 void attention_of(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch) {
-  const Cache<T> keys{args, static_cast<const T*>(args.keys), kv_head};
-  const Cache<T> values{args, static_cast<const T*>(args.values), kv_head};
-  const size_t group = args.num_heads / args.num_kv_heads;
-  const size_t sums_stride = (args.head_dim + kLanes - 1) / kLanes * kLanes;
-  const size_t score_stride = (args.start + row_end + kLanes - 1) / kLanes * kLanes;
-  const size_t index_end = row_end * group;
-  for (size_t index = row_begin * group; index < index_end;) {
-    const size_t count = smaller(kQueryTile, index_end - index);
+  static_assert(kQueryTile <= kMaxQueryTile);
+  static constexpr auto kRuns = []<size_t... I>(std::index_sequence<I...>) {
+    return std::array{&Tile<T>::template run<I + 1>...};
+  }(std::make_index_sequence<kQueryTile>{});
+  const Tile<T> tile(args, kv_head, args.start + row_end, scratch);
+  const size_t group = args.num_heads / args.shape.num_kv_heads;
+  for (size_t index = row_begin * group; index < row_end * group;) {
+    const size_t count = smaller(kQueryTile, row_end * group - index);
     Query queries[kQueryTile];
     for (size_t n = 0; n < count; ++n) {
-      const size_t row = (index + n) / group, head = kv_head * group + (index + n) % group;
-      const size_t end = args.start + row + 1;
-      queries[n] = {
-          .q = args.q.row(row) + head * args.head_dim,
-          .y = args.y.row(row) + head * args.head_dim,
-          .first = args.window && end > args.window ? end - args.window : 0,
-          .end = end,
-          .slope = args.slopes ? args.slopes[head] : 0.0f,
-          .scores = scratch + kQueryTile * sums_stride + n * score_stride,
-          .sums = scratch + n * sums_stride,
-      };
+      const size_t row = (index + n) / group, end = args.start + row + 1;
+      queries[n] = {row, kv_head * group + (index + n) % group, args.window && end > args.window ? end - args.window : 0,
+                    end};
     }
-    if (count == 4) tile<4>(queries, keys, values);
-    if (count == 3) tile<3>(queries, keys, values);
-    if (count == 2) tile<2>(queries, keys, values);
-    if (count == 1) tile<1>(queries, keys, values);
+    (tile.*kRuns[count - 1])(queries);
     index += count;
   }
 }
@@ -237,11 +268,13 @@ void attention_of(const AttentionArgs& args, size_t kv_head, size_t row_begin, s
 }  // namespace
 
 void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch) {
-  switch (args.cache_type) {
+  switch (args.shape.type) {
     case DType::kF32:
       return attention_of<float>(args, kv_head, row_begin, row_end, scratch);
     case DType::kF16:
       return attention_of<Half>(args, kv_head, row_begin, row_end, scratch);
+    case DType::kI8:
+      return attention_of<int8_t>(args, kv_head, row_begin, row_end, scratch);
     default:
       return attention_of<BFloat16>(args, kv_head, row_begin, row_end, scratch);
   }

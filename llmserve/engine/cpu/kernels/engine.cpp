@@ -50,9 +50,9 @@ Error Engine::allocate() {
     return out_of_memory("not enough memory for the working buffers (" + std::to_string(total) +
                          " bytes); build the engine with a smaller max_num_tokens or max_batch_size");
   }
-  const size_t row = dtype_bytes(static_cast<DType>(h.cache_dtype)) * h.num_kv_heads * h.head_dim;
+  cache_shape_ = {static_cast<DType>(h.cache_dtype), h.block_size, h.num_kv_heads, h.head_dim};
   size_t cache_bytes = 0;
-  if (!multiply(row * h.block_size, num_blocks_, &cache_plane_bytes_) ||
+  if (!multiply(cache_shape_.block_bytes(), num_blocks_, &cache_plane_bytes_) ||
       !multiply(cache_plane_bytes_, size_t{2} * h.num_layers, &cache_bytes)) {
     return out_of_memory("the KV cache is larger than the address space; lower the number of blocks");
   }

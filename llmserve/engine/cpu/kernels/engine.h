@@ -44,7 +44,8 @@ class Engine {
   uint32_t num_blocks_ = 0;
   Mapping activations_;
   std::vector<size_t> buffer_offsets_;
-  Mapping cache_;  // [layer][k, v][block][kv head][block_size][head_dim]
+  CacheShape cache_shape_ = {};
+  Mapping cache_;  // [layer][keys, values] planes
   size_t cache_plane_bytes_ = 0;
   Mapping logits_;   // [max_batch_size, vocab_size]
   Mapping scratch_;  // attention_scratch() floats per thread

@@ -52,19 +52,6 @@ bool in_range(uint32_t value, uint32_t low, uint32_t high) { return value >= low
 
 }  // namespace
 
-size_t dtype_bytes(DType type) {
-  switch (type) {
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
 uint64_t tensor_bytes(const TensorRecord& tensor) {
   uint64_t rows = tensor.rows, cols = tensor.cols;
   if (tensor.layout == static_cast<uint32_t>(Layout::kPanels)) {
@@ -115,11 +102,12 @@ Error EngineFile::check_header() const {
   }
   if (h.packing != kPanelPacking) return bad_file("has a weight packing that this build does not know");
   constexpr uint32_t kMost = 1u << 24;
-  if (!in_range(h.num_ops, 1, kMost) || !in_range(h.num_buffers, 1, 4096) || !in_range(h.vocab_size, 1, kMost) || !in_range(h.max_num_tokens, 1, kMost) ||
+  if (!in_range(h.num_ops, 1, kMost) || !in_range(h.num_buffers, 1, 4096) || !in_range(h.vocab_size, 1, kMost) ||
+      !in_range(h.max_num_tokens, 1, kMost) ||
       !in_range(h.max_batch_size, 1, kMost) || !in_range(h.max_seq_len, 1, kMost) ||
       !in_range(h.block_size, 1, 1u << 16) || !in_range(h.num_layers, 1, 1u << 16) ||
-      !in_range(h.num_kv_heads, 1, 1u << 12) || !in_range(h.head_dim, 1, 1u << 12) ||
-      h.cache_dtype > static_cast<uint32_t>(DType::kBF16)) {
+      !in_range(h.num_kv_heads, 1, 1u << 12) || !in_range(h.head_dim, 1, kMaxHeadDim) ||
+      h.cache_dtype > static_cast<uint32_t>(DType::kI8)) {
     return bad_file("has a limit that makes no sense");
   }
   return {};

@@ -44,7 +44,6 @@ class EngineFile {
   Mapping mapping_;
 };
 
-size_t dtype_bytes(DType type);
 
 // Of a tensor in the file, with what fills up its panels.
 uint64_t tensor_bytes(const TensorRecord& tensor);

@@ -80,8 +80,6 @@ void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
       const auto [scale, sums] = row_facts(op.in[1], begin);
       return kernels.quantize_int4(x, width, op.groups, count, view<int8_t>(op.out, begin), scale, sums);
     }
-    case OpKind::kRope:
-      return kernels.rope(x, second, op.head_dim, width, count, y);
     case OpKind::kGatedSilu:
       return kernels.gated_silu(x, width, count, y);
     default:
@@ -182,11 +180,16 @@ void Executor::rope_table(const OpRecord& op, size_t begin, size_t end) {
 }
 
 void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
-  for (uint32_t i = 0; i < 2; ++i) {
-    engine_.kernels_->cache_write(view<const float>(op.in[i], begin), engine_.slots_.data() + begin,
-                                  header_.block_size, header_.num_kv_heads, header_.head_dim, end - begin,
-                                  cache_plane(op.layer, i), static_cast<DType>(header_.cache_dtype));
-  }
+  engine_.kernels_->cache_write({
+      .shape = engine_.cache_shape_,
+      .keys = view<const float>(op.in[0], begin),
+      .values = view<const float>(op.in[1], begin),
+      .rope = view<const float>(op.in[2], begin),
+      .slots = engine_.slots_.data() + begin,
+      .num_rows = end - begin,
+      .key_plane = cache_plane(op.layer, 0),
+      .value_plane = cache_plane(op.layer, 1),
+  });
 }
 
 void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread) {
@@ -195,16 +198,14 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread
     const AttentionTask& task = engine_.attention_tasks_[index];
     const ChunkRecord& chunk = step_.chunks[task.chunk];
     const AttentionArgs args = {
+        .shape = engine_.cache_shape_,
         .q = view<const float>(op.in[0], chunk.first_token),
+        .rope = view<const float>(op.in[1], chunk.first_token),
         .y = view<float>(op.out, chunk.first_token),
-        .keys = cache_plane(op.layer, 0),
-        .values = cache_plane(op.layer, 1),
-        .cache_type = static_cast<DType>(header_.cache_dtype),
+        .key_plane = cache_plane(op.layer, 0),
+        .value_plane = cache_plane(op.layer, 1),
         .block_ids = step_.block_ids + chunk.first_block,
-        .block_size = header_.block_size,
         .num_heads = op.num_heads,
-        .num_kv_heads = header_.num_kv_heads,
-        .head_dim = header_.head_dim,
         .start = chunk.start,
         .window = op.window,
         .scale = op.scalar,

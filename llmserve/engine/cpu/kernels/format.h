@@ -11,19 +11,26 @@
 //   i4        [panel][input / 4][16][4] bytes: output i in the low half, output 16 + i in the high one, each plus 8
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace llmserve {
 
 inline constexpr char kMagic[8] = {'L', 'L', 'M', 'S', 'E', 'N', 'G', '\n'};
-inline constexpr uint32_t kFormatVersion = 2;
+inline constexpr uint32_t kFormatVersion = 3;
 inline constexpr uint32_t kPanelPacking = 1;
 inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
+inline constexpr uint32_t kMaxHeadDim = 4096;
 
 enum class Layout : uint32_t { kRows, kPanels, kCount };
 
 enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI32, kI4, kCount };
+
+constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
+  if (type == DType::kF32 || type == DType::kI32) return 4;
+  return type == DType::kF16 || type == DType::kBF16 ? 2 : 1;
+}
 
 // operand roles (in[0..2] -> out); tensors; fields used
 enum class OpKind : uint32_t {
@@ -33,9 +40,8 @@ enum class OpKind : uint32_t {
   kLinear,        // x, residual? -> f32; weight, bias?
   kLinearInt8,    // x u8, residual?, scales -> f32; weight i8, bias?, weight scales, weight row sums
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim, scalar = scale of both
-  kRope,          // x, table -> f32; head_dim
-  kCacheWrite,    // k, v; layer
-  kAttention,     // q -> f32; ALiBi slopes?; layer, num_heads, window, scalar = scale
+  kCacheWrite,    // k, v, rope table of k?; layer
+  kAttention,     // q, rope table of q? -> f32; ALiBi slopes?; layer, num_heads, window, scalar = scale
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
   kSelectRows,    // x -> f32

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "format.h"
+#include "kv_cache.h"
 #include "limits.h"
 #include "types.h"
 
@@ -66,18 +67,28 @@ struct LinearTactic {
   size_t vectors;   // of sixteen columns
 };
 
+// What a step adds to one layer's cache. Row r goes to slots[r] = block * block_size + position within the block.
+struct CacheWriteArgs {
+  CacheShape shape;
+  View<const float> keys;  // [num_rows, num_kv_heads * head_dim]
+  View<const float> values;
+  View<const float> rope;  // of the keys: head_dim / 2 cosines, then as many sines per row; data null: none
+  const int32_t* slots;
+  size_t num_rows;
+  std::byte* key_plane;
+  std::byte* value_plane;
+};
+
 // One sequence's run of tokens, and where its cache lies.
 struct AttentionArgs {
-  View<const float> q;  // [rows, num_heads * head_dim], row 0 at position `start`
+  CacheShape shape;
+  View<const float> q;     // [rows, num_heads * head_dim], row 0 at position `start`
+  View<const float> rope;  // of the queries, as above
   View<float> y;
-  const void* keys;  // this layer's pool: [block][kv head][block_size][head_dim] of cache_type
-  const void* values;
-  DType cache_type;
+  const std::byte* key_plane;
+  const std::byte* value_plane;
   const int32_t* block_ids;
-  size_t block_size;
   size_t num_heads;
-  size_t num_kv_heads;
-  size_t head_dim;
   size_t start;
   size_t window;        // 0: everything before
   float scale;
@@ -109,13 +120,8 @@ struct KernelTable {
   std::span<const LinearTactic> float_tactics;
   std::span<const LinearTactic> int8_tactics;
   std::span<const LinearTactic> int4_tactics;
-  // `table` row: head_dim/2 cosines, then head_dim/2 sines
-  void (*rope)(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows,
-               View<float> y);
-  // Row r goes to cache row slots[r] = block * block_size + row in block.
-  void (*cache_write)(View<const float> x, const int32_t* slots, size_t block_size, size_t num_kv_heads,
-                      size_t head_dim, size_t num_rows, void* pool, DType type);
-  // Rows [row_begin, row_end) of the query heads that read `kv_head`. scratch: attention_scratch() floats.
+  void (*cache_write)(const CacheWriteArgs& args);
+  // Rows [row_begin, row_end) of the heads that share a KV head; scratch as `attention_scratch` says.
   void (*attention)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
   void (*gated_silu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
@@ -129,10 +135,12 @@ struct KernelTable {
   const LimitLoops& limits;
 };
 
-// Floats that one thread needs in `attention` for sequences of up to `max_seq_len` tokens.
-inline constexpr size_t kQueryTile = 4;
+// Floats that one thread needs in `attention` for sequences of up to `max_seq_len` tokens: for each query of a tile itself,
+// its sums, and its scores, with room for a vector before the first one and three behind the last.
+inline constexpr size_t kMaxQueryTile = 8;
+inline size_t attention_row_floats(size_t width) { return (width + 15) / 16 * 16; }
 inline size_t attention_scratch(size_t max_seq_len, size_t head_dim) {
-  return kQueryTile * ((max_seq_len + 15) / 16 * 16 + (head_dim + 15) / 16 * 16);
+  return kMaxQueryTile * (2 * attention_row_floats(head_dim) + attention_row_floats(max_seq_len) + 64);
 }
 
 const KernelTable& portable_kernels();

@@ -53,16 +53,11 @@ class OpCheck {
         require(op_.out.width == op_.head_dim && op_.head_dim % 2 == 0 && op_.head_dim > 0);
         vector(op_.tensors[0], DType::kF32, op_.head_dim / 2);
         break;
-      case OpKind::kRope:
-        same_width();
-        operand(op_.in[1], 4);
-        require(op_.head_dim > 0 && op_.head_dim % 2 == 0 && op_.in[1].width == op_.head_dim);
-        require(ok_ && op_.out.width % op_.head_dim == 0);
-        break;
       case OpKind::kCacheWrite:
         operand(op_.in[0], 4);
         operand(op_.in[1], 4);
         require(op_.in[0].width == kv_width() && op_.in[1].width == kv_width());
+        rope_table(op_.in[2]);
         require(op_.layer < header_.num_layers && !op_.selected);
         break;
       case OpKind::kAttention:
@@ -186,8 +181,16 @@ class OpCheck {
     require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
   }
 
+  // Of whole heads, or none.
+  void rope_table(const Operand& table) {
+    if (table.buffer == kNoBuffer) return;
+    operand(table, 4);
+    require(table.width == header_.head_dim && header_.head_dim % 2 == 0);
+  }
+
   void attention() {
     operand(op_.in[0], 4);
+    rope_table(op_.in[1]);
     output(4);
     require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && !op_.selected);
     require(op_.num_heads > 0 && op_.num_heads % header_.num_kv_heads == 0 &&

@@ -1,17 +1,9 @@
-// Kernels that work on each row by itself: embedding, normalization, rotary embedding, activation, quantization, sums.
-#include "simd.h"
+// Kernels that work on each row by itself: embedding, normalization, activation, quantization, sums.
+#include "rows.h"
 #include "variant.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
-
-// fn(index, count) for every full vector, then for the rest.
-template <class Full, class Rest>
-[[gnu::always_inline]] inline void for_lanes(size_t width, Full full, Rest rest) {
-  size_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) full(i);
-  if (i < width) rest(i, width - i);
-}
 
 template <class T>
 void embed_rows(const T* table, const int32_t* ids, size_t num_rows, size_t width, View<float> y) {
@@ -61,42 +53,9 @@ void normalize(const float* x, const float* weight, float eps, size_t width, flo
       });
 }
 
-// Pairs (i, i + half) turned by the angle of i. y may be x.
-void rotate(const float* x, const float* cos, const float* sin, size_t half, float* y) {
-  for_lanes(
-      half,
-      [&](size_t i) {
-        const F32x16 a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
-        store(y + i, a * c - b * s);
-        store(y + half + i, b * c + a * s);
-      },
-      [&](size_t i, size_t n) {
-        const F32x16 a = load_partial(x + i, n), b = load_partial(x + half + i, n);
-        const F32x16 c = load_partial(cos + i, n), s = load_partial(sin + i, n);
-        store_partial(y + i, a * c - b * s, n);
-        store_partial(y + half + i, b * c + a * s, n);
-      });
-}
-
 F32x16 silu_times(F32x16 gate, F32x16 up) {
   const F32x16 one = broadcast(1.0f);
   return gate / (one + exp(zero() - gate)) * up;
-}
-
-template <class T>
-void cache_write_of(View<const float> x, const int32_t* slots, size_t block_size, size_t num_kv_heads, size_t head_dim,
-                    size_t num_rows, T* pool) {
-  for (size_t r = 0; r < num_rows; ++r) {
-    const size_t slot = static_cast<size_t>(slots[r]);
-    for (size_t head = 0; head < num_kv_heads; ++head) {
-      const float* source = x.row(r) + head * head_dim;
-      const size_t cache_row = (slot / block_size * num_kv_heads + head) * block_size + slot % block_size;
-      T* target = pool + cache_row * head_dim;
-      for_lanes(
-          head_dim, [&](size_t i) { store(target + i, load(source + i)); },
-          [&](size_t i, size_t n) { store_partial(target + i, load_partial(source + i, n), n); });
-    }
-  }
 }
 
 }  // namespace
@@ -123,24 +82,7 @@ void rms_norm(View<const float> x, const float* weight, float eps, size_t groups
 }
 
 void quantize(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale) {
-  for (size_t r = 0; r < num_rows; ++r) {
-    const float* source = x.row(r);
-    F32x16 largest = zero();
-    for_lanes(
-        width, [&](size_t i) { largest = max(largest, abs(load(source + i))); },
-        [&](size_t i, size_t n) { largest = max(largest, abs(load_partial(source + i, n))); });
-    const float peak = reduce_max(largest);
-    *scale.row(r) = peak / 127.0f;
-    const F32x16 inverse = broadcast(peak > 0.0f ? 127.0f / peak : 0.0f);
-    uint8_t* target = y.row(r);
-    for_lanes(
-        width, [&](size_t i) { store_u8(target + i, load(source + i) * inverse); },
-        [&](size_t i, size_t n) {
-          uint8_t lanes[kLanes];
-          store_u8(lanes, load_partial(source + i, n) * inverse);
-          __builtin_memcpy(target + i, lanes, n);
-        });
-  }
+  for (size_t r = 0; r < num_rows; ++r) *scale.row(r) = quantize_row(x.row(r), width, y.row(r));
 }
 
 void quantize_int4(View<const float> x, size_t width, size_t group_size, size_t num_rows, View<int8_t> y,
@@ -157,29 +99,6 @@ void quantize_int4(View<const float> x, size_t width, size_t group_size, size_t 
       }
       sums.row(r)[group] = -8 * sum;
     }
-  }
-}
-
-void rope(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows,
-          View<float> y) {
-  const size_t half = head_dim / 2;
-  for (size_t r = 0; r < num_rows; ++r) {
-    const float* cos = table.row(r);
-    for (size_t head = 0; head < width; head += head_dim) {
-      rotate(x.row(r) + head, cos, cos + half, half, y.row(r) + head);
-    }
-  }
-}
-
-void cache_write(View<const float> x, const int32_t* slots, size_t block_size, size_t num_kv_heads, size_t head_dim,
-                 size_t num_rows, void* pool, DType type) {
-  switch (type) {
-    case DType::kF32:
-      return cache_write_of(x, slots, block_size, num_kv_heads, head_dim, num_rows, static_cast<float*>(pool));
-    case DType::kF16:
-      return cache_write_of(x, slots, block_size, num_kv_heads, head_dim, num_rows, static_cast<Half*>(pool));
-    default:
-      return cache_write_of(x, slots, block_size, num_kv_heads, head_dim, num_rows, static_cast<BFloat16*>(pool));
   }
 }
 

@@ -12,7 +12,8 @@ namespace llmserve::LLMSERVE_VARIANT {
 inline constexpr LinearTactic kFloatTactics[] = {{2, 2}, {6, 1}};
 inline constexpr LinearTactic kInt8Tactics[] = {{1, 2}, {2, 1}};
 inline constexpr LinearTactic kInt4Tactics[] = {{1, 2}, {2, 1}};
-inline constexpr size_t kScoreTile = 3;  // attention: queries times positions that fit into registers, as a side
+// Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
+inline constexpr size_t kQueryTile = 4, kPositionVectors = 1, kValueVectors = 1;
 
 struct F32x16 {
   __m256 lo;
@@ -26,6 +27,9 @@ inline __m256 load8(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(rein
 inline __m256 load8(const BFloat16* p) {
   const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+}
+inline __m256 load8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 template <class T>
 inline F32x16 load(const T* p) {
@@ -74,11 +78,6 @@ inline float reduce_add(F32x16 a) {
   const __m128 s = fold(a);
   const __m128 pair = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
-}
-inline void reduce_add4(const F32x16* a, float* out) {
-  __m128 r0 = fold(a[0]), r1 = fold(a[1]), r2 = fold(a[2]), r3 = fold(a[3]);
-  _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-  _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(r0, r2), _mm_add_ps(r1, r3)));
 }
 inline float reduce_max(F32x16 a) {
   const __m256 half = _mm256_max_ps(a.lo, a.hi);

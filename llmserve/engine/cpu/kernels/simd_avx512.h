@@ -12,7 +12,8 @@ namespace llmserve::LLMSERVE_VARIANT {
 inline constexpr LinearTactic kFloatTactics[] = {{6, 4}, {12, 2}};
 inline constexpr LinearTactic kInt8Tactics[] = {{6, 4}, {12, 2}};
 inline constexpr LinearTactic kInt4Tactics[] = {{3, 4}, {6, 2}};
-inline constexpr size_t kScoreTile = 4;  // attention: queries times positions that fit into registers, as a side
+// Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
+inline constexpr size_t kQueryTile = 8, kPositionVectors = 2, kValueVectors = 2;
 
 struct F32x16 {
   __m512 v;
@@ -27,6 +28,9 @@ inline F32x16 load(const Half* p) {
 inline F32x16 load(const BFloat16* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16))};
+}
+inline F32x16 load(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 inline void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
 inline void store(Half* p, F32x16 a) {
@@ -61,11 +65,6 @@ inline float reduce_add(F32x16 a) {
   const __m128 s = fold(a);
   const __m128 pair = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
-}
-inline void reduce_add4(const F32x16* a, float* out) {
-  __m128 r0 = fold(a[0]), r1 = fold(a[1]), r2 = fold(a[2]), r3 = fold(a[3]);
-  _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-  _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(r0, r2), _mm_add_ps(r1, r3)));
 }
 inline float reduce_max(F32x16 a) { return _mm512_reduce_max_ps(a.v); }
 

@@ -13,7 +13,8 @@ typedef uint32_t QuadBits __attribute__((vector_size(16)));
 inline constexpr LinearTactic kFloatTactics[] = {{1, 2}, {2, 1}};
 inline constexpr LinearTactic kInt8Tactics[] = {{1, 2}, {2, 1}};
 inline constexpr LinearTactic kInt4Tactics[] = {{1, 2}, {2, 1}};
-inline constexpr size_t kScoreTile = 2;  // attention: queries times positions that fit into registers, as a side
+// Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
+inline constexpr size_t kQueryTile = 2, kPositionVectors = 1, kValueVectors = 1;
 
 struct F32x16 {
   Quad part[4];
@@ -81,9 +82,6 @@ inline F32x16 pow2_of_magic(F32x16 a) {
 inline float reduce_add(F32x16 a) {
   const Quad s = (a.part[0] + a.part[2]) + (a.part[1] + a.part[3]);
   return (s[0] + s[2]) + (s[1] + s[3]);
-}
-inline void reduce_add4(const F32x16* a, float* out) {
-  for (int i = 0; i < 4; ++i) out[i] = reduce_add(a[i]);
 }
 inline float reduce_max(F32x16 a) {
   float best = a.part[0][0];

@@ -7,13 +7,14 @@ namespace llmserve {
 namespace {
 
 void test_linear_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns, DType type) {
-  const auto x = random.numbers(rows * depth), bias = random.numbers(columns), rest = random.numbers(rows * columns);
+  const auto rest = random.numbers(rows * columns);
+  Guarded<float> x(random.numbers(rows * depth)), bias(random.numbers(columns));
   const Typed w(random, columns * depth, type);
-  const auto weight = packed(w.bytes.data(), columns, depth, type);
+  const Guarded<std::byte> weight(packed(w.bytes.data(), columns, depth, type));
   const size_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
   std::vector<float> first;
   for (size_t tactic = 0; tactic < k.float_tactics.size(); ++tactic) {
-    std::vector<float> y = rest;
+    Guarded<float> y(rest);
     const LinearArgs args = {{x.data(), depth}, rows, depth, columns, weight.data(), type, bias.data(),
                              {y.data(), columns}, {y.data(), columns}};
     k.linear(args, tactic, 0, panels / 2);
@@ -27,8 +28,8 @@ void test_linear_case(const KernelTable& k, Random& random, size_t depth, size_t
       }
     }
     expect(equal, k.name, "linear", depth);
-    if (first.empty()) first = y;
-    expect(std::memcmp(first.data(), y.data(), y.size() * sizeof(float)) == 0, k.name, "tactics of linear", tactic);
+    if (first.empty()) first.assign(y.data(), y.data() + rest.size());
+    expect(std::memcmp(first.data(), y.data(), rest.size() * sizeof(float)) == 0, k.name, "tactics of linear", tactic);
   }
 }
 
@@ -41,19 +42,20 @@ void test_linear(const KernelTable& k, Random& random) {
 }
 
 void test_linear_int8_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns) {
-  const auto x = random.numbers(rows * depth), scale = random.numbers(columns);
+  Guarded<float> x(random.numbers(rows * depth)), scale(random.numbers(columns));
   const size_t stride = (depth + 3) / 4 * 4, panels = (columns + kPanelColumns - 1) / kPanelColumns;
-  std::vector<uint8_t> quantized(rows * stride);
-  std::vector<float> x_scale(rows);
+  Guarded<uint8_t> quantized(rows * stride);
+  Guarded<float> x_scale(rows);
   k.quantize({x.data(), depth}, depth, rows, {quantized.data(), stride}, {x_scale.data(), 1});
   std::vector<int8_t> w(columns * depth);
   std::vector<int32_t> row_sum(columns);
   for (size_t i = 0; i < w.size(); ++i) row_sum[i / depth] += w[i] = static_cast<int8_t>(int(random.bits() % 255) - 127);
-  const auto weight = packed(reinterpret_cast<const std::byte*>(w.data()), columns, depth, DType::kI8);
+  const Guarded<std::byte> weight(packed(reinterpret_cast<const std::byte*>(w.data()), columns, depth, DType::kI8));
+  const Guarded<int32_t> row_sums(row_sum);
   for (size_t tactic = 0; tactic < k.int8_tactics.size(); ++tactic) {
-    std::vector<float> y(rows * columns);
+    Guarded<float> y(rows * columns);
     k.linear_int8({{quantized.data(), stride}, {x_scale.data(), 1}, rows, depth, columns,
-                   reinterpret_cast<const int8_t*>(weight.data()), scale.data(), row_sum.data(), nullptr, {},
+                   reinterpret_cast<const int8_t*>(weight.data()), scale.data(), row_sums.data(), nullptr, {},
                    {y.data(), columns}}, tactic, 0, panels);
     bool equal = true;
     for (size_t r = 0; r < rows; ++r) {
@@ -82,23 +84,23 @@ void test_linear_int4_case(const KernelTable& k, Random& random, size_t depth, s
   constexpr size_t kGroup = 8;
   const size_t stride = (depth + 3) / 4 * 4, panels = (columns + kPanelColumns - 1) / kPanelColumns;
   const size_t groups = (depth + kGroup - 1) / kGroup;
-  const auto x = random.numbers(rows * depth), bias = random.numbers(columns);
-  std::vector<int8_t> quantized(rows * stride);
-  std::vector<float> x_scale(rows);
-  std::vector<int32_t> sums(rows * groups);
+  Guarded<float> x(random.numbers(rows * depth)), bias(random.numbers(columns)), x_scale(rows);
+  Guarded<int8_t> quantized(rows * stride);
+  Guarded<int32_t> sums(rows * groups);
   k.quantize_int4({x.data(), depth}, depth, kGroup, rows, {quantized.data(), stride}, {x_scale.data(), 1},
                   {sums.data(), groups});
   const Typed scale(random, panels * groups * kPanelColumns, DType::kF16);
   std::vector<int> w(columns * depth);
   for (int& value : w) value = static_cast<int>(random.bits() % 16) - 8;
-  const auto weight = packed_nibbles(w, columns, depth);
+  const Guarded<uint8_t> weight(packed_nibbles(w, columns, depth));
+  const Guarded<std::byte> scales(scale.bytes);
   std::vector<float> first;
   for (size_t tactic = 0; tactic < k.int4_tactics.size(); ++tactic) {
-    std::vector<float> y(rows * columns);
+    Guarded<float> y(rows * columns);
     k.linear_int4({{quantized.data(), stride}, {x_scale.data(), 1}, {sums.data(), groups}, rows, depth, kGroup, columns,
-                   weight.data(), scale.bytes.data(), bias.data(), {}, {y.data(), columns}}, tactic, 0, panels);
+                   weight.data(), scales.data(), bias.data(), {}, {y.data(), columns}}, tactic, 0, panels);
     bool equal = true;
-    for (size_t i = 0; i < y.size(); ++i) {
+    for (size_t i = 0; i < rows * columns; ++i) {
       const size_t r = i / columns, c = i % columns;
       double sum = 0.0;
       for (size_t g = 0; g < groups; ++g) {
@@ -109,8 +111,8 @@ void test_linear_int4_case(const KernelTable& k, Random& random, size_t depth, s
       equal = equal && near(y[i], sum * x_scale[r] + bias[c]);
     }
     expect(equal, k.name, "linear_int4", depth);
-    if (first.empty()) first = y;
-    expect(std::memcmp(first.data(), y.data(), y.size() * sizeof(float)) == 0, k.name, "tactics of linear_int4", tactic);
+    if (first.empty()) first.assign(y.data(), y.data() + rows * columns);
+    expect(std::memcmp(first.data(), y.data(), first.size() * sizeof(float)) == 0, k.name, "tactics of linear_int4", tactic);
   }
 }
 

@@ -1,9 +1,12 @@
 // What the kernel tests share: random numbers, number formats and packing, written a second time and plainly.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -37,6 +40,33 @@ class Random {
 
  private:
   uint64_t state_ = 42;
+};
+
+// An array that ends at a page which nobody may touch, so that a read past its end stops the program.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(size_t count) : bytes_(count * sizeof(T)), pages_((bytes_ + kPageBytes - 1) / kPageBytes * kPageBytes) {
+    void* address = mmap(nullptr, pages_ + kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED) std::abort();
+    start_ = static_cast<std::byte*>(address);
+    if (mprotect(start_ + pages_, kPageBytes, PROT_NONE) != 0) std::abort();
+  }
+  template <class Values>
+  explicit Guarded(const Values& values) requires requires { values.size(); } : Guarded(values.size()) {
+    std::memcpy(data(), values.data(), bytes_);
+  }
+  ~Guarded() { munmap(start_, pages_ + kPageBytes); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  T* data() { return reinterpret_cast<T*>(start_ + pages_ - bytes_); }
+  const T* data() const { return reinterpret_cast<const T*>(start_ + pages_ - bytes_); }
+  T& operator[](size_t i) { return data()[i]; }
+
+ private:
+  const size_t bytes_, pages_;
+  std::byte* start_ = nullptr;
 };
 
 // A random row of type `type` as bytes, and the same numbers as floats.

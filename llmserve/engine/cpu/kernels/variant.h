@@ -14,9 +14,7 @@ void quantize_int4(View<const float> x, size_t width, size_t group_size, size_t 
 void linear_int4(const LinearInt4Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void linear_int8(const LinearInt8Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
-void rope(View<const float> x, View<const float> table, size_t head_dim, size_t width, size_t num_rows, View<float> y);
-void cache_write(View<const float> x, const int32_t* slots, size_t block_size, size_t num_kv_heads, size_t head_dim,
-                 size_t num_rows, void* pool, DType type);
+void cache_write(const CacheWriteArgs& args);
 void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);

@@ -22,7 +22,6 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .float_tactics = variant::kFloatTactics,
       .int8_tactics = variant::kInt8Tactics,
       .int4_tactics = variant::kInt4Tactics,
-      .rope = variant::rope,
       .cache_write = variant::cache_write,
       .attention = variant::attention,
       .gated_silu = variant::gated_silu,

@@ -1,0 +1,52 @@
+// Steps over one row that several kernels take.
+#pragma once
+
+#include "simd.h"
+
+namespace llmserve::LLMSERVE_VARIANT {
+
+// fn(index, count) for every full vector, then for the rest.
+template <class Full, class Rest>
+[[gnu::always_inline]] inline void for_lanes(size_t width, Full full, Rest rest) {
+  size_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) full(i);
+  if (i < width) rest(i, width - i);
+}
+
+// Pairs (i, i + half) turned by the angle of i. `table`: half cosines, then half sines. y may be x.
+inline void rotate(const float* x, const float* table, size_t half, float* y) {
+  const float* sines = table + half;
+  for_lanes(
+      half,
+      [&](size_t i) {
+        const F32x16 a = load(x + i), b = load(x + half + i), c = load(table + i), s = load(sines + i);
+        store(y + i, a * c - b * s);
+        store(y + half + i, b * c + a * s);
+      },
+      [&](size_t i, size_t n) {
+        const F32x16 a = load_partial(x + i, n), b = load_partial(x + half + i, n);
+        const F32x16 c = load_partial(table + i, n), s = load_partial(sines + i, n);
+        store_partial(y + i, a * c - b * s, n);
+        store_partial(y + half + i, b * c + a * s, n);
+      });
+}
+
+// y = round(x / scale) + 128; returns scale = max |x| / 127.
+inline float quantize_row(const float* x, size_t width, uint8_t* y) {
+  F32x16 largest = zero();
+  for_lanes(
+      width, [&](size_t i) { largest = max(largest, abs(load(x + i))); },
+      [&](size_t i, size_t n) { largest = max(largest, abs(load_partial(x + i, n))); });
+  const float peak = reduce_max(largest);
+  const F32x16 inverse = broadcast(peak > 0.0f ? 127.0f / peak : 0.0f);
+  for_lanes(
+      width, [&](size_t i) { store_u8(y + i, load(x + i) * inverse); },
+      [&](size_t i, size_t n) {
+        uint8_t lanes[kLanes];
+        store_u8(lanes, load_partial(x + i, n) * inverse);
+        __builtin_memcpy(y + i, lanes, n);
+      });
+  return peak / 127.0f;
+}
+
+}  // namespace llmserve::LLMSERVE_VARIANT
