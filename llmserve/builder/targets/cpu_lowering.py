@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.quantization import LINEAR_KINDS, Int4, Scheme, stored_names
-from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, DType, Layout, OpCode, TensorEntry
+from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
 
@@ -144,6 +144,7 @@ class Lowering:
         self._constants: dict[str, tuple[float, ...]] = {}
         self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
         self._selected: set[str] = set()  # values after select_rows
+        self._before: dict[str, Op] = {}  # value -> the op that makes it, left to the quantization of its only reader
         self._turned: dict[str, Place] = {}  # value -> rope table: its place holds what is still to be turned
 
     def run(self) -> Lowered:
@@ -163,6 +164,9 @@ class Lowering:
         """Lower `op`, fused with the one after it where that is possible; returns how many ops are done."""
         if op.kind is OpKind.SELECT_ROWS or any(name in self._selected for name in op.inputs):
             self._selected.add(op.output)
+        if following is not None and self._is_only_quantized(op, following):
+            self._before[op.output] = op
+            return 1
         if op.kind is OpKind.LINEAR and following is not None and self._adds_to(op, following):
             self._fused_linear(op, following)
             return 2
@@ -181,6 +185,12 @@ class Lowering:
         handlers[op.kind](op)
         self._buffers.read(op.inputs)
         return 1
+
+    def _is_only_quantized(self, op: Op, following: Op) -> bool:
+        """Whether nobody but the quantized linear layer `following` reads what `op` makes of each row."""
+        by_row = op.kind is OpKind.GATED_ACTIVATION or (op.kind is OpKind.RMS_NORM and op.attrs["groups"] == 1)
+        reads = following.kind in LINEAR_KINDS and following.inputs[0] == op.output
+        return by_row and reads and following.weights[0] in self._quantized and self._uses[op.output] == 1
 
     def _adds_to(self, op: Op, following: Op) -> bool:
         """Whether `following` only adds the output of the linear layer `op` to something else."""
@@ -266,15 +276,15 @@ class Lowering:
 
     def _product(self, op: Op, place_output: Any, residual: Place) -> None:
         weight = op.weights[0]
-        source = self._buffers[op.inputs[0]]
         bias = self._vector(op.weights[1]) if len(op.weights) > 1 else NO_TENSOR
         if weight not in self._quantized:
             tensors = (self._param(weight), bias)
+            source = self._buffers[op.inputs[0]]
             self._emit(OpCode.LINEAR, op, place_output(), inputs=(source, residual), tensors=tensors)
             return
         scheme = self._quantized[weight]
         group_size = scheme.group_size if isinstance(scheme, Int4) else 0
-        values, facts = self._quantize(op, source, group_size)
+        values, facts = self._quantize(op, group_size)
         output = place_output()
         values_of_weight = self._param(weight)
         inputs, fields = (values, residual, facts), {"groups": group_size}
@@ -285,14 +295,25 @@ class Lowering:
         self._emit(code, op, output, inputs=inputs, tensors=(values_of_weight, bias, *weight_facts), fields=fields)
         self._buffers.read((f"{op.output}.int8", f"{op.output}.facts"))
 
-    def _quantize(self, op: Op, source: Place, group_size: int) -> tuple[Place, Place]:
-        """Int8 values of `source`, and what is to be known about each row: its scale, and the sums of its groups."""
+    def _quantize(self, op: Op, group_size: int) -> tuple[Place, Place]:
+        """Int8 values of the input of `op`, and what is to be known about each row: its scale, the sums of its groups."""
+        first = self._before.get(op.inputs[0])
+        source = self._buffers[first.inputs[0] if first else op.inputs[0]]
+        width = first.width if first else source.width
         names = (f"{op.output}.int8", f"{op.output}.facts")
         self._uses.update(names)
-        values = self._buffers.new(names[0], source.width, item_bytes=1)
-        facts = self._buffers.new(names[1], 1 + _num_groups(source.width, group_size))
+        values = self._buffers.new(names[0], width, item_bytes=1)
+        facts = self._buffers.new(names[1], 1 + _num_groups(width, group_size))
         code = OpCode.QUANTIZE_INT4 if group_size else OpCode.QUANTIZE
-        self._emit(code, op, values, inputs=(source, facts), fields={"groups": group_size})
+        fields: dict[str, int | float] = {"groups": group_size}
+        tensors: tuple[int, ...] = ()
+        if first is not None and first.kind is OpKind.RMS_NORM:
+            fields |= {"before": Before.RMS_NORM, "scalar": _number(first, "eps")}
+            tensors = (self._vector(first.weights[0]),)
+        elif first is not None:
+            fields["before"] = Before.GATED_SILU
+        self._emit(code, op, values, inputs=(source, facts), tensors=tensors, fields=fields)
+        self._buffers.read(first.inputs if first else ())
         return values, facts
 
     def _emit(self, code: OpCode, op: Op, output: Place, **details: Any) -> None:

@@ -67,13 +67,21 @@ class OpCode(IntEnum):
     LINEAR_INT4 = 12
 
 
+class Before(IntEnum):
+    """What a quantization does to its rows first."""
+
+    NOTHING = 0
+    RMS_NORM = 1
+    GATED_SILU = 2
+
+
 LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4)
 
 OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("stride", "<u4")])
 OP = np.dtype(
     [("kind", "<u4"), ("selected", "<u4"), ("inputs", OPERAND, 3), ("output", OPERAND), ("tensors", "<i4", 4)]
-    + [(name, "<u4") for name in ("layer", "num_heads", "head_dim", "groups", "window")]
-    + [("scalar", "<f4")]
+    + [(name, "<u4") for name in ("layer", "num_heads", "head_dim", "groups", "window", "before")]
+    + [("scalar", "<f4"), ("reserved", "<u4")]
 )
 TENSOR = np.dtype([(name, "<u4") for name in ("dtype", "rows", "cols", "layout")] + [("offset", "<u8")])
 BUFFER = np.dtype("<u8")  # bytes per row

@@ -96,7 +96,8 @@ def test_quantized_layers_quantize_their_input_first() -> None:
     network = odd_network()
     result = lowered(network, "int8")
     assert counts(result)[OpCode.LINEAR_INT8] == counts(result)[OpCode.QUANTIZE] == 13
-    assert counts(result)[OpCode.LINEAR] == 0
+    assert counts(result)[OpCode.LINEAR] == counts(result)[OpCode.GATED_SILU] == 0
+    assert counts(result)[OpCode.RMS_NORM] == 2 * 3, "of queries and keys; the others are part of the quantization"
     by_name = {tensor.name: tensor for tensor in result.tensors}
     assert by_name["0.qkv"].dtype is DType.INT8
     assert (by_name["0.qkv.scale"].dtype, by_name["0.qkv.scale"].cols) == (DType.FLOAT32, 100)

@@ -45,6 +45,9 @@ Error Engine::allocate() {
   activations_ = Mapping::anonymous(total);
   logits_ = Mapping::anonymous(sizeof(float) * h.max_batch_size * h.vocab_size);
   scratch_floats_ = attention_scratch(h.max_seq_len, h.head_dim);
+  for (const OpRecord& op : file_.ops()) {
+    if (op.before != 0) scratch_floats_ = std::max<size_t>(scratch_floats_, attention_row_floats(op.out.width));
+  }
   scratch_ = Mapping::anonymous(sizeof(float) * scratch_floats_ * threads_->size());
   if (!activations_.data() || !logits_.data() || !scratch_.data()) {
     return out_of_memory("not enough memory for the working buffers (" + std::to_string(total) +

@@ -48,7 +48,7 @@ class Engine {
   Mapping cache_;  // [layer][keys, values] planes
   size_t cache_plane_bytes_ = 0;
   Mapping logits_;   // [max_batch_size, vocab_size]
-  Mapping scratch_;  // attention_scratch() floats per thread
+  Mapping scratch_;  // of each thread: what attention needs, or a row that is about to be quantized
   size_t scratch_floats_ = 0;
   std::vector<Sampler> samplers_;  // one per thread
   std::unique_ptr<TaskCounter[]> counters_;  // one per op, one for sampling

@@ -35,8 +35,8 @@ void Executor::run(unsigned thread) {
 
 void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) {
   const size_t count = num_rows(op);
+  const size_t grain = std::max<size_t>(1, count / (engine_.threads_->size() * 4));
   const auto over_rows = [&](auto member) {
-    const size_t grain = std::max<size_t>(1, count / (engine_.threads_->size() * 4));
     tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { (this->*member)(op, begin, end); });
   };
   switch (static_cast<OpKind>(op.kind)) {
@@ -48,6 +48,9 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) 
       return linear_int4(op, tasks);
     case OpKind::kAttention:
       return attention(op, tasks, thread);
+    case OpKind::kQuantize:
+    case OpKind::kQuantizeInt4:
+      return tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { quantize(op, begin, end, scratch(thread)); });
     case OpKind::kRopeTable:
       return over_rows(&Executor::rope_table);
     case OpKind::kCacheWrite:
@@ -74,17 +77,39 @@ void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
     }
     case OpKind::kRmsNorm:
       return kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, op.groups, width, count, y);
-    case OpKind::kQuantize:
-      return kernels.quantize(x, width, count, view<uint8_t>(op.out, begin), view<float>(op.in[1], begin));
-    case OpKind::kQuantizeInt4: {
-      const auto [scale, sums] = row_facts(op.in[1], begin);
-      return kernels.quantize_int4(x, width, op.groups, count, view<int8_t>(op.out, begin), scale, sums);
-    }
     case OpKind::kGatedSilu:
       return kernels.gated_silu(x, width, count, y);
     default:
       return kernels.add(x, second, width, count, y);
   }
+}
+
+// One row at a time, so that what happens before stays in the nearest cache.
+void Executor::quantize(const OpRecord& op, size_t begin, size_t end, float* scratch) {
+  const KernelTable& kernels = *engine_.kernels_;
+  const size_t width = op.out.width;
+  for (size_t row = begin; row < end; ++row) {
+    View<const float> x = view<const float>(op.in[0], row);
+    if (const auto before = static_cast<Before>(op.before); before != Before::kNothing) {
+      const View<float> made = {scratch, width};
+      if (before == Before::kRmsNorm) {
+        kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, 1, width, 1, made);
+      } else {
+        kernels.gated_silu(x, width, 1, made);
+      }
+      x = {scratch, width};
+    }
+    if (static_cast<OpKind>(op.kind) == OpKind::kQuantize) {
+      kernels.quantize(x, width, 1, view<uint8_t>(op.out, row), view<float>(op.in[1], row));
+    } else {
+      const auto [scale, sums] = row_facts(op.in[1], row);
+      kernels.quantize_int4(x, width, op.groups, 1, view<int8_t>(op.out, row), scale, sums);
+    }
+  }
+}
+
+float* Executor::scratch(unsigned thread) const {
+  return reinterpret_cast<float*>(engine_.scratch_.data()) + thread * engine_.scratch_floats_;
 }
 
 size_t Executor::tactic(const OpRecord& op) const {
@@ -193,7 +218,6 @@ void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
 }
 
 void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread) {
-  float* scratch = reinterpret_cast<float*>(engine_.scratch_.data()) + thread * engine_.scratch_floats_;
   tasks.for_pieces(engine_.attention_tasks_.size(), 1, [&](size_t index, size_t) {
     const AttentionTask& task = engine_.attention_tasks_[index];
     const ChunkRecord& chunk = step_.chunks[task.chunk];
@@ -211,7 +235,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread
         .scale = op.scalar,
         .slopes = engine_.file_.tensor<float>(op.tensors[0]),
     };
-    engine_.kernels_->attention(args, task.kv_head, task.row_begin, task.row_end, scratch);
+    engine_.kernels_->attention(args, task.kv_head, task.row_begin, task.row_end, scratch(thread));
   });
 }
 

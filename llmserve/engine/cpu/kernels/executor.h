@@ -22,6 +22,7 @@ class Executor {
   void attention(const OpRecord& op, TaskCounter& tasks, unsigned thread);
   void select_rows(const OpRecord& op, size_t begin, size_t end);
   void rows(const OpRecord& op, size_t begin, size_t end);
+  void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
   void cache_write(const OpRecord& op, size_t begin, size_t end);
   void sample(TaskCounter& tasks, unsigned thread);
 
@@ -29,6 +30,7 @@ class Executor {
   template <class Fn>
   void over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn);
   std::pair<View<float>, View<int32_t>> row_facts(const Operand& operand, size_t first_row) const;
+  float* scratch(unsigned thread) const;
   size_t tactic(const OpRecord& op) const;
   float* logits() const;
   std::byte* cache_plane(uint32_t layer, uint32_t values) const;

@@ -36,7 +36,7 @@ constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
 enum class OpKind : uint32_t {
   kEmbed,         // -> f32; table
   kRmsNorm,       // x -> f32; weight; groups, scalar = eps
-  kQuantize,      // x, scales (written) -> u8 with zero point 128
+  kQuantize,      // x, scales (written) -> u8 with zero point 128; norm weight?; before
   kLinear,        // x, residual? -> f32; weight, bias?
   kLinearInt8,    // x u8, residual?, scales -> f32; weight i8, bias?, weight scales, weight row sums
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim, scalar = scale of both
@@ -45,9 +45,17 @@ enum class OpKind : uint32_t {
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
   kSelectRows,    // x -> f32
-  kQuantizeInt4,  // x, row facts (written) -> i8; groups = inputs per scale of the weights. Row facts: the scale, f32,
-                  // then for each group -8 times the sum of its values, i32
+  kQuantizeInt4,  // x, row facts (written) -> i8; norm weight?; before, groups = inputs per scale of the weights. Row
+                  // facts: the scale, f32, then for each group -8 times the sum of its values, i32
   kLinearInt4,    // x i8, residual?, row facts -> f32; weight i4, bias?, scales f16 [panel][group][32]; groups
+  kCount,
+};
+
+// What a quantization does to its rows first.
+enum class Before : uint32_t {
+  kNothing,
+  kRmsNorm,    // one group; scalar = eps
+  kGatedSilu,  // gate and up side by side
   kCount,
 };
 
@@ -74,9 +82,11 @@ struct OpRecord {
   uint32_t head_dim;
   uint32_t groups;
   uint32_t window;
+  uint32_t before;
   float scalar;
+  uint32_t reserved;
 };
-static_assert(sizeof(OpRecord) == 112);
+static_assert(sizeof(OpRecord) == 120);
 
 struct TensorRecord {
   uint32_t dtype;

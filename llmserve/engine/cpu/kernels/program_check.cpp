@@ -28,10 +28,7 @@ class OpCheck {
         if (ok_) vector(op_.tensors[0], DType::kF32, op_.out.width / op_.groups);
         break;
       case OpKind::kQuantize:
-        operand(op_.in[0], 4);
-        operand(op_.in[1], 4);
-        operand(op_.out, 1);
-        require(op_.in[0].width == op_.out.width && op_.in[1].width == 1);
+        quantize(1);
         break;
       case OpKind::kLinear:
         linear(4);
@@ -40,10 +37,7 @@ class OpCheck {
         linear_int8();
         break;
       case OpKind::kQuantizeInt4:
-        operand(op_.in[0], 4);
-        operand(op_.in[1], 4);
-        operand(op_.out, 1);
-        require(op_.in[0].width == op_.out.width && op_.in[1].width == 1 + num_groups(op_.out.width));
+        quantize(1 + num_groups(op_.out.width));
         break;
       case OpKind::kLinearInt4:
         linear_int4();
@@ -153,6 +147,16 @@ class OpCheck {
     packed_bytes(DType::kI8);
     vector(op_.tensors[2], DType::kF32, op_.out.width);
     vector(op_.tensors[3], DType::kI32, op_.out.width);
+  }
+
+  void quantize(uint64_t num_facts) {
+    operand(op_.in[0], 4);
+    operand(op_.in[1], 4);
+    operand(op_.out, 1);
+    const auto before = static_cast<Before>(op_.before);
+    const uint64_t parts = before == Before::kGatedSilu ? 2 : 1;
+    require(before < Before::kCount && op_.in[0].width == parts * op_.out.width && op_.in[1].width == num_facts);
+    if (before == Before::kRmsNorm) vector(op_.tensors[0], DType::kF32, op_.out.width);
   }
 
   // Groups of inputs that share a scale, of a row of `width`; more than any row has when the size makes no sense.
