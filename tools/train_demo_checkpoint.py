@@ -51,7 +51,13 @@ def eval_pairs(output: Path, count: int = 500, seed: Seed = 0) -> None:
 def train(
     output: Annotated[Path, typer.Option(help="A folder for the corpus, the tokenizer and `checkpoint/`.")],
     minutes: Annotated[float, typer.Option(help="Training time; the learning rate follows the clock.")] = 60.0,
-    steps: Annotated[int, typer.Option(help="Train this many steps instead: repeatable to the bit.")] = 0,
+    steps: Annotated[
+        int,
+        typer.Option(
+            help="Train this many steps instead: repeatable to the bit, and the same "
+            "command goes on where an interrupted run saved itself."
+        ),
+    ] = 0,
     device: str = "cpu",
     threads: int = 2,
     autocast: Annotated[bool, typer.Option(help="bfloat16 arithmetic; faster where the processor has it.")] = False,
@@ -73,8 +79,9 @@ def train(
     examples = batches.encode_pairs(found, tokenizer.load_tokenizer(output / "tokenizer.model"))
     print(f"{len(examples)} examples, {sum(len(example.ids) for example in examples)} tokens", flush=True)
     options = training.TrainOptions(
-        minutes=minutes, steps=steps, device=device, threads=threads, seed=seed, autocast=autocast, compile=compile
-    )
+        minutes=minutes, steps=steps, device=device, threads=threads, seed=seed, autocast=autocast, compile=compile,
+        state=output / "state.pt",
+    )  # fmt: skip
     trained, _ = training.train(examples, model.ModelConfig(), options, say=lambda line: print(line, flush=True))
     export.export_checkpoint(trained, output / "tokenizer.model", output / "checkpoint")
     score([output / "checkpoint"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,28 @@ def test_training_repeats_to_the_bit(processor: SentencePieceProcessor) -> None:
     assert torch.equal(first.lm_head.weight, again.lm_head.weight)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
+    processor: SentencePieceProcessor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = batches.encode_pairs(PAIRS, processor)
+    options = replace(OPTIONS, steps=5)
+    wanted, _ = train.train(examples, CONFIG, options, say=lambda line: None)
+    save = train._save
+
+    def save_and_stop(*state: Any) -> None:
+        save(*state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "SAVE_EVERY", 3)
+    monkeypatch.setattr(train, "_save", save_and_stop)
+    resumable = replace(options, state=tmp_path / "state.pt")
+    with pytest.raises(KeyboardInterrupt):
+        train.train(examples, CONFIG, resumable, say=lambda line: None)
+    found, report = train.train(examples, CONFIG, resumable, say=lambda line: None)
+    assert report.steps == 5
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), wanted.parameters(), strict=True))
 
 
 def test_the_exported_checkpoint_gives_the_same_logits_elsewhere(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,12 @@ class Muon:
             rate = self._lr * scale * max(1.0, shape[0] / shape[1]) ** 0.5
             for (parameter, rows), change in zip(group, update, strict=True):
                 parameter[rows].sub_(change, alpha=rate)
+
+    def state(self) -> dict[torch.Size, Tensor]:
+        return self._momenta
+
+    def restore(self, state: dict[torch.Size, Tensor]) -> None:
+        self._momenta = dict(state)
 
     def zero_grad(self) -> None:
         for group in self._groups.values():
@@ -86,6 +93,14 @@ class Optimizer:
         ]
         self._adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
         self._rates = [float(group["lr"]) for group in self._adam.param_groups]
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to go on as if there had been no pause."""
+        return {"muon": self._muon.state(), "adam": self._adam.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._muon.restore(state["muon"])
+        self._adam.load_state_dict(state["adam"])
 
     def step(self, scale: float) -> None:
         """Update every parameter with `scale` (0 to 1) times its learning rate and clear the gradients."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -19,6 +21,7 @@ TEXT_WEIGHT_FIRST, TEXT_WEIGHT_LAST = 0.5, 0.1  # weight of a document's tokens 
 SCORED_FRACTION = 3 / 8  # of a batch's positions: every answer token and a sample of the documents' tokens
 VALIDATION_EXAMPLES = 512
 REPORT_EVERY = 100
+SAVE_EVERY = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class TrainOptions:
     compile: bool = False
     tokens_per_batch: int = TOKENS_PER_BATCH  # padding included
     dropout: float = 0.05  # the pairs are seen several times
+    state: Path | None = None  # where a run with `steps` keeps what it needs to go on after an interruption
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,11 @@ class TrainReport:
 def train(
     examples: Sequence[Example], config: ModelConfig, options: TrainOptions, *, say: Callable[[str], None] = print
 ) -> tuple[TinyBaichuan, TrainReport]:
-    """A trained model; some of the examples are held out for the validation loss."""
+    """A trained model; some of the examples are held out for the validation loss.
+
+    With `options.state` and `options.steps`, a run that was interrupted goes on where it last saved itself, and ends as
+    it would have without the interruption.
+    """
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     held_out = min(VALIDATION_EXAMPLES, len(examples) // 10)
@@ -59,9 +67,10 @@ def train(
     model = TinyBaichuan(replace(config, dropout=options.dropout)).to(options.device)
     loss_of = torch.compile(_loss, dynamic=False) if options.compile else _loss
     optimizer = Optimizer(model)
-    started, tokens, losses = time.monotonic(), 0, [math.inf]
-    step = 0
-    for batch in endless_batches(training, options.seed, tokens=options.tokens_per_batch):
+    started, tokens, losses = time.monotonic(), 0, list[float]()
+    step = _restore(options, model, optimizer)
+    batches = endless_batches(training, options.seed, tokens=options.tokens_per_batch)
+    for batch in itertools.islice(batches, step, None):
         elapsed = (time.monotonic() - started) / (60 * options.minutes)
         progress = step / options.steps if options.steps else elapsed
         if progress >= 1:
@@ -69,16 +78,36 @@ def train(
         losses.append(_train_step(model, loss_of, optimizer, batch, _Schedule(step, progress), options))
         tokens += int((batch.is_text | batch.is_answer).sum())
         step += 1
+        if options.state and options.steps and step % SAVE_EVERY == 0:
+            _save(options.state, step, model, optimizer)
         if step % REPORT_EVERY == 0:
             rate = tokens / (time.monotonic() - started)
             say(f"step {step}  progress {progress:.3f}  loss {losses[-1]:.3f}  {rate:,.0f} tokens/s")
         if step % (10 * REPORT_EVERY) == 0:
             say(f"step {step}  validation loss {validation_loss(model, validation):.4f}")
-    report = TrainReport(
-        step, tokens, time.monotonic() - started, losses[1], losses[-1], validation_loss(model, validation)
-    )
+    first, last = (losses[0], losses[-1]) if losses else (math.nan, math.nan)
+    report = TrainReport(step, tokens, time.monotonic() - started, first, last, validation_loss(model, validation))
     say(str(report))
     return model, report
+
+
+def _save(path: Path, step: int, model: TinyBaichuan, optimizer: Optimizer) -> None:
+    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state(), "random": torch.get_rng_state()}
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def _restore(options: TrainOptions, model: TinyBaichuan, optimizer: Optimizer) -> int:
+    """Steps that are done already."""
+    if not options.state or not options.steps or not options.state.exists():
+        return 0
+    state = torch.load(options.state, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.restore(state["optimizer"])
+    torch.set_rng_state(state["random"])
+    step: int = state["step"]
+    return step
 
 
 @dataclass(frozen=True, slots=True)
