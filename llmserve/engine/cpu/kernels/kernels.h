@@ -65,6 +65,7 @@ struct LinearInt4Args {  // y = x_scale * sum over groups of (x @ weight.T withi
 struct LinearTactic {
   size_t max_rows;  // of a tile
   size_t vectors;   // of sixteen columns
+  bool blocked;     // many tiles in turn take a stretch of the depth that fits the nearest cache; with two vectors
 };
 
 // What a step adds to one layer's cache. Row r goes to slots[r] = block * block_size + position within the block.

@@ -30,6 +30,8 @@ template <class W>
 class FloatProduct {
  public:
   using Format = FloatFormat<W>;
+  using BlockFormat = FloatFormat<float>;  // narrower weights are converted once for all rows of a block
+  static constexpr size_t kExpandedStepBytes = std::is_same_v<W, float> ? 0 : BlockFormat::kStepBytes;
 
   explicit FloatProduct(const LinearArgs& args) : args_(args) {}
 
@@ -42,7 +44,19 @@ class FloatProduct {
 
   template <size_t R, size_t V, size_t kFirst, size_t kLines>
   [[gnu::always_inline]] void accumulate(const TileInput& in, size_t, size_t, F32x16 (&sums)[R * V]) const {
+    for (F32x16& sum : sums) sum = Format::zero();
     multiply<Format, R, V, kFirst, kLines>(in, sums);
+  }
+
+  // Steps of a panel as `BlockFormat` wants them: where they are, or in `expanded`.
+  static const std::byte* block(const std::byte* panel, size_t num_steps, std::byte* expanded) {
+    if constexpr (kExpandedStepBytes == 0) return panel;
+    auto* out = reinterpret_cast<float*>(expanded);
+    for (size_t step = 0; step < num_steps; ++step, panel += Format::kStepBytes, out += kPanelColumns) {
+      LLMSERVE_VARIANT::store(out, Format::template load<0>(panel));
+      LLMSERVE_VARIANT::store(out + kLanes, Format::template load<1>(panel));
+    }
+    return expanded;
   }
 
   template <size_t R, size_t V>

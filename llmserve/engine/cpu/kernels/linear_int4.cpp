@@ -15,6 +15,7 @@ struct Int4Format {
 class Int4Product {
  public:
   using Format = Int4Format;
+  using BlockFormat = void;  // sums that begin anew with every group have no use for blocks
 
   explicit Int4Product(const LinearInt4Args& args)
       : args_(args), num_groups_((args.depth + args.group_size - 1) / args.group_size) {}

@@ -23,6 +23,7 @@ struct Int8Format {
 class Int8Product {
  public:
   using Format = Int8Format;
+  using BlockFormat = void;  // nothing to convert, and stretches of the depth cost more than they save
 
   explicit Int8Product(const LinearInt8Args& args) : args_(args) {}
 
@@ -35,6 +36,7 @@ class Int8Product {
 
   template <size_t R, size_t V, size_t kFirst, size_t kLines>
   [[gnu::always_inline]] void accumulate(const TileInput& in, size_t, size_t, QuadSums (&sums)[R * V]) const {
+    for (QuadSums& sum : sums) sum = Format::zero();
     multiply<Format, R, V, kFirst, kLines>(in, sums);
   }
 

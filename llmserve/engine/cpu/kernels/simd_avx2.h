@@ -8,10 +8,10 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// The first is the default for as few rows as it takes, the second for more.
-inline constexpr LinearTactic kFloatTactics[] = {{2, 2}, {6, 1}};
-inline constexpr LinearTactic kInt8Tactics[] = {{1, 2}, {2, 1}};
-inline constexpr LinearTactic kInt4Tactics[] = {{1, 2}, {2, 1}};
+// The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
+inline constexpr LinearTactic kFloatTactics[] = {{2, 2, false}, {6, 1, false}};
+inline constexpr LinearTactic kInt8Tactics[] = {{1, 2, false}, {2, 1, false}};
+inline constexpr LinearTactic kInt4Tactics[] = {{1, 2, false}, {2, 1, false}};
 // Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
 inline constexpr size_t kQueryTile = 4, kPositionVectors = 1, kValueVectors = 1;
 

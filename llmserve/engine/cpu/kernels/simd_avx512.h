@@ -8,10 +8,10 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// The first is the default for as few rows as it takes, the second for more.
-inline constexpr LinearTactic kFloatTactics[] = {{6, 4}, {12, 2}};
-inline constexpr LinearTactic kInt8Tactics[] = {{6, 4}, {12, 2}};
-inline constexpr LinearTactic kInt4Tactics[] = {{3, 4}, {6, 2}};
+// The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
+inline constexpr LinearTactic kFloatTactics[] = {{12, 2, false}, {12, 2, true}, {6, 4, false}};
+inline constexpr LinearTactic kInt8Tactics[] = {{12, 2, false}, {6, 4, false}};
+inline constexpr LinearTactic kInt4Tactics[] = {{12, 2, false}, {6, 2, false}};
 // Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
 inline constexpr size_t kQueryTile = 8, kPositionVectors = 2, kValueVectors = 2;
 

@@ -9,10 +9,10 @@ namespace llmserve::LLMSERVE_VARIANT {
 typedef float Quad __attribute__((vector_size(16)));
 typedef uint32_t QuadBits __attribute__((vector_size(16)));
 
-// The first is the default for as few rows as it takes, the second for more.
-inline constexpr LinearTactic kFloatTactics[] = {{1, 2}, {2, 1}};
-inline constexpr LinearTactic kInt8Tactics[] = {{1, 2}, {2, 1}};
-inline constexpr LinearTactic kInt4Tactics[] = {{1, 2}, {2, 1}};
+// The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
+inline constexpr LinearTactic kFloatTactics[] = {{1, 2, false}, {2, 1, false}};
+inline constexpr LinearTactic kInt8Tactics[] = {{1, 2, false}, {2, 1, false}};
+inline constexpr LinearTactic kInt4Tactics[] = {{1, 2, false}, {2, 1, false}};
 // Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
 inline constexpr size_t kQueryTile = 2, kPositionVectors = 1, kValueVectors = 1;
 

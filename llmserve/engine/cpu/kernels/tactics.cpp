@@ -94,9 +94,10 @@ std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weig
   }
 }
 
-// Few rows: wide tiles, for few broadcasts. More: tall ones, which read and convert a weight for more rows.
+// Few rows: wide tiles, for few broadcasts. More: what reads and converts a weight for more rows.
 uint32_t default_tactic(std::span<const LinearTactic> tactics, uint32_t bucket) {
-  return (size_t{1} << bucket) > tactics[0].max_rows && tactics.size() > 1 ? 1 : 0;
+  if (tactics.size() < 2 || (size_t{1} << bucket) <= tactics[0].max_rows) return 0;
+  return tactics[1].blocked || tactics[1].max_rows > tactics[0].max_rows ? 1 : 0;
 }
 
 double time_linear(const KernelTable& kernels, const LinearTrial& trial) {

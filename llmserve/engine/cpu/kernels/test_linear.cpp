@@ -39,6 +39,10 @@ void test_linear(const KernelTable& k, Random& random) {
       for (DType type : kTypes) test_linear_case(k, random, depth, rows, 1 + random.bits() % 140, type);
     }
   }
+  for (DType type : kTypes) {  // several stretches of the depth, several blocks of rows
+    test_linear_case(k, random, 450, 29, 70, type);
+    test_linear_case(k, random, 200, 210, 33, type);
+  }
 }
 
 void test_linear_int8_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns) {
@@ -77,6 +81,7 @@ void test_linear_int8(const KernelTable& k, Random& random) {
   for (size_t depth : kSizes) {
     for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int8_case(k, random, depth, rows, 1 + random.bits() % 100);
   }
+  test_linear_int8_case(k, random, 1700, 30, 70);
 }
 
 // Weights of four bits in groups of eight inputs, against integers written out.

@@ -5,7 +5,8 @@
 // order: tiles only choose which outputs share their loads.
 //
 // While a tile works on one group of panels it prefetches the next one, a share per tile, so that memory and arithmetic
-// overlap: hardware prefetchers see only the first pass over a panel.
+// overlap: hardware prefetchers see only the first pass over a panel. A panel that only one tile reads is prefetched a page
+// ahead, where those prefetchers stop.
 #pragma once
 
 #include <array>
@@ -23,6 +24,8 @@ template <size_t N, class Fn>
   }(std::make_index_sequence<N>{});
 }
 
+inline constexpr size_t kInputStepBytes = 4;  // a float, or four bytes
+
 // R rows walked together; four share a base, to stay within the general registers.
 template <size_t R>
 class RowCursor {
@@ -35,7 +38,7 @@ class RowCursor {
     return r % 4 == 3 ? base + stride3_ : base + r % 4 * stride_;
   }
   [[gnu::always_inline]] void advance() {
-    unroll<kBases>([&](auto i) __attribute__((always_inline)) { bases_[i] += 4; });  // a float, or four bytes
+    unroll<kBases>([&](auto i) __attribute__((always_inline)) { bases_[i] += kInputStepBytes; });
   }
 
  private:
@@ -53,12 +56,12 @@ struct TileInput {
   const std::byte* prefetch;  // what will be needed next
 };
 
-// Format: kStepBytes of a panel, Weights, Input, Sums, and the functions used here. kFirst: which half of the panel the
-// first vector is. kLines: cache lines prefetched per step.
+// Adds to `sums`. Format: kStepBytes of a panel, Weights, Input, Sums, and the functions used here. kFirst: which half of
+// the panel the first vector is. kLines: cache lines prefetched per step.
 template <class Format, size_t R, size_t V, size_t kFirst, size_t kLines>
 [[gnu::always_inline]] inline void multiply(const TileInput& in, typename Format::Sums (&sums)[R * V]) {
   typename Format::Sums local[R * V];  // registers: `sums` is memory
-  unroll<R * V>([&](auto i) __attribute__((always_inline)) { local[i] = Format::zero(); });
+  unroll<R * V>([&](auto i) __attribute__((always_inline)) { local[i] = sums[i]; });
   RowCursor<R> rows(in.rows, in.row_bytes);
   const std::byte* first = in.weights;
   const std::byte* second = in.weights + in.panel_bytes;

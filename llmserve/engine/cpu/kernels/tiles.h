@@ -8,7 +8,11 @@
 namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr size_t kVectorsPerPanel = kPanelColumns / kLanes;
+inline constexpr size_t kAhead = 4096;  // bytes, in a panel that is read once; one page, where hardware prefetchers stop
 inline constexpr size_t kCacheForRows = size_t{1} << 20;  // bytes of input that pass over a panel together
+inline constexpr size_t kBlockSteps = 192;  // of a panel in floats, and of a tile's rows: less than 48 KiB
+inline constexpr size_t kBlockPanels = 4;  // that take a stretch of the depth in turn
+inline constexpr size_t kSumBytes = size_t{48} << 10;  // of a block's rows and a panel, between stretches
 
 // Shares out the lines of [begin, begin + bytes) among tiles: the same number per step of a tile, until all are fetched.
 class Prefetch {
@@ -36,16 +40,31 @@ class Prefetch {
 
 // Operation: what differs between number formats.
 //   Format; weights(), panel_bytes(), num_steps(), num_rows(), columns(), rows(first), row_bytes()
-//   accumulate<R, V, kFirst, kLines>(tile input, first row, first column, sums); as `multiply`
+//   accumulate<R, V, kFirst, kLines>(tile input, first row, first column, sums); as `multiply`, from zero
 //   store<R, V>(first row, first column, sums)
+//   BlockFormat, kExpandedStepBytes, block(): of blocked tactics; BlockFormat is void where there are none
 template <class Operation>
 class Tiles {
  public:
   explicit Tiles(const Operation& operation) : op_(operation) {}
 
   // Every row over panels [begin, end). kMaxRows rows and kVectors vectors of sixteen outputs are the largest tile.
-  template <size_t kMaxRows, size_t kVectors>
+  template <size_t kMaxRows, size_t kVectors, bool kBlocked>
   void run(size_t begin, size_t end) const {
+    if constexpr (kBlocked) {
+      run_blocked<kMaxRows>(begin, end);
+    } else {
+      run_whole<kMaxRows, kVectors>(begin, end);
+    }
+  }
+
+ private:
+  using Format = typename Operation::Format;
+  using Sums = typename Format::Sums;
+  using Tile = void (*)(const Operation&, const TileInput&, size_t row, size_t column);
+
+  template <size_t kMaxRows, size_t kVectors>
+  void run_whole(size_t begin, size_t end) const {
     constexpr size_t kPanels = kVectors > kVectorsPerPanel ? kVectors / kVectorsPerPanel : 1;
     const size_t block = row_block<kMaxRows>();
     for (size_t row = 0; row < op_.num_rows(); row += block) {
@@ -58,13 +77,9 @@ class Tiles {
     }
   }
 
- private:
-  using Format = typename Operation::Format;
-  using Tile = void (*)(const Operation&, const TileInput&, size_t row, size_t column);
-
   template <size_t R, size_t V, size_t kFirst, size_t kLines>
   static void tile(const Operation& op, const TileInput& in, size_t row, size_t column) {
-    typename Format::Sums sums[R * V];
+    Sums sums[R * V];
     op.template accumulate<R, V, kFirst, kLines>(in, row, column, sums);
     op.template store<R, V>(row, column, sums);
   }
@@ -75,6 +90,91 @@ class Tiles {
     return []<size_t... I>(std::index_sequence<I...>) {
       return std::array<std::array<Tile, 4>, kMaxRows>{
           {{tile<I + 1, V, kFirst, 0>, tile<I + 1, V, kFirst, 1>, tile<I + 1, V, kFirst, 2>, tile<I + 1, V, kFirst, 4>}...}};
+    }(std::make_index_sequence<kMaxRows>{});
+  }
+
+  // A block of rows over a few panels: stretch of the depth by stretch, so that the rows' part of one stays close by.
+  template <size_t kMaxRows>
+  void run_blocked(size_t begin, size_t end) const {
+    constexpr size_t kRows = kSumBytes / (kVectorsPerPanel * sizeof(Sums)) / kMaxRows * kMaxRows;
+    for (size_t row = 0; row < op_.num_rows(); row += kRows) {
+      const size_t row_end = row + kRows < op_.num_rows() ? row + kRows : op_.num_rows();
+      for (size_t panel = begin; panel < end; panel += kBlockPanels) {
+        block<kMaxRows>(panel, panel + kBlockPanels < end ? panel + kBlockPanels : end, row, row_end);
+      }
+    }
+  }
+
+  template <size_t kMaxRows>
+  void block(size_t panel_begin, size_t panel_end, size_t row_begin, size_t row_end) const {
+    alignas(64) std::byte sums[kBlockPanels * kSumBytes];
+    const size_t depth = op_.num_steps();
+    for (size_t step = 0; step < depth; step += kBlockSteps) {
+      const size_t count = step + kBlockSteps < depth ? kBlockSteps : depth - step;
+      for (size_t panel = panel_begin; panel < panel_end; ++panel) {
+        auto* partial = reinterpret_cast<Sums*>(sums + (panel - panel_begin) * kSumBytes);
+        const bool last_panel = panel + 1 == panel_end;
+        const std::byte* next = stretch(last_panel ? panel_begin : panel + 1, last_panel ? step + count : step);
+        stretch_of_panel<kMaxRows>({panel, step, count}, row_begin, row_end, partial, next);
+      }
+    }
+  }
+
+  const std::byte* stretch(size_t panel, size_t step) const {
+    return op_.weights() + panel * op_.panel_bytes() + step * Format::kStepBytes;
+  }
+
+  struct Stretch {
+    size_t panel, step, num_steps;
+  };
+
+  // Meanwhile fetches what is at `next`.
+  template <size_t kMaxRows>
+  void stretch_of_panel(Stretch at, size_t row_begin, size_t row_end, Sums* partial, const std::byte* next) const {
+    static constexpr auto kTiles = block_tiles<kMaxRows>();
+    alignas(64) std::byte expanded[kBlockSteps * Operation::kExpandedStepBytes + 1];
+    const size_t num_tiles = (row_end - row_begin + kMaxRows - 1) / kMaxRows;
+    const bool last = at.step + at.num_steps == op_.num_steps();
+    Prefetch prefetch(next, kBlockSteps * Format::kStepBytes, at.num_steps, num_tiles);
+    const std::byte* weights = op_.block(stretch(at.panel, at.step), at.num_steps, expanded);
+    TileInput in = {nullptr, op_.row_bytes(), weights, 0, at.num_steps, nullptr};
+    size_t row = row_begin;
+    for (size_t tiles_left = num_tiles; tiles_left > 0; --tiles_left) {
+      const size_t num_rows = (row_end - row + tiles_left - 1) / tiles_left;
+      in.rows = op_.rows(row) + at.step * kInputStepBytes;
+      const size_t choice = prefetch.next(&in.prefetch);
+      kTiles[num_rows - 1][choice](op_, in, row, at.panel * kPanelColumns, {partial, at.step == 0, last});
+      partial += num_rows * kVectorsPerPanel;
+      row += num_rows;
+    }
+  }
+
+  // Sums of a tile on their way through the depth.
+  struct Partial {
+    Sums* sums;
+    bool first, last;
+  };
+  using BlockTile = void (*)(const Operation&, const TileInput&, size_t row, size_t column, Partial partial);
+
+  template <size_t R, size_t kLines>
+  static void block_tile(const Operation& op, const TileInput& in, size_t row, size_t column, Partial partial) {
+    constexpr size_t kCount = R * kVectorsPerPanel;
+    Sums sums[kCount];
+    if (partial.first) {
+      unroll<kCount>([&](auto i) __attribute__((always_inline)) { sums[i] = Format::zero(); });
+    } else {
+      unroll<kCount>([&](auto i) __attribute__((always_inline)) { sums[i] = partial.sums[i]; });
+    }
+    multiply<typename Operation::BlockFormat, R, kVectorsPerPanel, 0, kLines>(in, sums);
+    if (partial.last) return op.template store<R, kVectorsPerPanel>(row, column, sums);
+    unroll<kCount>([&](auto i) __attribute__((always_inline)) { partial.sums[i] = sums[i]; });
+  }
+
+  template <size_t kMaxRows>
+  static constexpr auto block_tiles() {
+    return []<size_t... I>(std::index_sequence<I...>) {
+      return std::array<std::array<BlockTile, 4>, kMaxRows>{
+          {{block_tile<I + 1, 0>, block_tile<I + 1, 1>, block_tile<I + 1, 2>, block_tile<I + 1, 4>}...}};
     }(std::make_index_sequence<kMaxRows>{});
   }
 
@@ -99,7 +199,11 @@ class Tiles {
     for (size_t tiles_left = num_tiles; tiles_left > 0; --tiles_left) {
       const size_t count = (row_end - row + tiles_left - 1) / tiles_left;  // balanced: 16 rows are 8 + 8, not 12 + 4
       in.rows = op_.rows(row);
-      const size_t choice = prefetch.next(&in.prefetch);
+      size_t choice = prefetch.next(&in.prefetch);
+      if (num_tiles == 1 && V == kVectorsPerPanel) {
+        in.prefetch = weights + kAhead;
+        choice = Format::kStepBytes / 64;  // as many lines as a step reads
+      }
       kTiles[count - 1][choice](op_, in, row, panel * kPanelColumns);
       if constexpr (V < kVectorsPerPanel) {
         static constexpr auto kSecondHalf = tiles<kMaxRows, V, 1>();
@@ -117,7 +221,7 @@ template <const auto& kTactics, class Operation>
 void run_tactic(const Operation& operation, size_t tactic, size_t begin, size_t end) {
   const Tiles<Operation> tiles(operation);
   [&]<size_t... I>(std::index_sequence<I...>) {
-    (void)((tactic == I && (tiles.template run<kTactics[I].max_rows, kTactics[I].vectors>(begin, end), true)) || ...);
+    (void)((tactic == I && (tiles.template run<kTactics[I].max_rows, kTactics[I].vectors, kTactics[I].blocked>(begin, end), true)) || ...);
   }(std::make_index_sequence<std::size(kTactics)>{});
 }
 
