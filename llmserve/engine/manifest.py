@@ -48,7 +48,7 @@ class Manifest:
 
     @property
     def dtype(self) -> str:
-        """For people: `float16`, `float16+int8` with quantized weights, `float16+int8+kv-int8` with such a cache too."""
+        """For people: `float16`, `float16+int8` with quantized weights, `float16+int8+kv-int8` with an int8 cache."""
         cache = "kv-int8" if self.options.get("kv_cache_dtype") == "int8" else ""
         return "+".join(filter(None, (self.options["dtype"], self.options["quantization"], cache)))
 

@@ -296,7 +296,7 @@ class Lowering:
         self._buffers.read((f"{op.output}.int8", f"{op.output}.facts"))
 
     def _quantize(self, op: Op, group_size: int) -> tuple[Place, Place]:
-        """Int8 values of the input of `op`, and what is to be known about each row: its scale, the sums of its groups."""
+        """Int8 values of the input of `op`, and what is known about each row: its scale, the sums of its groups."""
         first = self._before.get(op.inputs[0])
         source = self._buffers[first.inputs[0] if first else op.inputs[0]]
         width = first.width if first else source.width
