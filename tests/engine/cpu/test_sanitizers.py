@@ -24,7 +24,7 @@ TOOLS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # those of the vi
 
 def run(*command: str | Path, **environment: str) -> str:
     variables = {**os.environ, "PATH": TOOLS, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=variables)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=variables)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout
 
