@@ -34,7 +34,7 @@ def command(
     concurrency: Annotated[int, typer.Option(help="Requests in flight at the engine.")] = 8,
     threads: Annotated[int, typer.Option(help="Of the engine in this process; 0: every core.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="Report file.", show_default="eval-results/ENGINE-SUITE.json")
+        Path | None, typer.Option(help="Report file.", show_default="eval-results/ENGINE-SUITE.json; ENGINE is `server` with --url")
     ] = None,
 ) -> None:
     """Compare an engine with the Hugging Face baseline: ROUGE, latency, tokens/s, and a verdict."""
@@ -56,7 +56,8 @@ def command(
     )
     with _ProgressBars() as bars:
         report = evaluate(options, bars)
-    path = output or RESULTS / f"{engine.resolve().name if engine else 'server'}-{report.suite}.json"
+    judged = engine.resolve().name if engine and not url else "server"
+    path = output or RESULTS / f"{judged}-{report.suite}.json"
     report.save(path)
     console = Console(highlight=False)
     console.print(render(report))

@@ -38,6 +38,8 @@ def test_valid_requests_pass() -> None:
     # the end token may lie outside: such a model never ends by itself
     check_request(replace(REQUEST, end_id=-1, prompt_ids=(1,) * 9), vocab_size=4, max_seq_len=10)
     check_request(replace(REQUEST, bad_ids=((0,), (1,), (2,)), end_id=3), vocab_size=4, max_seq_len=10)
+    elsewhere = replace(REQUEST, sampling=SamplingParams(min_tokens=1), bad_ids=((0,), (1,), (2,)), end_id=-1)
+    check_request(elsewhere, vocab_size=4, max_seq_len=10)
 
 
 def test_an_answer_that_never_fits_the_pool_is_refused() -> None:
