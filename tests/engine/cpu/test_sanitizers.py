@@ -18,6 +18,7 @@ from tests.engine.cpu.networks import LIMITS, odd_network
 ROOT = Path(__file__).parents[3]
 BUILD = ROOT / ".cmake-build" / "sanitize"  # kept: only what has changed is compiled again
 
+pytestmark = pytest.mark.timeout(1200)  # the first build takes minutes on a busy machine
 
 TOOLS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # those of the virtual environment first
 
