@@ -22,9 +22,9 @@ MAX_PROMPT_LENGTH = 300  # the reference is slow: a build of a large model shoul
 # Largest accepted error relative to the largest logit. The reference has the engine's rounded weights and float32
 # everything else, so what remains is the engine's own: summation order, and the KV cache in `dtype`.
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
-# An engine with quantized weights also rounds activations, one with an int8 cache keys and values. The reference too, but
-# the last bit of a float tips some of them over, and that grows from layer to layer: sound computations differ by about
-# as much as the rounding itself changes.
+# An engine with quantized weights also rounds activations, one with an int8 cache keys and values. The reference too,
+# but the last bit of a float tips some of them over, and that grows from layer to layer: sound computations differ by
+# about as much as the rounding itself changes.
 ROUNDING_CHANGES_ACCEPTED = 2.0
 
 Prompt: TypeAlias = tuple[int, ...]

@@ -34,7 +34,7 @@ def command(
     concurrency: Annotated[int, typer.Option(help="Requests in flight at the engine.")] = 8,
     threads: Annotated[int, typer.Option(help="Of the engine in this process; 0: every core.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="Report file.", show_default="eval-results/ENGINE-SUITE.json; ENGINE is `server` with --url")
+        Path | None, typer.Option(help="Report file.", show_default="eval-results/ENGINE-SUITE.json (--url: server-)")
     ] = None,
 ) -> None:
     """Compare an engine with the Hugging Face baseline: ROUGE, latency, tokens/s, and a verdict."""

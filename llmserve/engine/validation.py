@@ -76,7 +76,7 @@ def _ban_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
     banned = {word[-1] for word in request.bad_ids if word}
     if request.sampling.min_tokens > 0:
         banned |= {word[0] for word in request.stop_ids if len(word) == 1}
-        banned |= set() if request.end_id is None else {request.end_id}  # which may be an id that the model does not have
+        banned |= set() if request.end_id is None else {request.end_id}  # any id, the vocabulary's or not
     if sum(0 <= token < vocab_size for token in banned) >= vocab_size:
         yield "bad_ids, and what min_tokens bans, leave no token of the vocabulary"
 
