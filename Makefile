@@ -4,12 +4,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TRITON_PYTHON ?= /usr/bin/python3.11
 NATIVE := CMakeLists.txt $(wildcard llmserve/engine/cpu/kernels/*)
 DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check pytest format wheel bench bench-peers clean
+.PHONY: help demo serve test check pytest compat format wheel bench bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +33,11 @@ pytest: $(VENV)/.check
 	@echo "== pytest"
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
+# COMPAT_RECORD=1 writes down anew what the real server answers.
+compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmserve and against a real Triton (from PyPI, on the CPU)
+	@echo "== asking both servers"
+	COMPAT_TRITON=.venv-compat COMPAT_RECORD=$(COMPAT_RECORD) $(BIN)/python -m pytest tests/compat $(PYTEST_ARGS)
+
 format: $(VENV)/.check ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -46,7 +52,7 @@ bench-peers: $(VENV)/.base ## The same beside OpenVINO GenAI, llama.cpp and tran
 	$(BIN)/python -m tools.bench_peers $(BENCH_ARGS)
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench engines dist .cmake-build llmserve/engine/cpu/*.so
+	rm -rf $(VENV) .venv-bench .venv-compat engines dist .cmake-build llmserve/engine/cpu/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)
@@ -55,6 +61,13 @@ $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/chec
 $(VENV)/.created:
 	@echo "== creating $(VENV) with $(PYTHON)"
 	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# The Python of the distribution: the wheel's Python backend links its shared library.
+.venv-compat/.created:
+	@echo "== installing a real Triton into .venv-compat"
+	$(TRITON_PYTHON) -m venv --clear .venv-compat
+	.venv-compat/bin/python -m pip --disable-pip-version-check --quiet install nvidia-pytriton==0.7.0
 	@touch $@
 
 # The editable install compiles the C++ kernels; it is repeated when they change.

@@ -145,7 +145,9 @@ class InferenceCore:
         model = self._table.find(name, version)
         batch = [-1] if model.config.max_batch_size > 0 else []
         message = service_pb2.ModelMetadataResponse(
-            name=name, versions=self._table.versions(name), platform=model.config.platform or model.config.backend
+            name=name,
+            versions=[version] if version else self._table.versions(name),
+            platform=model.config.platform or model.config.backend,
         )
         for spec in model.signature.inputs.values():
             message.inputs.add(name=spec.name, datatype=spec.datatype, shape=[*batch, *spec.dims])

@@ -37,13 +37,18 @@ def fill_defaults(config: ModelConfig) -> None:
         config.version_policy.latest.num_versions = 1
     if config.version_policy.HasField("latest") and config.version_policy.latest.num_versions == 0:
         config.version_policy.latest.num_versions = 1
+    if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
+        config.dynamic_batching.preferred_batch_size.extend(
+            [config.max_batch_size] if config.max_batch_size > 0 else []
+        )
     if is_ensemble(config):
         config.platform = "ensemble"
+        config.model_transaction_policy.SetInParent()
         return
     for memory in (config.optimization.input_pinned_memory, config.optimization.output_pinned_memory):
         memory.enable = True
     if not config.instance_group:
-        config.instance_group.add()
+        config.instance_group.add(name=config.name)
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         group.count = group.count or 1

@@ -48,7 +48,7 @@ async def test_what_the_server_says_about_itself(tmp_path: Path) -> None:
         assert (metadata.name, list(metadata.versions), metadata.platform) == ("m", ["1"], "identity")
         (declared,) = metadata.inputs
         assert (declared.name, declared.datatype, list(declared.shape)) == ("X", "FP32", [-1, 2, -1])
-        assert core.model_config("m", "1").instance_group[0].name == "m_0"
+        assert core.model_config("m", "1").instance_group[0].name == "m"
         with pytest.raises(NotFound, match="Request for unknown model: 'nope' is not found"):
             core.model_metadata("nope")
 

@@ -202,7 +202,7 @@ async def test_failure_of_a_step_ends_the_request_with_the_ensembles_name(tmp_pa
     assert response.final
     assert response.model_name == "ens"
     assert str(response.error).startswith(
-        "in ensemble 'ens', Failed to process the request(s) for model 'bad_0_0', message: ValueError: boom"
+        "in ensemble 'ens', Failed to process the request(s) for model 'bad_0', message: ValueError: boom"
     )
     assert 'nv_inference_request_failure{model="ens",version="1",reason="OTHER"} 1' in text
     assert 'nv_inference_request_failure{model="bad",version="1",reason="BACKEND"} 1' in text

@@ -30,10 +30,10 @@ def test_defaults_are_those_that_triton_reports() -> None:
     config = completed(identity_config())
     assert config.version_policy.latest.num_versions == 1
     assert [(group.name, group.count, group.kind) for group in config.instance_group] == [
-        ("m_0", 1, ModelInstanceGroup.KIND_CPU)
+        ("m", 1, ModelInstanceGroup.KIND_CPU)
     ]
     assert config.optimization.input_pinned_memory.enable
-    assert instance_names(config) == ["m_0_0"]
+    assert instance_names(config) == ["m_0"]
 
 
 def test_instance_names_over_groups() -> None:

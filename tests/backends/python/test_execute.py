@@ -169,7 +169,7 @@ async def test_exception_fails_this_batch_and_says_where(tmp_path: Path) -> None
             await single(core, request("fail", floats(-1)))
         assert values(await single(core, request("fail", floats(1)))) == [1]
     text = str(failure.value)
-    assert text.startswith("Failed to process the request(s) for model 'fail_0_0', message: ValueError: boom\n\nAt:\n")
+    assert text.startswith("Failed to process the request(s) for model 'fail_0', message: ValueError: boom\n\nAt:\n")
     assert re.search(rf"  {directory}/1/model.py\(\d+\): answer\n  .*\(\d+\): <listcomp>\n  .*\(\d+\): execute\n", text)
     assert "llmserve/backends" not in text
 
@@ -201,7 +201,7 @@ async def test_wrong_return_is_an_error_and_not_a_hang(tmp_path: Path, answer: s
         for _ in range(2):
             with pytest.raises(InternalError) as failure:
                 await single(core, request("bad", floats(1)))
-            assert f"Failed to process the request(s) for model 'bad_0_0', message: {problem}" in str(failure.value)
+            assert f"Failed to process the request(s) for model 'bad_0', message: {problem}" in str(failure.value)
         assert core.ready()
 
 
@@ -347,7 +347,7 @@ async def test_hung_model_blocks_neither_others_nor_the_shutdown(
         await asyncio.sleep(0.05)
         assert values(await single(core, request("add", floats(1, name="A"), floats(2, name="B"))), "SUM") == [3]
     (response,) = await stuck
-    assert "hung_0_0' has been unloaded" in str(response.error)
+    assert "hung_0' has been unloaded" in str(response.error)
 
 
 async def test_bf16_has_no_numpy_form(tmp_path: Path) -> None:

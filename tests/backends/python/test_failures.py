@@ -63,7 +63,7 @@ class TritonPythonModel:
         answers.append(await collect(core, request("m", floats(4))))
         assert len(answers) == 5
         for (answer,) in answers:
-            assert "model instance 'm_0_0' has stopped working" in str(answer.error)
+            assert "model instance 'm_0' has stopped working" in str(answer.error)
         assert not core.model_ready("m")
         assert not core.model_ready("ens")
 

@@ -59,7 +59,7 @@ class TritonPythonModel:
     assert args == {
         "model_instance_kind": "CPU",
         "model_instance_device_id": "0",
-        "model_instance_name": "args_0_0",
+        "model_instance_name": "args_0",
         "model_repository": str(directory),
         "model_version": "1",
         "model_name": "args",
@@ -135,7 +135,7 @@ async def test_late_imports_belong_to_the_model_alone(tmp_path: Path, caplog: py
         assert {"neighbour", "later", "package", "package.part"}.isdisjoint(sys.modules)
         assert (sys.path, sys.meta_path) == (path_before, finders_before)
     senders = [name for name, _, text in caplog.record_tuples if text == "foreign"]
-    assert senders == ["llmserve.model.one_0_0", "llmserve.model.two_0_0"] * 2
+    assert senders == ["llmserve.model.one_0", "llmserve.model.two_0"] * 2
 
 
 async def test_instances_do_not_share_module_globals_or_threads(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ class TritonPythonModel:
         (
             "class TritonPythonModel:\n    def initialize(self, args):\n        raise RuntimeError('no luck')\n"
             "    def execute(self, requests): pass\n",
-            "model instance 'bad_0_0' failed to initialize: RuntimeError: no luck",
+            "model instance 'bad_0' failed to initialize: RuntimeError: no luck",
         ),
     ],
 )
@@ -389,4 +389,4 @@ async def test_a_models_log_lines_reach_the_servers_log(tmp_path: Path, caplog: 
     write_model(tmp_path, "text", TEXT_CONFIG, echo_model(body))
     async with serving(tmp_path) as core:
         await single(core, request("text", Tensor("X", "BYTES", np.array([b"a"], dtype=object))))
-    assert ("llmserve.model.text_0_0", logging.WARNING, "seen") in caplog.record_tuples
+    assert ("llmserve.model.text_0", logging.WARNING, "seen") in caplog.record_tuples

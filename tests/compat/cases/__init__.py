@@ -1,0 +1,1 @@
+"""What clients do, in groups that share a server: each module has the table `CASES`."""

@@ -1,0 +1,131 @@
+"""Where llmserve answers otherwise than the real server, on purpose. docs/compatibility.md shows this table."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.compat.observe import Json, bytes_element
+
+BOOM = "Failed to process the request(s) for model '{}', message: ValueError: boom\n\nAt:\n{}  model.py(..): execute\n"
+EMPTY_BINARY = {"status": 200, "type": "application/octet-stream", "binary": ""}
+SEEN = {
+    "correlation_id": 0, "flags": 0, "id": "d", "outputs": ["SEEN"], "parameters": {"large": 2**64 - 1}, "timeout": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Difference:
+    triton: str
+    llmserve: str
+    why: str
+    cases: Mapping[str, Json] = field(default_factory=dict)  # "group: name of the case" -> what llmserve answers
+
+    def row(self) -> str:
+        return f"| {self.triton} | {self.llmserve} | {self.why} |"
+
+
+def tensor(name: str, datatype: str, shape: list[int], **more: Json) -> dict[str, Json]:
+    return {"name": name, "datatype": datatype, "shape": shape, **more}
+
+
+DIFFERENCES = (
+    Difference(
+        "`generate` and `generate_stream` answer 400 to whatever the model fails with",
+        "the status is that of the error's code, as on `infer`",
+        "a failure of the server is to look like one: load balancers and clients retry by it",
+        {
+            "streams: generate with a model that raises": {
+                "status": 500,
+                "body": {"error": BOOM.format("fail_0", "")},
+            },
+            "streams: events with an error at first": {"status": 500, "body": [{"error": "unlucky"}]},
+            "streams: events of a model that raises": {
+                "status": 500,
+                "body": [{"error": BOOM.format("repeat_0_?", "  model.py(..): answer\n")}],
+            },
+        },
+    ),
+    Difference(
+        "an answer whose binary tensors are all empty has no `Inference-Header-Content-Length`",
+        "it has one",
+        "a client that asked for binary tensors finds them, empty as they are, where it looks for them",
+        {
+            "binary: an empty tensor": EMPTY_BINARY
+            | {
+                "body": {
+                    "model_name": "echo",
+                    "model_version": "1",
+                    "outputs": [tensor("OUT_INT32", "INT32", [0], parameters={"binary_data_size": 0})],
+                }
+            },
+            "binary: an empty body": EMPTY_BINARY
+            | {
+                "body": {
+                    "model_name": "one",
+                    "model_version": "1",
+                    "outputs": [tensor("Y", "INT32", [2, 0], parameters={"binary_data_size": 0})],
+                }
+            },
+        },
+    ),
+    Difference(
+        "a body that is not what `Content-Encoding` says is read as a raw tensor",
+        "400, and why it cannot be decompressed",
+        "the message is about what is wrong",
+        {
+            "binary: a gzipped request that is not": {
+                "status": 400,
+                "body": {
+                    "error": "the request body is not valid gzip data: Error -3 while decompressing data: incorrect "
+                    "header check"
+                },
+            }
+        },
+    ),
+    Difference(
+        "a gRPC request parameter of type uint64 is refused",
+        "the model gets it",
+        "later releases of Triton pass it on too",
+        {
+            "grpc: a parameter of type uint64": {
+                "model_name": "describe",
+                "model_version": "1",
+                "id": "d",
+                "outputs": [tensor("SEEN", "BYTES", ["1", "1"])],
+                "raw_output_contents": [base64.b64encode(bytes_element(json.dumps(SEEN).encode())).decode()],
+            }
+        },
+    ),
+    Difference(
+        "every answer of an ensemble repeats `sequence_id`, `sequence_start` and `sequence_end` of its request",
+        "it does not",
+        "they are the client's own words, and would make every streamed token longer",
+    ),
+    Difference(
+        "some refusals name the request's id, others do not",
+        "all that come from the core do: `[request id: ...]`",
+        "a message can be traced to its request",
+    ),
+    Difference(
+        "the end of a decoupled ensemble comes with its last answer, or alone, as threads happen to run",
+        "alone, to those who asked with `triton_enable_empty_final_response`",
+        "clients see the same every time",
+    ),
+)
+EXPECTED: Mapping[str, Json] = {name: answer for difference in DIFFERENCES for name, answer in difference.cases.items()}
+
+# What is being built: remove a line when its case passes.
+PENDING: Mapping[str, str] = {
+    "http: load is not allowed": "repository control",
+    "http: unload is not allowed": "repository control",
+    "grpc: load is not allowed": "repository control",
+    "grpc: unload is not allowed": "repository control",
+    "binary: BF16": "DLPack of BF16 tensors in Python models",
+    "binary: BF16 output in JSON": "DLPack of BF16 tensors in Python models",
+    "grpc: BF16": "DLPack of BF16 tensors in Python models",
+    "binary: all binary but one": "outputs that are named without a wish of their own are JSON",
+    "streams: generate with a list": "a list fills the variable dimension of its input",
+}

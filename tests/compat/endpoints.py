@@ -1,0 +1,111 @@
+"""The two servers that the same clients ask: `llmserve serve`, and the real Triton of the `nvidia-pytriton` wheel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A running server and the repository that it serves."""
+
+    repository: Path
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    pid: int
+
+    @property
+    def grpc(self) -> str:
+        return f"{HOST}:{self.grpc_port}"
+
+    @property
+    def http(self) -> str:
+        return f"{HOST}:{self.http_port}"
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def llmserve_server(repository: Path, log: Path, *flags: str) -> Iterator[Endpoint]:
+    command = [str(Path(sys.executable).parent / "llmserve"), "serve", "--host", HOST]
+    with _running(command, repository, log, flags, environment=dict(os.environ)) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def triton_server(installed: Path, repository: Path, log: Path, *flags: str) -> Iterator[Endpoint]:
+    """`installed`: a virtual environment with nvidia-pytriton, whose Python the backend's stub uses."""
+    (root,) = installed.glob("lib/python3.*/site-packages/pytriton/tritonserver")
+    stub = root / "backends/python/triton_python_backend_stub"
+    if not stub.exists():
+        shutil.copy(root / f"python_backend_stubs/{root.parents[2].name.removeprefix('python')}/{stub.name}", stub)
+    environment = {
+        **os.environ,
+        "PATH": f"{installed / 'bin'}:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": str(root.parents[1] / "nvidia_pytriton.libs"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    addresses = [f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")]
+    folders = [f"--backend-directory={root / 'backends'}", f"--cache-directory={root / 'caches'}"]
+    with _running([str(root / "bin/tritonserver"), *addresses, *folders], repository, log, flags, environment) as made:
+        yield made
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], repository: Path, log: Path, flags: Sequence[str], environment: dict[str, str]
+) -> Iterator[Endpoint]:
+    ports = free_ports(3)
+    named = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, f"--model-repository={repository}", *named, *flags],
+            stdout=output, stderr=subprocess.STDOUT, env=environment,
+        )  # fmt: skip
+    try:
+        _wait_until_live(process, ports[0], log)
+        yield Endpoint(repository, *ports, process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_live(process: subprocess.Popen[bytes], http_port: int, log: Path) -> None:
+    """Until the server is ready, or would be but for models that do not load."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended at once:\n{log.read_text(errors='replace')[-4000:]}")
+        try:
+            urllib.request.urlopen(f"http://{HOST}:{http_port}/v2/health/ready", timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(
+        f"the server was not ready after {START_TIMEOUT_S} s:\n{log.read_text(errors='replace')[-4000:]}"
+    )
