@@ -24,7 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for module in (build, run, serve, chat, eval, inspect):
-    app.command(module.__name__.rpartition(".")[2])(module.command)
+    command_class = serve.ServeCommand if module is serve else None
+    app.command(module.__name__.rpartition(".")[2], cls=command_class)(module.command)
 
 
 def _print_version(wanted: bool) -> None:

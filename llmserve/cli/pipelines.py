@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import llmserve
 from llmserve.errors import NotFound
-from llmserve.serving.repository import scan_repositories
 
 ENGINE_BACKEND = "tensorrtllm"
 ENGINE_PATH, TOKENIZER_PATH = "gpt_model_path", "tokenizer_dir"  # parameters of a model's config
-
-Overrides = dict[str, dict[str, str]]  # model -> parameter -> value
 
 
 def packaged_repository() -> Path:
@@ -27,21 +24,9 @@ def packaged_repository() -> Path:
     return found
 
 
-def engine_overrides(
-    repositories: Sequence[Path], engine: Path | None, engine_parameters: Mapping[str, str]
-) -> Overrides:
-    """Parameters that make every model of the repositories use `engine` (its tokenizer, too) with these limits."""
-    overrides: Overrides = {}
-    for source in scan_repositories(repositories):
-        parameters = dict(engine_parameters) if source.config.backend == ENGINE_BACKEND else {}
-        if engine is not None:
-            parameters |= _paths(source.config, str(engine.absolute()))
-        if parameters:
-            overrides[source.name] = parameters
-    return overrides
-
-
-def _paths(config: ModelConfig, engine: str) -> dict[str, str]:
+def engine_parameters(engine: Path | None, limits: Mapping[str, str], config: ModelConfig) -> dict[str, str]:
+    """What makes a model of a repository use `engine` (its tokenizer, too) with these limits."""
+    path = "" if engine is None else str(engine.absolute())
     if config.backend == ENGINE_BACKEND:
-        return {ENGINE_PATH: engine, TOKENIZER_PATH: engine}
-    return {TOKENIZER_PATH: engine} if TOKENIZER_PATH in config.parameters else {}
+        return {**limits, ENGINE_PATH: path, TOKENIZER_PATH: path} if path else dict(limits)
+    return {TOKENIZER_PATH: path} if path and TOKENIZER_PATH in config.parameters else {}

@@ -4,74 +4,107 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
-from llmserve.errors import InvalidArgument
+from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.serve_options import ServeOptions
+from llmserve.cli.tritonserver_flags import translate
+from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 
 if TYPE_CHECKING:
-    from llmserve.cli.server import ServerProcess
-
-LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
-DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
-
-
-def command(
-    engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None,
-    model_repository: Annotated[
-        list[Path] | None,
-        typer.Option(help="Model repository; may be repeated.", show_default="the packaged one"),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    http_port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535)] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535)] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535)] = 8002,
-    threads: Annotated[int | None, typer.Option(help="Engine threads.", min=1, show_default="every core")] = None,
-    max_kv_tokens: Annotated[
-        int | None, typer.Option(help="Tokens in the KV cache.", min=1, show_default="what the batch can use")
-    ] = None,
-    kv_cache_fraction: Annotated[
-        float | None, typer.Option(help="Most of the free memory that the KV cache may take.", show_default="0.9")
-    ] = None,
-    parameter: Annotated[
-        list[str] | None, typer.Option(help="MODEL.KEY=VALUE: a model's parameter; may be repeated.")
-    ] = None,
-    exit_timeout_secs: Annotated[float, typer.Option(help="How long running requests may finish.", min=0)] = 30,
-    exit_on_error: Annotated[bool, typer.Option(help="End when a model does not load.")] = True,
-    strict_readiness: Annotated[bool, typer.Option(help="Ready only when every model is.")] = True,
-    http_max_input_size: Annotated[int, typer.Option(help="Bytes of an HTTP body.", min=1)] = DEFAULT_MAX_INPUT_BYTES,
-    log_verbose: Annotated[int, typer.Option(help="0 warnings, 1 information, 2 everything.", min=0, max=2)] = 0,
-) -> None:
-    """Serve models over gRPC (8001), HTTP (8000) and metrics (8002), as Triton does."""
-    # imported here: the other commands need neither gRPC nor HTTP
-    from llmserve.cli.backends import make_backends
     from llmserve.cli.server import Listen, ServerProcess
     from llmserve.serving.settings import ServerSettings
 
-    logging.getLogger("llmserve").setLevel(LOG_LEVELS[log_verbose])
-    limits = {
-        "num_threads": threads,
-        "max_tokens_in_paged_kv_cache": max_kv_tokens,
-        "kv_cache_free_gpu_mem_fraction": kv_cache_fraction,
-    }
-    repositories = find_repositories(engine, model_repository or ())
-    settings = ServerSettings(
-        model_repositories=repositories,
-        parameter_overrides=find_overrides(repositories, engine, limits, parameter or ()),
-        strict_readiness=strict_readiness,
+LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class ServeCommand(TyperCommand):
+    """Understands tritonserver's command line, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        translation = translate(args)
+        raise_problems(Unsupported, "llmserve cannot stand in for tritonserver", translation.problems)
+        if translation.without_effect:
+            print(f"Without effect here: {', '.join(translation.without_effect)}", file=sys.stderr)
+        return super().parse_args(ctx, translation.arguments)
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve models over gRPC (8001), HTTP (8000) and metrics (8002), as Triton does."""
+    # imported here: the other commands need neither gRPC nor HTTP
+    from llmserve.cli.backends import make_backends
+    from llmserve.cli.server import ServerProcess
+
+    logging.getLogger("llmserve").setLevel(LOG_LEVELS[min(options.log_verbose, len(LOG_LEVELS) - 1)])
+    settings = server_settings(options)
+    process = ServerProcess(
+        settings, make_backends(), listen_settings(options), options.exit_timeout_secs, options.exit_on_error
     )
-    listen = Listen(host, http_port, grpc_port, metrics_port, http_max_input_size)
-    raise typer.Exit(run(ServerProcess(settings, make_backends(), listen, exit_timeout_secs, exit_on_error)))
+    raise typer.Exit(run(process))
+
+
+command = DataclassCommand(ServeOptions, serve)
 
 
 def run(process: ServerProcess) -> int:
     return asyncio.run(process.run())
 
 
-def find_repositories(engine: Path | None, repositories: Sequence[Path]) -> tuple[Path, ...]:
+def server_settings(options: ServeOptions) -> ServerSettings:
+    from llmserve.cli.pipelines import engine_parameters
+    from llmserve.serving.response_cache import parse_cache_config
+    from llmserve.serving.settings import ALL_MODELS, ControlMode, ServerSettings
+
+    names = tuple(options.load_model or ())
+    if names and options.model_control_mode != ControlMode.EXPLICIT:
+        raise InvalidArgument("--load-model needs --model-control-mode explicit: in other modes every model is loaded")
+    if ALL_MODELS in names and len(names) > 1:
+        raise InvalidArgument(f"--load-model {ALL_MODELS} is every model; leave the others out")
+    limits = {
+        "num_threads": options.threads,
+        "max_tokens_in_paged_kv_cache": options.max_kv_tokens,
+        "kv_cache_free_gpu_mem_fraction": options.kv_cache_fraction,
+    }
+    given = {key: str(value) for key, value in limits.items() if value is not None}
+    return ServerSettings(
+        model_repositories=find_repositories(options.engine, options.model_repository or ()),
+        parameters_for=partial(engine_parameters, options.engine, given),
+        parameter_overrides=parse_parameters(options.parameter or ()),
+        control_mode=options.model_control_mode,
+        load_at_start=names,
+        poll_s=options.repository_poll_secs,
+        strict_readiness=options.strict_readiness,
+        load_threads=options.model_load_thread_count,
+        auto_complete=not options.disable_auto_complete_config,
+        config_name=options.model_config_name,
+        backend_config=parse_backend_config(options.backend_config or ()),
+        cache_bytes=parse_cache_config(options.cache_config) if options.cache_config else 0,
+        server_name=options.id,
+    )
+
+
+def listen_settings(options: ServeOptions) -> Listen:
+    from llmserve.cli.server import Address, Listen
+
+    if not (options.allow_http or options.allow_grpc):
+        raise InvalidArgument("nothing to listen on: allow one of HTTP and gRPC")
+    http_host = options.http_address or options.host
+    return Listen(
+        http=Address(http_host, options.http_port) if options.allow_http else None,
+        grpc=Address(options.grpc_address or options.host, options.grpc_port) if options.allow_grpc else None,
+        metrics=Address(options.metrics_address or http_host, options.metrics_port) if options.allow_metrics else None,
+        max_input_bytes=options.http_max_input_size,
+    )
+
+
+def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple[Path | str, ...]:
     """The repositories to serve; checks the engine directory, so that a wrong path is the first thing to be said."""
     from llmserve.cli.pipelines import packaged_repository
     from llmserve.engine.artifact import EngineDirectory
@@ -83,17 +116,9 @@ def find_repositories(engine: Path | None, repositories: Sequence[Path]) -> tupl
     return tuple(repositories) or (packaged_repository(),)
 
 
-def find_overrides(
-    repositories: Sequence[Path],
-    engine: Path | None,
-    limits: dict[str, int | float | None],
-    parameters: Sequence[str],
-) -> dict[str, dict[str, str]]:
-    """What the flags change in the configs of models."""
-    from llmserve.cli.pipelines import engine_overrides
-
-    given = {key: str(value) for key, value in limits.items() if value is not None}
-    overrides = engine_overrides(repositories, engine, given)
+def parse_parameters(parameters: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Model -> parameter -> value."""
+    overrides: dict[str, dict[str, str]] = {}
     for text in parameters:
         name, dot, rest = text.partition(".")
         key, equals, value = rest.partition("=")
@@ -101,3 +126,17 @@ def find_overrides(
             raise InvalidArgument(f"--parameter {text}: expected MODEL.KEY=VALUE, such as tensorrt_llm.num_threads=2")
         overrides.setdefault(name, {})[key] = value
     return overrides
+
+
+def parse_backend_config(settings: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Backend, or "" for all of them -> key -> value."""
+    config: dict[str, dict[str, str]] = {}
+    for text in settings:
+        name, comma, setting = text.partition(",")
+        if not comma:
+            name, setting = "", text
+        key, equals, value = setting.partition("=")
+        if not (key and equals and value) or (comma and not name):
+            raise InvalidArgument(f"--backend-config {text}: expected BACKEND,KEY=VALUE or KEY=VALUE")
+        config.setdefault(name, {})[key] = value
+    return config

@@ -27,13 +27,18 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
-    """Where to listen; port 0 is any free port."""
-
+class Address:
     host: str
-    http_port: int
-    grpc_port: int
-    metrics_port: int
+    port: int  # 0: any free one
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen; None: not at all."""
+
+    http: Address | None
+    grpc: Address | None
+    metrics: Address | None
     max_input_bytes: int
 
 
@@ -82,7 +87,7 @@ class ServerProcess:
                         return 0
                     statuses = core.repository_index()
                     _say(model_table(statuses))
-                    if self.exit_on_error and any(status.state != "READY" for status in statuses):
+                    if self.exit_on_error and any(status.state not in ("READY", "") for status in statuses):
                         _say("error: not every model could be loaded; the table above says why")
                         return 1
                     _say("\n".join(addresses))
@@ -94,19 +99,20 @@ class ServerProcess:
 
     async def _start_front_ends(self, core: InferenceCore, started: AsyncExitStack) -> list[str]:
         """The lines that say where to reach them. When one cannot start, those that have are stopped."""
-        listen = self.listen
-        grpc = await start_grpc(core, listen.host, listen.grpc_port)
-        started.push_async_callback(grpc.stop)
-        http = await start_http(core, listen.host, listen.http_port, max_input_bytes=listen.max_input_bytes)
-        started.push_async_callback(http.stop)
-        metrics = await start_metrics(core, listen.host, listen.metrics_port)
-        started.push_async_callback(metrics.stop)
-        host = url_host(listen.host)
-        return [
-            f"Started GRPCInferenceService at {host}:{grpc.port}",
-            f"Started HTTPService at {host}:{http.port}",
-            f"Started Metrics Service at {host}:{metrics.port}",
-        ]
+        listen, lines = self.listen, []
+        if listen.grpc is not None:
+            grpc = await start_grpc(core, listen.grpc.host, listen.grpc.port)
+            started.push_async_callback(grpc.stop)
+            lines.append(f"Started GRPCInferenceService at {url_host(listen.grpc.host)}:{grpc.port}")
+        if listen.http is not None:
+            http = await start_http(core, listen.http.host, listen.http.port, max_input_bytes=listen.max_input_bytes)
+            started.push_async_callback(http.stop)
+            lines.append(f"Started HTTPService at {url_host(listen.http.host)}:{http.port}")
+        if listen.metrics is not None:
+            metrics = await start_metrics(core, listen.metrics.host, listen.metrics.port)
+            started.push_async_callback(metrics.stop)
+            lines.append(f"Started Metrics Service at {url_host(listen.metrics.host)}:{metrics.port}")
+        return lines
 
     async def _stop(self, core: InferenceCore, signals: StopSignals, front_ends: AsyncExitStack) -> None:
         stopping = asyncio.ensure_future(core.stop(self.exit_timeout_s))
@@ -134,7 +140,7 @@ def model_table(statuses: Sequence[ModelStatus]) -> str:
     """Triton's start-up table; a long reason goes over several lines."""
     rows = [("Model", "Version", "Status")]
     for row in statuses:
-        status = ": ".join(filter(None, (row.state, _one_line(row.reason))))
+        status = ": ".join(filter(None, (row.state or "not loaded", _one_line(row.reason))))
         first, *more = textwrap.wrap(status, STATUS_WIDTH, break_on_hyphens=False)
         rows += [(row.name, row.version, first), *(("", "", line) for line in more)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

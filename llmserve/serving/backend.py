@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.serving.auto_complete import substitute_directory
 from llmserve.serving.types import InferRequest, InferResponse
 
 
@@ -73,8 +74,10 @@ class LoadContext:
     control: ModelControl | None = None  # None: no server around
 
     def parameter(self, key: str, default: str = "") -> str:
-        """A string parameter of the model's config."""
-        return self.config.parameters[key].string_value if key in self.config.parameters else default
+        """A string parameter of the model's config; $$TRITON_MODEL_DIRECTORY at its beginning is `model_dir`."""
+        if key not in self.config.parameters:
+            return default
+        return substitute_directory(self.config.parameters[key].string_value, self.model_dir)
 
 
 GaugeSample: TypeAlias = tuple[str, Mapping[str, str], float]  # family, labels (without model and version), value

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -142,10 +141,9 @@ class Deployment:
         return (now.path, now.stamp) == (source.path, source.stamp)
 
     async def _prepare(self, source: ModelSource) -> PreparedModel:
-        overrides = self._settings.parameter_overrides.get(source.name, {})
         async with self._slots:
             try:
-                work = partial(prepare, source, self._backends, overrides)
+                work = partial(prepare, source, self._backends, self._settings)
                 return await in_daemon_thread(work, f"prepare-{source.name}")
             except Exception as error:  # border: one model's failure is its status
                 raise _LoadFailed({"": _reason(error)}) from error
@@ -172,7 +170,7 @@ class Deployment:
     def _serve(self, source: ModelSource, models: Sequence[ServedModel], ensemble: PreparedModel | None = None) -> None:
         entry = self._entries[source.name]
         before, entry.source, entry.ensemble, entry.reasons = entry.source, source, ensemble, {}
-        self._retire(source.name, self._table.serve(source.name, models), None if before is source else before)
+        self._retire(source.name, self._table.serve(source.name, models), _unused_source(before, source))
 
     def _fail(self, name: str, reasons: Reasons, work: _Round) -> None:
         work.failures[name] = reasons
@@ -198,8 +196,8 @@ class Deployment:
             self._table.set_unloaded(name, [model.version], only_unloading=True)
         if self._entries[name].has_gone:
             self._table.forget(name)
-        if source is not None and source.is_temporary:
-            await asyncio.to_thread(shutil.rmtree, source.path.parent, ignore_errors=True)
+        if source is not None and source.discard is not None:
+            await asyncio.to_thread(source.discard)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -255,6 +253,10 @@ class Deployment:
             self._table.set_unloaded(name, list(reasons))
         elif reasons:
             self._fail(name, reasons, work)
+
+
+def _unused_source(before: ModelSource | None, now: ModelSource) -> ModelSource | None:
+    return None if before is None or before.path == now.path else before
 
 
 def _reason(error: BaseException) -> str:

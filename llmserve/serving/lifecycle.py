@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import tempfile
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ from llmserve.serving.repository import (
     Listing,
     ModelSource,
     list_models,
+    open_repository,
     override_config,
     parse_config_json,
+    read_directory,
     read_model,
     write_override,
 )
@@ -33,6 +38,7 @@ NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enable
 class ModelLifecycle:
     def __init__(self, settings: ServerSettings, table: ModelTable, deployment: Deployment) -> None:
         self._settings = settings
+        self._repositories = [open_repository(location) for location in settings.model_repositories]
         self._table = table
         self._deployment = deployment
         self._explicit: set[str] = set()  # asked for by name, not only as a step of an ensemble
@@ -58,6 +64,8 @@ class ModelLifecycle:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._deployment.close()
+        for repository in self._repositories:
+            repository.close()
         if self._override_dir is not None:
             self._override_dir.cleanup()
 
@@ -85,12 +93,12 @@ class ModelLifecycle:
         """Every version that something is known of, and the models that nobody has asked for."""
         rows = self._table.statuses()
         known = {row.name for row in rows}
-        places = list_models(self._settings.model_repositories).places
+        places = list_models(self._repositories, cached=True).places
         rows += [ModelStatus(name, "", "") for name in places if name not in known]
         return sorted(rows, key=lambda row: row.name)  # stable: versions keep their order
 
     async def _list_models(self) -> Listing:
-        return await asyncio.to_thread(list_models, self._settings.model_repositories)
+        return await asyncio.to_thread(list_models, self._repositories)
 
     def _check_explicit(self) -> None:
         if self._settings.control_mode != ControlMode.EXPLICIT:
@@ -115,7 +123,7 @@ class ModelLifecycle:
 
     def _has_gone(self, name: str, listing: Listing) -> bool:
         source = self._deployment.source(name)
-        return source is None or source.path.parent not in listing.unreadable
+        return source is None or source.repository not in listing.unreadable
 
     async def _load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         try:
@@ -138,9 +146,13 @@ class ModelLifecycle:
         if name not in listing.places and not files:
             raise ModelConfigError(f"there is no model '{name}'")
         override = parse_config_json(name, config) if config else None
-        paths = (write_override(name, files, self._new_override_dir()),) if files else listing.places[name]
-        source = read_model(name, paths)
-        return source if override is None else override_config(source, override, is_temporary=bool(files))
+        if files:
+            sent = self._new_override_dir()
+            source = read_directory(name, write_override(name, files, sent))
+            source = replace(source, discard=partial(shutil.rmtree, sent, ignore_errors=True))
+        else:
+            source = read_model(name, listing.places[name], self._settings.config_name)
+        return source if override is None else override_config(source, override)
 
     def _new_override_dir(self) -> Path:
         if self._override_dir is None:
@@ -162,8 +174,25 @@ class ModelLifecycle:
         self, listing: Listing, names: Iterable[str], read: Mapping[str, ModelSource] | None = None
     ) -> dict[str, Reasons]:
         """Load these models and the steps of those that are ensembles. `read`: what has been read already."""
-        sources = await asyncio.to_thread(_read_with_steps, listing, names, read or {})
+        sources = await asyncio.to_thread(self._read_with_steps, listing, names, read or {})
         return await self._deployment.deploy(sources)
+
+    def _read_with_steps(
+        self, listing: Listing, names: Iterable[str], read: Mapping[str, ModelSource]
+    ) -> list[ModelSource]:
+        sources = dict(read)
+        waiting = list(names)
+        seen: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name not in sources and name in listing.places:
+                sources[name] = read_model(name, listing.places[name], self._settings.config_name)
+            if name in sources:
+                waiting += step_models(sources[name].config)
+        return list(sources.values())
 
     async def _poll_forever(self) -> None:
         while True:
@@ -178,22 +207,6 @@ class ModelLifecycle:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _read_with_steps(listing: Listing, names: Iterable[str], read: Mapping[str, ModelSource]) -> list[ModelSource]:
-    sources = dict(read)
-    waiting = list(names)
-    seen: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name not in sources and name in listing.places:
-            sources[name] = read_model(name, listing.places[name])
-        if name in sources:
-            waiting += step_models(sources[name].config)
-    return list(sources.values())
 
 
 def _load_error(name: str, reasons: Reasons) -> str:

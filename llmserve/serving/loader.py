@@ -10,6 +10,7 @@ from functools import partial
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import ModelConfigError, raise_problems
+from llmserve.serving.auto_complete import complete_backend
 from llmserve.serving.backend import Backend, LoadContext, LoadedModel, ModelControl
 from llmserve.serving.config_features import ignored_features
 from llmserve.serving.config_scheduling import scheduling_problems
@@ -23,12 +24,13 @@ from llmserve.serving.model_config import (
     is_ensemble,
     served_versions,
 )
-from llmserve.serving.repository import ModelSource
+from llmserve.serving.repository import CONFIG_NAME, ModelSource
 from llmserve.serving.schedulers.base import ModelScheduler
 from llmserve.serving.schedulers.caching import CachingScheduler
 from llmserve.serving.schedulers.passthrough import PassThroughScheduler
 from llmserve.serving.schedulers.queued import QueuedScheduler
 from llmserve.serving.schedulers.shared import SharedResources
+from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
 from llmserve.serving.table import ModelTable
@@ -60,15 +62,20 @@ class PreparedModel:
     statistics: dict[str, ModelStatistics] = field(default_factory=dict)  # of an ensemble, by version
 
 
-def prepare(source: ModelSource, backends: Mapping[str, Backend], overrides: Mapping[str, str]) -> PreparedModel:
+def prepare(source: ModelSource, backends: Mapping[str, Backend], settings: ServerSettings) -> PreparedModel:
     """Complete and check the config. Blocking: backends may read the model. Raises `ModelConfigError`."""
     headline = f"model '{source.name}' cannot be loaded"
     raise_problems(ModelConfigError, headline, source.problems)
     config = ModelConfig()
     config.CopyFrom(source.config)
-    apply_overrides(config, overrides)
+    if not source.has_config and not settings.auto_complete:
+        raise ModelConfigError(f"{headline}: {CONFIG_NAME} is missing in {source.path}, and auto-complete is disabled")
     if not is_ensemble(config):
-        raise_problems(ModelConfigError, headline, _backend_problems(config, backends))
+        complete_backend(config, source.path / str(source.versions[-1]), backends)
+        raise_problems(ModelConfigError, headline, _backend_problems(source, config, backends))
+    apply_overrides(config, settings.parameters_for(config))
+    apply_overrides(config, settings.parameter_overrides.get(source.name, {}))
+    if not is_ensemble(config) and settings.auto_complete:
         config = backends[config.backend].complete_config(config, source.path)
     fill_defaults(config)
     versions = served_versions(config, source.versions)
@@ -81,13 +88,16 @@ def prepare(source: ModelSource, backends: Mapping[str, Backend], overrides: Map
     return PreparedModel(source, config, tuple(map(str, versions)))
 
 
-def _backend_problems(config: ModelConfig, backends: Mapping[str, Backend]) -> list[str]:
+def _backend_problems(source: ModelSource, config: ModelConfig, backends: Mapping[str, Backend]) -> list[str]:
     if config.backend in backends:
         return []
     known = ", ".join(sorted(backends))
-    if not config.backend:
-        return [f"config.pbtxt names no backend; known backends: {known}"]
-    return [f"unknown backend '{config.backend}'; known backends: {known}"]
+    if config.backend:
+        return [f"unknown backend '{config.backend}'; known backends: {known}"]
+    if config.platform:
+        return [f"unknown platform '{config.platform}'; write backend: one of {known}"]
+    missing = "names no backend" if source.has_config else f"is missing in {source.path}"
+    return [f"{CONFIG_NAME} {missing}, and no file says which one it is for; known backends: {known}"]
 
 
 async def load_version(

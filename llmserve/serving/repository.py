@@ -10,20 +10,68 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
 from llmserve.serving.config_text import parse_config_text
+from llmserve.serving.object_store import is_url, open_object_store
 
 CONFIG_NAME = "config.pbtxt"
+CONFIGS_FOLDER = "configs"
 Stamp: TypeAlias = tuple[tuple[str, int, int], ...]  # (file, size, time of its last change in ns)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+class Repository(Protocol):
+    """Where models are. All calls block and raise `OSError` when it cannot be read."""
+
+    def list_names(self, *, cached: bool) -> list[str]:
+        """`cached`: what is known without asking somebody far away."""
+        ...
+
+    def fetch(self, name: str) -> Path:
+        """A local directory with the model's files."""
+        ...
+
+    def discard(self, name: str, path: Path) -> None:
+        """What `fetch` has given is not used any more."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DirectoryRepository:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def list_names(self, *, cached: bool) -> list[str]:
+        return [entry.name for entry in os.scandir(self._path) if entry.is_dir()]
+
+    def fetch(self, name: str) -> Path:
+        return self._path / name
+
+    def discard(self, name: str, path: Path) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def open_repository(location: Path | str) -> Repository:
+    """Raises `InvalidArgument` for a URL that is none of an object store."""
+    if is_url(str(location)):
+        return open_object_store(str(location))
+    return DirectoryRepository(Path(location))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +83,19 @@ class ModelSource:
     config: ModelConfig  # as written; partial when there are problems
     versions: tuple[int, ...]  # ascending
     problems: tuple[str, ...]  # why it cannot be loaded
+    has_config: bool = True
     stamp: Stamp = ()  # changes when a file does
+    repository: Repository | None = None  # None: a client has sent the files
     is_override: bool = False  # a client has sent the config
-    is_temporary: bool = False  # and the files
+    discard: Callable[[], None] | None = None  # to be called, in a thread, when nothing uses the files any more
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
     """What several repositories hold."""
 
-    places: Mapping[str, tuple[Path, ...]]  # model -> its directories; more than one is an error of the model
-    unreadable: Mapping[Path, str]  # repository -> why
+    places: Mapping[str, tuple[Repository, ...]]  # by model; more than one is an error of the model
+    unreadable: Mapping[Repository, str]  # why
 
     def require_readable(self) -> None:
         raise_problems(ModelConfigError, "cannot read the model repository", list(self.unreadable.values()))
@@ -55,47 +105,53 @@ class Listing:
             raise ModelConfigError(f"no model found: expected <repository>/<model>/{CONFIG_NAME}")
 
 
-def list_models(repositories: Sequence[Path]) -> Listing:
-    places: dict[str, tuple[Path, ...]] = {}
-    unreadable: dict[Path, str] = {}
+def list_models(repositories: Sequence[Repository], *, cached: bool = False) -> Listing:
+    places: dict[str, tuple[Repository, ...]] = {}
+    unreadable: dict[Repository, str] = {}
     for repository in repositories:
         try:
-            entries = [entry.name for entry in os.scandir(repository) if entry.is_dir()]
-        except NotADirectoryError:
+            names = repository.list_names(cached=cached)
+        except (FileNotFoundError, NotADirectoryError):
             unreadable[repository] = f"{repository} is not a directory"
-        except FileNotFoundError:
-            unreadable[repository] = f"{repository} is not a directory: there is nothing of that name"
         except OSError as error:
             unreadable[repository] = f"{repository} cannot be read: {error.strerror}"
         else:
-            for name in entries:
+            for name in names:
                 if not name.startswith((".", "__")):
-                    places[name] = (*places.get(name, ()), repository / name)
+                    places[name] = (*places.get(name, ()), repository)
     return Listing(dict(sorted(places.items())), unreadable)
 
 
-def scan_repositories(repositories: Sequence[Path]) -> list[ModelSource]:
-    """All models, by name. Raises `ModelConfigError` when a repository cannot be read or none holds a model."""
-    listing = list_models(repositories)
-    listing.require_readable()
-    listing.require_models()
-    return [read_model(name, paths) for name, paths in listing.places.items()]
+def read_model(name: str, repositories: Sequence[Repository], config_name: str = "") -> ModelSource:
+    """`config_name`: of the file in `configs` that is preferred."""
+    repository = repositories[0]
+    if len(repositories) > 1:
+        places = ", ".join(map(str, repositories))
+        problem = f"it is in several repositories: {places}; keep one"
+        return ModelSource(name, Path(), ModelConfig(), (), (problem,), repository=repository)
+    try:
+        path = repository.fetch(name)
+        source = read_directory(name, path, config_name)
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}"
+        return ModelSource(name, Path(), ModelConfig(), (), (problem,), repository=repository)
+    return replace(source, repository=repository, discard=partial(repository.discard, name, path))
 
 
-def read_model(name: str, paths: Sequence[Path]) -> ModelSource:
-    path = paths[0]
-    if len(paths) > 1:
-        places = ", ".join(str(place.parent) for place in paths)
-        return ModelSource(name, path, ModelConfig(), (), (f"it is in several repositories: {places}; keep one",))
+def read_directory(name: str, path: Path, config_name: str = "") -> ModelSource:
+    """Raises `OSError` when there is no such directory."""
     stamp = read_stamp(path)  # first: what changes while it is read makes it differ from the next one
-    config, problems = _read_config(path)
+    preferred = path / CONFIGS_FOLDER / f"{config_name}.pbtxt"
+    file = preferred if config_name and preferred.is_file() else path / CONFIG_NAME
+    has_config = file.is_file()
+    config, problems = _read_config(file) if has_config else (ModelConfig(), [])
     if config.name and config.name != name:
-        problems.append(f"{CONFIG_NAME} says name: '{config.name}', but the directory is '{name}'; they must be equal")
+        problems.append(f"{file.name} says name: '{config.name}', but the directory is '{name}'; they must be equal")
     config.name = name
     versions = _versions(path)
     if not versions:
         problems.append(f"no version: make a directory with a number as its name, such as {path.name}/1")
-    return ModelSource(name, path, config, versions, tuple(problems), stamp)
+    return ModelSource(name, path, config, versions, tuple(problems), has_config, stamp)
 
 
 def read_stamp(directory: Path) -> Stamp:
@@ -135,10 +191,10 @@ def parse_config_json(name: str, text: str) -> ModelConfig:
     return config
 
 
-def override_config(source: ModelSource, config: ModelConfig, *, is_temporary: bool) -> ModelSource:
+def override_config(source: ModelSource, config: ModelConfig) -> ModelSource:
     """The same files with another config; only what is wrong with the config itself is repaired by that."""
-    kept = tuple(problem for problem in source.problems if not problem.startswith(CONFIG_NAME))
-    return replace(source, config=config, problems=kept, is_override=True, is_temporary=is_temporary)
+    kept = tuple(problem for problem in source.problems if ".pbtxt " not in problem)
+    return replace(source, config=config, problems=kept, is_override=True, has_config=True)
 
 
 def write_override(name: str, files: Mapping[str, bytes], directory: Path) -> Path:
@@ -161,16 +217,13 @@ def write_override(name: str, files: Mapping[str, bytes], directory: Path) -> Pa
     return target
 
 
-def _read_config(path: Path) -> tuple[ModelConfig, list[str]]:
-    file = path / CONFIG_NAME
+def _read_config(file: Path) -> tuple[ModelConfig, list[str]]:
     try:
         text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ModelConfig(), [f"{CONFIG_NAME} is missing in {path}"]
     except (OSError, UnicodeDecodeError) as error:
-        return ModelConfig(), [f"{CONFIG_NAME} cannot be read: {error}"]
+        return ModelConfig(), [f"{file.name} cannot be read: {error}"]
     config, problems = parse_config_text(text)
-    return config, [f"{CONFIG_NAME} {problem}" for problem in problems]
+    return config, [f"{file.name} {problem}" for problem in problems]
 
 
 def _versions(path: Path) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 
 class ControlMode(StrEnum):
@@ -21,12 +23,18 @@ ALL_MODELS = "*"
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    model_repositories: tuple[Path, ...]
+    model_repositories: tuple[Path | str, ...]  # directories, or URLs of object stores
+    # what this server sets in a config, beside the overrides by name
+    parameters_for: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     # model -> parameter key -> value: replaces or adds `parameters { key value { string_value } }` at load
     parameter_overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     control_mode: ControlMode = ControlMode.NONE
     load_at_start: tuple[str, ...] = ()  # explicit mode: models to begin with; ALL_MODELS: every one
     poll_s: float = 15.0  # between two looks at the repositories; 0: only at start
+    auto_complete: bool = True  # backends fill in what configs leave open; False: configs must say everything
+    config_name: str = ""  # <model>/configs/<this>.pbtxt is preferred to config.pbtxt
+    # backend, or "" for all of them -> setting -> value
+    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     strict_readiness: bool = True  # ready only when every model is; False: ready whenever the server answers
     load_threads: int = 4  # models that load at the same time
     cache_bytes: int = 0  # of the response cache; 0: there is none

@@ -22,11 +22,12 @@ import pytest
 import tritonclient.grpc as triton
 
 from llmserve.cli.main import main
-from llmserve.cli.pipelines import engine_overrides, packaged_repository
-from llmserve.cli.serve import find_overrides
+from llmserve.cli.pipelines import engine_parameters, packaged_repository
+from llmserve.cli.serve import parse_backend_config, parse_parameters
 from llmserve.cli.server import model_table
 from llmserve.errors import InvalidArgument
 from llmserve.serving.core import ModelStatus
+from llmserve.serving.repository import list_models, open_repository, read_model
 from tests.frontends.server import HOST, wait_until
 
 LLMSERVE = [sys.executable, "-c", "from llmserve.cli.main import main; main()"]
@@ -254,6 +255,18 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         (["--model-repository", "{repository}", "--parameter", "first=2"], "expected MODEL.KEY=VALUE"),
         (["--model-repository", "{repository}", "--parameter", "nope.a=2"], "there is no model 'nope'"),
         (["--http-port", "70000"], "--http-port"),
+        (["--model-repository", "{repository}", "--load-model", "first"], "--load-model needs --model-control-mode"),
+        (
+            ["--model-repository", "{repository}", "--model-control-mode=explicit", "--load-model=*", "--load-model=a"],
+            "leave the others out",
+        ),
+        (
+            ["--model-repository", "{repository}", "--model-control-mode=explicit", "--load-model=nope"],
+            "there is no model 'nope'",
+        ),
+        (["--model-repository", "{repository}", "--grpc-use-ssl=true"], "connections would not be encrypted"),
+        (["--model-repository", "ftp://there/models"], "known URLs are s3://, gs://, as://, oss://"),
+        (["--model-repository", "{repository}", "--allow-http=false", "--allow-grpc=0"], "nothing to listen on"),
     ],
 )
 def test_wrong_arguments(
@@ -273,27 +286,70 @@ def test_wrong_arguments(
 
 
 def test_engine_and_limits_become_parameters_of_the_right_models() -> None:
-    repository = packaged_repository()
-    engine = Path("some/engine").absolute()
-    overrides = find_overrides(
-        [repository], Path("some/engine"), {"num_threads": 3, "kv_cache_free_gpu_mem_fraction": None},
-        ["tensorrt_llm.max_queue_size=9", "ensemble.note=a=b.c"],
-    )  # fmt: skip
-    assert overrides == {
-        "tensorrt_llm": {
-            "num_threads": "3", "gpt_model_path": str(engine), "tokenizer_dir": str(engine), "max_queue_size": "9",
-        },
-        "preprocessing": {"tokenizer_dir": str(engine)},
-        "postprocessing": {"tokenizer_dir": str(engine)},
-        "ensemble": {"note": "a=b.c"},
-    }  # fmt: skip
-    assert engine_overrides([repository], None, {}) == {}
+    repository, engine = open_repository(packaged_repository()), str(Path("some/engine").absolute())
+    configs = [read_model(name, places).config for name, places in list_models([repository]).places.items()]
+    given = {config.name: engine_parameters(Path("some/engine"), {"num_threads": "3"}, config) for config in configs}
+    assert given == {
+        "tensorrt_llm": {"num_threads": "3", "gpt_model_path": engine, "tokenizer_dir": engine},
+        "preprocessing": {"tokenizer_dir": engine},
+        "postprocessing": {"tokenizer_dir": engine},
+        "ensemble": {},
+    }
+    assert not any(engine_parameters(None, {}, config) for config in configs)
+
+
+def test_parameters_and_backend_settings() -> None:
+    assert parse_parameters(["a.b=1", "a.c=x=y.z", "m.k=v"]) == {"a": {"b": "1", "c": "x=y.z"}, "m": {"k": "v"}}
+    assert parse_backend_config(["default-max-batch-size=8", "python,shm-default-byte-size=4"]) == {
+        "": {"default-max-batch-size": "8"},
+        "python": {"shm-default-byte-size": "4"},
+    }
 
 
 @pytest.mark.parametrize("text", ["", "a", "a.b", "a=b", ".b=c", "a.=c"])
 def test_malformed_parameters(text: str) -> None:
     with pytest.raises(InvalidArgument, match="expected MODEL"):
-        find_overrides([packaged_repository()], None, {}, [text])
+        parse_parameters([text])
+
+
+@pytest.mark.parametrize("text", ["", "a", "a,b", "a,=b", ",a=b", "a="])
+def test_malformed_backend_settings(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="expected BACKEND,KEY=VALUE or KEY=VALUE"):
+        parse_backend_config([text])
+
+
+def test_a_tritonserver_command_line(tmp_path: Path, servers: list[Server]) -> None:
+    """Only the program's name has changed."""
+    repository = identity_model(identity_model(tmp_path, "first"), "second")
+    servers.append(
+        server := start(
+            f"--model-store={repository}", "--model-control-mode=explicit", "--load-model=first", "--http-address",
+            HOST, "--allow-http=1", "--allow-gpu-metrics=false", "--strict-readiness", "true", "--exit-on-error=true",
+            "--pinned-memory-pool-byte-size=0", "--backend-config=python,shm-default-byte-size=1048576", "--id=here",
+            "--log-verbose=false", "--min-supported-compute-capability", "6.0", "--http-thread-count=8",
+        )
+    )  # fmt: skip
+    printed = "".join(server.printed)
+    (line,) = [line for line in printed.splitlines() if line.startswith("Without effect here: ")]
+    assert line == (
+        "Without effect here: --allow-gpu-metrics (GPU memory and devices), --pinned-memory-pool-byte-size (GPU memory "
+        "and devices), --min-supported-compute-capability (GPU memory and devices), --http-thread-count (threads and "
+        "pools of tritonserver's own)"
+    )
+    assert "| second |         | not loaded |" in printed
+    assert server.infer("first")[0] == 200
+    assert json.loads(server.http("GET", "/v2")[1])["name"] == "here"
+    assert server.http("GET", "/v2/health/ready")[0] == 200
+
+
+def test_services_that_are_not_wanted(tmp_path: Path, servers: list[Server]) -> None:
+    repository = identity_model(tmp_path, "first")
+    command = [*LLMSERVE, "serve", *ANY_PORTS, "--model-repository", str(repository), "--allow-grpc=false"]
+    server = Server(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    servers.append(server)
+    server.wait_for("Metrics Service at")
+    assert "GRPCInferenceService" not in "".join(server.printed)
+    assert server.infer("first")[0] == 200
 
 
 def test_a_reason_is_wrapped_inside_the_table() -> None:

@@ -49,7 +49,9 @@ def as_json(text: str) -> str:
 
 
 @asynccontextmanager
-async def explicit(*repositories: Path, load: tuple[str, ...] = (), **settings: Any) -> AsyncIterator[InferenceCore]:
+async def explicit(
+    *repositories: Path | str, load: tuple[str, ...] = (), **settings: Any
+) -> AsyncIterator[InferenceCore]:
     made = ServerSettings(repositories, control_mode=ControlMode.EXPLICIT, load_at_start=load, **settings)
     async with started(made) as core:
         yield core

@@ -8,8 +8,12 @@ import pytest
 
 from llmserve.errors import InvalidArgument, ModelConfigError, NotFound
 from llmserve.serving.core import InferenceCore, ServerSettings
-from llmserve.serving.repository import scan_repositories
+from llmserve.serving.repository import ModelSource, list_models, open_repository, read_model
 from tests.serving.models import BACKENDS, floats, identity_config, request, serving, single, values, write_model
+
+
+def scan(repository: Path) -> list[ModelSource]:
+    return [read_model(name, places) for name, places in list_models([open_repository(repository)]).places.items()]
 
 
 def test_models_and_versions(tmp_path: Path) -> None:
@@ -20,7 +24,7 @@ def test_models_and_versions(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "README.md").write_text("not a model")
-    first, second = scan_repositories([tmp_path])
+    first, second = scan(tmp_path)
     assert (first.name, second.name, second.versions) == ("a", "b", (1, 3, 10))
     assert second.config.name == "b"
 
@@ -28,7 +32,7 @@ def test_models_and_versions(tmp_path: Path) -> None:
 def test_a_models_problems_are_told_together(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.pbtxt").write_text('name: "other"\nfoo: 1\n')
-    (source,) = scan_repositories([tmp_path])
+    (source,) = scan(tmp_path)
     assert list(source.problems) == [
         "config.pbtxt line 2, column 1: ModelConfig has no field 'foo'",
         "config.pbtxt says name: 'other', but the directory is 'm'; they must be equal",
@@ -39,24 +43,37 @@ def test_a_models_problems_are_told_together(tmp_path: Path) -> None:
 def test_config_that_is_no_text(tmp_path: Path) -> None:
     write_model(tmp_path, "m", "")
     (tmp_path / "m" / "config.pbtxt").write_bytes(b"\xff\xfe")
-    (source,) = scan_repositories([tmp_path])
+    (source,) = scan(tmp_path)
     assert source.problems[0].startswith("config.pbtxt cannot be read: ")
 
 
-def test_missing_config(tmp_path: Path) -> None:
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (source,) = scan_repositories([tmp_path])
-    assert source.problems == (f"config.pbtxt is missing in {tmp_path}/m",)
-
-
-def test_missing_repositories_are_all_named(tmp_path: Path) -> None:
+async def test_missing_repositories_are_all_named(tmp_path: Path) -> None:
+    core = InferenceCore(ServerSettings((tmp_path / "nope", tmp_path, str(tmp_path / "nor"))), BACKENDS)
     with pytest.raises(ModelConfigError, match=r"(?s)/nope is not a directory.*/nor is not a directory"):
-        scan_repositories([tmp_path / "nope", tmp_path, tmp_path / "nor"])
+        await core.start()
 
 
-def test_empty_repository(tmp_path: Path) -> None:
+async def test_empty_repository(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match="no model found"):
-        scan_repositories([tmp_path])
+        await InferenceCore(ServerSettings((tmp_path,)), BACKENDS).start()
+
+
+async def test_a_repository_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelConfigError, match="file is not a directory"):
+        await InferenceCore(ServerSettings((tmp_path / "file",)), BACKENDS).start()
+
+
+async def test_another_config_of_the_same_model(tmp_path: Path) -> None:
+    """--model-config-name: for this machine, say; models without one of that name keep theirs."""
+    for name in ("a", "b"):
+        write_model(tmp_path, name, identity_config())
+    (tmp_path / "a/configs").mkdir()
+    (tmp_path / "a/configs/big.pbtxt").write_text(identity_config("max_batch_size: 64"))
+    async with serving(tmp_path, config_name="big") as core:
+        assert core.model_config("a").max_batch_size == 64
+        assert core.model_config("b").max_batch_size == 0
+        assert list(core.model_metadata("a").versions) == ["1"]
 
 
 async def test_several_repositories_and_a_name_in_two(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""The options of `llmserve serve`, by subject. Names that tritonserver has too mean what they mean there.
+
+What else tritonserver accepts is dealt with in `tritonserver_flags.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmserve.serving.settings import ControlMode
+
+DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
+MODELS, LISTENING, ENGINE, LOGGING = "Models", "Listening", "Engine", "Logging"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None
+    model_repository: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model-repository",
+            "--model-store",
+            help="Model repository, a directory or the URL of an object store; may be repeated.",
+            show_default="the packaged one",
+            rich_help_panel=MODELS,
+        ),
+    ] = None
+    model_control_mode: Annotated[
+        ControlMode,
+        typer.Option(
+            help="none: load all at start; poll: and what changes; explicit: on request.", rich_help_panel=MODELS
+        ),
+    ] = ControlMode.NONE
+    load_model: Annotated[
+        list[str] | None,
+        typer.Option(help="Explicit mode: load at start; may be repeated; * is every model.", rich_help_panel=MODELS),
+    ] = None
+    repository_poll_secs: Annotated[
+        float, typer.Option(help="Seconds between two polls; 0: only at start.", min=0, rich_help_panel=MODELS)
+    ] = 15
+    disable_auto_complete_config: Annotated[
+        bool,
+        typer.Option(
+            "--disable-auto-complete-config",
+            help="Refuse configs that do not say everything.",
+            rich_help_panel=MODELS,
+        ),
+    ] = False
+    model_config_name: Annotated[
+        str, typer.Option(help="Prefer <model>/configs/NAME.pbtxt.", show_default=False, rich_help_panel=MODELS)
+    ] = ""
+    model_load_thread_count: Annotated[
+        int, typer.Option(help="Models that load at the same time.", min=1, rich_help_panel=MODELS)
+    ] = 4
+    backend_config: Annotated[
+        list[str] | None, typer.Option(help="BACKEND,KEY=VALUE; may be repeated.", rich_help_panel=MODELS)
+    ] = None
+    cache_config: Annotated[
+        str, typer.Option(help="local,size=BYTES: a response cache.", show_default=False, rich_help_panel=MODELS)
+    ] = ""
+    strict_readiness: Annotated[bool, typer.Option(help="Ready only when every model is.", rich_help_panel=MODELS)] = (
+        True
+    )
+    exit_on_error: Annotated[bool, typer.Option(help="End when a model does not load.", rich_help_panel=MODELS)] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    id: Annotated[str, typer.Option(help="The server's name, as clients see it.", rich_help_panel=LISTENING)] = (
+        "llmserve"
+    )
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=LISTENING)] = "0.0.0.0"
+    http_address: Annotated[
+        str, typer.Option(help="Instead of --host.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
+    grpc_address: Annotated[
+        str, typer.Option(help="Instead of --host.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
+    metrics_address: Annotated[
+        str, typer.Option(help="Instead of --http-address.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
+    http_port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535, rich_help_panel=LISTENING)] = (
+        8000
+    )
+    grpc_port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535, rich_help_panel=LISTENING)] = (
+        8001
+    )
+    metrics_port: Annotated[
+        int, typer.Option(help="0: any free port.", min=0, max=65535, rich_help_panel=LISTENING)
+    ] = 8002
+    allow_http: Annotated[bool, typer.Option(help="Listen for HTTP.", rich_help_panel=LISTENING)] = True
+    allow_grpc: Annotated[bool, typer.Option(help="Listen for gRPC.", rich_help_panel=LISTENING)] = True
+    allow_metrics: Annotated[bool, typer.Option(help="Serve /metrics.", rich_help_panel=LISTENING)] = True
+    http_max_input_size: Annotated[
+        int, typer.Option(help="Bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
+    ] = DEFAULT_MAX_INPUT_BYTES
+    exit_timeout_secs: Annotated[
+        float, typer.Option(help="How long running requests may finish.", min=0, rich_help_panel=LISTENING)
+    ] = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    threads: Annotated[
+        int | None, typer.Option(help="Engine threads.", min=1, show_default="every core", rich_help_panel=ENGINE)
+    ] = None
+    max_kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens in the KV cache.", min=1, show_default="what the batch can use", rich_help_panel=ENGINE
+        ),
+    ] = None
+    kv_cache_fraction: Annotated[
+        float | None,
+        typer.Option(
+            help="Most of the free memory that the KV cache may take.", show_default="0.9", rich_help_panel=ENGINE
+        ),
+    ] = None
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(help="MODEL.KEY=VALUE: a model's parameter; may be repeated.", rich_help_panel=ENGINE),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    log_verbose: Annotated[
+        int, typer.Option(help="0 warnings, 1 information, 2 everything.", min=0, rich_help_panel=LOGGING)
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(LogOptions, EngineOptions, ListenOptions, ModelOptions):
+    """In the order of the last base first."""

@@ -1,0 +1,109 @@
+"""tritonserver's command line for `llmserve serve`: a launch script needs only the program's name changed.
+
+Most flags have the same name here. The rest is translated before the command is parsed: booleans with a value
+(`--exit-on-error=false`), older names, and flags that have nothing to act on here, which are reported in one line.
+What would be a hole in security or another service if it were left out is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+OWN_BOOLEANS = ("allow-http", "allow-grpc", "allow-metrics", "strict-readiness", "exit-on-error")
+WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+
+# without effect, by what they would act on
+NO_EFFECT = {
+    "GPU memory and devices": (
+        "pinned-memory-pool-byte-size", "cuda-memory-pool-byte-size", "cuda-virtual-address-size",
+        "min-supported-compute-capability", "model-load-gpu-limit", "allow-gpu-metrics",
+    ),
+    "threads and pools of tritonserver's own": (
+        "http-thread-count", "grpc-infer-thread-count", "grpc-infer-allocation-pool-size",
+        "grpc-max-response-pool-size", "buffer-manager-thread-count", "host-policy",
+    ),
+    "shared libraries": ("backend-directory", "repoagent-directory", "cache-directory"),
+    "connections": (
+        "reuse-http-port", "reuse-grpc-port", "grpc-infer-response-compression-level", "grpc-keepalive-time",
+        "grpc-keepalive-timeout", "grpc-keepalive-permit-without-calls", "grpc-http2-max-pings-without-data",
+        "grpc-http2-min-recv-ping-interval-without-data", "grpc-http2-max-ping-strikes", "grpc-max-connection-age",
+        "grpc-max-connection-age-grace", "http-header-forward-pattern", "grpc-header-forward-pattern",
+        "grpc-server-cert", "grpc-server-key", "grpc-root-cert",
+    ),
+    "metrics": ("allow-cpu-metrics", "metrics-interval-ms", "metrics-config"),
+    "logs": ("log-info", "log-warning", "log-error", "log-format", "log-file"),
+    "traces": ("trace-config", "trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency"),
+    "scheduling": ("rate-limit", "rate-limit-resource"),
+    "loading": ("model-load-retry-count",),
+    "other clouds' services": (
+        "sagemaker-port", "sagemaker-safe-port-range", "sagemaker-thread-count", "vertex-ai-port",
+        "vertex-ai-thread-count", "vertex-ai-default-model",
+    ),
+}  # fmt: skip
+REFUSED = {
+    "grpc-use-ssl": "connections would not be encrypted; put a proxy in front that ends TLS",
+    "grpc-use-ssl-mutual": "clients would not be authenticated; put a proxy in front that does",
+    "http-restricted-api": "everybody could call the restricted parts; put a proxy in front",
+    "grpc-restricted-protocol": "everybody could call the restricted parts; put a proxy in front",
+    "model-namespacing": "models of the same name cannot be served side by side",
+    "allow-sagemaker": "there is no such service",
+    "allow-vertex-ai": "there is no such service",
+}
+VALUED_REFUSALS = ("http-restricted-api", "grpc-restricted-protocol")
+BOOLEANS = frozenset((*OWN_BOOLEANS, "strict-model-config", *REFUSED)).difference(VALUED_REFUSALS)
+_SUBJECTS = {flag: subject for subject, flags in NO_EFFECT.items() for flag in flags}
+KNOWN = BOOLEANS | REFUSED.keys() | _SUBJECTS.keys() | {"response-cache-byte-size", "log-verbose"}
+
+
+@dataclass(slots=True)
+class Translation:
+    arguments: list[str] = field(default_factory=list)  # for our own parser
+    without_effect: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def translate(arguments: Sequence[str]) -> Translation:
+    """Flags may be written `--flag value` and `--flag=value`; what is not tritonserver's passes unchanged."""
+    done = Translation()
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        if argument == "--":
+            done.arguments += [argument, *rest]
+            break
+        flag, _, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or flag not in KNOWN:
+            done.arguments.append(argument)
+            continue
+        if "=" not in argument and rest and (flag not in BOOLEANS or rest[0].lower() in WORDS):
+            value = rest.popleft()
+        _translate(flag, value, done)
+    return done
+
+
+def _translate(flag: str, value: str, done: Translation) -> None:
+    if flag in _SUBJECTS:
+        done.without_effect.append(f"--{flag} ({_SUBJECTS[flag]})")
+        return
+    if flag == "response-cache-byte-size":
+        done.arguments.append(f"--cache-config=local,size={value}")
+        return
+    if flag == "log-verbose":
+        level = int(WORDS[value.lower()]) if value.lower() in ("true", "false") else value
+        done.arguments.append(f"--log-verbose={level}")
+        return
+    if flag in VALUED_REFUSALS:
+        done.problems.append(f"--{flag} is not supported: {REFUSED[flag]}")
+        return
+    if value and value.lower() not in WORDS:
+        done.problems.append(f"--{flag}={value}: expected true or false")
+        return
+    is_true = WORDS.get(value.lower(), True)
+    if flag == "strict-model-config":
+        done.arguments += ["--disable-auto-complete-config"] if is_true else []
+    elif flag in REFUSED:
+        done.problems += [f"--{flag} is not supported: {REFUSED[flag]}"] if is_true else []
+    else:
+        done.arguments.append(f"--{flag}" if is_true else f"--no-{flag}")

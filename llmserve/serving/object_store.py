@@ -1,0 +1,160 @@
+"""Model repositories in object stores: s3://, gs://, as:// (Azure), oss://, through fsspec.
+
+A model is copied to a local directory before it is read. Each state of it gets a directory of its own, so that a model
+that is served keeps its files while the next one is loaded; files that have not changed are linked, not copied again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import InvalidArgument
+
+SCHEMES = {"s3": "s3", "gs": "gs", "as": "abfs", "oss": "oss"}  # of a URL -> fsspec's name
+TOKENS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "created", "size")
+_S3_ENDPOINT = re.compile(r"(?P<url>(?:https?://)?[^/:]+:\d+)/(?P<path>.*)")
+
+
+def is_url(location: str) -> bool:
+    return "://" in location
+
+
+@dataclass(slots=True)
+class _Copy:
+    tokens: Mapping[str, str]  # file -> what changes with it
+    path: Path
+    is_unused: bool = False
+
+
+class ObjectStoreRepository:
+    """`files` is an fsspec file system, `root` the repository's path in it."""
+
+    def __init__(self, location: str, files: Any, root: str) -> None:
+        self._location = location
+        self._files = files
+        self._root = root.strip("/")
+        self._names: list[str] = []
+        self._cache: tempfile.TemporaryDirectory[str] | None = None
+        self._copies: dict[str, _Copy] = {}  # the newest of each model
+        self._copy_ids = count()
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return self._location
+
+    def list_names(self, *, cached: bool) -> list[str]:
+        """Raises `OSError`. `cached`: as they were found last; that does not block."""
+        if not cached:
+            self._files.invalidate_cache()
+            try:
+                entries = self._files.ls(self._root, detail=True)
+            except Exception as error:  # border: every store has errors of its own
+                raise OSError(0, _describe(error)) from error
+            paths = [entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"]
+            self._names = [path.rpartition("/")[2] for path in paths]
+        return self._names
+
+    def fetch(self, name: str) -> Path:
+        """A local directory with the files as they are now; the same one as long as they do not change."""
+        with self._lock:
+            try:
+                return self._fetch(name)
+            except OSError:
+                raise
+            except Exception as error:  # border: every store has errors of its own
+                raise OSError(0, f"{self._location}/{name}: {_describe(error)}") from error
+
+    def discard(self, name: str, path: Path) -> None:
+        """Nothing uses this copy any more. The newest one stays, for the next load."""
+        with self._lock:
+            newest = self._copies.get(name)
+            if newest is not None and newest.path == path:
+                newest.is_unused = True
+            else:
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.cleanup()
+
+    def _fetch(self, name: str) -> Path:
+        prefix = f"{self._root}/{name}/"
+        self._files.invalidate_cache()
+        found = self._files.find(prefix, detail=True)
+        tokens = {
+            path.lstrip("/").removeprefix(prefix): _token(info) for path, info in found.items() if path[-1] != "/"
+        }
+        before = self._copies.get(name)
+        if before is not None and before.tokens == tokens:
+            before.is_unused = False
+            return before.path
+        copy = _Copy(tokens, self._new_directory() / name)
+        for relative in tokens:
+            self._copy_file(prefix, relative, copy, before)
+        copy.path.mkdir(parents=True, exist_ok=True)
+        self._copies[name] = copy
+        if before is not None and before.is_unused:
+            shutil.rmtree(before.path.parent, ignore_errors=True)
+        return copy.path
+
+    def _copy_file(self, prefix: str, relative: str, copy: _Copy, before: _Copy | None) -> None:
+        path = copy.path / relative
+        if not path.resolve().is_relative_to(copy.path.resolve()):
+            raise OSError(0, f"{self._location} has an object whose name leads out of its model: '{relative}'")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if before is not None and before.tokens.get(relative) == copy.tokens[relative]:
+            os.link(before.path / relative, path)
+        else:
+            self._files.get_file(prefix + relative, str(path))
+
+    def _new_directory(self) -> Path:
+        if self._cache is None:
+            self._cache = tempfile.TemporaryDirectory(prefix="llmserve-repository-")
+        return Path(self._cache.name, str(next(self._copy_ids)))
+
+
+def open_object_store(location: str) -> ObjectStoreRepository:
+    """Raises `InvalidArgument` for URLs that cannot be read, or packages that are missing. Contacts nobody."""
+    scheme, _, rest = location.partition("://")
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise InvalidArgument(f"model repository {location}: known URLs are {known}; anything else is a directory")
+    root, options = rest, {}
+    if scheme == "s3" and (match := _S3_ENDPOINT.fullmatch(rest)):
+        endpoint, root = match["url"], match["path"]
+        options["endpoint_url"] = endpoint if "://" in endpoint else f"http://{endpoint}"
+    if scheme == "as":
+        account, _, root = rest.partition("/")
+        options["account_name"] = account.partition(".")[0]
+        if key := os.environ.get("AZURE_STORAGE_KEY"):
+            options["account_key"] = key
+    if not root.strip("/"):
+        raise InvalidArgument(f"model repository {location}: the URL names no bucket")
+    try:
+        import fsspec
+
+        files = fsspec.filesystem(SCHEMES[scheme], use_listings_cache=False, **options)
+    except ImportError as error:
+        raise InvalidArgument(
+            f"model repository {location}: {error}; install it: pip install 'llmserve[{scheme}]'"
+        ) from error
+    return ObjectStoreRepository(location, files, root)
+
+
+def _token(info: Mapping[str, Any]) -> str:
+    """Changes when the object does."""
+    return hashlib.sha256(repr([(key, str(info[key])) for key in TOKENS if key in info]).encode()).hexdigest()
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
