@@ -19,9 +19,9 @@ class Feature:
 
 REFUSED = (
     Feature(
-        "sequence_batching",
-        lambda config: config.HasField("sequence_batching"),
-        "requests of a sequence would reach the model without their state; remove it or use a stateless model",
+        "sequence_batching.iterative_sequence",
+        lambda config: bool(config.sequence_batching.iterative_sequence),
+        "a model cannot have its requests scheduled again; use a decoupled model",
     ),
     Feature(
         "model_operations",
@@ -55,11 +55,6 @@ IGNORED = (
     Feature("model_metrics", lambda config: config.HasField("model_metrics"), "metrics keep their defaults"),
     Feature(
         "label_filename", lambda config: any(output.label_filename for output in config.output), "no classification"
-    ),
-    Feature(
-        "instance_group.rate_limiter",
-        lambda config: any(group.HasField("rate_limiter") for group in config.instance_group),
-        "instances run without a rate limit",
     ),
     Feature(
         "instance_group.passive, profile, host_policy, secondary_devices",

@@ -1,4 +1,4 @@
-"""What is wrong with the parts of a config that say how requests are joined, warmed up and kept."""
+"""What is wrong with the parts of a config that say how requests are joined, ordered, kept, and made to warm up."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import Sequence
 
 from tritonclient.grpc.model_config_pb2 import BatchOutput, DataType, ModelConfig
 
+from llmserve.serving.config_sequences import sequence_problems
 from llmserve.serving.warmup import warmup_problems
 
 _BATCH_INPUT_TYPES = (DataType.TYPE_INT32, DataType.TYPE_FP32)
 
 
 def scheduling_problems(config: ModelConfig) -> list[str]:
-    return [*_ragged_problems(config), *_cache_problems(config), *warmup_problems(config)]
+    return [
+        *_ragged_problems(config),
+        *_cache_problems(config),
+        *warmup_problems(config),
+        *sequence_problems(config),
+    ]
 
 
 def _cache_problems(config: ModelConfig) -> list[str]:

@@ -29,6 +29,7 @@ from llmserve.serving.exposition import ServerCollector, metrics_text
 from llmserve.serving.lifecycle import ModelLifecycle
 from llmserve.serving.loader import Surroundings
 from llmserve.serving.response_cache import ResponseCache
+from llmserve.serving.schedulers.rate_limiter import make_rate_limiter
 from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import request_label
@@ -49,7 +50,10 @@ class InferenceCore:
         self.extensions = EXTENSIONS
         self._settings = settings
         self._table = ModelTable()
-        self._shared = SharedResources(ResponseCache(settings.cache_bytes) if settings.cache_bytes else None)
+        self._shared = SharedResources(
+            ResponseCache(settings.cache_bytes) if settings.cache_bytes else None,
+            make_rate_limiter(settings.rate_limit, settings.rate_limit_resources),
+        )
         surroundings = Surroundings(self._infer_nested, self, self._shared)
         deployment = Deployment(self._table, settings, backends, surroundings)
         self._lifecycle = ModelLifecycle(settings, self._table, deployment)

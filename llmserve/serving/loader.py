@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +26,8 @@ from llmserve.serving.model_config import (
     served_versions,
 )
 from llmserve.serving.repository import CONFIG_NAME, ModelSource
-from llmserve.serving.schedulers.base import ModelScheduler
-from llmserve.serving.schedulers.caching import CachingScheduler
-from llmserve.serving.schedulers.passthrough import PassThroughScheduler
-from llmserve.serving.schedulers.queued import QueuedScheduler
+from llmserve.serving.schedulers.choice import cached, make_scheduler
+from llmserve.serving.schedulers.controls import read_states
 from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import ModelSignature
@@ -106,45 +105,22 @@ async def load_version(
     """One version, ready for requests."""
     config, directory = prepared.config, prepared.source.path
     context = LoadContext(config, directory, version, directory / version, surroundings.door, surroundings.control)
+    limiter = surroundings.shared.rate_limiter
+    if limiter is not None:
+        raise_problems(ModelConfigError, f"model '{config.name}' cannot be loaded", limiter.problems(config))
+    states = await in_daemon_thread(partial(read_states, config, directory), f"states-{config.name}")
     loaded = await in_daemon_thread(partial(backend.load, context), f"load-{config.name}")
-    await warm_up(config, directory, version, loaded)
-    return _serve_instances(prepared, version, loaded, surroundings.shared)
-
-
-def _serve_instances(
-    prepared: PreparedModel, version: str, loaded: LoadedModel, shared: SharedResources
-) -> ServedModel:
-    """A loaded version behind the scheduler that its config asks for."""
-    config = prepared.config
-    signature = ModelSignature(config)
-    statistics = ModelStatistics(config.name, version)
-    scheduler: ModelScheduler
-    if loaded.batches_itself:
-        if config.HasField("dynamic_batching"):
-            logger.warning("model '%s': dynamic_batching has no effect: the backend batches by itself", config.name)
-        scheduler = PassThroughScheduler(loaded.instances, statistics, signature.batch_size)
-    else:
-        scheduler = QueuedScheduler(config, signature, loaded.instances, statistics)
-    if (config.batch_input or config.batch_output) and not loaded.collates:
-        logger.warning(
-            "model '%s': batch_input and batch_output have no effect: backend '%s' gets a batch as single requests",
-            config.name,
-            config.backend,
+    try:
+        await warm_up(config, directory, version, loaded.instances)
+        signature = ModelSignature(config)
+        statistics = ModelStatistics(config.name, version)
+        scheduler = make_scheduler(
+            config, loaded, signature=signature, statistics=statistics, states=states, shared=surroundings.shared
         )
-    scheduler = _cached(config, scheduler, shared)
+    except BaseException:
+        await asyncio.gather(*(instance.close() for instance in loaded.instances), return_exceptions=True)
+        raise
     return ServedModel(config, version, signature=signature, statistics=statistics, scheduler=scheduler, loaded=loaded)
-
-
-def _cached(config: ModelConfig, scheduler: ModelScheduler, shared: SharedResources) -> ModelScheduler:
-    if not config.response_cache.enable:
-        return scheduler
-    if shared.cache is None:
-        logger.warning(
-            "model '%s': response_cache has no effect: start the server with --cache-config local,size=BYTES",
-            config.name,
-        )
-        return scheduler
-    return CachingScheduler(scheduler, shared.cache)
 
 
 def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, shared: SharedResources) -> ServedModel:
@@ -166,7 +142,7 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, sha
     def infer_step(request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
         return parts[request.model_name, request.model_version].infer(request, timing)
 
-    scheduler = _cached(
+    scheduler = cached(
         config, EnsembleScheduler(config, version, waves, statistics=statistics, infer_step=infer_step), shared
     )
     return ServedModel(

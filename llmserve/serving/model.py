@@ -17,7 +17,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
 from llmserve.serving.backend import GaugeSample, LoadedModel
-from llmserve.serving.schedulers.base import ModelScheduler, Rejected
+from llmserve.serving.schedulers.base import ModelScheduler, Rejected, SequenceError
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import FailureReason, ModelStatistics, RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
@@ -98,7 +98,7 @@ class ServedModel:
             if not outcome.is_final:
                 outcome.is_final = True
                 yield InferResponse(self.name, self.version, request.request_id, final=True)
-        except Rejected:
+        except (Rejected, SequenceError):
             outcome.failure = FailureReason.REJECTED
             raise
         except Exception as error:  # border: whatever a backend raises is an error response of this request alone

@@ -19,6 +19,7 @@ from tritonclient.grpc.model_config_pb2 import (
 
 from llmserve.serving.config_features import refused_features
 from llmserve.serving.config_scheduling import scheduling_problems
+from llmserve.serving.config_sequences import fill_sequence_defaults
 
 
 def is_ensemble(config: ModelConfig) -> bool:
@@ -45,6 +46,7 @@ def fill_defaults(config: ModelConfig) -> None:
         config.platform = "ensemble"
         config.model_transaction_policy.SetInParent()
         return
+    fill_sequence_defaults(config)
     for memory in (config.optimization.input_pinned_memory, config.optimization.output_pinned_memory):
         memory.enable = True
     if not config.instance_group:

@@ -38,4 +38,6 @@ class ServerSettings:
     strict_readiness: bool = True  # ready only when every model is; False: ready whenever the server answers
     load_threads: int = 4  # models that load at the same time
     cache_bytes: int = 0  # of the response cache; 0: there is none
+    rate_limit: str = "off"  # or "execution_count"
+    rate_limit_resources: tuple[str, ...] = ()  # NAME:COUNT or NAME:COUNT:DEVICE
     server_name: str = "llmserve"

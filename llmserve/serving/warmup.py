@@ -16,7 +16,8 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelWarmup
 
 from llmserve.errors import InternalError, LlmserveError, ModelConfigError, raise_problems
-from llmserve.serving.backend import LoadedModel, ModelInstance
+from llmserve.serving.backend import ModelInstance
+from llmserve.serving.schedulers.controls import Controls, read_states
 from llmserve.serving.signature import ModelSignature, datatype_name
 from llmserve.serving.tensor_data import random_tensor, tensor_from_bytes, zero_tensor
 from llmserve.serving.threads import in_daemon_thread
@@ -32,35 +33,42 @@ class WarmupSample:
     requests: tuple[InferRequest, ...]  # one execution
 
 
-async def warm_up(config: ModelConfig, model_dir: Path, version: str, loaded: LoadedModel) -> None:
-    """Run the samples on all instances. When one fails the instances are closed. Raises `LlmserveError`."""
+async def warm_up(config: ModelConfig, model_dir: Path, version: str, instances: Sequence[ModelInstance]) -> None:
+    """Run the samples on all instances. Raises `LlmserveError`."""
     if not config.model_warmup:
         return
-    try:
-        work = partial(warmup_samples, config, model_dir, version)
-        samples = await in_daemon_thread(work, f"warm-up-{config.name}")
-        await asyncio.gather(*(_run_samples(config.name, instance, samples) for instance in loaded.instances))
-    except BaseException:
-        await asyncio.gather(*(instance.close() for instance in loaded.instances), return_exceptions=True)
-        raise
+    work = partial(warmup_samples, config, model_dir, version)
+    samples = await in_daemon_thread(work, f"warm-up-{config.name}")
+    await asyncio.gather(*(_run_samples(config.name, instance, samples) for instance in instances))
 
 
 def warmup_samples(config: ModelConfig, model_dir: Path, version: str) -> list[WarmupSample]:
     """Blocking: reads data files. Raises `ModelConfigError` that lists every sample that is no request of the model."""
     signature = ModelSignature(config)
+    added = _added_inputs(config, model_dir)
     problems: list[str] = []
     samples = []
     for declared in config.model_warmup:
         try:
             request = _request(config, declared, model_dir, version)
-            signature.check(request)
+            inputs = {name: tensor for name, tensor in request.inputs.items() if name not in added}
+            signature.check(request.with_inputs(inputs))
         except (OSError, ValueError, LlmserveError) as error:
             problems.append(f"model_warmup '{declared.name}': {error}")
         else:
-            requests = (signature.to_model(request),) * max(1, declared.batch_size)
-            samples.append(WarmupSample(declared.name, max(1, declared.count), requests))
+            seen = signature.to_model(request.with_inputs(inputs))
+            seen = seen.with_inputs({**seen.inputs, **added, **{n: t for n, t in request.inputs.items() if n in added}})
+            samples.append(WarmupSample(declared.name, max(1, declared.count), (seen,) * max(1, declared.batch_size)))
     raise_problems(ModelConfigError, f"model '{config.name}' cannot be warmed up", problems)
     return samples
+
+
+def _added_inputs(config: ModelConfig, model_dir: Path) -> dict[str, Tensor]:
+    """What the scheduler adds to requests, as long as the sample does not give it itself."""
+    if not config.HasField("sequence_batching"):
+        return {}
+    states = {spec.input_name: spec.initial for spec in read_states(config, model_dir)}
+    return {**Controls(config).of_nothing(), **states}
 
 
 def _request(config: ModelConfig, declared: ModelWarmup, model_dir: Path, version: str) -> InferRequest:

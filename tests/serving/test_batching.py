@@ -8,7 +8,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.serving.schedulers.batching import BatchRule, batch_key
-from llmserve.serving.schedulers.queue import QueuePolicies, QueuePolicy, RequestQueue, Ticket
+from llmserve.serving.schedulers.queue import QueuePolicies, QueuePolicy, RequestQueue
+from llmserve.serving.schedulers.tickets import Ticket
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import RequestTiming
 from llmserve.serving.types import Tensor

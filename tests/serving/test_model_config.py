@@ -72,7 +72,7 @@ def test_good_config_has_no_problems() -> None:
             "default_priority_level must be in 1 .. 2, got 0",
         ),
         ("version_policy { specific { } }", "version_policy specific lists no versions"),
-        ("sequence_batching { direct { } }", "sequence_batching is not supported"),
+        ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence is not supported"),
         ("model_repository_agents { agents { name: 'checksum' } }", "model_repository_agents is not supported"),
     ],
 )
@@ -81,7 +81,7 @@ def test_problem_is_reported(text: str, problem: str) -> None:
 
 
 def test_all_problems_at_once() -> None:
-    problems = config_problems(completed("max_batch_size: -1 sequence_batching { direct { } }"))
+    problems = config_problems(completed("max_batch_size: -1 sequence_batching { iterative_sequence: true }"))
     assert len(problems) == 4  # refused feature, batch size, no input, no output
 
 
@@ -90,7 +90,6 @@ def test_all_problems_at_once() -> None:
     [
         ("optimization { cuda { graphs: true } }", "optimization"),
         ("instance_group { kind: KIND_GPU }", "instance_group.kind"),
-        ("instance_group { rate_limiter { priority: 1 } }", "instance_group.rate_limiter"),
         ("output { name: 'Z' data_type: TYPE_FP32 dims: [ 1 ] label_filename: 'l' }", "label_filename"),
     ],
 )

@@ -3,61 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
-import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Unavailable
-from llmserve.serving.schedulers.base import ModelScheduler, Rejected
+from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.passthrough import PassThroughScheduler
 from llmserve.serving.schedulers.queued import QueuedScheduler
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
-from llmserve.serving.types import InferRequest, InferResponse, Tensor
+from llmserve.serving.types import InferRequest, InferResponse
+from tests.serving.instances import Client, Instance, ReleasingOne, settle
 from tests.serving.models import identity_config, request
-
-
-@dataclass(eq=False)
-class Instance:
-    """Notes what it gets, and answers each request when its gate is open."""
-
-    name: str = "i"
-    batches: list[list[str]] = field(default_factory=list)
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: list[str] = field(default_factory=list)
-    num_responses: int = 1
-
-    def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
-        self.batches.append([wanted.request_id for wanted in requests])
-        return [self._respond(wanted) for wanted in requests]
-
-    async def _respond(self, wanted: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        try:
-            for index in range(self.num_responses):
-                await self.gate.wait()
-                yield InferResponse("m", "1", wanted.request_id, final=index == self.num_responses - 1)
-        finally:
-            self.closed.append(wanted.request_id)
-
-    def healthy(self) -> bool:
-        return True
-
-    async def close(self) -> None:
-        pass
-
-
-@dataclass(eq=False)
-class ReleasingOne(Instance):
-    """Is free only when the test says so."""
-
-    release: Callable[[], None] = lambda: None
-
-    def when_released(self, callback: Callable[[], None]) -> None:
-        self.release = callback
 
 
 def scheduler(*instances: Instance, config: str = "", statistics: ModelStatistics | None = None) -> QueuedScheduler:
@@ -66,45 +26,6 @@ def scheduler(*instances: Instance, config: str = "", statistics: ModelStatistic
 
 
 BATCHING = "max_batch_size: 8 dynamic_batching { %s }"
-
-
-class Client:
-    """Sends numbered requests and keeps the order in which they end."""
-
-    def __init__(self, target: ModelScheduler) -> None:
-        self.target = target
-        self.ended: list[str] = []
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.timings: dict[str, RequestTiming] = {}
-
-    async def send(self, *names: str, width: int = 1, **fields: int) -> None:
-        for name in names:
-            tensor = Tensor("X", "FP32", np.zeros((1, width), np.float32))
-            self.timings[name] = RequestTiming()
-            self.tasks[name] = asyncio.create_task(self._run(request("m", tensor, request_id=name, **fields)))
-        await settle()
-
-    async def cancel(self, name: str) -> None:
-        self.tasks[name].cancel()
-        await asyncio.gather(self.tasks[name], return_exceptions=True)
-
-    async def wait(self) -> None:
-        async with asyncio.timeout(3):
-            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-
-    def error(self, name: str) -> BaseException | None:
-        return self.tasks[name].exception()
-
-    async def _run(self, wanted: InferRequest) -> None:
-        async with aclosing(self.target.infer(wanted, self.timings[wanted.request_id])) as stream:
-            async for _ in stream:
-                pass
-        self.ended.append(wanted.request_id)
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_direct_runs_one_at_a_time_in_order() -> None:
@@ -360,3 +281,46 @@ async def test_responses_stop_the_instance_until_they_are_read() -> None:
         await settle()
         assert instance.closed == []
     assert instance.closed == ["a"]
+
+
+async def test_instances_that_have_died_get_nothing_while_another_works() -> None:
+    dead, alive = Instance("dead", works=False), Instance("alive")
+    client = Client(scheduler(dead, alive))
+    await client.send("a", "b")
+    assert (dead.batches, alive.batches) == ([], [["a"]])
+    alive.gate.set()
+    await client.wait()
+    alive.works = False
+    dead.gate.set()
+    await client.send("c")  # all are dead: one of them says why
+    await client.wait()
+    assert dead.batches == [["c"]]
+
+
+async def test_execute_with_the_wrong_number_of_streams_fails_the_batch_and_not_the_scheduler() -> None:
+    class Short(Instance):
+        def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+            return super().execute(requests)[1:] if requests[0].request_id == "a" else super().execute(requests)
+
+    instance = Short()
+    instance.gate.set()
+    client = Client(scheduler(instance))
+    await client.send("a", "b")
+    await client.wait()
+    assert str(client.error("a")) == "model instance 'i' answered 1 requests with 0 streams"
+    assert client.ended == ["b"]
+
+
+async def test_many_requests_that_fail_at_once_are_no_recursion() -> None:
+    class Broken(Instance):
+        def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+            if self.gate.is_set():
+                raise RuntimeError("boom")
+            return super().execute(requests)
+
+    instance = Broken()
+    client = Client(scheduler(instance))
+    await client.send(*map(str, range(2000)))
+    instance.gate.set()
+    await client.wait()
+    assert {str(client.error(str(i))) for i in range(1, 2000)} == {"boom"}

@@ -6,13 +6,17 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from llmserve.errors import Unavailable
+from llmserve.errors import InvalidArgument, Unavailable
 from llmserve.serving.statistics import RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
 
 
 class Rejected(Unavailable):
     """The request never ran: its queue was full, it waited too long, or the model is stopping."""
+
+
+class SequenceError(InvalidArgument):
+    """The request never ran: it does not belong to a sequence as it should."""
 
 
 class ModelScheduler(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.schedulers.queue import BatchKey, Ticket
+from llmserve.serving.schedulers.tickets import BatchKey, Ticket
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.types import InferRequest
 
@@ -22,9 +22,12 @@ class BatchRule:
 
     @staticmethod
     def from_config(config: ModelConfig) -> BatchRule:
-        if not config.HasField("dynamic_batching"):
-            return BatchRule()
+        """Of `dynamic_batching`, or of `sequence_batching` with the strategy `oldest`."""
         batching = config.dynamic_batching
+        if config.HasField("sequence_batching"):
+            batching = config.sequence_batching.oldest
+        elif not config.HasField("dynamic_batching"):
+            return BatchRule()
         return BatchRule(
             config.max_batch_size,
             frozenset(batching.preferred_batch_size),

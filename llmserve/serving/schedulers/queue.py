@@ -6,17 +6,13 @@ runs after the others of its level.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from tritonclient.grpc.model_config_pb2 import ModelDynamicBatching, ModelQueuePolicy
 
-from llmserve.serving.statistics import RequestTiming
-from llmserve.serving.types import InferRequest, InferResponse
-
-BatchKey: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+from llmserve.serving.schedulers.tickets import Ticket
+from llmserve.serving.types import InferRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +63,6 @@ class QueuePolicies:
 
     def policy(self, level: int) -> QueuePolicy:
         return self.by_level.get(level, self.default)
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One request in the scheduler, from its arrival to its end."""
-
-    request: InferRequest
-    timing: RequestTiming
-    level: int
-    batch_size: int
-    key: BatchKey  # requests with equal keys may share a batch
-    arrival_ns: int
-    dispatched: asyncio.Future[None] | None = None  # done when `stream` or `error` is set
-    stream: AsyncGenerator[InferResponse, None] | None = None
-    error: Exception | None = None
-    timer: asyncio.TimerHandle | None = None
-    previous: asyncio.Future[None] | None = None  # preserve_ordering: answer after this one
-    finished: asyncio.Future[None] | None = None
 
 
 class RequestQueue:

@@ -10,33 +10,19 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.backend import ModelInstance, ReleasingInstance
-from llmserve.serving.schedulers.base import Rejected, timed_next
+from llmserve.serving.backend import ModelInstance
+from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.batching import BatchRule, batch_key
-from llmserve.serving.schedulers.queue import QueuePolicies, RequestQueue, Ticket
+from llmserve.serving.schedulers.lanes import make_lanes, usable
+from llmserve.serving.schedulers.queue import QueuePolicies, RequestQueue
+from llmserve.serving.schedulers.shared import NOTHING_SHARED, SharedResources
+from llmserve.serving.schedulers.tickets import Ticket, read_ticket
 from llmserve.serving.signature import ModelSignature, request_label
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Lane:
-    instance: ModelInstance
-    releasing: ReleasingInstance | None  # the same instance, if it says itself when it is free
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    lane: _Lane
-    size: int
-    start_ns: int
-    input_ns: int = 0
-    num_running: int = 0
 
 
 class QueuedScheduler:
@@ -46,6 +32,7 @@ class QueuedScheduler:
         signature: ModelSignature,
         instances: Sequence[ModelInstance],
         statistics: ModelStatistics,
+        shared: SharedResources = NOTHING_SHARED,
     ) -> None:
         batching = config.dynamic_batching
         self._rule = BatchRule.from_config(config)
@@ -53,12 +40,8 @@ class QueuedScheduler:
         self._policies = QueuePolicies.from_config(batching)
         self._preserves_ordering = batching.preserve_ordering
         self._signature = signature
-        self._statistics = statistics
-        self._idle = deque(
-            _Lane(instance, instance if isinstance(instance, ReleasingInstance) else None) for instance in instances
-        )
+        self._lanes = deque(make_lanes(config, instances, statistics, shared, self._pump))  # the next one first
         self._queue = RequestQueue(self._policies.num_levels)
-        self._running: dict[Ticket, _Batch] = {}
         self._last_finished: asyncio.Future[None] | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -67,31 +50,15 @@ class QueuedScheduler:
     def num_pending(self) -> int:
         return len(self._queue)
 
-    async def infer(self, request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
-        ticket = self._admit(request, timing)
-        try:
-            self._pump()
-            if ticket.stream is None and ticket.error is None:
-                ticket.dispatched = asyncio.get_running_loop().create_future()
-                await ticket.dispatched
-            if ticket.previous is not None and not ticket.previous.done():
-                await asyncio.shield(ticket.previous)
-            if ticket.error is not None:
-                raise ticket.error
-            assert ticket.stream is not None
-            while (response := await timed_next(ticket.stream, timing)) is not None:
-                if response.final:
-                    self._finish(ticket)  # the instance is free before the client has taken the answer
-                yield response
-        finally:
-            self._finish(ticket)
-            if ticket.stream is not None:
-                await ticket.stream.aclose()
+    def infer(self, request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
+        return read_ticket(lambda: self._admit(request, timing), self._finish)
 
     async def stop(self) -> None:
         self._stopped = True
         for ticket in list(self._queue):
             self._refuse(ticket, f"model '{ticket.request.model_name}' is being unloaded")
+        for lane in self._lanes:
+            lane.leave()
 
     def _admit(self, request: InferRequest, timing: RequestTiming) -> Ticket:
         level = self._policies.level_of(request)
@@ -110,6 +77,7 @@ class QueuedScheduler:
             ticket.previous = self._last_finished
             ticket.finished = self._last_finished = asyncio.get_running_loop().create_future()
         self._queue.put(ticket)
+        self._pump()
         return ticket
 
     def _pump(self) -> None:
@@ -117,62 +85,45 @@ class QueuedScheduler:
         if self._delay_timer is not None:
             self._delay_timer.cancel()
             self._delay_timer = None
-        while self._idle:
+        while idle := [lane for lane in self._lanes if lane.is_idle]:
             now_ns = time.monotonic_ns()
             tickets, wait_until_ns = self._rule.choose(self._queue, now_ns)
             if not tickets:
                 if wait_until_ns:
                     delay_s = (wait_until_ns - now_ns) / 1e9
                     self._delay_timer = asyncio.get_running_loop().call_later(delay_s, self._pump)
+                for lane in idle:
+                    lane.decline()
                 return
-            for ticket in tickets:
-                self._queue.discard(ticket)
-                if ticket.timer is not None:
-                    ticket.timer.cancel()
-            alive = [ticket for ticket in tickets if ticket.dispatched is None or not ticket.dispatched.cancelled()]
-            if alive:
-                self._dispatch(alive, now_ns)
+            if not self._run(tickets):
+                return
 
-    def _dispatch(self, tickets: list[Ticket], now_ns: int) -> None:
-        lane = self._idle.popleft()
-        batch = _Batch(lane, sum(ticket.batch_size for ticket in tickets), now_ns, num_running=len(tickets))
-        try:
-            streams = lane.instance.execute([ticket.request for ticket in tickets])
-        except Exception as error:  # border: the backend's fault is these requests' answer
-            self._idle.append(lane)
-            for ticket in tickets:
-                ticket.error = error
-                _wake(ticket)
-            return
-        batch.input_ns = time.monotonic_ns() - now_ns
-        for ticket, stream in zip(tickets, streams, strict=True):
-            self._running[ticket] = batch
-            ticket.stream = stream
-            ticket.timing.queue_ns += now_ns - ticket.arrival_ns
-            ticket.timing.input_ns += batch.input_ns
-            _wake(ticket)
-        if lane.releasing is not None:
-            lane.releasing.when_released(partial(self._release, batch))
+    def _run(self, tickets: list[Ticket]) -> bool:
+        """Start a batch; False while no instance may."""
+        gone = [ticket for ticket in tickets if ticket.cancelled]
+        for ticket in gone:
+            self._queue.discard(ticket)
+        if gone:
+            return True  # others may take their places
+        lane = next((lane for lane in usable(self._lanes) if lane.take()), None)
+        if lane is None:
+            return False
+        for ticket in tickets:
+            self._queue.discard(ticket)
+            if ticket.timer is not None:
+                ticket.timer.cancel()
+        self._lanes.remove(lane)
+        self._lanes.append(lane)
+        lane.run(tickets, [ticket.request for ticket in tickets])
+        return True
 
     def _finish(self, ticket: Ticket) -> None:
         """The request is over for the scheduler: answered, cancelled or refused. May be called again."""
         self._queue.discard(ticket)
         if ticket.timer is not None:
             ticket.timer.cancel()
-        if ticket.finished is not None and not ticket.finished.done():
-            ticket.finished.set_result(None)
-        batch = self._running.pop(ticket, None)
-        if batch is None:
-            return
-        batch.num_running -= 1
-        if batch.num_running == 0 and batch.lane.releasing is None:
-            self._release(batch)
-
-    def _release(self, batch: _Batch) -> None:
-        infer_ns = time.monotonic_ns() - batch.start_ns - batch.input_ns
-        self._statistics.batch_executed(batch.size, input_ns=batch.input_ns, infer_ns=infer_ns)
-        self._idle.append(batch.lane)
-        self._pump()
+        ticket.end_turn()
+        ticket.leave_batch()
 
     def _expire(self, ticket: Ticket, delays: bool) -> None:
         if delays:
@@ -182,10 +133,4 @@ class QueuedScheduler:
 
     def _refuse(self, ticket: Ticket, problem: str) -> None:
         self._queue.discard(ticket)
-        ticket.error = Rejected(request_label(ticket.request) + problem)
-        _wake(ticket)
-
-
-def _wake(ticket: Ticket) -> None:
-    if ticket.dispatched is not None and not ticket.dispatched.done():
-        ticket.dispatched.set_result(None)
+        ticket.refuse(problem)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmserve.serving.response_cache import ResponseCache
+from llmserve.serving.schedulers.rate_limiter import RateLimiter
 
 
 @dataclass(frozen=True, slots=True)
 class SharedResources:
     cache: ResponseCache | None = None
+    rate_limiter: RateLimiter | None = None
+
+
+NOTHING_SHARED = SharedResources()

@@ -1,0 +1,175 @@
+"""Instances and what runs on them: what schedulers do once they have decided.
+
+A lane is one instance and runs one batch at a time. It is idle again when all streams of the batch have ended, or when
+an instance that knows better says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from functools import partial
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import InternalError
+from llmserve.serving.backend import ModelInstance, ReleasingInstance
+from llmserve.serving.schedulers.rate_limiter import Claim
+from llmserve.serving.schedulers.shared import SharedResources
+from llmserve.serving.schedulers.tickets import Ticket
+from llmserve.serving.statistics import ModelStatistics
+from llmserve.serving.types import InferRequest, InferResponse
+
+logger = logging.getLogger(__name__)
+
+
+class RunningBatch:
+    """Tickets that were started together."""
+
+    __slots__ = ("_lane", "input_ns", "num_running", "size", "start_ns")
+
+    def __init__(self, lane: Lane, size: int, num_running: int) -> None:
+        self._lane = lane
+        self.size = size
+        self.start_ns = time.monotonic_ns()
+        self.input_ns = 0
+        self.num_running = num_running
+
+    def stream_ended(self) -> None:
+        self.num_running -= 1
+        if self.num_running == 0:
+            self._lane.batch_ended(self)
+
+
+class Lane:
+    def __init__(self, instance: ModelInstance, statistics: ModelStatistics, on_idle: Callable[[], None]) -> None:
+        """`on_idle` is called when the lane may be taken again."""
+        self.claim: Claim | None = None  # what the instance may run at all; None: always
+        self._instance = instance
+        self._releasing = instance if isinstance(instance, ReleasingInstance) else None
+        self._statistics = statistics
+        self._on_idle = on_idle
+        self._is_busy = False
+        self._unread: set[asyncio.Task[None]] = set()  # read streams that have no client
+
+    def healthy(self) -> bool:
+        return self._instance.healthy()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_busy
+
+    def take(self) -> bool:
+        """Occupy the lane. If it cannot be now, `on_idle` is called when it can."""
+        if self._is_busy or (self.claim is not None and not self.claim.take()):
+            return False
+        self._is_busy = True
+        return True
+
+    def decline(self) -> None:
+        """There is nothing to run: what the rate limiter has granted is for others."""
+        if self.claim is not None and self.claim.granted and not self._is_busy:
+            self.claim.give_back(has_run=False)
+
+    def leave(self) -> None:
+        """Nothing will be run any more."""
+        self.decline()
+        if self.claim is not None:
+            self.claim.leave()
+
+    def run(
+        self, tickets: Sequence[Ticket], requests: Sequence[InferRequest], places: Sequence[int] | None = None
+    ) -> None:
+        """Execute `requests` on the lane, which has been taken.
+
+        The answer to `requests[places[i]]` is that of `tickets[i]`; without `places`, to `requests[i]`. Answers to the
+        other requests are read and dropped.
+        """
+        batch = RunningBatch(self, sum(ticket.batch_size for ticket in tickets), len(requests))
+        try:
+            streams = self._execute(requests)
+        except Exception as error:  # border: the backend's fault is these requests' answer
+            for ticket in tickets:
+                ticket.fail(error)
+            self._free(has_run=False)  # without `on_idle`: the caller goes on by itself
+            return
+        batch.input_ns = time.monotonic_ns() - batch.start_ns
+        owners = dict(zip(range(len(tickets)) if places is None else places, tickets, strict=True))
+        for place, stream in enumerate(streams):
+            if place not in owners:
+                self._read_unowned(stream, batch)
+                continue
+            ticket = owners[place]
+            ticket.timing.queue_ns += batch.start_ns - ticket.arrival_ns
+            ticket.timing.input_ns += batch.input_ns
+            ticket.start(stream, batch)
+        if self._releasing is not None:
+            self._releasing.when_released(partial(self._end, batch))
+
+    def batch_ended(self, batch: RunningBatch) -> None:
+        """All its streams have."""
+        if self._releasing is None:
+            self._end(batch)
+
+    def _execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+        streams = self._instance.execute(requests)
+        if len(streams) != len(requests):
+            raise InternalError(
+                f"model instance '{self._instance.name}' answered {len(requests)} requests with {len(streams)} streams"
+            )
+        return streams
+
+    def _read_unowned(self, stream: AsyncGenerator[InferResponse, None], batch: RunningBatch) -> None:
+        task = asyncio.ensure_future(_read(stream, batch))
+        self._unread.add(task)
+        task.add_done_callback(self._unread.discard)
+
+    def _end(self, batch: RunningBatch) -> None:
+        infer_ns = time.monotonic_ns() - batch.start_ns - batch.input_ns
+        self._statistics.batch_executed(batch.size, input_ns=batch.input_ns, infer_ns=infer_ns)
+        self._free(has_run=True)
+        self._on_idle()
+
+    def _free(self, *, has_run: bool) -> None:
+        self._is_busy = False
+        if self.claim is not None:
+            self.claim.give_back(has_run=has_run)
+
+
+async def _read(stream: AsyncGenerator[InferResponse, None], batch: RunningBatch) -> None:
+    try:
+        async with aclosing(stream):
+            async for response in stream:
+                if response.final:
+                    return
+    except Exception:  # border: it was nobody's answer
+        logger.warning("a request that fills a batch failed", exc_info=True)
+    finally:
+        batch.stream_ended()
+
+
+def usable(lanes: Iterable[Lane]) -> list[Lane]:
+    """Those whose instances work; all of them when none does, so that requests learn why."""
+    lanes = list(lanes)
+    return [lane for lane in lanes if lane.healthy()] or lanes
+
+
+def make_lanes(
+    config: ModelConfig,
+    instances: Sequence[ModelInstance],
+    statistics: ModelStatistics,
+    shared: SharedResources,
+    on_idle: Callable[[], None],
+) -> list[Lane]:
+    """One per instance, each with a claim of its group when the server limits rates."""
+    groups = {f"{group.name}_{index}": group for group in config.instance_group for index in range(group.count)}
+    lanes = []
+    for instance in instances:
+        lane = Lane(instance, statistics, on_idle)
+        if shared.rate_limiter is not None and instance.name in groups:
+            lane.claim = shared.rate_limiter.join(groups[instance.name], on_idle)
+        lanes.append(lane)
+    return lanes

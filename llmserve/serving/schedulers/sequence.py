@@ -1,0 +1,230 @@
+"""The scheduler of models with state: all requests of a sequence run on one instance, one after the other.
+
+A request that is cancelled ends its sequence: the model's state is not what the next request would build on. A request
+that the model answers with an error does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import Cancelled
+from llmserve.serving.backend import ModelInstance
+from llmserve.serving.schedulers.base import Rejected, SequenceError
+from llmserve.serving.schedulers.batching import batch_key
+from llmserve.serving.schedulers.controls import Controls, ImplicitState, StateSpec
+from llmserve.serving.schedulers.lanes import make_lanes, usable
+from llmserve.serving.schedulers.sequence_strategies import make_strategy
+from llmserve.serving.schedulers.sequences import Sequence as RequestSequence
+from llmserve.serving.schedulers.sequences import SequenceTable, Slot
+from llmserve.serving.schedulers.shared import NOTHING_SHARED, SharedResources
+from llmserve.serving.schedulers.tickets import Ticket, read_ticket
+from llmserve.serving.signature import ModelSignature, request_label
+from llmserve.serving.statistics import ModelStatistics, RequestTiming
+from llmserve.serving.tensor_data import zero_tensor
+from llmserve.serving.types import InferRequest, InferResponse
+
+
+class SequenceScheduler:
+    def __init__(
+        self,
+        config: ModelConfig,
+        signature: ModelSignature,
+        instances: Sequence[ModelInstance],
+        *,
+        statistics: ModelStatistics,
+        states: Sequence[StateSpec] = (),
+        shared: SharedResources = NOTHING_SHARED,
+    ) -> None:
+        batching = config.sequence_batching
+        self._name = config.name
+        self._signature = signature
+        self._strategy = make_strategy(config)
+        self._idle_s = batching.max_sequence_idle_microseconds / 1e6
+        self._preserves_ordering = batching.oldest.preserve_ordering
+        self._controls = Controls(config)
+        self._state = ImplicitState(config.name, states)
+        self._lanes = make_lanes(config, instances, statistics, shared, self._pump)
+        self._table = SequenceTable(len(self._lanes), self._strategy.num_slots)
+        self._sequences: dict[Ticket, RequestSequence] = {}
+        self._last_finished: asyncio.Future[None] | None = None
+        self._delay_timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    @property
+    def num_pending(self) -> int:
+        return sum(len(sequence.waiting) for sequence in self._table)
+
+    def infer(self, request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
+        return read_ticket(partial(self._admit, request, timing), self._finish, self._receive)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        for sequence in list(self._table):
+            for ticket in sequence.waiting:
+                ticket.refuse(f"model '{self._name}' is being unloaded")
+            sequence.waiting.clear()
+            self._end(sequence)
+        for lane in self._lanes:
+            lane.leave()
+
+    def _admit(self, request: InferRequest, timing: RequestTiming) -> Ticket:
+        if self._stopped:
+            raise Rejected(f"{request_label(request)}model '{self._name}' is being unloaded")
+        sequence = self._sequence_of(request)
+        key = batch_key(self._signature, request)
+        ticket = Ticket(request, timing, level=1, batch_size=1, key=key, arrival_ns=time.monotonic_ns())
+        self._sequences[ticket] = sequence
+        sequence.waiting.append(ticket)
+        if sequence.idle_timer is not None:
+            sequence.idle_timer.cancel()
+        if request.sequence_end:
+            self._table.close(sequence)
+        self._pump()
+        return ticket
+
+    def _sequence_of(self, request: InferRequest) -> RequestSequence:
+        """The sequence that the request continues or starts. A second START goes on in the slot of the first."""
+        sequence_id = request.sequence_id
+        if not sequence_id:
+            raise SequenceError(
+                f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID"
+            )
+        if self._signature.batch_size(request) > 1:
+            raise SequenceError(
+                f"inference request to model '{self._name}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
+        self._controls.check(sequence_id)
+        sequence = self._table.find(sequence_id)
+        if sequence is not None:
+            return sequence
+        if not request.sequence_start:
+            raise SequenceError(
+                f"inference request for sequence {sequence_id} to model '{self._name}' must specify the START flag on "
+                "the first request of the sequence"
+            )
+        return self._table.open(sequence_id)
+
+    def _pump(self) -> None:
+        """Give slots to sequences and batches to idle instances, and come back when more will be due."""
+        if self._delay_timer is not None:
+            self._delay_timer.cancel()
+            self._delay_timer = None
+        healthy = usable(self._lanes)
+        self._table.fill_slots(lambda number: self._lanes[number] in healthy)
+        now_ns = time.monotonic_ns()
+        waits = [self._pump_lane(number, now_ns) for number in range(len(self._lanes))]
+        if wait_until_ns := min(filter(None, waits), default=0):
+            self._delay_timer = asyncio.get_running_loop().call_later((wait_until_ns - now_ns) / 1e9, self._pump)
+
+    def _pump_lane(self, number: int, now_ns: int) -> int:
+        """Run what is due on one instance; the time until which it waits, or 0."""
+        lane, slots = self._lanes[number], self._table.lanes[number]
+        while lane.is_idle:
+            tickets, wait_until_ns = self._strategy.choose(slots, now_ns)
+            if not tickets:
+                lane.decline()
+                return wait_until_ns
+            gone = [ticket for ticket in tickets if ticket.cancelled]
+            for ticket in gone:
+                self._break(self._sequences[ticket])
+            if not gone:
+                if not lane.take():
+                    break
+                self._run(number, tickets)
+        return 0
+
+    def _run(self, number: int, tickets: list[Ticket]) -> None:
+        slots = self._table.lanes[number]
+        by_slot: dict[int, Ticket] = {}
+        for ticket in tickets:
+            sequence = self._sequences[ticket]
+            assert sequence.slot is not None
+            assert sequence.slot in slots
+            sequence.running = sequence.waiting.popleft()
+            by_slot[sequence.slot.number] = ticket
+            if self._preserves_ordering:
+                ticket.previous = self._last_finished
+                ticket.finished = self._last_finished = asyncio.get_running_loop().create_future()
+        requests = {place: self._prepared(ticket) for place, ticket in by_slot.items()}
+        if self._strategy.keeps_places:
+            nothing = self._nothing_like(tickets[0].request)
+            places = range(1 + max(slot.number for slot in slots if _is_taken(slot)))
+            batch = [requests.get(place, nothing) for place in places]
+            self._lanes[number].run(list(by_slot.values()), batch, places=list(by_slot))
+        else:
+            self._lanes[number].run(list(by_slot.values()), list(requests.values()))
+
+    def _prepared(self, ticket: Ticket) -> InferRequest:
+        """The request as the model sees it, with control inputs and state."""
+        request, sequence = ticket.request, self._sequences[ticket]
+        if request.sequence_start:
+            sequence.state = self._state.initial()
+        return request.with_inputs({**request.inputs, **self._controls.of(request), **sequence.state})
+
+    def _nothing_like(self, request: InferRequest) -> InferRequest:
+        """What fills a slot that has no request."""
+        zeros = {name: zero_tensor(name, given.datatype, given.shape) for name, given in request.inputs.items()}
+        inputs = {**zeros, **self._controls.of_nothing(), **self._state.initial()}
+        return InferRequest(request.model_name, inputs, request.model_version)
+
+    def _receive(self, ticket: Ticket, response: InferResponse) -> InferResponse:
+        if response.error is None and (sequence := self._sequences.get(ticket)) is not None:
+            sequence.state = self._state.updated(sequence.state, response.outputs)
+        return response
+
+    def _finish(self, ticket: Ticket) -> None:
+        """The request is over for the scheduler: answered, cancelled or refused. May be called again."""
+        sequence = self._sequences.pop(ticket, None)
+        if sequence is None:
+            return
+        if sequence.running is ticket:
+            sequence.running = None
+        elif ticket in sequence.waiting:
+            sequence.waiting.remove(ticket)
+        ticket.end_turn()
+        if not ticket.is_over:
+            self._break(sequence)
+        elif sequence.is_idle:
+            self._rest(sequence)
+        ticket.leave_batch()
+        self._pump()
+
+    def _rest(self, sequence: RequestSequence) -> None:
+        """Nothing of it waits or runs."""
+        if sequence.idle_timer is not None:
+            sequence.idle_timer.cancel()
+        if not sequence.is_open:
+            self._end(sequence)
+        else:
+            sequence.idle_timer = asyncio.get_running_loop().call_later(self._idle_s, self._expire, sequence)
+
+    def _expire(self, sequence: RequestSequence) -> None:
+        if sequence.is_idle:
+            self._end(sequence)
+            self._pump()
+
+    def _break(self, sequence: RequestSequence) -> None:
+        """One of its requests has been cancelled."""
+        for ticket in sequence.waiting:
+            label = request_label(ticket.request)
+            ticket.fail(Cancelled(f"{label}a request of sequence {sequence.sequence_id} has been cancelled"))
+        sequence.waiting.clear()
+        self._end(sequence)
+
+    def _end(self, sequence: RequestSequence) -> None:
+        if sequence.idle_timer is not None:
+            sequence.idle_timer.cancel()
+        self._table.close(sequence)
+        if sequence.is_idle:
+            self._table.release(sequence)
+
+
+def _is_taken(slot: Slot) -> bool:
+    return slot.sequence is not None

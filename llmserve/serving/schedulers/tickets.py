@@ -1,0 +1,110 @@
+"""One request on its way through a scheduler, and the stream that its client reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from llmserve.serving.schedulers.base import Rejected, timed_next
+from llmserve.serving.signature import request_label
+from llmserve.serving.statistics import RequestTiming
+from llmserve.serving.types import InferRequest, InferResponse
+
+if TYPE_CHECKING:
+    from llmserve.serving.schedulers.lanes import RunningBatch
+
+BatchKey: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request in the scheduler, from its arrival to its end."""
+
+    request: InferRequest
+    timing: RequestTiming
+    level: int
+    batch_size: int
+    key: BatchKey  # requests with equal keys may share a batch
+    arrival_ns: int
+    dispatched: asyncio.Future[None] | None = None  # done when `stream` or `error` is set
+    stream: AsyncGenerator[InferResponse, None] | None = None
+    error: Exception | None = None
+    is_over: bool = False  # answered or refused; what ends before is cancelled
+    timer: asyncio.TimerHandle | None = None
+    batch: RunningBatch | None = None  # that it is part of
+    previous: asyncio.Future[None] | None = None  # preserve_ordering: answer after this one
+    finished: asyncio.Future[None] | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Nobody waits for it any more, although its stream has not been closed yet."""
+        return self.dispatched is not None and self.dispatched.cancelled()
+
+    def refuse(self, problem: str) -> None:
+        self.fail(Rejected(request_label(self.request) + problem))
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.wake()
+
+    def start(self, stream: AsyncGenerator[InferResponse, None], batch: RunningBatch) -> None:
+        self.stream = stream
+        self.batch = batch
+        self.wake()
+
+    def end_turn(self) -> None:
+        """Let the next in order answer, once those before this one have: a cancelled ticket may end before them."""
+        if self.finished is None or self.finished.done():
+            return
+        if self.previous is None or self.previous.done():
+            self.finished.set_result(None)
+        else:
+            self.previous.add_done_callback(lambda _: self.end_turn())
+
+    def leave_batch(self) -> None:
+        """Its stream is over, or nobody reads it. May be called again."""
+        batch, self.batch = self.batch, None
+        if batch is not None:
+            batch.stream_ended()
+
+    def wake(self) -> None:
+        if self.dispatched is not None and not self.dispatched.done():
+            self.dispatched.set_result(None)
+
+
+async def read_ticket(
+    admit: Callable[[], Ticket],
+    on_end: Callable[[Ticket], None],
+    receive: Callable[[Ticket, InferResponse], InferResponse] | None = None,
+) -> AsyncGenerator[InferResponse, None]:
+    """The responses of the request that `admit` puts into its queue, or refuses by raising.
+
+    `receive` sees each of them first. `on_end` is called, perhaps twice, when the request is answered (before its last
+    response is read), refused or cancelled.
+    """
+    ticket = admit()
+    try:
+        if ticket.stream is None and ticket.error is None:
+            ticket.dispatched = asyncio.get_running_loop().create_future()
+            await ticket.dispatched
+        if ticket.previous is not None and not ticket.previous.done():
+            await asyncio.shield(ticket.previous)
+        if ticket.error is not None:
+            raise ticket.error
+        assert ticket.stream is not None
+        while (response := await timed_next(ticket.stream, ticket.timing)) is not None:
+            if receive is not None:
+                response = receive(ticket, response)
+            if response.final:
+                ticket.is_over = True
+                on_end(ticket)  # the instance is free before the client has taken the answer
+            yield response
+    except Exception:
+        ticket.is_over = True
+        raise
+    finally:
+        on_end(ticket)
+        if ticket.stream is not None:
+            await ticket.stream.aclose()
