@@ -86,6 +86,8 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         config_name=options.model_config_name,
         backend_config=parse_backend_config(options.backend_config or ()),
         cache_bytes=parse_cache_config(options.cache_config) if options.cache_config else 0,
+        rate_limit=options.rate_limit,
+        rate_limit_resources=tuple(options.rate_limit_resource or ()),
         server_name=options.id,
     )
 

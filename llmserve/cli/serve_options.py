@@ -63,6 +63,13 @@ class ModelOptions:
     cache_config: Annotated[
         str, typer.Option(help="local,size=BYTES: a response cache.", show_default=False, rich_help_panel=MODELS)
     ] = ""
+    rate_limit: Annotated[
+        str, typer.Option(help="off or execution_count: turns by the rate_limiter of configs.", rich_help_panel=MODELS)
+    ] = "off"
+    rate_limit_resource: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME:COUNT: what instances share; may be repeated.", rich_help_panel=MODELS),
+    ] = None
     strict_readiness: Annotated[bool, typer.Option(help="Ready only when every model is.", rich_help_panel=MODELS)] = (
         True
     )

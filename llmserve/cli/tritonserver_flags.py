@@ -35,7 +35,6 @@ NO_EFFECT = {
     "metrics": ("allow-cpu-metrics", "metrics-interval-ms", "metrics-config"),
     "logs": ("log-info", "log-warning", "log-error", "log-format", "log-file"),
     "traces": ("trace-config", "trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency"),
-    "scheduling": ("rate-limit", "rate-limit-resource"),
     "loading": ("model-load-retry-count",),
     "other clouds' services": (
         "sagemaker-port", "sagemaker-safe-port-range", "sagemaker-thread-count", "vertex-ai-port",

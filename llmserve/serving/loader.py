@@ -108,7 +108,7 @@ async def load_version(
     limiter = surroundings.shared.rate_limiter
     if limiter is not None:
         raise_problems(ModelConfigError, f"model '{config.name}' cannot be loaded", limiter.problems(config))
-    states = await in_daemon_thread(partial(read_states, config, directory), f"states-{config.name}")
+    states = await asyncio.to_thread(read_states, config, directory)
     loaded = await in_daemon_thread(partial(backend.load, context), f"load-{config.name}")
     try:
         await warm_up(config, directory, version, loaded.instances)

@@ -267,6 +267,9 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         (["--model-repository", "{repository}", "--grpc-use-ssl=true"], "connections would not be encrypted"),
         (["--model-repository", "ftp://there/models"], "known URLs are s3://, gs://, as://, oss://"),
         (["--model-repository", "{repository}", "--allow-http=false", "--allow-grpc=0"], "nothing to listen on"),
+        (["--model-repository", "{repository}", "--rate-limit=sometimes"], "expected off or execution_count"),
+        (["--model-repository", "{repository}", "--rate-limit-resource=R:x"], "R:x: expected NAME:COUNT"),
+        (["--model-repository", "{repository}", "--cache-config=redis,host=x"], "there is no cache 'redis'"),
     ],
 )
 def test_wrong_arguments(
