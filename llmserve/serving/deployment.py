@@ -21,12 +21,14 @@ from llmserve.serving.ensemble_plan import step_models
 from llmserve.serving.loader import PreparedModel, Surroundings, load_version, prepare, serve_ensemble
 from llmserve.serving.model import ServedModel
 from llmserve.serving.model_config import is_ensemble
-from llmserve.serving.repository import ModelSource
+from llmserve.serving.repository import ModelSource, read_again
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.table import UNLOADING, ModelTable
 from llmserve.serving.threads import in_daemon_thread
 
 logger = logging.getLogger(__name__)
+
+NUM_ATTEMPTS = 3  # to load a model whose files change meanwhile
 
 Reasons: TypeAlias = dict[str, str]  # version, or "" for the whole model -> why it was not loaded
 
@@ -120,19 +122,27 @@ class Deployment:
             if self._is_current(entry, source):
                 return
             entry.has_gone = False
-            self._table.set_loading(source.name, [""])
-            try:
-                prepared = await self._prepare(source)
-                self._table.set_loading(source.name, prepared.versions)
-                if is_ensemble(prepared.config):
-                    work.candidates[source.name] = prepared
+            for attempt in range(1, NUM_ATTEMPTS + 1):
+                try:
+                    await self._attempt(source, work)
+                except _LoadFailed as failure:
+                    newer = await asyncio.to_thread(read_again, source, self._settings.config_name)
+                    if newer is None or attempt == NUM_ATTEMPTS:
+                        self._fail(source.name, failure.reasons, work)
+                        return
+                    source = newer  # somebody is still writing it
+                else:
                     return
-                models = await self._load(prepared)
-            except _LoadFailed as failure:
-                self._fail(source.name, failure.reasons, work)
-            else:
-                self._serve(source, models)
-                work.changed.add(source.name)
+
+    async def _attempt(self, source: ModelSource, work: _Round) -> None:
+        self._table.set_loading(source.name, [""])
+        prepared = await self._prepare(source)
+        self._table.set_loading(source.name, prepared.versions)
+        if is_ensemble(prepared.config):
+            work.candidates[source.name] = prepared
+            return
+        self._serve(source, await self._load(prepared))
+        work.changed.add(source.name)
 
     def _is_current(self, entry: _Entry, source: ModelSource) -> bool:
         now = entry.source

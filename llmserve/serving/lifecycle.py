@@ -42,6 +42,7 @@ class ModelLifecycle:
         self._table = table
         self._deployment = deployment
         self._explicit: set[str] = set()  # asked for by name, not only as a step of an ensemble
+        self._problems: set[str] = set()  # of the last poll
         self._override_ids = count()
         self._override_dir: tempfile.TemporaryDirectory[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,8 +82,10 @@ class ModelLifecycle:
     async def poll(self) -> None:
         """Load what is new or has changed, unload what has gone. A repository that cannot be read has not changed."""
         listing = await self._list_models()
-        for problem in listing.unreadable.values():
+        problems = set(listing.unreadable.values())
+        for problem in problems - self._problems:  # once, not at every poll
             logger.error("poll failed, what is served goes on: %s", problem)
+        self._problems = problems
         gone = [name for name in self._explicit.difference(listing.places) if self._has_gone(name, listing)]
         await self._deploy(listing, listing.places)
         for name in gone:
@@ -205,8 +208,13 @@ class ModelLifecycle:
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; when nobody does any more it is in the log and the index
 
 
 def _load_error(name: str, reasons: Reasons) -> str:

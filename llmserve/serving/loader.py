@@ -19,6 +19,7 @@ from llmserve.serving.ensemble import EnsembleScheduler
 from llmserve.serving.ensemble_plan import plan_ensemble
 from llmserve.serving.model import ServedModel
 from llmserve.serving.model_config import (
+    absent_versions,
     apply_overrides,
     config_problems,
     fill_defaults,
@@ -82,7 +83,7 @@ def prepare(source: ModelSource, backends: Mapping[str, Backend], settings: Serv
     if not versions:
         problems.append(f"at least one version must be available under the version policy of model '{source.name}'")
     raise_problems(ModelConfigError, headline, problems)
-    for warning in ignored_features(config):
+    for warning in (*ignored_features(config), *absent_versions(config, source.versions)):
         logger.warning("model '%s': %s", source.name, warning)
     return PreparedModel(source, config, tuple(map(str, versions)))
 

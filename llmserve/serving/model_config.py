@@ -6,7 +6,7 @@ Order: parse -> `apply_overrides` -> the backend's `complete_config` -> `fill_de
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tritonclient.grpc.model_config_pb2 import (
     DataType,
@@ -169,6 +169,15 @@ def _version_problems(config: ModelConfig) -> list[str]:
     if policy.HasField("specific") and not policy.specific.versions:
         return ["version_policy specific lists no versions"]
     return []
+
+
+def absent_versions(config: ModelConfig, available: Collection[int]) -> list[str]:
+    """What is to be said of versions that the policy names and that are not there."""
+    return [
+        f"version {version} of version_policy specific has no directory"
+        for version in config.version_policy.specific.versions
+        if version not in available
+    ]
 
 
 def served_versions(config: ModelConfig, available: Iterable[int]) -> list[int]:

@@ -154,6 +154,17 @@ def read_directory(name: str, path: Path, config_name: str = "") -> ModelSource:
     return ModelSource(name, path, config, versions, tuple(problems), has_config, stamp)
 
 
+def read_again(source: ModelSource, config_name: str) -> ModelSource | None:
+    """The model as it is now, if its files are not what they were when `source` was read."""
+    if source.is_override or (source.problems and not source.path.is_dir()) or read_stamp(source.path) == source.stamp:
+        return None
+    try:
+        newer = read_directory(source.name, source.path, config_name)
+    except OSError:
+        return None
+    return replace(newer, repository=source.repository, discard=source.discard)
+
+
 def read_stamp(directory: Path) -> Stamp:
     """Sizes and times of a directory's files. What Python and editors leave beside them does not count."""
     return tuple(sorted(_file_stamps(directory, "")))

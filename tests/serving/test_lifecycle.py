@@ -24,6 +24,7 @@ class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy() * FACTOR)]) for r in requests]
 """
+HEAD = "import triton_python_backend_utils as pb_utils\n"
 PYTHON = identity_config().replace("identity", "python")
 SLOW = identity_config('parameters { key: "execute_delay_ms" value { string_value: "80" } }')
 
@@ -252,8 +253,7 @@ async def test_config_override_holds_until_the_model_is_unloaded(tmp_path: Path)
 async def test_file_override_replaces_the_directory(tmp_path: Path) -> None:
     write_model(tmp_path, "m", PYTHON, times(2))
     async with explicit(tmp_path, load=("m",)) as core:
-        head = "import triton_python_backend_utils as pb_utils\n"
-        files = {"7/model.py": (head + times(70)).encode(), "7/data/x.bin": b"\0\1"}
+        files = {"7/model.py": (HEAD + times(70)).encode(), "7/data/x.bin": b"\0\1"}
         for name in ("m", "new"):
             await core.load_model(name, as_json(PYTHON), files)
             assert await answer(core, name) == 70
@@ -420,6 +420,34 @@ async def test_a_disappeared_repository_is_an_error_of_the_load(tmp_path: Path) 
             await core.load_model("m")
         assert await answer(core) == 2
         assert [row.name for row in core.repository_index()] == ["m"]
+
+
+async def test_a_directory_that_is_still_being_written(tmp_path: Path) -> None:
+    """The first attempt finds half of it."""
+    directory = write_model(tmp_path, "m", PYTHON, "import helper\n" + times(3))
+    completing = (
+        "import pathlib\n"
+        f"pathlib.Path({str(directory / '1/model.py')!r}).write_text({HEAD + times(4)!r})\n"
+        "raise ImportError('half a file')\n"
+    )
+    (directory / "1/helper.py").write_text(completing)
+    async with explicit(tmp_path) as core:
+        await core.load_model("m")
+        assert await answer(core) == 4
+        assert states(core) == {"m:1": ("READY", "")}
+
+
+async def test_a_directory_that_never_comes_to_rest(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, time\n"
+        f"file = pathlib.Path({str(tmp_path / 'm/1/notes')!r})\n"
+        "file.write_text(str(time.monotonic_ns()))\n"
+        "raise RuntimeError('never')\n"
+    )
+    write_model(tmp_path, "m", PYTHON, code)
+    async with explicit(tmp_path) as core:
+        with pytest.raises(InvalidArgument, match="never"):
+            await core.load_model("m")
 
 
 async def test_of_several_versions_all_are_loaded_or_none(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.object_store import ObjectStoreRepository, open_object_store
 from llmserve.serving.settings import ControlMode
 from tests.serving.models import BACKENDS
-from tests.serving.test_lifecycle import PYTHON, answer, answers, explicit, started, states, times
-
-HEAD = "import triton_python_backend_utils as pb_utils\n"
+from tests.serving.test_lifecycle import HEAD, PYTHON, answer, answers, explicit, started, states, times
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,17 @@ async def test_no_version_under_the_policy(tmp_path: Path) -> None:
     assert "at least one version must be available under the version policy of model 'm'" in row.reason
 
 
+async def test_versions_that_the_policy_names_and_that_are_not_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path, "m", identity_config("version_policy { specific { versions: [ 1, 4, 5 ] } }"))
+    async with serving(tmp_path) as core:
+        assert list(core.model_metadata("m").versions) == ["1"]
+    assert [line for line in caplog.messages if "has no directory" in line] == [
+        f"model 'm': version {version} of version_policy specific has no directory" for version in (4, 5)
+    ]
+
+
 async def test_override_for_an_unknown_model_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config())
     core = InferenceCore(ServerSettings((tmp_path,), parameter_overrides={"mm": {"a": "b"}}), BACKENDS)
