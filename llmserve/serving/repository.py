@@ -156,7 +156,7 @@ def read_directory(name: str, path: Path, config_name: str = "") -> ModelSource:
 
 def read_again(source: ModelSource, config_name: str) -> ModelSource | None:
     """The model as it is now, if its files are not what they were when `source` was read."""
-    if source.is_override or (source.problems and not source.path.is_dir()) or read_stamp(source.path) == source.stamp:
+    if source.is_override or not source.stamp or read_stamp(source.path) == source.stamp:
         return None
     try:
         newer = read_directory(source.name, source.path, config_name)
