@@ -31,9 +31,13 @@ class ServeCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         translation = translate(args)
         raise_problems(Unsupported, "llmserve cannot stand in for tritonserver", translation.problems)
-        if translation.without_effect:
-            print(f"Without effect here: {', '.join(translation.without_effect)}", file=sys.stderr)
+        say_without_effect(translation.without_effect)
         return super().parse_args(ctx, translation.arguments)
+
+
+def say_without_effect(flags: Sequence[str]) -> None:
+    if flags:
+        print(f"Without effect here: {', '.join(flags)}", file=sys.stderr)
 
 
 def serve(options: ServeOptions) -> None:
@@ -44,6 +48,10 @@ def serve(options: ServeOptions) -> None:
 
     logging.getLogger("llmserve").setLevel(LOG_LEVELS[min(options.log_verbose, len(LOG_LEVELS) - 1)])
     settings = server_settings(options)
+    for_backends = parse_backend_config(options.backend_config or ())
+    say_without_effect(
+        [f"--backend-config {name or 'all'},{key}" for name in for_backends for key in for_backends[name]]
+    )
     process = ServerProcess(
         settings, make_backends(), listen_settings(options), options.exit_timeout_secs, options.exit_on_error
     )
@@ -84,7 +92,6 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         load_threads=options.model_load_thread_count,
         auto_complete=not options.disable_auto_complete_config,
         config_name=options.model_config_name,
-        backend_config=parse_backend_config(options.backend_config or ()),
         cache_bytes=parse_cache_config(options.cache_config) if options.cache_config else 0,
         rate_limit=options.rate_limit,
         rate_limit_resources=tuple(options.rate_limit_resource or ()),

@@ -33,8 +33,6 @@ class ServerSettings:
     poll_s: float = 15.0  # between two looks at the repositories; 0: only at start
     auto_complete: bool = True  # backends fill in what configs leave open; False: configs must say everything
     config_name: str = ""  # <model>/configs/<this>.pbtxt is preferred to config.pbtxt
-    # backend, or "" for all of them -> setting -> value
-    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     strict_readiness: bool = True  # ready only when every model is; False: ready whenever the server answers
     load_threads: int = 4  # models that load at the same time
     cache_bytes: int = 0  # of the response cache; 0: there is none

@@ -333,8 +333,9 @@ def test_a_tritonserver_command_line(tmp_path: Path, servers: list[Server]) -> N
         )
     )  # fmt: skip
     printed = "".join(server.printed)
-    (line,) = [line for line in printed.splitlines() if line.startswith("Without effect here: ")]
-    assert line == (
+    flags, settings = [line for line in printed.splitlines() if line.startswith("Without effect here: ")]
+    assert settings == "Without effect here: --backend-config python,shm-default-byte-size"
+    assert flags == (
         "Without effect here: --allow-gpu-metrics (GPU memory and devices), --pinned-memory-pool-byte-size (GPU memory "
         "and devices), --min-supported-compute-capability (GPU memory and devices), --http-thread-count (threads and "
         "pools of tritonserver's own)"
