@@ -16,16 +16,14 @@ from typing import Any
 from llmserve.errors import InternalError, InvalidArgument, ModelConfigError, Unavailable, raise_problems
 from llmserve.serving.deployment import Deployment, Reasons
 from llmserve.serving.ensemble_plan import step_models
+from llmserve.serving.model_override import override_config, parse_config_json, write_override
 from llmserve.serving.repository import (
     Listing,
     ModelSource,
     list_models,
     open_repository,
-    override_config,
-    parse_config_json,
     read_directory,
     read_model,
-    write_override,
 )
 from llmserve.serving.settings import ALL_MODELS, ControlMode, ServerSettings
 from llmserve.serving.table import ModelStatus, ModelTable

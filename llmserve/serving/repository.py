@@ -6,20 +6,17 @@ never hides the others.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
+from llmserve.errors import ModelConfigError, raise_problems
 from llmserve.serving.config_text import parse_config_text
 from llmserve.serving.object_store import is_url, open_object_store
 
@@ -188,44 +185,6 @@ def _file_stamps(directory: Path, prefix: str) -> Iterator[tuple[str, int, int]]
                 yield name, status.st_size, status.st_mtime_ns
         except OSError:
             continue
-
-
-def parse_config_json(name: str, text: str) -> ModelConfig:
-    """A config as clients send it to override `config.pbtxt`. Raises `ModelConfigError`."""
-    try:
-        config: ModelConfig = json_format.Parse(text, ModelConfig())
-    except (json_format.ParseError, json.JSONDecodeError, RecursionError) as error:
-        raise ModelConfigError(f"the config override is not valid: {error}") from None
-    if config.name and config.name != name:
-        raise ModelConfigError(f"the config override says name: '{config.name}', but the model is '{name}'")
-    config.name = name
-    return config
-
-
-def override_config(source: ModelSource, config: ModelConfig) -> ModelSource:
-    """The same files with another config; only what is wrong with the config itself is repaired by that."""
-    kept = tuple(problem for problem in source.problems if ".pbtxt " not in problem)
-    return replace(source, config=config, problems=kept, is_override=True, has_config=True)
-
-
-def write_override(name: str, files: Mapping[str, bytes], directory: Path) -> Path:
-    """The model directory that a client has sent. Raises `InvalidArgument` for names that lead out of it."""
-    target = directory / name
-    target.mkdir(parents=True)
-    try:
-        for relative, content in files.items():
-            path = target / relative
-            if not relative or not path.resolve().is_relative_to(target.resolve()) or path.resolve() == target:
-                raise InvalidArgument(f"override file '{relative}' is not a path inside the model directory")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    except OSError as error:
-        shutil.rmtree(directory)
-        raise InvalidArgument(f"the override files of model '{name}' cannot be written: {error}") from None
-    except InvalidArgument:
-        shutil.rmtree(directory)
-        raise
-    return target
 
 
 def _read_config(file: Path) -> tuple[ModelConfig, list[str]]:
