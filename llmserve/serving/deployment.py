@@ -23,7 +23,7 @@ from llmserve.serving.model import ServedModel
 from llmserve.serving.model_config import is_ensemble
 from llmserve.serving.repository import ModelSource, read_again
 from llmserve.serving.settings import ServerSettings
-from llmserve.serving.table import UNLOADING, ModelTable
+from llmserve.serving.table import ModelTable
 from llmserve.serving.threads import in_daemon_thread
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class _Round:
     changed: set[str] = field(default_factory=set)
     candidates: dict[str, PreparedModel] = field(default_factory=dict)  # ensembles to be planned
     failures: dict[str, Reasons] = field(default_factory=dict)
+    replaced: list[tuple[str, Sequence[ServedModel], ModelSource | None]] = field(default_factory=list)
 
 
 class _LoadFailed(Exception):
@@ -87,8 +88,12 @@ class Deployment:
     async def deploy(self, sources: Sequence[ModelSource]) -> dict[str, Reasons]:
         """Load what is not served as it is now; returns why models could not be loaded."""
         work = _Round()
-        await asyncio.gather(*(self._deploy(source, work) for source in sources))
-        self._plan_ensembles(work)
+        try:
+            await asyncio.gather(*(self._deploy(source, work) for source in sources))
+        finally:
+            self._plan_ensembles(work)
+            for replaced in work.replaced:  # not before: until here ensembles have used them
+                self._retire(*replaced)
         return work.failures
 
     async def withdraw(self, name: str, *, has_gone: bool = False) -> None:
@@ -103,9 +108,11 @@ class Deployment:
             versions = self._table.versions(name) or [version for version in entry.reasons if version]
             source, entry.source, entry.ensemble, entry.reasons = entry.source, None, None, {}
             entry.has_gone = has_gone
-            self._retire(name, self._table.serve(name, ()), source)
+            work = _Round({name}, replaced=[(name, self._table.serve(name, ()), source)])
             self._table.set_unloaded(name, versions)
-            self._plan_ensembles(_Round({name}))
+            self._plan_ensembles(work)
+            for replaced in work.replaced:
+                self._retire(*replaced)
 
     async def close(self) -> None:
         """Unload everything at once."""
@@ -141,7 +148,7 @@ class Deployment:
         if is_ensemble(prepared.config):
             work.candidates[source.name] = prepared
             return
-        self._serve(source, await self._load(prepared))
+        self._serve(source, await self._load(prepared), work)
         work.changed.add(source.name)
 
     def _is_current(self, entry: _Entry, source: ModelSource) -> bool:
@@ -177,10 +184,18 @@ class Deployment:
         async with self._slots:
             return await load_version(prepared, version, backend, self._surroundings)
 
-    def _serve(self, source: ModelSource, models: Sequence[ServedModel], ensemble: PreparedModel | None = None) -> None:
+    def _serve(
+        self,
+        source: ModelSource,
+        models: Sequence[ServedModel],
+        work: _Round,
+        *,
+        ensemble: PreparedModel | None = None,
+    ) -> None:
         entry = self._entries[source.name]
         before, entry.source, entry.ensemble, entry.reasons = entry.source, source, ensemble, {}
-        self._retire(source.name, self._table.serve(source.name, models), _unused_source(before, source))
+        unused = None if before is None or before.path == source.path else before
+        work.replaced.append((source.name, self._table.serve(source.name, models), unused))
 
     def _fail(self, name: str, reasons: Reasons, work: _Round) -> None:
         work.failures[name] = reasons
@@ -193,8 +208,7 @@ class Deployment:
     def _retire(self, name: str, models: Sequence[ServedModel], source: ModelSource | None) -> None:
         """`source`: where they came from, when nothing else comes from there any more."""
         for model in models:
-            if model.version not in self._table.versions(name):
-                self._table.set_state(name, model.version, UNLOADING)
+            self._table.set_unloading(name, model.version)
         self._retiring.update(models)
         self._spawn(self._unload(name, models, source))
 
@@ -254,19 +268,15 @@ class Deployment:
             except LlmserveError as error:
                 reasons = reasons or dict.fromkeys(prepared.versions, str(error))
             else:
-                self._serve(prepared.source, models, prepared)
+                self._serve(prepared.source, models, work, ensemble=prepared)
                 break
         else:
             entry.ensemble = candidate or entry.ensemble
-            self._retire(name, self._table.serve(name, ()), None)
+            work.replaced.append((name, self._table.serve(name, ()), None))
         if reasons and any(map(self._table.is_unloaded, self.steps(name))):
             self._table.set_unloaded(name, list(reasons))
         elif reasons:
             self._fail(name, reasons, work)
-
-
-def _unused_source(before: ModelSource | None, now: ModelSource) -> ModelSource | None:
-    return None if before is None or before.path == now.path else before
 
 
 def _reason(error: BaseException) -> str:

@@ -58,8 +58,11 @@ class ModelTable:
         self._rows[name] = {row.version: row for row in rows if _is_wanted_so(row) and row.version not in served}
         return list(before.values())
 
-    def set_state(self, name: str, version: str, state: str, reason: str = "") -> None:
-        self._rows.setdefault(name, {})[version] = ModelStatus(name, version, state, reason)
+    def set_unloading(self, name: str, version: str) -> None:
+        """Unless it is served all the same, or there is more to be said of it."""
+        rows = self._rows.setdefault(name, {})
+        if version not in self.versions(name) and (version not in rows or _is_wanted_so(rows[version])):
+            rows[version] = ModelStatus(name, version, UNLOADING)
 
     def set_loading(self, name: str, versions: Sequence[str]) -> None:
         if name not in self._served:

@@ -89,9 +89,9 @@ async def reaches(core: InferenceCore, row: str, state: tuple[str, str]) -> None
     await eventually(lambda: states(core).get(row) == state)
 
 
-async def answers(core: InferenceCore, expected: float) -> None:
+async def answers(core: InferenceCore, expected: float, model: str = "m") -> None:
     async def does() -> bool:
-        return bool(await answer(core) == expected)
+        return bool(await answer(core, model) == expected)
 
     await eventually(does)
 
@@ -324,6 +324,24 @@ async def test_a_reloaded_step_is_used_by_the_ensemble(tmp_path: Path) -> None:
         write_model(tmp_path, "two", PYTHON, times(3))
         await core.load_model("two")
         assert await answer(core, "ens") == 9
+
+
+async def test_an_ensemble_keeps_its_steps_until_it_is_planned_anew(tmp_path: Path) -> None:
+    """While something else of the same load takes its time."""
+    write_model(tmp_path, "two", PYTHON, times(2))
+    write_model(tmp_path, "late", PYTHON, times(1))
+    write_model(tmp_path, "ens", ensemble_config("two"))
+    write_model(tmp_path, "both", ensemble_config("two", "late"))
+    async with explicit(tmp_path, load=("ens", "both")) as core:
+        write_model(tmp_path, "two", PYTHON, times(3))
+        slow = "    def initialize(self, args):\n        import time\n        time.sleep(0.3)\n"
+        write_model(tmp_path, "late", PYTHON, times(10) + slow)
+        loading = asyncio.create_task(core.load_model("both"))
+        await answers(core, 3, "two")
+        assert not loading.done()
+        assert [await answer(core, model) for model in ("ens", "both")] == [2, 2]
+        await loading
+        assert [await answer(core, model) for model in ("ens", "both")] == [3, 30]
 
 
 async def test_a_changed_ensemble_that_is_wrong_leaves_the_old_one(tmp_path: Path) -> None:
