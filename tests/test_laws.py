@@ -34,7 +34,8 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("serving", "engine"), ("serving", "stages"), ("engine", "checkpoint"), ("frontends", "engine")}
 LAZY = {
-    "torch": {"evaluation/hf.py", "evaluation/baichuan_torch.py"},
+    "torch": {"evaluation/hf.py", "evaluation/baichuan_torch.py", "backends/pytorch/torch_model.py"},
+    "onnxruntime": {"backends/onnxruntime/session.py"},
     "transformers": {"evaluation/hf.py", "evaluation/baichuan_torch.py"},
     "datasets": {"evaluation/data.py"},
 }
@@ -99,7 +100,7 @@ def test_heavy_packages_have_one_owner(package: str) -> None:
 
 
 def test_command_line_starts_without_heavy_packages() -> None:
-    heavy = "{'torch', 'transformers', 'datasets', 'pandas'}"
+    heavy = "{'torch', 'onnxruntime', 'transformers', 'datasets', 'pandas'}"
     code = f"import sys, llmserve.cli.main; print(sorted({heavy} & set(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert output.strip() == "[]"

@@ -41,6 +41,8 @@ def _tunes_optimization(config: ModelConfig) -> bool:
     known.CopyFrom(config.optimization)
     known.ClearField("input_pinned_memory")
     known.ClearField("output_pinned_memory")
+    if config.backend == "onnxruntime":
+        known.ClearField("graph")
     return bool(known.ByteSize())
 
 

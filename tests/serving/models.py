@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 
 from llmserve.backends.identity import IdentityBackend
+from llmserve.backends.onnxruntime import OnnxRuntimeBackend
 from llmserve.backends.python import PythonBackend
+from llmserve.backends.pytorch import PyTorchBackend
+from llmserve.backends.repeat import RepeatBackend
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
-BACKENDS: Mapping[str, Backend] = {"identity": IdentityBackend(), "python": PythonBackend()}
+BACKENDS: Mapping[str, Backend] = {
+    backend.name: backend
+    for backend in (IdentityBackend(), PythonBackend(), PyTorchBackend(), OnnxRuntimeBackend(), RepeatBackend())
+}
 
 
 def write_model(repository: Path, name: str, config: str, code: str | None = None, version: int = 1) -> Path:

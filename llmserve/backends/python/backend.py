@@ -12,6 +12,7 @@ from llmserve.backends.python.errors import describe_failure
 from llmserve.backends.python.instance import PythonInstance
 from llmserve.backends.python.model_file import forget_model, import_model
 from llmserve.backends.python.utils_module import make_utils_module
+from llmserve.backends.versions import newest_version_file
 from llmserve.errors import ModelConfigError, Unsupported
 from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.model_config import instance_names
@@ -24,7 +25,7 @@ class PythonBackend:
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
         config.default_model_filename = config.default_model_filename or DEFAULT_FILENAME
-        path = _newest_file(model_dir, config.default_model_filename)
+        path = newest_version_file(model_dir, config.default_model_filename)
         if path is None or "auto_complete_config" not in path.read_text(encoding="utf-8", errors="replace"):
             return config
         module_name = f"triton_model_{config.name}_auto_complete_{id(config):x}"
@@ -57,9 +58,3 @@ class PythonBackend:
                 instance.abandon()
             raise ModelConfigError("\n".join(dict.fromkeys(failures)))
         return LoadedModel(instances)
-
-
-def _newest_file(model_dir: Path, filename: str) -> Path | None:
-    versions = sorted((int(path.name), path) for path in model_dir.iterdir() if path.name.isdecimal())
-    paths = [path / filename for _, path in versions]
-    return next((path for path in reversed(paths) if path.is_file()), None)

@@ -1,0 +1,166 @@
+"""Instances of models that are functions of arrays, such as TorchScript and ONNX: a batch of requests is one call.
+
+Each instance has a thread of its own. Arrays have the form of `serving.types.Tensor.data`. Threads are daemons: a model
+that hangs keeps neither the server nor its shutdown waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+from numpy.typing import NDArray
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+from llmserve.errors import InternalError, LlmserveError, Unavailable, Unsupported
+from llmserve.serving.backend import LoadContext
+from llmserve.serving.collation import Collator
+from llmserve.serving.signature import datatype_name
+from llmserve.serving.streams import Outbox, ResponseStream
+from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, Tensor
+
+FINISH_TIMEOUT_S = 5.0
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+logger = logging.getLogger(__name__)
+
+
+class TensorFunction(Protocol):
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """Every declared output. Called on the instance's thread; may change neither its inputs nor keep them."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    requests: Sequence[InferRequest]
+    streams: Sequence[ResponseStream]
+    on_done: Callable[[], None] | None = None
+
+    def done(self) -> None:
+        if self.on_done is not None:
+            self.on_done()
+
+
+class FunctionInstance:
+    def __init__(self, name: str, context: LoadContext, function: TensorFunction) -> None:
+        self.name = name
+        self._model_name: str = context.config.name
+        self._version = context.version
+        self._collator = Collator(context.config)
+        self._datatypes = {output.name: datatype_name(output.data_type) for output in context.config.output}
+        self._function = function
+        self._outbox: Outbox | None = None
+        self._last_batch: _Batch | None = None
+        self._inbox: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=f"model-{name}", daemon=True)
+        self._thread.start()
+
+    def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
+        if not self._thread.is_alive():
+            raise Unavailable(f"model instance '{self.name}' has been unloaded")
+        if self._outbox is None:
+            self._outbox = Outbox(asyncio.get_running_loop())
+        streams = [ResponseStream() for _ in requests]
+        self._last_batch = _Batch(requests, streams)
+        self._inbox.put(self._last_batch)
+        return streams
+
+    def when_released(self, callback: Callable[[], None]) -> None:
+        assert self._last_batch is not None
+        self._last_batch.on_done = callback
+        self._last_batch = None
+
+    def healthy(self) -> bool:
+        return self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Let the thread go without waiting: the model is not used after all."""
+        self._inbox.put(None)
+
+    async def close(self) -> None:
+        self.abandon()
+        await asyncio.to_thread(self._thread.join, FINISH_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.warning("model instance '%s' is still busy after %g s: left behind", self.name, FINISH_TIMEOUT_S)
+
+    def _serve(self) -> None:
+        while (batch := self._inbox.get()) is not None:
+            assert self._outbox is not None
+            wanted = [pair for pair in zip(batch.requests, batch.streams, strict=True) if not pair[1].closed]
+            answers = self._answers([request for request, _ in wanted]) if wanted else []
+            self._outbox.put(batch.done)  # first, so that who has an answer finds it counted
+            for (_, stream), answer in zip(wanted, answers, strict=True):
+                self._outbox.put(partial(stream.push, answer))
+            del batch  # what it holds must not live on here until the next one comes
+
+    def _answers(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
+        try:
+            return self._run(requests)
+        except BaseException as error:  # border: whatever the model raises is an answer
+            if len(requests) > 1:  # the one that is to blame must not fail the others
+                return [answer for request in requests for answer in self._answers([request])]
+            return [self._failed(requests[0], error)]
+
+    def _run(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
+        batch = self._collator.collate(requests)
+        outputs = self._tensors(self._function({name: tensor.data for name, tensor in batch.inputs.items()}))
+        return [
+            InferResponse(self._model_name, self._version, request.request_id, part, final=True)
+            for request, part in zip(requests, batch.split(outputs), strict=True)
+        ]
+
+    def _tensors(self, outputs: Arrays) -> tuple[Tensor, ...]:
+        return tuple(self._tensor(name, datatype, outputs[name]) for name, datatype in self._datatypes.items())
+
+    def _tensor(self, name: str, datatype: str, array: NDArray[Any]) -> Tensor:
+        if array.dtype != NUMPY_DTYPES[datatype]:
+            raise InternalError(
+                f"model '{self._model_name}' answered with output '{name}' of type {array.dtype}, but its config says "
+                f"{datatype}"
+            )
+        return Tensor(name, datatype, array)
+
+    def _failed(self, request: InferRequest, error: BaseException) -> InferResponse:
+        if not isinstance(error, LlmserveError):
+            logger.warning("model instance '%s' failed: %s: %s", self.name, type(error).__name__, error)
+            error = InternalError(f"model '{self._model_name}' failed: {type(error).__name__}: {error}")
+        return InferResponse(self._model_name, self._version, request.request_id, error=error, final=True)
+
+
+def input_datatypes(config: ModelConfig) -> dict[str, str]:
+    """Every tensor that the function gets, those that `batch_input` adds included: name -> KServe's datatype."""
+    derived = [(name, one.data_type) for one in config.batch_input for name in one.target_name]
+    declared = [(tensor.name, tensor.data_type) for tensor in config.input]
+    return {name: datatype_name(data_type) for name, data_type in (*declared, *derived)}
+
+
+def instance_devices(config: ModelConfig) -> list[tuple[str, int]]:
+    """(name, GPU number or -1 for the CPU) of every instance."""
+    devices = []
+    for group in config.instance_group:
+        gpus = (list(group.gpus) or [0]) if group.kind == ModelInstanceGroup.KIND_GPU else [-1]
+        devices += [(f"{group.name}_{index}", gpus[index % len(gpus)]) for index in range(group.count)]
+    return devices
+
+
+@contextmanager
+def needs_package(config: ModelConfig, package: str, *, extra: str) -> Iterator[None]:
+    """Around the import of a module that imports `package`: says what to install when it is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise Unsupported(
+            f"model '{config.name}': backend '{config.backend}' needs the package {package}, which is not installed: "
+            f"pip install 'llmserve[{extra}]'"
+        ) from None

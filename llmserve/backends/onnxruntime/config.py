@@ -1,0 +1,91 @@
+"""An ONNX model's own tensors against its `config.pbtxt`: what is left open is filled in, the rest must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+
+from llmserve.backends.functions import input_datatypes
+from llmserve.errors import ModelConfigError
+from llmserve.serving.signature import datatype_name, format_shape
+
+DEFAULT_MAX_BATCH_SIZE = 4  # of a model that batches, when its config does not say
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """As the model file declares it: KServe's datatype, -1 for sizes that are not fixed."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+def complete_tensors(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
+    """As Triton: a model whose tensors all begin with a free dimension batches."""
+    can_batch = all(tensor.shape[:1] == (-1,) for tensor in (*inputs, *outputs))
+    if config.max_batch_size and not can_batch:
+        raise ModelConfigError(
+            f"model '{config.name}': max_batch_size is {config.max_batch_size}, but the first dimension of the model's "
+            "tensors is fixed: set max_batch_size: 0"
+        )
+    if can_batch and not config.max_batch_size:
+        config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
+    if config.max_batch_size > 1 and not config.HasField("sequence_batching"):
+        config.dynamic_batching.SetInParent()
+    batch_dims = 1 if config.max_batch_size else 0
+    _fill(config.input, inputs, batch_dims)
+    _fill(config.output, outputs, batch_dims)
+
+
+def _fill(declared: Any, tensors: Sequence[ModelTensor], batch_dims: int) -> None:
+    if declared:
+        return
+    for tensor in tensors:
+        dims = tensor.shape[batch_dims:]
+        name = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
+        added = declared.add(name=tensor.name, data_type=DataType.Value(name), dims=dims or (1,))
+        if not dims:
+            added.reshape.SetInParent()  # a scalar: dims [ 1 ] for the client, no dimension for the model
+
+
+def mismatches(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> list[str]:
+    batch_dims = 1 if config.max_batch_size else 0
+    given = input_datatypes(config)
+    return [
+        *_tensor_mismatches("input", config.input, inputs, batch_dims),
+        *_tensor_mismatches("output", config.output, outputs, batch_dims),
+        *(f"the model's input '{tensor.name}' is not in the config" for tensor in inputs if tensor.name not in given),
+    ]
+
+
+def _tensor_mismatches(kind: str, declared: Any, tensors: Sequence[ModelTensor], batch_dims: int) -> list[str]:
+    known = {tensor.name: tensor for tensor in tensors}
+    problems = []
+    for spec in declared:
+        tensor = known.get(spec.name)
+        if tensor is None:
+            problems.append(f"the model has no {kind} '{spec.name}'; it has: {', '.join(known)}")
+            continue
+        if tensor.datatype != datatype_name(spec.data_type):
+            problems.append(
+                f"{kind} '{spec.name}' is {datatype_name(spec.data_type)} in the config and {tensor.datatype} in the "
+                "model"
+            )
+        dims = spec.reshape.shape if spec.HasField("reshape") else spec.dims
+        shape = (*(-1,) * batch_dims, *dims)
+        if not _compatible(shape, tensor.shape):
+            problems.append(
+                f"{kind} '{spec.name}' has shape {format_shape(shape)} in the config and {format_shape(tensor.shape)} "
+                "in the model"
+            )
+    return problems
+
+
+def _compatible(shape: Sequence[int], other: Sequence[int]) -> bool:
+    return len(shape) == len(other) and all(
+        mine == theirs or -1 in (mine, theirs) for mine, theirs in zip(shape, other, strict=True)
+    )
