@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
 from llmserve.backends.identity import IdentityBackend
 from llmserve.backends.onnxruntime import OnnxRuntimeBackend
+from llmserve.backends.onnxruntime.backend import DEFAULT_MAX_BATCH_SIZE
 from llmserve.backends.python import PythonBackend
 from llmserve.backends.pytorch import PyTorchBackend
 from llmserve.backends.repeat import RepeatBackend
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.engine.open import open_engine
+from llmserve.errors import InvalidArgument
 from llmserve.serving.backend import Backend
 
+MAX_BATCH_SIZE = "default-max-batch-size"
+SETTINGS = {("", MAX_BATCH_SIZE), (OnnxRuntimeBackend.name, MAX_BATCH_SIZE)}  # (backend, or "" for all; key)
 
-def make_backends() -> dict[str, Backend]:
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """`--backend-config`: (backend, or "" for all of them; key) -> value."""
+
+    values: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def unread(self) -> list[str]:
+        return [f"--backend-config {','.join(filter(None, name))}" for name in self.values if name not in SETTINGS]
+
+    def max_batch_size(self, backend: str) -> int:
+        text = self.values.get((backend, MAX_BATCH_SIZE)) or self.values.get(("", MAX_BATCH_SIZE), "")
+        if text and not (text.isascii() and text.isdigit()):
+            raise InvalidArgument(f"--backend-config {MAX_BATCH_SIZE}={text}: expected a number")
+        return int(text) if text else DEFAULT_MAX_BATCH_SIZE
+
+
+def parse_backend_settings(texts: Sequence[str]) -> BackendSettings:
+    values: dict[tuple[str, str], str] = {}
+    for text in texts:
+        name, comma, setting = text.partition(",")
+        if not comma:
+            name, setting = "", text
+        key, equals, value = setting.partition("=")
+        if not (key and equals and value) or (comma and not name):
+            raise InvalidArgument(f"--backend-config {text}: expected BACKEND,KEY=VALUE or KEY=VALUE")
+        values[name, key] = value
+    return BackendSettings(values)
+
+
+def make_backends(settings: BackendSettings) -> dict[str, Backend]:
     """By the name that `config.pbtxt` gives in `backend`."""
     backends: tuple[Backend, ...] = (
         TensorrtLlmBackend(open_engine),
         PythonBackend(),
         PyTorchBackend(),
-        OnnxRuntimeBackend(),
+        OnnxRuntimeBackend(settings.max_batch_size(OnnxRuntimeBackend.name)),
         IdentityBackend(),
         RepeatBackend(),
     )

@@ -43,17 +43,19 @@ def say_without_effect(flags: Sequence[str]) -> None:
 def serve(options: ServeOptions) -> None:
     """Serve models over gRPC (8001), HTTP (8000) and metrics (8002), as Triton does."""
     # imported here: the other commands need neither gRPC nor HTTP
-    from llmserve.cli.backends import make_backends
+    from llmserve.cli.backends import make_backends, parse_backend_settings
     from llmserve.cli.server import ServerProcess
 
     logging.getLogger("llmserve").setLevel(LOG_LEVELS[min(options.log_verbose, len(LOG_LEVELS) - 1)])
     settings = server_settings(options)
-    for_backends = parse_backend_config(options.backend_config or ())
-    say_without_effect(
-        [f"--backend-config {name or 'all'},{key}" for name in for_backends for key in for_backends[name]]
-    )
+    backend_settings = parse_backend_settings(options.backend_config or ())
+    say_without_effect(backend_settings.unread())
     process = ServerProcess(
-        settings, make_backends(), listen_settings(options), options.exit_timeout_secs, options.exit_on_error
+        settings,
+        make_backends(backend_settings),
+        listen_settings(options),
+        options.exit_timeout_secs,
+        options.exit_on_error,
     )
     raise typer.Exit(run(process))
 
@@ -135,17 +137,3 @@ def parse_parameters(parameters: Sequence[str]) -> dict[str, dict[str, str]]:
             raise InvalidArgument(f"--parameter {text}: expected MODEL.KEY=VALUE, such as tensorrt_llm.num_threads=2")
         overrides.setdefault(name, {})[key] = value
     return overrides
-
-
-def parse_backend_config(settings: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Backend, or "" for all of them -> key -> value."""
-    config: dict[str, dict[str, str]] = {}
-    for text in settings:
-        name, comma, setting = text.partition(",")
-        if not comma:
-            name, setting = "", text
-        key, equals, value = setting.partition("=")
-        if not (key and equals and value) or (comma and not name):
-            raise InvalidArgument(f"--backend-config {text}: expected BACKEND,KEY=VALUE or KEY=VALUE")
-        config.setdefault(name, {})[key] = value
-    return config

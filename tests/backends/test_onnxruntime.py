@@ -10,7 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.backends.onnxruntime import OnnxRuntimeBackend
 from llmserve.serving.core import InferenceCore
 from llmserve.serving.types import Tensor
 from tests.serving.models import collect, floats, request, serving, single, tensors, values, write_model
@@ -46,6 +48,12 @@ def pair(*rows: tuple[float, float]) -> tuple[Tensor, Tensor]:
 def reason(core: InferenceCore, name: str) -> str:
     (status,) = [status for status in core.repository_index() if status.name == name]
     return status.reason
+
+
+def test_the_batch_size_of_a_model_that_does_not_say(tmp_path: Path) -> None:
+    directory = write_sum(tmp_path, "sum", "")
+    config = OnnxRuntimeBackend(default_max_batch_size=16).complete_config(ModelConfig(name="sum"), directory)
+    assert (config.max_batch_size, config.HasField("dynamic_batching")) == (16, True)
 
 
 @pytest.mark.parametrize("name", ['backend: "onnxruntime"', 'platform: "onnxruntime_onnx"'])

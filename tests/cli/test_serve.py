@@ -21,9 +21,10 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 
+from llmserve.cli.backends import make_backends, parse_backend_settings
 from llmserve.cli.main import main
 from llmserve.cli.pipelines import engine_parameters, packaged_repository
-from llmserve.cli.serve import parse_backend_config, parse_parameters
+from llmserve.cli.serve import parse_parameters
 from llmserve.cli.server import model_table
 from llmserve.errors import InvalidArgument
 from llmserve.serving.core import ModelStatus
@@ -301,12 +302,18 @@ def test_engine_and_limits_become_parameters_of_the_right_models() -> None:
     assert not any(engine_parameters(None, {}, config) for config in configs)
 
 
-def test_parameters_and_backend_settings() -> None:
+def test_parameters_by_model() -> None:
     assert parse_parameters(["a.b=1", "a.c=x=y.z", "m.k=v"]) == {"a": {"b": "1", "c": "x=y.z"}, "m": {"k": "v"}}
-    assert parse_backend_config(["default-max-batch-size=8", "python,shm-default-byte-size=4"]) == {
-        "": {"default-max-batch-size": "8"},
-        "python": {"shm-default-byte-size": "4"},
-    }
+
+
+def test_settings_of_backends() -> None:
+    settings = parse_backend_settings(["default-max-batch-size=8", "python,shm-default-byte-size=4"])
+    assert settings.unread() == ["--backend-config python,shm-default-byte-size"]
+    assert settings.max_batch_size("onnxruntime") == 8
+    assert parse_backend_settings(["onnxruntime,default-max-batch-size=2"]).max_batch_size("onnxruntime") == 2
+    assert parse_backend_settings([]).max_batch_size("onnxruntime") == 4
+    with pytest.raises(InvalidArgument, match="default-max-batch-size=x: expected a number"):
+        make_backends(parse_backend_settings(["default-max-batch-size=x"]))
 
 
 @pytest.mark.parametrize("text", ["", "a", "a.b", "a=b", ".b=c", "a.=c"])
@@ -318,7 +325,7 @@ def test_malformed_parameters(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "a", "a,b", "a,=b", ",a=b", "a="])
 def test_malformed_backend_settings(text: str) -> None:
     with pytest.raises(InvalidArgument, match="expected BACKEND,KEY=VALUE or KEY=VALUE"):
-        parse_backend_config([text])
+        parse_backend_settings([text])
 
 
 def test_a_tritonserver_command_line(tmp_path: Path, servers: list[Server]) -> None:

@@ -14,10 +14,15 @@ from llmserve.serving.backend import LoadContext, LoadedModel
 
 PLATFORM = "onnxruntime_onnx"
 DEFAULT_FILENAME = "model.onnx"
+DEFAULT_MAX_BATCH_SIZE = 4
 
 
 class OnnxRuntimeBackend:
     name = "onnxruntime"
+
+    def __init__(self, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> None:
+        """`default_max_batch_size`: of a model that can batch and whose config does not say how much."""
+        self._default_max_batch_size = default_max_batch_size
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
         config.platform = config.platform or PLATFORM
@@ -28,7 +33,7 @@ class OnnxRuntimeBackend:
                 from llmserve.backends.onnxruntime.session import read_tensors
 
             inputs, outputs = read_tensors(path)
-            complete_tensors(config, inputs, outputs)
+            complete_tensors(config, inputs, outputs, self._default_max_batch_size)
         return config
 
     def load(self, context: LoadContext) -> LoadedModel:

@@ -12,8 +12,6 @@ from llmserve.backends.functions import input_datatypes
 from llmserve.errors import ModelConfigError
 from llmserve.serving.signature import datatype_name, format_shape
 
-DEFAULT_MAX_BATCH_SIZE = 4  # of a model that batches, when its config does not say
-
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
@@ -24,7 +22,9 @@ class ModelTensor:
     shape: tuple[int, ...]
 
 
-def complete_tensors(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
+def complete_tensors(
+    config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], default_max_batch_size: int
+) -> None:
     """As Triton: a model whose tensors all begin with a free dimension batches."""
     can_batch = all(tensor.shape[:1] == (-1,) for tensor in (*inputs, *outputs))
     if config.max_batch_size and not can_batch:
@@ -33,7 +33,7 @@ def complete_tensors(config: ModelConfig, inputs: Sequence[ModelTensor], outputs
             "tensors is fixed: set max_batch_size: 0"
         )
     if can_batch and not config.max_batch_size:
-        config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
+        config.max_batch_size = default_max_batch_size
     if config.max_batch_size > 1 and not config.HasField("sequence_batching"):
         config.dynamic_batching.SetInParent()
     batch_dims = 1 if config.max_batch_size else 0
