@@ -9,44 +9,81 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Metric:
     name: str
-    kind: str  # Prometheus type: counter or gauge
+    kind: str  # Prometheus type: counter, gauge, summary or histogram
     help: str
     labels: tuple[str, ...] = ("model", "version")
 
 
-_MODEL = ("model", "version")
+MODEL = ("model", "version")
+GPU = ("gpu_uuid",)
 
-_DECLARED = (
+_INFERENCE = (
     Metric("nv_inference_request_success", "counter", "Number of successful inference requests, all batch sizes"),
     Metric(
         "nv_inference_request_failure",
         "counter",
         "Number of failed inference requests, all batch sizes",
-        (*_MODEL, "reason"),
+        (*MODEL, "reason"),
     ),
-    Metric("nv_inference_count", "counter", "Number of inferences performed (batch elements)"),
-    Metric("nv_inference_exec_count", "counter", "Number of model executions performed"),
+    Metric("nv_inference_count", "counter", "Number of inferences performed (batch elements, without cached ones)"),
+    Metric("nv_inference_exec_count", "counter", "Number of model executions performed (without cached requests)"),
     Metric("nv_inference_request_duration_us", "counter", "Cumulative inference request duration in microseconds"),
     Metric("nv_inference_queue_duration_us", "counter", "Cumulative inference queuing duration in microseconds"),
     Metric("nv_inference_compute_input_duration_us", "counter", "Cumulative compute input duration in microseconds"),
     Metric("nv_inference_compute_infer_duration_us", "counter", "Cumulative compute infer duration in microseconds"),
     Metric("nv_inference_compute_output_duration_us", "counter", "Cumulative compute output duration in microseconds"),
     Metric("nv_inference_pending_request_count", "gauge", "Number of requests that are waiting to be executed"),
+    Metric("nv_inference_request_summary_us", "summary", "Inference request duration in microseconds"),
+    Metric("nv_inference_queue_summary_us", "summary", "Inference queuing duration in microseconds"),
+    Metric("nv_inference_compute_input_summary_us", "summary", "Compute input duration in microseconds"),
+    Metric("nv_inference_compute_infer_summary_us", "summary", "Compute infer duration in microseconds"),
+    Metric("nv_inference_compute_output_summary_us", "summary", "Compute output duration in microseconds"),
+    Metric(
+        "nv_inference_first_response_histogram_ms",
+        "histogram",
+        "Time from request to first response of decoupled models in milliseconds",
+    ),
+)
+_CACHE = (
+    Metric("nv_cache_num_hits_per_model", "counter", "Number of response cache hits of the model"),
+    Metric("nv_cache_num_misses_per_model", "counter", "Number of response cache misses of the model"),
+    Metric("nv_cache_hit_duration_per_model", "counter", "Cumulative look-up time of hits in microseconds"),
+    Metric(
+        "nv_cache_miss_duration_per_model", "counter", "Cumulative look-up and insertion time of misses in microseconds"
+    ),
+    Metric("nv_cache_num_entries", "gauge", "Number of responses stored in response cache", ()),
+    Metric("nv_cache_num_lookups", "gauge", "Number of cache lookups in response cache", ()),
+    Metric("nv_cache_num_hits", "gauge", "Number of cache hits in response cache", ()),
+    Metric("nv_cache_num_misses", "gauge", "Number of cache misses in response cache", ()),
+    Metric("nv_cache_num_evictions", "gauge", "Number of cache evictions in response cache", ()),
+    Metric("nv_cache_lookup_duration", "gauge", "Total cache lookup duration (hit and miss) in microseconds", ()),
+    Metric("nv_cache_insertion_duration", "gauge", "Total cache insertion duration in microseconds", ()),
+    Metric("nv_cache_util", "gauge", "Cache utilization [0.0 - 1.0]", ()),
+)
+_MACHINE = (
     Metric("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", ()),
     Metric("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", ()),
     Metric("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", ()),
-    Metric("nv_trt_llm_request_metrics", "gauge", "LLM requests by state", (*_MODEL, "request_type")),
-    Metric("nv_trt_llm_runtime_memory_metrics", "gauge", "LLM runtime memory in bytes", (*_MODEL, "memory_type")),
-    Metric(
-        "nv_trt_llm_kv_cache_block_metrics", "gauge", "Blocks of the KV cache", (*_MODEL, "kv_cache_block_type")
-    ),
+    Metric("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", ()),
+    Metric("nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes", ()),
+    Metric("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0]", GPU),
+    Metric("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes", GPU),
+    Metric("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes", GPU),
+    Metric("nv_gpu_power_usage", "gauge", "GPU power usage in watts", GPU),
+    Metric("nv_gpu_power_limit", "gauge", "GPU power management limit in watts", GPU),
+    Metric("nv_energy_consumption", "counter", "GPU energy consumption in joules since the server started", GPU),
+)
+_LLM = (
+    Metric("nv_trt_llm_request_metrics", "gauge", "LLM requests by state", (*MODEL, "request_type")),
+    Metric("nv_trt_llm_runtime_memory_metrics", "gauge", "LLM runtime memory in bytes", (*MODEL, "memory_type")),
+    Metric("nv_trt_llm_kv_cache_block_metrics", "gauge", "Blocks of the KV cache", (*MODEL, "kv_cache_block_type")),
     Metric(
         "nv_trt_llm_inflight_batcher_metrics",
         "gauge",
         "State of the in-flight batcher",
-        (*_MODEL, "inflight_batcher_specific_metric"),
+        (*MODEL, "inflight_batcher_specific_metric"),
     ),
-    Metric("nv_trt_llm_general_metrics", "gauge", "General LLM state", (*_MODEL, "general_type")),
-)  # fmt: skip
+    Metric("nv_trt_llm_general_metrics", "gauge", "General LLM state", (*MODEL, "general_type")),
+)
 
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _DECLARED}
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*_INFERENCE, *_CACHE, *_MACHINE, *_LLM)}

@@ -38,6 +38,7 @@ LAZY = {
     "onnxruntime": {"backends/onnxruntime/session.py"},
     "transformers": {"evaluation/hf.py", "evaluation/baichuan_torch.py"},
     "datasets": {"evaluation/data.py"},
+    "pynvml": {"serving/gpu.py"},
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -69,6 +69,7 @@ def run(process: ServerProcess) -> int:
 
 def server_settings(options: ServeOptions) -> ServerSettings:
     from llmserve.cli.pipelines import engine_parameters
+    from llmserve.serving.metrics_settings import parse_metrics_config
     from llmserve.serving.response_cache import parse_cache_config
     from llmserve.serving.settings import ALL_MODELS, ControlMode, ServerSettings
 
@@ -97,6 +98,12 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         cache_bytes=parse_cache_config(options.cache_config) if options.cache_config else 0,
         rate_limit=options.rate_limit,
         rate_limit_resources=tuple(options.rate_limit_resource or ()),
+        metrics=parse_metrics_config(
+            options.metrics_config or (),
+            interval_ms=options.metrics_interval_ms,
+            cpu=options.allow_cpu_metrics,
+            gpu=options.allow_gpu_metrics,
+        ),
         server_name=options.id,
     )
 

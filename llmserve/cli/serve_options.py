@@ -14,7 +14,7 @@ import typer
 from llmserve.serving.settings import ControlMode
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
-MODELS, LISTENING, ENGINE, LOGGING = "Models", "Listening", "Engine", "Logging"
+MODELS, LISTENING, ENGINE, METRICS, LOGGING = "Models", "Listening", "Engine", "Metrics", "Logging"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +135,19 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricsOptions:
+    metrics_config: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE, such as summary_latencies=true; may be repeated.", rich_help_panel=METRICS),
+    ] = None
+    metrics_interval_ms: Annotated[
+        float, typer.Option(help="How long readings of the machine are kept.", min=0, rich_help_panel=METRICS)
+    ] = 2000
+    allow_cpu_metrics: Annotated[bool, typer.Option(help="Show nv_cpu_*.", rich_help_panel=METRICS)] = True
+    allow_gpu_metrics: Annotated[bool, typer.Option(help="Show nv_gpu_*.", rich_help_panel=METRICS)] = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogOptions:
     log_verbose: Annotated[
         int, typer.Option(help="0 warnings, 1 information, 2 everything.", min=0, rich_help_panel=LOGGING)
@@ -142,5 +155,5 @@ class LogOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(LogOptions, EngineOptions, ListenOptions, ModelOptions):
+class ServeOptions(LogOptions, MetricsOptions, EngineOptions, ListenOptions, ModelOptions):
     """In the order of the last base first."""

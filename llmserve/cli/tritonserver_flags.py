@@ -11,14 +11,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-OWN_BOOLEANS = ("allow-http", "allow-grpc", "allow-metrics", "strict-readiness", "exit-on-error")
+OWN_BOOLEANS = (
+    "allow-http", "allow-grpc", "allow-metrics", "allow-cpu-metrics", "allow-gpu-metrics", "strict-readiness",
+    "exit-on-error",
+)  # fmt: skip
 WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 # without effect, by what they would act on
 NO_EFFECT = {
     "GPU memory and devices": (
         "pinned-memory-pool-byte-size", "cuda-memory-pool-byte-size", "cuda-virtual-address-size",
-        "min-supported-compute-capability", "model-load-gpu-limit", "allow-gpu-metrics",
+        "min-supported-compute-capability", "model-load-gpu-limit",
     ),
     "threads and pools of tritonserver's own": (
         "http-thread-count", "grpc-infer-thread-count", "grpc-infer-allocation-pool-size",
@@ -32,7 +35,6 @@ NO_EFFECT = {
         "grpc-max-connection-age-grace", "http-header-forward-pattern", "grpc-header-forward-pattern",
         "grpc-server-cert", "grpc-server-key", "grpc-root-cert",
     ),
-    "metrics": ("allow-cpu-metrics", "metrics-interval-ms", "metrics-config"),
     "logs": ("log-info", "log-warning", "log-error", "log-format", "log-file"),
     "traces": ("trace-config", "trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency"),
     "loading": ("model-load-retry-count",),

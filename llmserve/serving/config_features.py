@@ -54,7 +54,6 @@ IGNORED = (
     Feature("optimization", _tunes_optimization, "graph, accelerator and batching hints have no effect"),
     Feature("cc_model_filenames", lambda config: len(config.cc_model_filenames) > 0, "there is no choice of files"),
     Feature("metric_tags", lambda config: len(config.metric_tags) > 0, "metrics carry no extra labels"),
-    Feature("model_metrics", lambda config: config.HasField("model_metrics"), "metrics keep their defaults"),
     Feature(
         "label_filename", lambda config: any(output.label_filename for output in config.output), "no classification"
     ),

@@ -50,15 +50,14 @@ class InferenceCore:
         self.extensions = EXTENSIONS
         self._settings = settings
         self._table = ModelTable()
-        self._shared = SharedResources(
-            ResponseCache(settings.cache_bytes) if settings.cache_bytes else None,
-            make_rate_limiter(settings.rate_limit, settings.rate_limit_resources),
-        )
+        cache = ResponseCache(settings.cache_bytes) if settings.cache_bytes else None
+        limiter = make_rate_limiter(settings.rate_limit, settings.rate_limit_resources)
+        self._shared = SharedResources(cache, limiter, settings.metrics)
         surroundings = Surroundings(self._infer_nested, self, self._shared)
         deployment = Deployment(self._table, settings, backends, surroundings)
         self._lifecycle = ModelLifecycle(settings, self._table, deployment)
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(ServerCollector(lambda: self._table))
+        self._registry.register(ServerCollector(lambda: self._table, settings.metrics, cache))
         self._started = False
         self._stopping = False
         self._num_in_flight = 0

@@ -115,6 +115,7 @@ async def load_version(
         await warm_up(config, directory, version, loaded.instances)
         signature = ModelSignature(config)
         statistics = ModelStatistics(config.name, version)
+        statistics.keep_distributions(surroundings.shared.metrics, config)
         scheduler = make_scheduler(
             config, loaded, signature=signature, statistics=statistics, states=states, shared=surroundings.shared
         )
@@ -138,7 +139,10 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, sha
         raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", scheduling_problems(config))
     steps = {(step.model_name, step.model_version): step for wave in waves for step in wave.steps}
     parts = {key: table.find(*key) for key in steps}
-    statistics = prepared.statistics.setdefault(version, ModelStatistics(config.name, version))
+    if version not in prepared.statistics:
+        prepared.statistics[version] = ModelStatistics(config.name, version)
+        prepared.statistics[version].keep_distributions(shared.metrics, config)
+    statistics = prepared.statistics[version]
 
     def infer_step(request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
         return parts[request.model_name, request.model_version].infer(request, timing)

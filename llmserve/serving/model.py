@@ -135,11 +135,7 @@ class ServedModel:
         await asyncio.gather(*(instance.close() for instance in self._loaded.instances))
 
     def _prepare(self, request: InferRequest, timing: RequestTiming) -> InferRequest:
-        try:
-            self.signature.check(request)
-        except LlmserveError:
-            self.statistics.request_failed(timing, FailureReason.OTHER)
-            raise
+        self.signature.check(request)
         prepared = self.signature.to_model(request)
         timing.input_ns = time.monotonic_ns() - timing.start_ns
         return prepared
@@ -147,6 +143,8 @@ class ServedModel:
     def _to_client(self, response: InferResponse, wanted: frozenset[str], timing: RequestTiming) -> InferResponse:
         if not response.outputs:
             return response
+        if not timing.first_response_ns:
+            self.statistics.first_response(timing)
         start_ns = time.monotonic_ns()
         outputs = self.signature.from_model(response.outputs, wanted)
         finished = InferResponse(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.serving.metrics_settings import DEFAULT_METRICS, MetricsSettings
+
 
 class ControlMode(StrEnum):
     """When models are loaded. Values are those of `--model-control-mode`."""
@@ -38,4 +40,5 @@ class ServerSettings:
     cache_bytes: int = 0  # of the response cache; 0: there is none
     rate_limit: str = "off"  # or "execution_count"
     rate_limit_resources: tuple[str, ...] = ()  # NAME:COUNT or NAME:COUNT:DEVICE
+    metrics: MetricsSettings = DEFAULT_METRICS
     server_name: str = "llmserve"

@@ -11,6 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tritonclient.grpc import service_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.serving.latencies import Histogram, Summary
+from llmserve.serving.metrics_settings import MetricsSettings
+
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
+SUMMARIZED = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 
 
 class FailureReason(Enum):
@@ -31,6 +39,7 @@ class RequestTiming:
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
+    first_response_ns: int = 0  # from the start to the first data; 0: there is none yet
     cache_ns: int | None = None  # looking the answer up and keeping it; None: the model's answers are not cached
     cache_hit: bool = False  # answered from the cache; nothing ran
 
@@ -83,11 +92,23 @@ class ModelStatistics:
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         self.batches: dict[int, BatchDurations] = {}
+        self.summaries: dict[str, Summary] = {}  # by what is measured, in microseconds; empty: not asked for
+        self.first_responses: Histogram | None = None  # milliseconds; None: not asked for
+
+    def keep_distributions(self, settings: MetricsSettings, config: ModelConfig) -> None:
+        """Count latencies by size too, as far as `/metrics` is to show that."""
+        if settings.summary_latencies:
+            self.summaries = {part: Summary() for part in SUMMARIZED}
+        if settings.histogram_latencies and config.model_transaction_policy.decoupled:
+            self.first_responses = Histogram(first_response_bounds(config))
 
     def request_succeeded(self, timing: RequestTiming, batch_size: int) -> None:
         self.last_inference_ms = time.time_ns() // 1_000_000
-        self.success.add(time.monotonic_ns() - timing.start_ns)
+        request_ns = time.monotonic_ns() - timing.start_ns
+        self.success.add(request_ns)
         self.queue.add(timing.queue_ns)
+        if self.summaries:
+            self._summarize(request_ns, timing)
         if timing.cache_ns is not None:
             (self.cache_hit if timing.cache_hit else self.cache_miss).add(timing.cache_ns)
         if timing.cache_hit:
@@ -96,6 +117,17 @@ class ModelStatistics:
         self.compute_input.add(timing.input_ns)
         self.compute_infer.add(timing.infer_ns)
         self.compute_output.add(timing.output_ns)
+
+    def first_response(self, timing: RequestTiming) -> None:
+        """Called with the first data of each request."""
+        timing.first_response_ns = time.monotonic_ns() - timing.start_ns
+        if self.first_responses is not None:
+            self.first_responses.observe(timing.first_response_ns / 1e6)
+
+    def _summarize(self, request_ns: int, timing: RequestTiming) -> None:
+        computed = () if timing.cache_hit else (timing.input_ns, timing.infer_ns, timing.output_ns)
+        for part, ns in zip(SUMMARIZED, (request_ns, timing.queue_ns, *computed), strict=False):
+            self.summaries[part].observe(ns // 1000)
 
     def request_failed(self, timing: RequestTiming, reason: FailureReason) -> None:
         self.failures[reason] += 1
@@ -136,3 +168,11 @@ class ModelStatistics:
                 for size, durations in sorted(self.batches.items())
             ],
         )
+
+
+def first_response_bounds(config: ModelConfig) -> tuple[float, ...]:
+    """Bucket bounds in milliseconds: those that `model_metrics` of the config gives, or Triton's."""
+    for control in config.model_metrics.metric_control:
+        if control.metric_identifier.family == FIRST_RESPONSE:
+            return tuple(control.histogram_options.buckets)
+    return FIRST_RESPONSE_BOUNDS_MS

@@ -336,20 +336,22 @@ def test_a_tritonserver_command_line(tmp_path: Path, servers: list[Server]) -> N
             f"--model-store={repository}", "--model-control-mode=explicit", "--load-model=first", "--http-address",
             HOST, "--allow-http=1", "--allow-gpu-metrics=false", "--strict-readiness", "true", "--exit-on-error=true",
             "--pinned-memory-pool-byte-size=0", "--backend-config=python,shm-default-byte-size=1048576", "--id=here",
-            "--log-verbose=false", "--min-supported-compute-capability", "6.0", "--http-thread-count=8",
+            "--log-verbose=false", "--metrics-config", "summary_latencies=true", "--allow-cpu-metrics=false", "--min-supported-compute-capability", "6.0", "--http-thread-count=8",
         )
     )  # fmt: skip
     printed = "".join(server.printed)
     flags, settings = [line for line in printed.splitlines() if line.startswith("Without effect here: ")]
     assert settings == "Without effect here: --backend-config python,shm-default-byte-size"
     assert flags == (
-        "Without effect here: --allow-gpu-metrics (GPU memory and devices), --pinned-memory-pool-byte-size (GPU memory "
-        "and devices), --min-supported-compute-capability (GPU memory and devices), --http-thread-count (threads and "
-        "pools of tritonserver's own)"
+        "Without effect here: --pinned-memory-pool-byte-size (GPU memory and devices), "
+        "--min-supported-compute-capability (GPU memory and devices), --http-thread-count (threads and pools of "
+        "tritonserver's own)"
     )
     assert "| second |         | not loaded |" in printed
     assert server.infer("first")[0] == 200
     assert json.loads(server.http("GET", "/v2")[1])["name"] == "here"
+    assert 'nv_inference_request_summary_us{model="first",version="1",quantile="0.5"}' in server.metrics()
+    assert "nv_cpu_utilization" not in server.metrics()
     assert server.http("GET", "/v2/health/ready")[0] == 200
 
 

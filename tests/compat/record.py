@@ -18,6 +18,9 @@ def load(group: str) -> Mapping[str, Json]:
 
 
 def store(group: str, observed: Mapping[str, Json]) -> None:
-    lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in observed.items()]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, sort_keys=True)}"
+        for name, value in observed.items()
+    ]
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{group}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat import record
-from tests.compat.cases import binary, grpc, http, streams
+from tests.compat.cases import binary, grpc, http, statistics, streams
 from tests.compat.differences import DIFFERENCES, EXPECTED, PENDING
 from tests.compat.endpoints import Endpoint
 from tests.compat.observe import Case
@@ -23,6 +23,7 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
     "binary": binary.CASES,
     "grpc": grpc.CASES,
     "streams": streams.CASES,
+    "statistics": statistics.CASES,
 }
 RECORDED = {group: record.load(group) for group in GROUPS}
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}

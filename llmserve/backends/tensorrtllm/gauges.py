@@ -34,7 +34,11 @@ def engine_gauges(stats: EngineStats) -> Sequence[GaugeSample]:
             "micro_batch_id": 0,
             "paused_requests": stats.num_paused_requests,
         },
-        ("nv_trt_llm_runtime_memory_metrics", "memory_type"): {"cpu": psutil.Process().memory_info().rss},
+        ("nv_trt_llm_runtime_memory_metrics", "memory_type"): {
+            "cpu": psutil.Process().memory_info().rss,
+            "gpu": 0,
+            "pinned": 0,
+        },
         ("nv_trt_llm_general_metrics", "general_type"): {
             "timestamp": time.time(),
             "iteration_counter": stats.iteration,
