@@ -336,7 +336,8 @@ def test_a_tritonserver_command_line(tmp_path: Path, servers: list[Server]) -> N
             f"--model-store={repository}", "--model-control-mode=explicit", "--load-model=first", "--http-address",
             HOST, "--allow-http=1", "--allow-gpu-metrics=false", "--strict-readiness", "true", "--exit-on-error=true",
             "--pinned-memory-pool-byte-size=0", "--backend-config=python,shm-default-byte-size=1048576", "--id=here",
-            "--log-verbose=false", "--metrics-config", "summary_latencies=true", "--allow-cpu-metrics=false", "--min-supported-compute-capability", "6.0", "--http-thread-count=8",
+            "--metrics-config", "summary_latencies=true", "--allow-cpu-metrics=false", "--log-verbose=false",
+            "--min-supported-compute-capability", "6.0", "--http-thread-count=8",
         )
     )  # fmt: skip
     printed = "".join(server.printed)
