@@ -70,11 +70,6 @@ IGNORED = (
         ),
         "the backend places its instances; for Python models the process's own devices are visible",
     ),
-    Feature(
-        "ensemble_scheduling.max_inflight_requests",
-        lambda config: config.ensemble_scheduling.max_inflight_requests > 0,
-        "a step never runs ahead of its reader, so nothing piles up between steps",
-    ),
 )
 
 

@@ -1,21 +1,21 @@
 """The ensemble: one stream composed of the streams of its steps.
 
-Waves of unary steps run one after the other; a decoupled step opens a stream, and what follows runs once for each of
-its responses, in order, when the reader asks for it. So order, back-pressure and cancellation are those of the streams:
-closing the ensemble's stream closes the step that is running.
+A unary step runs as soon as its inputs are there. A decoupled step opens a stream, and what follows runs once for each
+of its responses, in order, when the reader asks for it. So order, back-pressure and cancellation are those of the
+streams: closing the ensemble's stream closes the steps that are running.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import LlmserveError
-from llmserve.serving.ensemble_plan import Step, Wave
+from llmserve.errors import InvalidArgument, LlmserveError
+from llmserve.serving.ensemble_plan import EnsemblePlan, Stage, Step, reads_from
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
@@ -30,6 +30,7 @@ class _Pass:
 
     request: InferRequest
     timing: RequestTiming
+    stages: tuple[Stage, ...]
 
 
 class EnsembleScheduler:
@@ -37,18 +38,21 @@ class EnsembleScheduler:
         self,
         config: ModelConfig,
         version: str,
-        waves: tuple[Wave, ...],
+        plan: EnsemblePlan,
         *,
         statistics: ModelStatistics,
         infer_step: InferStep,
     ) -> None:
         self._name: str = config.name
         self._version = version
-        self._waves = waves
+        self._plan = plan
         self._signature = ModelSignature(config)
         self._output_names = tuple(sorted(output.name for output in config.output))
+        self._all_stages = plan.stages(self._output_names)
         self._statistics = statistics
         self._infer_step = infer_step
+        limit = config.ensemble_scheduling.max_inflight_requests
+        self._in_flight = {step: asyncio.Semaphore(limit) for step in plan.steps} if limit else {}
         self._stopped = False
 
     @property
@@ -62,8 +66,10 @@ class EnsembleScheduler:
         if self._stopped:
             raise Rejected(f"model '{self._name}' is being unloaded")
         steps_timing = RequestTiming()
+        wanted = request.requested_outputs
+        current = _Pass(request, steps_timing, self._plan.stages(wanted) if wanted else self._all_stages)
         try:
-            async with aclosing(self._responses(_Pass(request, steps_timing), 0, request.inputs, True)) as responses:
+            async with aclosing(self._responses(current, 0, request.inputs, True)) as responses:
                 async for response in responses:
                     yield response
         except LlmserveError as error:
@@ -81,56 +87,77 @@ class EnsembleScheduler:
     async def _responses(
         self, current: _Pass, index: int, tensors: Mapping[str, Tensor], final: bool
     ) -> AsyncGenerator[InferResponse, None]:
-        """The ensemble's responses from wave `index` on. `final`: no earlier step will give more."""
-        while index < len(self._waves) and not self._waves[index].decoupled:
-            tensors = {**tensors, **await self._run_unary(current, self._waves[index], tensors)}
-            index += 1
-        if index == len(self._waves):
+        """The ensemble's responses from stage `index` on. `final`: no earlier step will give more."""
+        stage = current.stages[index]
+        tensors = await self._run_unary(current, stage, tensors)
+        if not stage.decoupled:
             yield self._answer(current.request, tensors, final)
             return
-        (step,) = self._waves[index].steps
-        async with aclosing(self._open(current, step, tensors)) as stream:
+        following = current.stages[index + 1]
+        async with aclosing(self._open_all(current, stage, tensors)) as stream:
             async for response in stream:
-                if response.error is not None:
-                    raise response.error
                 last = final and response.final
-                if response.outputs:
-                    produced = {**tensors, **_renamed(step, response)}
-                    async with aclosing(self._responses(current, index + 1, produced, last)) as answers:
+                known = {**tensors, **_produced(stage.decoupled, response)}
+                if not response.outputs:
+                    if last:
+                        yield InferResponse(self._name, self._version, current.request.request_id, final=True)
+                elif not following.decoupled:
+                    yield self._answer(current.request, await self._run_unary(current, following, known), last)
+                else:
+                    async with aclosing(self._responses(current, index + 1, known, last)) as answers:
                         async for answer in answers:
                             yield answer
-                elif last:
-                    yield InferResponse(self._name, self._version, current.request.request_id, final=True)
 
-    async def _run_unary(self, current: _Pass, wave: Wave, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the steps of a wave produce. The first failure cancels the others."""
-        if len(wave.steps) == 1:
-            return await self._run(current, wave.steps[0], tensors)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run(current, step, tensors)) for step in wave.steps]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return {name: tensor for task in tasks for name, tensor in task.result().items()}
+    def _open_all(
+        self, current: _Pass, stage: Stage, tensors: Mapping[str, Tensor]
+    ) -> AsyncGenerator[InferResponse, None]:
+        """The responses of the decoupled steps of a stage; those of several are joined."""
+        streams = [self._open(current, step, tensors) for step in stage.decoupled]
+        return streams[0] if len(streams) == 1 else _rounds(streams, stage.decoupled)
+
+    async def _run_unary(self, current: _Pass, stage: Stage, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """`tensors` and what the unary steps of the stage make of them. The first failure cancels the others."""
+        if not stage.unary:
+            return tensors
+        known = dict(tensors)
+        if stage.is_chain:
+            for step in stage.unary:
+                known.update(await self._run(current, step, known))
+            return known
+        tasks: dict[Step, asyncio.Task[None]] = {}
+
+        async def run(step: Step) -> None:
+            for producer, task in list(tasks.items()):
+                if reads_from(step, producer):
+                    await asyncio.wait((task,))
+            known.update(await self._run(current, step, known))
+
+        async with _first_failure(), asyncio.TaskGroup() as group:
+            for step in stage.unary:
+                tasks[step] = group.create_task(run(step))
+        return known
 
     async def _run(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         produced: dict[str, Tensor] = {}
         async with aclosing(self._open(current, step, tensors)) as stream:
             async for response in stream:
-                if response.error is not None:
-                    raise response.error
-                produced.update(_renamed(step, response))
+                produced.update(_produced((step,), response))
         return produced
 
     def _open(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> AsyncGenerator[InferResponse, None]:
-        """Start a step. Tensors that are not there (optional inputs) stay absent."""
+        """Start a step, when as few requests as the ensemble allows are in it."""
+        stream = self._infer_step(self._step_request(current, step, tensors), current.timing)
+        return _limited(stream, self._in_flight[step]) if self._in_flight else stream
+
+    def _step_request(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> InferRequest:
+        """Tensors that are not there (optional inputs) stay absent."""
         request = current.request
         inputs = {
             name: Tensor(name, tensors[source].datatype, tensors[source].data)
             for name, source in step.inputs
             if source in tensors
         }
-        step_request = InferRequest(
+        return InferRequest(
             model_name=step.model_name,
             inputs=inputs,
             model_version=step.model_version,
@@ -144,17 +171,74 @@ class EnsembleScheduler:
             sequence_start=request.sequence_start,
             sequence_end=request.sequence_end,
         )
-        return self._infer_step(step_request, current.timing)
 
     def _answer(self, request: InferRequest, tensors: Mapping[str, Tensor], final: bool) -> InferResponse:
+        if not self._plan.decoupled and any(name not in tensors for name in request.requested_outputs):
+            raise InvalidArgument(
+                "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+            )
         outputs = tuple(tensors[name] for name in self._output_names if name in tensors)
         return InferResponse(self._name, self._version, request.request_id, outputs, final=final)
 
 
-def _renamed(step: Step, response: InferResponse) -> dict[str, Tensor]:
+def _produced(steps: Sequence[Step], response: InferResponse) -> dict[str, Tensor]:
+    """The tensors of the ensemble that a response holds; that of several steps is a round. Raises its error."""
+    if response.error is not None:
+        raise response.error
     tensors = {tensor.name: tensor for tensor in response.outputs}
+    if len(steps) > 1:
+        return tensors
     return {
         target: Tensor(target, tensors[name].datatype, tensors[name].data)
-        for name, target in step.outputs
+        for name, target in steps[0].outputs
         if name in tensors
     }
+
+
+async def _rounds(
+    streams: Sequence[AsyncGenerator[InferResponse, None]], steps: Sequence[Step]
+) -> AsyncGenerator[InferResponse, None]:
+    """One response of each step at a time, as one response that holds the tensors of the ensemble.
+
+    Ends with the step that answers least often; the others are closed.
+    """
+    async with AsyncExitStack() as open_streams:
+        for stream in streams:
+            await open_streams.enter_async_context(aclosing(stream))
+        final = False
+        while not final:
+            async with _first_failure(), asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_next_produced(step, stream)) for step, stream in zip(steps, streams, strict=True)
+                ]
+            results = [task.result() for task in tasks]
+            final = any(ends for _, ends in results)
+            is_complete = all(produced for produced, _ in results)
+            outputs = tuple(tensor for produced, _ in results for tensor in produced.values()) if is_complete else ()
+            yield InferResponse("", "", outputs=outputs, final=final)
+
+
+async def _next_produced(step: Step, stream: AsyncGenerator[InferResponse, None]) -> tuple[dict[str, Tensor], bool]:
+    """The next response with tensors, and whether it is the last one."""
+    async for response in stream:
+        produced = _produced((step,), response)
+        if produced or response.final:
+            return produced, response.final
+    return {}, True
+
+
+async def _limited(
+    stream: AsyncGenerator[InferResponse, None], in_flight: asyncio.Semaphore
+) -> AsyncGenerator[InferResponse, None]:
+    async with in_flight, aclosing(stream):
+        async for response in stream:
+            yield response
+
+
+@asynccontextmanager
+async def _first_failure() -> AsyncIterator[None]:
+    """Raise the first failure of a task group by itself."""
+    try:
+        yield
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None

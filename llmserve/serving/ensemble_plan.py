@@ -1,9 +1,10 @@
-"""An ensemble's config, checked against its models, as waves of steps in the order of their tensors."""
+"""An ensemble's config, checked against its models, as stages of steps in the order of their tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling
 
@@ -25,29 +26,83 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Wave:
-    """Steps that run at the same time: any number of unary ones, or one decoupled one."""
+class Stage:
+    """Unary steps that lead to decoupled ones; what comes after runs once for each of their responses.
 
-    steps: tuple[Step, ...]
+    A unary step comes after those that it reads from. Several decoupled steps answer in rounds.
+    """
+
+    unary: tuple[Step, ...]
+    decoupled: tuple[Step, ...]  # empty in the last stage
+
+    @property
+    def is_chain(self) -> bool:
+        """Every unary step reads from the one before it, so that nothing can run at the same time."""
+        return all(reads_from(step, before) for before, step in pairwise(self.unary))
+
+
+def reads_from(step: Step, producer: Step) -> bool:
+    made = {tensor for _, tensor in producer.outputs}
+    return any(tensor in made for _, tensor in step.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class EnsemblePlan:
+    steps: tuple[Step, ...]  # each after those that it reads from
 
     @property
     def decoupled(self) -> bool:
-        return self.steps[0].decoupled
+        return any(step.decoupled for step in self.steps)
+
+    def stages(self, wanted: Collection[str]) -> tuple[Stage, ...]:
+        """What has to run for these outputs."""
+        return _stages(_needed(self.steps, wanted))
+
+
+def _needed(steps: tuple[Step, ...], wanted: Collection[str]) -> list[Step]:
+    """The steps that the wanted tensors come from."""
+    tensors = set(wanted)
+    needed = []
+    for step in reversed(steps):
+        if any(tensor in tensors for _, tensor in step.outputs):
+            needed.append(step)
+            tensors.update(tensor for _, tensor in step.inputs)
+    return needed[::-1]
+
+
+def _stages(steps: list[Step]) -> tuple[Stage, ...]:
+    stages = []
+    while True:
+        waiting: set[str] = set()  # tensors that come after this stage
+        unary: list[Step] = []
+        decoupled: list[Step] = []
+        later: list[Step] = []
+        for step in steps:
+            if any(tensor in waiting for _, tensor in step.inputs):
+                later.append(step)
+            else:
+                (decoupled if step.decoupled else unary).append(step)
+            if step.decoupled or step in later:
+                waiting.update(tensor for _, tensor in step.outputs)
+        stages.append(Stage(tuple(unary), tuple(decoupled)))
+        if not decoupled:
+            return tuple(stages)
+        steps = later
 
 
 def step_models(config: ModelConfig) -> list[str]:
     return sorted({step.model_name for step in config.ensemble_scheduling.step})
 
 
-def plan_ensemble(config: ModelConfig, find: Callable[[str, str], ServedModel]) -> tuple[Wave, ...]:
+def plan_ensemble(config: ModelConfig, find: Callable[[str, str], ServedModel]) -> EnsemblePlan:
     """Raise `ModelConfigError` that lists everything which keeps the steps from fitting together."""
     planner = _Planner(config)
     steps = [planner.add(declared, find) for declared in config.ensemble_scheduling.step]
     planner.check_ends()
     known = [step for step in steps if step is not None]
-    waves = planner.order(known) if len(known) == len(steps) else ()  # without all of them there is no order to judge
+    ordered = planner.order(known) if len(known) == len(steps) else ()  # without all of them there is no order to judge
     raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", planner.problems)
-    return waves
+    return EnsemblePlan(tuple(ordered))
 
 
 class _Planner:
@@ -99,21 +154,20 @@ class _Planner:
             f"input '{name}' is not used by any step" for name in self._signature.inputs if name not in self._used
         ]
 
-    def order(self, steps: list[Step]) -> tuple[Wave, ...]:
-        """Steps sorted by their tensors; each wave takes all unary steps that are due, else one decoupled step."""
+    def order(self, steps: list[Step]) -> list[Step]:
+        """Steps sorted by their tensors."""
         available = set(self._signature.inputs) | (self._used - set(self._producers))
-        waves = []
+        ordered: list[Step] = []
         while steps:
             due = [step for step in steps if all(tensor in available for _, tensor in step.inputs)]
             if not due:
                 stuck = ", ".join(f"'{step.model_name}'" for step in steps)
                 self.problems.append(f"steps {stuck} wait for each other's outputs: the steps form a cycle")
                 break
-            wave = Wave(tuple(step for step in due if not step.decoupled) or (due[0],))
-            waves.append(wave)
-            steps = [step for step in steps if step not in wave.steps]
-            available.update(tensor for step in wave.steps for _, tensor in step.outputs)
-        return tuple(waves)
+            ordered += due
+            steps = [step for step in steps if step not in due]
+            available.update(tensor for step in due for _, tensor in step.outputs)
+        return ordered
 
     def _check_batching(self, model: ServedModel) -> None:
         mine, its = self._signature.max_batch_size, model.signature.max_batch_size

@@ -133,11 +133,11 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, sha
     """
     config = ModelConfig()
     config.CopyFrom(prepared.config)
-    waves = plan_ensemble(config, table.find)
-    if any(wave.decoupled for wave in waves):
+    plan = plan_ensemble(config, table.find)
+    if plan.decoupled:
         config.model_transaction_policy.decoupled = True
         raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", scheduling_problems(config))
-    steps = {(step.model_name, step.model_version): step for wave in waves for step in wave.steps}
+    steps = {(step.model_name, step.model_version): step for step in plan.steps}
     parts = {key: table.find(*key) for key in steps}
     if version not in prepared.statistics:
         prepared.statistics[version] = ModelStatistics(config.name, version)
@@ -148,7 +148,7 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, sha
         return parts[request.model_name, request.model_version].infer(request, timing)
 
     scheduler = cached(
-        config, EnsembleScheduler(config, version, waves, statistics=statistics, infer_step=infer_step), shared
+        config, EnsembleScheduler(config, version, plan, statistics=statistics, infer_step=infer_step), shared
     )
     return ServedModel(
         config,

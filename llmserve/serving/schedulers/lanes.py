@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -52,26 +52,26 @@ class Lane:
         self._releasing = instance if isinstance(instance, ReleasingInstance) else None
         self._statistics = statistics
         self._on_idle = on_idle
-        self._is_busy = False
+        self.is_idle = True
         self._unread: set[asyncio.Task[None]] = set()  # read streams that have no client
 
     def healthy(self) -> bool:
         return self._instance.healthy()
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._is_busy
-
     def take(self) -> bool:
         """Occupy the lane. If it cannot be now, `on_idle` is called when it can."""
-        if self._is_busy or (self.claim is not None and not self.claim.take()):
+        if not self.is_idle or (self.claim is not None and not self.claim.take()):
             return False
-        self._is_busy = True
+        self.is_idle = False
         return True
+
+    def give_back(self) -> None:
+        """After `take`: nothing was there to run after all."""
+        self._free(has_run=False)
 
     def decline(self) -> None:
         """There is nothing to run: what the rate limiter has granted is for others."""
-        if self.claim is not None and self.claim.granted and not self._is_busy:
+        if self.claim is not None and self.claim.granted and self.is_idle:
             self.claim.give_back(has_run=False)
 
     def leave(self) -> None:
@@ -94,15 +94,16 @@ class Lane:
         except Exception as error:  # border: the backend's fault is these requests' answer
             for ticket in tickets:
                 ticket.fail(error)
-            self._free(has_run=False)  # without `on_idle`: the caller goes on by itself
+            self.give_back()  # without `on_idle`: the caller goes on by itself
             return
         batch.input_ns = time.monotonic_ns() - batch.start_ns
-        owners = dict(zip(range(len(tickets)) if places is None else places, tickets, strict=True))
-        for place, stream in enumerate(streams):
-            if place not in owners:
-                self._read_unowned(stream, batch)
-                continue
-            ticket = owners[place]
+        if places is not None:
+            owned = frozenset(places)
+            for place, stream in enumerate(streams):
+                if place not in owned:
+                    self._read_unowned(stream, batch)
+            streams = [streams[place] for place in places]
+        for ticket, stream in zip(tickets, streams, strict=True):
             ticket.timing.queue_ns += batch.start_ns - ticket.arrival_ns
             ticket.timing.input_ns += batch.input_ns
             ticket.start(stream, batch)
@@ -134,7 +135,7 @@ class Lane:
         self._on_idle()
 
     def _free(self, *, has_run: bool) -> None:
-        self._is_busy = False
+        self.is_idle = True
         if self.claim is not None:
             self.claim.give_back(has_run=has_run)
 
@@ -151,9 +152,8 @@ async def _read(stream: AsyncGenerator[InferResponse, None], batch: RunningBatch
         batch.stream_ended()
 
 
-def usable(lanes: Iterable[Lane]) -> list[Lane]:
+def usable(lanes: Collection[Lane]) -> Collection[Lane]:
     """Those whose instances work; all of them when none does, so that requests learn why."""
-    lanes = list(lanes)
     return [lane for lane in lanes if lane.healthy()] or lanes
 
 

@@ -69,9 +69,10 @@ class RequestQueue:
     def __init__(self, num_levels: int) -> None:
         self._waiting: list[dict[Ticket, None]] = [{} for _ in range(num_levels)]
         self._delayed: list[dict[Ticket, None]] = [{} for _ in range(num_levels)]
+        self.num_waiting = 0  # of all levels
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting)) + sum(map(len, self._delayed))
+        return self.num_waiting
 
     def __iter__(self) -> Iterator[Ticket]:
         for waiting, delayed in zip(self._waiting, self._delayed, strict=True):
@@ -83,6 +84,7 @@ class RequestQueue:
 
     def put(self, ticket: Ticket) -> None:
         self._waiting[ticket.level - 1][ticket] = None
+        self.num_waiting += 1
 
     def delay(self, ticket: Ticket) -> None:
         """Put a waiting ticket behind the others of its level."""
@@ -90,5 +92,7 @@ class RequestQueue:
         self._delayed[ticket.level - 1][ticket] = None
 
     def discard(self, ticket: Ticket) -> None:
-        self._waiting[ticket.level - 1].pop(ticket, None)
-        self._delayed[ticket.level - 1].pop(ticket, None)
+        for tickets in (self._waiting[ticket.level - 1], self._delayed[ticket.level - 1]):
+            if ticket in tickets:
+                del tickets[ticket]
+                self.num_waiting -= 1

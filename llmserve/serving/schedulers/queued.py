@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -16,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.serving.backend import ModelInstance
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.batching import BatchRule, batch_key
-from llmserve.serving.schedulers.lanes import make_lanes, usable
+from llmserve.serving.schedulers.lanes import Lane, make_lanes
 from llmserve.serving.schedulers.queue import QueuePolicies, RequestQueue
 from llmserve.serving.schedulers.shared import NOTHING_SHARED, SharedResources
 from llmserve.serving.schedulers.tickets import Ticket, read_ticket
@@ -40,7 +39,8 @@ class QueuedScheduler:
         self._policies = QueuePolicies.from_config(batching)
         self._preserves_ordering = batching.preserve_ordering
         self._signature = signature
-        self._lanes = deque(make_lanes(config, instances, statistics, shared, self._pump))  # the next one first
+        self._lanes = make_lanes(config, instances, statistics, shared, self._pump)  # the next one first
+        self._is_limited = shared.rate_limiter is not None
         self._queue = RequestQueue(self._policies.num_levels)
         self._last_finished: asyncio.Future[None] | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
@@ -85,40 +85,54 @@ class QueuedScheduler:
         if self._delay_timer is not None:
             self._delay_timer.cancel()
             self._delay_timer = None
-        while idle := [lane for lane in self._lanes if lane.is_idle]:
+        while self._queue.num_waiting and self._has_idle_lane():
             now_ns = time.monotonic_ns()
             tickets, wait_until_ns = self._rule.choose(self._queue, now_ns)
             if not tickets:
-                if wait_until_ns:
-                    delay_s = (wait_until_ns - now_ns) / 1e9
-                    self._delay_timer = asyncio.get_running_loop().call_later(delay_s, self._pump)
-                for lane in idle:
-                    lane.decline()
-                return
+                delay_s = (wait_until_ns - now_ns) / 1e9
+                self._delay_timer = asyncio.get_running_loop().call_later(delay_s, self._pump)
+                break
             if not self._run(tickets):
                 return
+        if self._is_limited:
+            for lane in self._lanes:
+                lane.decline()
 
     def _run(self, tickets: list[Ticket]) -> bool:
         """Start a batch; False while no instance may."""
-        gone = [ticket for ticket in tickets if ticket.cancelled]
-        for ticket in gone:
-            self._queue.discard(ticket)
-        if gone:
-            return True  # others may take their places
-        lane = next((lane for lane in usable(self._lanes) if lane.take()), None)
+        lane = self._take_lane()
         if lane is None:
             return False
         for ticket in tickets:
             self._queue.discard(ticket)
             if ticket.timer is not None:
                 ticket.timer.cancel()
-        self._lanes.remove(lane)
-        self._lanes.append(lane)
-        lane.run(tickets, [ticket.request for ticket in tickets])
+        alive = [ticket for ticket in tickets if not ticket.cancelled]
+        if alive:
+            lane.run(alive, [ticket.request for ticket in alive])
+        else:
+            lane.give_back()
         return True
 
+    def _has_idle_lane(self) -> bool:
+        for lane in self._lanes:  # noqa: SIM110 - runs for every request: a generator would take twice as long
+            if lane.is_idle:
+                return True
+        return False
+
+    def _take_lane(self) -> Lane | None:
+        """The instance that works and has rested longest; when none works, any, so that requests learn why."""
+        for lane in self._lanes:
+            if lane.is_idle and lane.healthy() and lane.take():
+                self._lanes.remove(lane)
+                self._lanes.append(lane)
+                return lane
+        if any(lane.healthy() for lane in self._lanes):
+            return None
+        return next((lane for lane in self._lanes if lane.take()), None)
+
     def _finish(self, ticket: Ticket) -> None:
-        """The request is over for the scheduler: answered, cancelled or refused. May be called again."""
+        """The request is over for the scheduler: answered, cancelled or refused."""
         self._queue.discard(ticket)
         if ticket.timer is not None:
             ticket.timer.cancel()

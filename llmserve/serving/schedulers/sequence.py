@@ -175,15 +175,14 @@ class SequenceScheduler:
         return InferRequest(request.model_name, inputs, request.model_version)
 
     def _receive(self, ticket: Ticket, response: InferResponse) -> InferResponse:
-        if response.error is None and (sequence := self._sequences.get(ticket)) is not None:
+        if response.error is None:
+            sequence = self._sequences[ticket]
             sequence.state = self._state.updated(sequence.state, response.outputs)
         return response
 
     def _finish(self, ticket: Ticket) -> None:
-        """The request is over for the scheduler: answered, cancelled or refused. May be called again."""
-        sequence = self._sequences.pop(ticket, None)
-        if sequence is None:
-            return
+        """The request is over for the scheduler: answered, cancelled or refused."""
+        sequence = self._sequences.pop(ticket)
         if sequence.running is ticket:
             sequence.running = None
         elif ticket in sequence.waiting:

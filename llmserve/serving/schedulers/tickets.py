@@ -64,7 +64,7 @@ class Ticket:
             self.previous.add_done_callback(lambda _: self.end_turn())
 
     def leave_batch(self) -> None:
-        """Its stream is over, or nobody reads it. May be called again."""
+        """Its stream is over, or nobody reads it."""
         batch, self.batch = self.batch, None
         if batch is not None:
             batch.stream_ended()
@@ -81,10 +81,11 @@ async def read_ticket(
 ) -> AsyncGenerator[InferResponse, None]:
     """The responses of the request that `admit` puts into its queue, or refuses by raising.
 
-    `receive` sees each of them first. `on_end` is called, perhaps twice, when the request is answered (before its last
-    response is read), refused or cancelled.
+    `receive` sees each of them first. `on_end` is called once, when the request is answered (before its last response
+    is read, so that the instance is free before the client has taken it), refused or cancelled.
     """
     ticket = admit()
+    has_ended = False
     try:
         if ticket.stream is None and ticket.error is None:
             ticket.dispatched = asyncio.get_running_loop().create_future()
@@ -98,13 +99,16 @@ async def read_ticket(
             if receive is not None:
                 response = receive(ticket, response)
             if response.final:
-                ticket.is_over = True
-                on_end(ticket)  # the instance is free before the client has taken the answer
+                has_ended = ticket.is_over = True
+                on_end(ticket)
+                yield response
+                return
             yield response
     except Exception:
         ticket.is_over = True
         raise
     finally:
-        on_end(ticket)
+        if not has_ended:
+            on_end(ticket)
         if ticket.stream is not None:
             await ticket.stream.aclose()
