@@ -214,14 +214,14 @@ async def test_after_its_end_a_sequence_is_unknown_and_its_id_free() -> None:
 
 async def test_idle_sequence_loses_its_slot() -> None:
     (instance,) = opened(Instance())
-    client = Conversation(scheduler(instance, batching="max_sequence_idle_microseconds: 30000", max_batch_size=1))
+    client = Conversation(scheduler(instance, batching="max_sequence_idle_microseconds: 150000", max_batch_size=1))
     await client.say(">a1", ">b1")
     assert instance.batches == [["a1"]]
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.05)
     await client.say("a2")  # not idle
-    await asyncio.sleep(0.02)
-    assert instance.batches == [["a1"], ["a2"]]
-    await asyncio.sleep(0.03)
+    start = asyncio.get_running_loop().time()
+    await client.wait()
+    assert asyncio.get_running_loop().time() - start > 0.14
     assert instance.batches == [["a1"], ["a2"], ["b1"]]
     await client.say("a3")
     assert isinstance(client.error("a3"), InvalidArgument)
@@ -229,9 +229,9 @@ async def test_idle_sequence_loses_its_slot() -> None:
 
 async def test_sequence_is_not_idle_while_it_runs() -> None:
     instance = Instance()
-    client = Conversation(scheduler(instance, batching="max_sequence_idle_microseconds: 5000"))
+    client = Conversation(scheduler(instance, batching="max_sequence_idle_microseconds: 50000"))
     await client.say(">a1")
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
     opened(instance)
     await client.say("a2")
     await client.wait()
