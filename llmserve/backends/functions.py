@@ -22,6 +22,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from llmserve.errors import InternalError, LlmserveError, Unavailable, Unsupported
 from llmserve.serving.backend import LoadContext
 from llmserve.serving.collation import Collator
+from llmserve.serving.config_sequences import implicit_inputs, implicit_outputs
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.streams import Outbox, ResponseStream
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, Tensor
@@ -56,7 +57,7 @@ class FunctionInstance:
         self._model_name: str = context.config.name
         self._version = context.version
         self._collator = Collator(context.config)
-        self._datatypes = {output.name: datatype_name(output.data_type) for output in context.config.output}
+        self._datatypes = output_datatypes(context.config)
         self._function = function
         self._outbox: Outbox | None = None
         self._last_batch: _Batch | None = None
@@ -137,10 +138,21 @@ class FunctionInstance:
 
 
 def input_datatypes(config: ModelConfig) -> dict[str, str]:
-    """Every tensor that the function gets, those that `batch_input` adds included: name -> KServe's datatype."""
+    """Every tensor that the function gets, those that `batch_input` and sequences add included: name -> datatype."""
     derived = [(name, one.data_type) for one in config.batch_input for name in one.target_name]
     declared = [(tensor.name, tensor.data_type) for tensor in config.input]
-    return {name: datatype_name(data_type) for name, data_type in (*declared, *derived)}
+    return {
+        **{name: datatype_name(data_type) for name, data_type in (*declared, *derived)},
+        **implicit_inputs(config),
+    }
+
+
+def output_datatypes(config: ModelConfig) -> dict[str, str]:
+    """Every tensor that the function answers with, the state of sequences included: name -> KServe's datatype."""
+    return {
+        **{output.name: datatype_name(output.data_type) for output in config.output},
+        **implicit_outputs(config),
+    }
 
 
 def instance_devices(config: ModelConfig) -> list[tuple[str, int]]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelSequenceBatching
 
+from llmserve.serving.signature import datatype_name
+
 DEFAULT_IDLE_US = 1_000_000
 
 _Control = ModelSequenceBatching.Control
@@ -25,10 +27,26 @@ def fill_sequence_defaults(config: ModelConfig) -> None:
         config.sequence_batching.max_sequence_idle_microseconds = DEFAULT_IDLE_US
 
 
-def implicit_inputs(config: ModelConfig) -> set[str]:
-    """The inputs that the scheduler adds to every request."""
-    sequences = config.sequence_batching
-    return {declared.name for declared in sequences.control_input} | {state.input_name for state in sequences.state}
+def implicit_inputs(config: ModelConfig) -> dict[str, str]:
+    """The inputs that the scheduler adds to every request: name -> KServe's datatype."""
+    controls = {
+        declared.name: _control_datatype(control)
+        for declared in config.sequence_batching.control_input
+        for control in declared.control
+    }
+    states = {state.input_name: datatype_name(state.data_type) for state in config.sequence_batching.state}
+    return {**controls, **states}
+
+
+def implicit_outputs(config: ModelConfig) -> dict[str, str]:
+    """The outputs that the scheduler keeps as state: name -> KServe's datatype."""
+    return {state.output_name: datatype_name(state.data_type) for state in config.sequence_batching.state}
+
+
+def _control_datatype(control: ModelSequenceBatching.Control) -> str:
+    if control.kind == _Control.CONTROL_SEQUENCE_CORRID:
+        return datatype_name(control.data_type)
+    return next((field.partition("_")[0].upper() for field in _VALUE_FIELDS if getattr(control, field)), "INVALID")
 
 
 def sequence_problems(config: ModelConfig) -> list[str]:

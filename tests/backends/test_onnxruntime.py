@@ -167,3 +167,37 @@ async def test_floats_are_checked_by_the_core_before_the_model(tmp_path: Path) -
     async with serving(tmp_path) as core:
         with pytest.raises(Exception, match="expected 2 inputs but got 1"):
             await single(core, request("sum", floats(1, 2, name="A")))
+
+
+async def test_sequences_with_controls_and_state(tmp_path: Path) -> None:
+    """TOTAL = STATE * (1 - START) + X, which is the next STATE, too."""
+    batching = """
+        control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+        state { input_name: "STATE" output_name: "NEXT" data_type: TYPE_FP32 dims: [ 1 ] }
+        oldest { max_candidate_sequences: 4 }
+    """
+    config = f'backend: "onnxruntime" max_batch_size: 4 sequence_batching {{ {batching} }}'
+    directory = write_model(tmp_path, "total", config)
+    nodes = [
+        helper.make_node("Constant", [], ["one"], value_float=1.0),
+        helper.make_node("Sub", ["one", "START"], ["goes_on"]),
+        helper.make_node("Mul", ["STATE", "goes_on"], ["kept"]),
+        helper.make_node("Add", ["kept", "X"], ["TOTAL"]),
+        helper.make_node("Identity", ["TOTAL"], ["NEXT"]),
+    ]
+    inputs = [info(name, FLOAT, "batch", 1) for name in ("X", "START", "STATE")]
+    save(directory / "1/model.onnx", nodes, inputs, [info(name, FLOAT, "batch", 1) for name in ("TOTAL", "NEXT")])
+
+    async def add(core: InferenceCore, sequence_id: int, value: float, *, start: bool = False) -> object:
+        x = Tensor("X", "FP32", np.array([[value]], np.float32))
+        answer = await single(core, request("total", x, sequence_id=sequence_id, sequence_start=start))
+        return [(tensor.name, tensor.data.item()) for tensor in answer.outputs]
+
+    async with serving(tmp_path) as core:
+        assert reason(core, "total") == ""
+        assert [tensor.name for tensor in core.model_config("total").input] == ["X"]
+        starts = await asyncio.gather(*(add(core, i, i, start=True) for i in range(1, 5)))
+        assert starts == [[("TOTAL", i)] for i in range(1, 5)]
+        assert await add(core, 3, 10) == [("TOTAL", 13)]
+        assert await add(core, 3, 10) == [("TOTAL", 23)]
+        assert await add(core, 3, 7, start=True) == [("TOTAL", 7)]

@@ -10,6 +10,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from llmserve.backends.functions import input_datatypes
 from llmserve.errors import ModelConfigError
+from llmserve.serving.config_sequences import implicit_inputs, implicit_outputs
 from llmserve.serving.signature import datatype_name, format_shape
 
 
@@ -37,8 +38,9 @@ def complete_tensors(
     if config.max_batch_size > 1 and not config.HasField("sequence_batching"):
         config.dynamic_batching.SetInParent()
     batch_dims = 1 if config.max_batch_size else 0
-    _fill(config.input, inputs, batch_dims)
-    _fill(config.output, outputs, batch_dims)
+    added, kept = implicit_inputs(config), implicit_outputs(config)
+    _fill(config.input, [tensor for tensor in inputs if tensor.name not in added], batch_dims)
+    _fill(config.output, [tensor for tensor in outputs if tensor.name not in kept], batch_dims)
 
 
 def _fill(declared: Any, tensors: Sequence[ModelTensor], batch_dims: int) -> None:

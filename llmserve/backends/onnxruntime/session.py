@@ -11,7 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.backends.functions import Arrays
+from llmserve.backends.functions import Arrays, output_datatypes
 from llmserve.backends.onnxruntime.config import ModelTensor
 from llmserve.errors import InvalidArgument, ModelConfigError, Unsupported, raise_problems
 
@@ -41,7 +41,7 @@ class OnnxFunction:
         self.inputs = tuple(map(_model_tensor, self._session.get_inputs()))
         self.outputs = tuple(map(_model_tensor, self._session.get_outputs()))
         self._text_inputs = frozenset(tensor.name for tensor in self.inputs if tensor.datatype == "BYTES")
-        self._wanted = [output.name for output in config.output]
+        self._wanted = list(output_datatypes(config))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         feeds = {name: _to_text(name, data) if name in self._text_inputs else data for name, data in inputs.items()}

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.backends.functions import Arrays, input_datatypes
+from llmserve.backends.functions import Arrays, input_datatypes, output_datatypes
 from llmserve.backends.pytorch.calling import Arguments, OutputBinding, bind_inputs
 from llmserve.backends.pytorch.parameters import TorchParameters
 from llmserve.errors import InvalidArgument, ModelConfigError, Unsupported
@@ -93,7 +93,7 @@ class TorchFunction:
         self._parameters = parameters
         self._datatypes = input_datatypes(config)
         self._inputs = bind_inputs(tuple(self._datatypes), opened.arguments)
-        self._outputs = OutputBinding([tensor.name for tensor in config.output])
+        self._outputs = OutputBinding(list(output_datatypes(config)))
         self._has_thread_settings = False
 
     def __call__(self, inputs: Arrays) -> Arrays:
