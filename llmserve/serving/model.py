@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
+from llmserve.errors import Cancelled, InternalError, LlmserveError, ResourceExhausted
 from llmserve.serving.backend import GaugeSample, LoadedModel
 from llmserve.serving.schedulers.base import ModelScheduler, Rejected, SequenceError
 from llmserve.serving.signature import ModelSignature
@@ -176,6 +176,8 @@ class ServedModel:
     def _failure_reason(self, error: Exception) -> FailureReason:
         if not self._loaded.instances:
             return FailureReason.OTHER  # an ensemble
+        if isinstance(error, Cancelled):
+            return FailureReason.CANCELED
         return FailureReason.REJECTED if isinstance(error, ResourceExhausted) else FailureReason.BACKEND
 
     def _error_response(self, request: InferRequest, error: Exception) -> InferResponse:
