@@ -93,13 +93,13 @@ async def test_several_repositories_and_a_name_in_two(tmp_path: Path) -> None:
 
 async def test_failed_models_are_listed_and_keep_the_server_unready(tmp_path: Path) -> None:
     write_model(tmp_path, "good", identity_config())
-    write_model(tmp_path, "nobackend", identity_config().replace("identity", "onnxruntime"))
+    write_model(tmp_path, "nobackend", identity_config().replace("identity", "caffe"))
     write_model(tmp_path, "typo", identity_config("max_batchsize: 3"))
     async with serving(tmp_path) as core:
         rows = {row.name: row for row in core.repository_index()}
         assert rows["good"].state == "READY"
         assert rows["good"].version == "1"
-        assert "unknown backend 'onnxruntime'; known backends: identity, python" in rows["nobackend"].reason
+        assert "unknown backend 'caffe'; known backends: identity, " in rows["nobackend"].reason
         assert "ModelConfig has no field 'max_batchsize'" in rows["typo"].reason
         assert not core.ready()
         assert core.live()
