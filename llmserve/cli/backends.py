@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from llmserve.backends.identity import IdentityBackend
 from llmserve.backends.onnxruntime import OnnxRuntimeBackend
 from llmserve.backends.onnxruntime.backend import DEFAULT_MAX_BATCH_SIZE
-from llmserve.backends.python import PythonBackend
+from llmserve.backends.python.backend import PythonBackend
 from llmserve.backends.pytorch import PyTorchBackend
 from llmserve.backends.repeat import RepeatBackend
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend

@@ -7,12 +7,14 @@ server, so the core imports none of them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from prometheus_client.registry import Collector
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.serving.auto_complete import substitute_directory
@@ -72,6 +74,7 @@ class LoadContext:
     version_dir: Path  # <model_dir>/<version>
     infer: Callable[[InferRequest], AsyncGenerator[InferResponse, None]]  # the core's own door, for BLS
     control: ModelControl | None = None  # None: no server around
+    loop: asyncio.AbstractEventLoop | None = None  # the core's
 
     def parameter(self, key: str, default: str = "") -> str:
         """A string parameter of the model's config; $$TRITON_MODEL_DIRECTORY at its beginning is `model_dir`."""
@@ -101,4 +104,14 @@ class Backend(Protocol):
 
     def load(self, context: LoadContext) -> LoadedModel:
         """Load one version; blocking, called in a worker thread. Raise `LlmserveError` with the reason on failure."""
+        ...
+
+
+@runtime_checkable
+class MetricsSource(Protocol):
+    """A backend whose models define metrics of their own."""
+
+    @property
+    def custom_metrics(self) -> Collector:
+        """Of all its models; the same for the life of the backend."""
         ...

@@ -23,7 +23,7 @@ from llmserve.errors import (
     LlmserveError,
     Unavailable,
 )
-from llmserve.serving.backend import Backend
+from llmserve.serving.backend import Backend, MetricsSource
 from llmserve.serving.deployment import Deployment
 from llmserve.serving.exposition import ServerCollector, metrics_text
 from llmserve.serving.lifecycle import ModelLifecycle
@@ -58,6 +58,9 @@ class InferenceCore:
         self._lifecycle = ModelLifecycle(settings, self._table, deployment)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(ServerCollector(lambda: self._table, settings.metrics, cache))
+        for backend in backends.values():
+            if isinstance(backend, MetricsSource):
+                self._registry.register(backend.custom_metrics)
         self._started = False
         self._stopping = False
         self._num_in_flight = 0

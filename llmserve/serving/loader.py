@@ -105,7 +105,15 @@ async def load_version(
 ) -> ServedModel:
     """One version, ready for requests."""
     config, directory = prepared.config, prepared.source.path
-    context = LoadContext(config, directory, version, directory / version, surroundings.door, surroundings.control)
+    context = LoadContext(
+        config,
+        directory,
+        version,
+        directory / version,
+        infer=surroundings.door,
+        control=surroundings.control,
+        loop=asyncio.get_running_loop(),
+    )
     limiter = surroundings.shared.rate_limiter
     if limiter is not None:
         raise_problems(ModelConfigError, f"model '{config.name}' cannot be loaded", limiter.problems(config))

@@ -19,10 +19,11 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
     `push` and the generator methods belong to the loop; `closed` may be read from any thread.
     """
 
-    __slots__ = ("_ended", "_responses", "_waiter", "closed")
+    __slots__ = ("_ended", "_responses", "_waiter", "closed", "on_close")
 
     def __init__(self) -> None:
         self.closed = False  # nobody will read what is still pushed
+        self.on_close: Callable[[], None] | None = None  # called once, on the loop, also after the final response
         self._ended = False  # the final response has been read
         self._responses: deque[InferResponse] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -58,6 +59,9 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
         self.closed = True
         self._responses.clear()
         self._wake()
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None:
+            on_close()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -14,7 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.backends.identity import IdentityBackend
-from llmserve.backends.python import PythonBackend
+from llmserve.backends.python.backend import PythonBackend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from tests.frontends.server import RunningServer, running_server, wait_until
 from tests.frontends.test_grpc import Stream, failure, is_final, typed, values

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.backends.python import PythonBackend
+from llmserve.backends.python.backend import PythonBackend
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake import fake_answer, fake_engine

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmserve.backends.identity import IdentityBackend
 from llmserve.backends.onnxruntime import OnnxRuntimeBackend
-from llmserve.backends.python import PythonBackend
+from llmserve.backends.python.backend import PythonBackend
 from llmserve.backends.pytorch import PyTorchBackend
 from llmserve.backends.repeat import RepeatBackend
 from llmserve.serving.backend import Backend

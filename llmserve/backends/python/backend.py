@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.backends.python.auto_complete import AutoCompleteConfig
-from llmserve.backends.python.bls import Door
-from llmserve.backends.python.errors import describe_failure
-from llmserve.backends.python.instance import PythonInstance
-from llmserve.backends.python.model_file import forget_model, import_model
-from llmserve.backends.python.utils_module import make_utils_module
+from llmserve.backends.functions import instance_devices
+from llmserve.backends.python.complete import run_auto_complete
+from llmserve.backends.python.door import LocalDoor
+from llmserve.backends.python.host import ModelSpec
+from llmserve.backends.python.instance import Host, PythonInstance
+from llmserve.backends.python.metric_store import MetricStore
+from llmserve.backends.python.parameters import PythonParameters
+from llmserve.backends.python.process.complete import complete_in_process
+from llmserve.backends.python.process.host import ProcessHost
+from llmserve.backends.python.services import Services
+from llmserve.backends.python.thread_host import ThreadHost
 from llmserve.backends.versions import newest_version_file
-from llmserve.errors import ModelConfigError, Unsupported
+from llmserve.errors import ModelConfigError
 from llmserve.serving.backend import LoadContext, LoadedModel
-from llmserve.serving.model_config import instance_names
+from llmserve.serving.proto_json import message_to_dict
 
 DEFAULT_FILENAME = "model.py"
 
@@ -23,34 +30,24 @@ DEFAULT_FILENAME = "model.py"
 class PythonBackend:
     name = "python"
 
+    def __init__(self) -> None:
+        self.custom_metrics = MetricStore()
+
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
+        parameters = PythonParameters.read(config)
         config.default_model_filename = config.default_model_filename or DEFAULT_FILENAME
         path = newest_version_file(model_dir, config.default_model_filename)
         if path is None or "auto_complete_config" not in path.read_text(encoding="utf-8", errors="replace"):
             return config
-        module_name = f"triton_model_{config.name}_auto_complete_{id(config):x}"
-        model_class = import_model(path, module_name, make_utils_module(config.name, Door()))
-        try:
-            if not hasattr(model_class, "auto_complete_config"):
-                return config
-            completed = model_class.auto_complete_config(AutoCompleteConfig(config))
-        except BaseException as error:  # border: the model's mistake, sys.exit() included, is its load error
-            raise ModelConfigError(f"model '{config.name}': auto_complete_config: {describe_failure(error)}") from error
-        finally:
-            forget_model(module_name)
-        if not isinstance(completed, AutoCompleteConfig):
-            raise ModelConfigError(
-                f"model '{config.name}': auto_complete_config must return the config that it was given"
-            )
-        return completed.config
+        complete = complete_in_process if parameters.in_process else run_auto_complete
+        return ModelConfig.FromString(complete(path, config.SerializeToString()))
 
     def load(self, context: LoadContext) -> LoadedModel:
-        if context.parameter("EXECUTION_ENV_PATH"):
-            raise Unsupported(
-                f"model '{context.config.name}': EXECUTION_ENV_PATH is not supported: models run in the server's own "
-                "Python; install what they import there and remove the parameter"
-            )
-        instances = [PythonInstance(name, context) for name in instance_names(context.config)]
+        parameters = PythonParameters.read(context.config)
+        instances = [
+            self._instance(_spec(name, context, gpu), context, parameters)
+            for name, gpu in instance_devices(context.config)
+        ]
         started = [instance.start() for instance in instances]
         failures = [str(error) for future in started if (error := future.exception()) is not None]
         if failures:
@@ -58,3 +55,34 @@ class PythonBackend:
                 instance.abandon()
             raise ModelConfigError("\n".join(dict.fromkeys(failures)))
         return LoadedModel(instances)
+
+    def _instance(self, spec: ModelSpec, context: LoadContext, parameters: PythonParameters) -> PythonInstance:
+        services = Services(context, self.custom_metrics)
+        door = LocalDoor(context.infer, services)
+
+        def make_host(on_death: Callable[[], None]) -> Host:
+            return ProcessHost(spec, door) if parameters.in_process else ThreadHost(spec, door, on_death)
+
+        return PythonInstance(spec, services, make_host, limits=parameters.limits)
+
+
+def _spec(instance_name: str, context: LoadContext, gpu: int) -> ModelSpec:
+    config = context.config
+    arguments = {
+        "model_config": json.dumps(message_to_dict(config)),
+        "model_instance_kind": "CPU" if gpu < 0 else "GPU",
+        "model_instance_device_id": str(max(gpu, 0)),
+        "model_instance_name": instance_name,
+        "model_repository": str(context.model_dir),
+        "model_version": context.version,
+        "model_name": config.name,
+    }
+    return ModelSpec(
+        instance_name,
+        config.name,
+        context.version,
+        context.version_dir / (config.default_model_filename or DEFAULT_FILENAME),
+        decoupled=bool(config.model_transaction_policy.decoupled),
+        output_names=tuple(output.name for output in config.output),
+        arguments=arguments,
+    )

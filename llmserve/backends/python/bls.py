@@ -1,100 +1,154 @@
-"""Business logic scripting: how a model's thread calls other models, through the core's door on the core's loop."""
+"""Business logic scripting: how a model calls other models, from a thread of its own.
+
+What carries a call is a `Door`: to the core's loop in this process (`door.py`), or through a channel to the server
+(`process/`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import queue
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import aclosing
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.responses import InferenceResponse
 from llmserve.errors import LlmserveError, Unsupported
 from llmserve.serving.types import InferRequest, InferResponse
 
-Infer = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
+CLOSED = "other models can be called from execute on, not while the model is initialized"
+
+Receive: TypeAlias = Callable[[InferResponse | None], None]
+Cancel: TypeAlias = Callable[[], object]
 
 
-class Door:
-    """Closed until the first request comes: only then the core's loop is known."""
+class Door(Protocol):
+    """What a model may ask of the server, from any thread."""
+
+    def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
+        """Begin a request of another model. Its responses with something in them, then None, go to `receive`.
+
+        `receive` is called on a thread that must not be blocked. `only_first`: the others will not be looked at.
+        """
+        ...
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """One of the server's services (`services.py`), and wait for it. Raises `LlmserveError`."""
+        ...
+
+
+class ClosedDoor:
+    """Where there is no server to be asked: while a config is completed, and in code that belongs to no model."""
+
+    def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
+        raise TritonModelException(CLOSED)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        raise TritonModelException("the server cannot be asked from here")
+
+
+def ask(door: Door, method: str, *arguments: Any) -> Any:
+    """`door.ask` as models see it."""
+    try:
+        return door.ask(method, *arguments)
+    except LlmserveError as error:
+        raise TritonModelException(str(error)) from error
+
+
+def call_single(door: Door, request: InferRequest) -> Future[InferenceResponse]:
+    """The one response of a model that is not decoupled; its errors are error responses."""
+    answer: Future[InferenceResponse] = Future()
+
+    def receive(response: InferResponse | None) -> None:
+        if answer.done():
+            return
+        if response is None or not response.final:
+            response = failed_response(
+                request,
+                Unsupported(
+                    f"Model {request.model_name} is using the decoupled. The current BLS request call doesn't support "
+                    "models using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' "
+                    "or 'async_exec' calls for decoupled models."
+                ),
+            )
+        answer.set_result(InferenceResponse.received(response))
+
+    door.call(request, receive, only_first=True)
+    return answer
+
+
+def failed_response(request: InferRequest, error: LlmserveError) -> InferResponse:
+    return InferResponse(request.model_name, request.model_version, request.request_id, error=error, final=True)
+
+
+class _Mailbox:
+    """Responses that have come, for a reader that waits in a thread or on an event loop."""
 
     def __init__(self) -> None:
-        self._core: tuple[Infer, asyncio.AbstractEventLoop] | None = None
+        self._arrived = threading.Condition()
+        self._responses: deque[InferResponse | None] = deque()
+        self._wake: Callable[[], object] | None = None
 
-    def open(self, infer: Infer, loop: asyncio.AbstractEventLoop) -> None:
-        self._core = infer, loop
+    def put(self, response: InferResponse | None) -> None:
+        with self._arrived:
+            self._responses.append(response)
+            self._arrived.notify()
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
 
-    def call(self, request: InferRequest) -> Future[InferResponse]:
-        """The one response of a model that is not decoupled."""
-        infer, loop = self._opened()
-        return asyncio.run_coroutine_threadsafe(_single(infer, request), loop)
+    def get(self) -> InferResponse | None:
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._responses)
+            return self._responses.popleft()
 
-    def iterate(self, request: InferRequest) -> Iterator[InferenceResponse]:
-        """The responses of any model, then an empty one. Closing the iterator cancels the request."""
-        responses: queue.SimpleQueue[InferResponse | None] = queue.SimpleQueue()
-        infer, loop = self._opened()
-        running = asyncio.run_coroutine_threadsafe(_forward(infer, request, responses.put), loop)
-        try:
-            while (response := responses.get()) is not None:
-                yield InferenceResponse.received(response)
-            yield InferenceResponse()
-        finally:
-            running.cancel()
-
-    async def iterate_async(self, request: InferRequest) -> AsyncIterator[InferenceResponse]:
-        """`iterate` for a model's own event loop."""
-        own_loop = asyncio.get_running_loop()
-        responses: asyncio.Queue[InferResponse | None] = asyncio.Queue()
-
-        def put(response: InferResponse | None) -> None:
-            own_loop.call_soon_threadsafe(responses.put_nowait, response)
-
-        infer, loop = self._opened()
-        running = asyncio.run_coroutine_threadsafe(_forward(infer, request, put), loop)
-        try:
-            while (response := await responses.get()) is not None:
-                yield InferenceResponse.received(response)
-            yield InferenceResponse()
-        finally:
-            running.cancel()
-
-    def _opened(self) -> tuple[Infer, asyncio.AbstractEventLoop]:
-        if self._core is None:
-            raise TritonModelException("other models can be called from execute on, not while the model is initialized")
-        return self._core
+    async def get_async(self) -> InferResponse | None:
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._arrived:
+                if self._responses:
+                    return self._responses.popleft()
+                arrived = asyncio.Event()
+                self._wake = partial(loop.call_soon_threadsafe, arrived.set)
+            await arrived.wait()
 
 
-async def _single(infer: Infer, request: InferRequest) -> InferResponse:
-    try:
-        async with aclosing(infer(request)) as stream:
-            response = await anext(stream)
-    except LlmserveError as error:
-        return _failed(request, error)
-    if response.final and (response.outputs or response.error is not None):
-        return response
-    return _failed(
-        request,
-        Unsupported(
-            f"Model {request.model_name} is using the decoupled. The current BLS request call doesn't support models "
-            "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
-            "'async_exec' calls for decoupled models."
-        ),
-    )
+class ResponseIterator:
+    """The responses of a request, then an empty one. To be left is to be cancelled."""
 
+    def __init__(self, door: Door, request: InferRequest) -> None:
+        self._mailbox = _Mailbox()  # what the door knows, so that this object ends when the model drops it
+        self._is_over = False
+        self._cancel = door.call(request, self._mailbox.put)
 
-async def _forward(infer: Infer, request: InferRequest, put: Callable[[InferResponse | None], None]) -> None:
-    """Every response with something in it, then None."""
-    try:
-        async with aclosing(infer(request)) as stream:
-            async for response in stream:
-                if response.outputs or response.error is not None:
-                    put(response)
-    except LlmserveError as error:
-        put(_failed(request, error))
-    finally:
-        put(None)
+    def __iter__(self) -> ResponseIterator:
+        return self
 
+    def __next__(self) -> InferenceResponse:
+        if self._is_over:
+            raise StopIteration
+        return self._converted(self._mailbox.get())
 
-def _failed(request: InferRequest, error: LlmserveError) -> InferResponse:
-    return InferResponse(request.model_name, request.model_version, request.request_id, error=error, final=True)
+    def __aiter__(self) -> ResponseIterator:
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        if self._is_over:
+            raise StopAsyncIteration
+        return self._converted(await self._mailbox.get_async())
+
+    def cancel(self) -> None:
+        self._cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_cancel") and not self._is_over:
+            self._cancel()
+
+    def _converted(self, response: InferResponse | None) -> InferenceResponse:
+        if response is None:
+            self._is_over = True
+            return InferenceResponse()
+        return InferenceResponse.received(response)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from llmserve.backends.python.bls import Door
+from llmserve.backends.python.bls import Door, ResponseIterator, call_single
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Reply
 from llmserve.backends.python.tensors import Tensor
@@ -15,6 +16,26 @@ from llmserve.serving.types import InferRequest, ParameterValue
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+
+class PreferredMemory:
+    """Where a model would like to have the answer of another. There is only the CPU's memory."""
+
+    TRITONSERVER_MEMORY_GPU: ClassVar[int] = 0
+    TRITONSERVER_MEMORY_CPU: ClassVar[int] = 1
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """The trace of a request; requests that a model makes may be given it."""
+
+    def get_context(self) -> str | None:
+        return None
 
 
 class InferenceRequest:
@@ -24,16 +45,22 @@ class InferenceRequest:
 
     def __init__(
         self,
-        model_name: str,
-        requested_output_names: Sequence[str],
-        inputs: Sequence[Tensor],
         request_id: str = "",
         correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
+        if inputs is None or requested_output_names is None or not model_name:
+            raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        if not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException(f"inputs must hold Tensors, got {type(tensor).__name__}")
@@ -46,22 +73,23 @@ class InferenceRequest:
             parameters=dict(parameters or {}),
             timeout_us=timeout,
             sequence_id=correlation_id,
-            sequence_start=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
-            sequence_end=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
         )
-        self._hold(request, None, request.requested_outputs)
+        self._hold(request, None, request.requested_outputs, flags)
 
     @classmethod
     def received(cls, request: InferRequest, reply: Reply, output_names: tuple[str, ...]) -> InferenceRequest:
         """A client's request; `output_names` are the model's."""
         self = cls.__new__(cls)
-        self._hold(request, reply, request.requested_outputs or output_names)
+        start = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if request.sequence_start else 0
+        end = TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if request.sequence_end else 0
+        self._hold(request, reply, request.requested_outputs or output_names, start | end)
         return self
 
-    def _hold(self, request: InferRequest, reply: Reply | None, output_names: tuple[str, ...]) -> None:
+    def _hold(self, request: InferRequest, reply: Reply | None, output_names: tuple[str, ...], flags: int) -> None:
         self._request = request
         self._reply = reply
         self._output_names = output_names
+        self._flags = flags
         self._inputs = {name: Tensor.borrow(tensor) for name, tensor in request.inputs.items()}
         self._sender: InferenceResponseSender | None = None
 
@@ -103,9 +131,13 @@ class InferenceRequest:
         return self._request.timeout_us
 
     def flags(self) -> int:
-        start = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if self._request.sequence_start else 0
-        end = TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if self._request.sequence_end else 0
-        return start | end
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace()
 
     def is_cancelled(self) -> bool:
         return self._reply is not None and self._reply.cancelled
@@ -115,23 +147,34 @@ class InferenceRequest:
             self._sender = InferenceResponseSender(self.reply)
         return self._sender
 
-    def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
+    def set_release_flags(self, flags: int) -> None:
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"Unsupported release flag: {flags}")
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            raise TritonModelException(
+                "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE is not supported: send the responses from one execute"
+            )
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request on another model and wait. Its errors are error responses."""
         if decoupled:
-            return self.door.iterate(self._request)
-        return InferenceResponse.received(self.door.call(self._request).result())
+            return ResponseIterator(self.door, self._to_server())
+        return call_single(self.door, self._to_server()).result()
 
-    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | AsyncIterator[InferenceResponse]]:
-        """The same from an `async def execute`."""
-        if decoupled:
-            return self._async_iterate()
-        return self._async_call()
+    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
+        """The same from an `async def execute`. It begins at once, not when it is awaited."""
+        if not decoupled:
+            return asyncio.wrap_future(call_single(self.door, self._to_server()))
+        started: asyncio.Future[ResponseIterator] = asyncio.get_running_loop().create_future()
+        started.set_result(ResponseIterator(self.door, self._to_server()))
+        return started
 
-    async def _async_call(self) -> InferenceResponse:
-        return InferenceResponse.received(await asyncio.wrap_future(self.door.call(self._request)))
-
-    async def _async_iterate(self) -> AsyncIterator[InferenceResponse]:
-        return self.door.iterate_async(self._request)
+    def _to_server(self) -> InferRequest:
+        return replace(
+            self._request,
+            sequence_start=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            sequence_end=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        )
 
 
 def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:

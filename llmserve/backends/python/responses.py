@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from llmserve.backends.python.errors import TritonError, TritonModelException, to_server_error, to_triton_error
 from llmserve.backends.python.tensors import Tensor
 from llmserve.errors import InternalError, LlmserveError
-from llmserve.serving.streams import ResponseStream
 from llmserve.serving.types import InferRequest, InferResponse, ParameterValue
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
@@ -58,23 +58,27 @@ class InferenceResponse:
         )
 
 
+class Line(Protocol):
+    """The way back of one request, wherever the model lives."""
+
+    @property
+    def cancelled(self) -> bool: ...
+
+    def post(self, response: InferResponse) -> None:
+        """From any thread."""
+        ...
+
+
 class Reply:
-    """The way back of one request, from any thread. Dropped without a final response, it answers with an error."""
+    """What a model may answer on a line. Dropped without a final response, it answers with an error."""
 
-    __slots__ = ("_ended", "_post_response", "_stream", "model_name", "model_version", "request_id")
+    __slots__ = ("_ended", "_line", "model_name", "model_version", "request_id")
 
-    def __init__(
-        self,
-        request: InferRequest,
-        version: str,
-        stream: ResponseStream,
-        post: Callable[[ResponseStream, InferResponse], None],
-    ) -> None:
+    def __init__(self, request: InferRequest, version: str, line: Line) -> None:
         self.model_name = request.model_name
         self.model_version = version
         self.request_id = request.request_id
-        self._stream = stream
-        self._post_response = post
+        self._line = line
         self._ended = False
 
     @property
@@ -83,7 +87,7 @@ class Reply:
 
     @property
     def cancelled(self) -> bool:
-        return self._stream.closed
+        return self._line.cancelled
 
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
         if response is None:
@@ -99,7 +103,7 @@ class Reply:
 
     def _post(self, answer: InferResponse) -> None:
         self._ended = answer.final
-        self._post_response(self._stream, answer)
+        self._line.post(answer)
 
     def __del__(self) -> None:
         self.fail(

@@ -10,33 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.backends.python import dlpack
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.serving import types as wire
 
 _DATATYPES = {dtype: name for name, dtype in wire.NUMPY_DTYPES.items() if name not in ("BF16", "BYTES")}
-_CONFIG_TYPES = {f"TYPE_{name}": dtype.type for name, dtype in wire.NUMPY_DTYPES.items() if name != "BF16"}
-_CONFIG_TYPES["TYPE_STRING"] = np.object_
-_CPU = (1, 0)  # DLPack's device type and number
-
-
-def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
-    """The numpy type of a config's data type, such as TYPE_FP32."""
-    if triton_type_string not in _CONFIG_TYPES:
-        raise TritonModelException(f"{triton_type_string} has no numpy type")
-    return _CONFIG_TYPES[triton_type_string]
-
-
-class _Capsule:
-    """A bare DLPack capsule in the form that numpy takes."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return _CPU
 
 
 class Tensor:
@@ -59,18 +37,21 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """From a tensor in CPU memory that speaks DLPack, or its capsule, without a copy."""
-        source = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
+        """From a tensor that speaks DLPack, or its capsule; without a copy if it is in CPU memory."""
         try:
-            return Tensor(name, np.from_dlpack(source))
+            array, is_bfloat16 = dlpack.array_from(tensor)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor '{name}' cannot be read through DLPack: {error}") from error
+        made = Tensor(name, array)
+        if is_bfloat16:
+            made._datatype = "BF16"
+        return made
 
     def name(self) -> str:
         return self._name
 
-    def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
 
     def triton_dtype(self) -> str:
         return self._datatype
@@ -80,17 +61,32 @@ class Tensor:
 
     def as_numpy(self) -> NDArray[Any]:
         """The model's own array."""
-        if self._datatype == "BF16" and self._is_borrowed:
+        if self._datatype == "BF16" and self._array.dtype == np.uint16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
             )
-        if self._is_borrowed:
-            self._array, self._is_borrowed = self._array.copy(), False
-        return self._array
+        return self._own()
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule of the model's own array."""
-        return self.as_numpy().__dlpack__()
+        if self._datatype == "BYTES":
+            raise TritonModelException(f"tensor '{self._name}' holds strings, which DLPack has no form for")
+        array = self._own()
+        if self._datatype == "BF16":
+            return dlpack.array_to_capsule(array.view(np.uint16), is_bfloat16=True)
+        return dlpack.array_to_capsule(array, is_bfloat16=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """`options` are for devices other than the CPU."""
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU
+
+    def _own(self) -> NDArray[Any]:
+        if self._is_borrowed:
+            self._array, self._is_borrowed = self._array.copy(), False
+        return self._array
 
     def to_wire(self) -> wire.Tensor:
         """A copy that the model can no longer change."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from types import ModuleType
 from typing import Any
 
-from llmserve.backends.python import errors, requests, responses, tensors
-from llmserve.backends.python.auto_complete import AutoCompleteConfig
-from llmserve.backends.python.bls import Door
+from llmserve.backends.python import dtypes, errors, metrics, requests, responses, tensors
+from llmserve.backends.python.bls import Door, ResponseIterator, ask
 
 MODULE_NAME = "triton_python_backend_utils"
+
+
+class LogLevel(IntEnum):
+    INFO, WARNING, ERROR, VERBOSE = range(4)
 
 
 class Logger:
     """`pb_utils.Logger`: a model's own lines in the server's log."""
 
-    INFO, WARNING, ERROR, VERBOSE = range(4)
+    LogLevel = LogLevel
+    INFO, WARNING, ERROR, VERBOSE = LogLevel
     _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 
     def __init__(self, instance_name: str) -> None:
@@ -54,24 +59,76 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
 
 def make_utils_module(instance_name: str, door: Door) -> ModuleType:
     module = ModuleType(MODULE_NAME, "What a TritonPythonModel imports.")
-    bound_request = type("InferenceRequest", (requests.InferenceRequest,), {"door": door, "__module__": MODULE_NAME})
+    bound = {"door": door, "__module__": MODULE_NAME}
     module.__dict__.update(
-        Tensor=tensors.Tensor,
-        InferenceRequest=bound_request,
+        InferenceRequest=type("InferenceRequest", (requests.InferenceRequest,), bound),
         InferenceResponse=responses.InferenceResponse,
         InferenceResponseSender=responses.InferenceResponseSender,
+        InferenceTrace=requests.InferenceTrace,
+        Logger=Logger(instance_name),
+        Metric=metrics.Metric,
+        MetricFamily=type("MetricFamily", (metrics.MetricFamily,), bound),
+        MetricKind=metrics.MetricFamily,
+        PreferredMemory=requests.PreferredMemory,
+        ResponseIterator=ResponseIterator,
+        Tensor=tensors.Tensor,
         TritonError=errors.TritonError,
         TritonModelException=errors.TritonModelException,
-        ModelConfig=AutoCompleteConfig,
-        Logger=Logger(instance_name),
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=responses.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-        TRITONSERVER_REQUEST_FLAG_SEQUENCE_START=requests.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
-        TRITONSERVER_REQUEST_FLAG_SEQUENCE_END=requests.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
-        get_input_tensor_by_name=requests.get_input_tensor_by_name,
-        get_output_tensor_by_name=responses.get_output_tensor_by_name,
-        get_input_config_by_name=get_input_config_by_name,
-        get_output_config_by_name=get_output_config_by_name,
-        triton_string_to_numpy=tensors.triton_string_to_numpy,
-        using_decoupled_model_transaction_policy=using_decoupled_model_transaction_policy,
+        **_CONSTANTS,
+        **_FUNCTIONS,
+        **_model_control(door),
+        __getattr__=_get_late,
     )
     return module
+
+
+def _get_late(name: str) -> Any:
+    """What hardly any model needs, and takes long to import."""
+    if name != "ModelConfig":
+        raise AttributeError(f"module '{MODULE_NAME}' has no attribute '{name}'")
+    from llmserve.backends.python.auto_complete import AutoCompleteConfig
+
+    return AutoCompleteConfig
+
+
+_CONSTANTS = {
+    "TRITONSERVER_MEMORY_CPU": requests.PreferredMemory.TRITONSERVER_MEMORY_CPU,
+    "TRITONSERVER_MEMORY_GPU": requests.PreferredMemory.TRITONSERVER_MEMORY_GPU,
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": requests.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": requests.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    "TRITONSERVER_REQUEST_RELEASE_ALL": requests.TRITONSERVER_REQUEST_RELEASE_ALL,
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": requests.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL": responses.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    "TRITON_STRING_TO_NUMPY": dtypes.TRITON_STRING_TO_NUMPY,
+}
+_FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        dtypes.deserialize_bytes_tensor,
+        dtypes.numpy_to_triton_type,
+        dtypes.serialize_byte_tensor,
+        dtypes.triton_string_to_numpy,
+        dtypes.triton_to_numpy_type,
+        get_input_config_by_name,
+        get_output_config_by_name,
+        requests.get_input_tensor_by_name,
+        responses.get_output_tensor_by_name,
+        using_decoupled_model_transaction_policy,
+    )
+}
+
+
+def _model_control(door: Door) -> dict[str, Callable[..., Any]]:
+    """The model loading API. A model that is loaded while others are may wait for them, but not they for it."""
+
+    def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        """`files`: "file:1/model.py" -> its bytes, instead of the repository's; needs a config (JSON)."""
+        ask(door, "load_model", model_name, config, dict(files or {}))
+
+    def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+        ask(door, "unload_model", model_name, unload_dependents)
+
+    def is_model_ready(model_name: str, model_version: str = "") -> bool:
+        return bool(ask(door, "is_model_ready", model_name, model_version))
+
+    return {function.__name__: function for function in (load_model, unload_model, is_model_ready)}

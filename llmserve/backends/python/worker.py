@@ -35,15 +35,15 @@ class Worker:
         self._open_model = open_model
         self._on_death = on_death
         self._died = False
-        self._opened: Future[None] = Future()
+        self.opened: Future[None] = Future()  # done when the model is initialized; carries its exception
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._put: Callable[[Batch | None], None] = self._inbox.put
-        self._thread = threading.Thread(target=self._main, name=f"model-{name}", daemon=True)
+        self._thread = threading.Thread(target=self.run, name=f"model-{name}", daemon=True)
 
     def start(self) -> Future[None]:
-        """Done when the model is initialized; carries its exception."""
+        """`run` in a thread of its own."""
         self._thread.start()
-        return self._opened
+        return self.opened
 
     def submit(self, batch: Batch) -> None:
         self._put(batch)
@@ -61,11 +61,12 @@ class Worker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _main(self) -> None:
+    def run(self) -> None:
+        """The model's whole life."""
         try:
             model = self._open_model()
         except BaseException as error:  # border: handed to whoever loads the model
-            self._opened.set_exception(error)
+            self.opened.set_exception(error)
             return
         self.is_async = inspect.iscoroutinefunction(model.execute)
         if self.is_async:
@@ -94,7 +95,7 @@ class Worker:
                 logger.exception("model instance '%s': finalize failed", self._name)
 
     def _serve(self, model: Any) -> None:
-        self._opened.set_result(None)
+        self.opened.set_result(None)
         while (batch := self._inbox.get()) is not None:
             batch.run(model)
             del batch  # what the model has dropped must not live on here until the next one comes
@@ -103,7 +104,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Batch | None] = asyncio.Queue()
         self._put = lambda batch: _put_soon(loop, inbox, batch)
-        self._opened.set_result(None)
+        self.opened.set_result(None)
         async with asyncio.TaskGroup() as running:
             while (batch := await inbox.get()) is not None:
                 running.create_task(batch.run_async(model))

@@ -356,7 +356,7 @@ async def test_bf16_has_no_numpy_form(tmp_path: Path) -> None:
 class TritonPythonModel:
     def execute(self, requests):
         x = requests[0].inputs()[0]
-        if x.shape() == (1,):
+        if x.shape() == [1]:
             return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x.as_numpy())])]
         return [pb_utils.InferenceResponse([x])]
 """

@@ -245,7 +245,9 @@ class TritonPythonModel:
     def execute(self, requests):
         return [self.answer(request) for request in requests]
     def answer(self, request):
-        inner = pb_utils.InferenceRequest("inner", ["Y"], [pb_utils.Tensor("X", request.inputs()[0].as_numpy())])
+        inner = pb_utils.InferenceRequest(
+            model_name="inner", requested_output_names=["Y"],
+            inputs=[pb_utils.Tensor("X", request.inputs()[0].as_numpy())])
         response = inner.exec()
         if response.has_error():
             error = response.error()
@@ -306,7 +308,7 @@ class TritonPythonModel:
     def execute(self, requests):
         (request,) = requests
         sender = request.get_response_sender()
-        inner = pb_utils.InferenceRequest("inner", ["Y"], request.inputs())
+        inner = pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], "inner")
         lengths = []
         for response in inner.exec(decoupled=True):
             lengths.append(len(response.output_tensors()))
@@ -325,7 +327,7 @@ class TritonPythonModel:
 async def test_many_callers_of_a_decoupled_model_at_once(tmp_path: Path) -> None:
     code = echo_model(
         """
-        inner = pb_utils.InferenceRequest("inner", ["Y"], request.inputs()).exec(decoupled=True)
+        inner = pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], "inner").exec(decoupled=True)
         total = sum(tensor.as_numpy() for response in inner for tensor in response.output_tensors())
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", total)])"""
     )
@@ -340,7 +342,7 @@ async def test_many_callers_of_a_decoupled_model_at_once(tmp_path: Path) -> None
 async def test_leaving_the_iterator_cancels_the_called_model(tmp_path: Path) -> None:
     code = echo_model(
         """
-        for response in pb_utils.InferenceRequest("inner", ["Y"], request.inputs()).exec(decoupled=True):
+        for response in pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], "inner").exec(decoupled=True):
             return pb_utils.InferenceResponse(response.output_tensors())"""
     )
     write_model(tmp_path, "outer", ECHO_CONFIG, code)
@@ -356,10 +358,10 @@ import asyncio
 class TritonPythonModel:
     async def execute(self, requests):
         (request,) = requests
-        calls = [pb_utils.InferenceRequest("inner", ["Y"], request.inputs()) for _ in range(2)]
+        calls = [pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], "inner") for _ in range(2)]
         answers = await asyncio.gather(*(call.async_exec() for call in calls))
         total = sum(answer.output_tensors()[0].as_numpy() for answer in answers)
-        stream = await pb_utils.InferenceRequest("count", ["Y"], request.inputs()).async_exec(decoupled=True)
+        stream = await pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], "count").async_exec(decoupled=True)
         async for response in stream:
             for tensor in response.output_tensors():
                 total += tensor.as_numpy()
@@ -378,7 +380,7 @@ class TritonPythonModel:
 
 
 async def test_other_models_cannot_be_called_from_initialize(tmp_path: Path) -> None:
-    initialize = '    def initialize(self, args):\n        pb_utils.InferenceRequest("inner", [], []).exec()\n'
+    initialize = '    def initialize(self, args):\n        pb_utils.InferenceRequest("", 0, [], [], "inner").exec()\n'
     write_model(tmp_path, "outer", ECHO_CONFIG, CALLER + initialize)
     async with serving(tmp_path) as core:
         assert "other models can be called from execute on" in reason(core, "outer")

@@ -1,0 +1,86 @@
+"""The requests of one `execute`, run on the model's own thread, and what its answers must be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from llmserve.backends.python.errors import TritonModelException, batch_failure, describe_failure
+from llmserve.backends.python.requests import InferenceRequest
+from llmserve.backends.python.responses import InferenceResponse, Reply
+
+logger = logging.getLogger(__name__)
+
+
+class _WrongAnswer(Exception):
+    """What `execute` returned is not what its requests need."""
+
+
+class PythonBatch:
+    def __init__(
+        self, instance_name: str, requests: list[InferenceRequest], on_done: Callable[[], None], *, decoupled: bool
+    ) -> None:
+        """`on_done` is called on the model's thread when `execute` is over."""
+        self._instance_name = instance_name
+        self._requests = requests
+        self._on_done = on_done
+        self._decoupled = decoupled
+
+    def run(self, model: Any) -> None:
+        requests, self._requests = self._requests, []  # what the model drops must end here
+        try:
+            self._settle(requests, model.execute(requests))
+        except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
+            self._fail(requests, error)
+        finally:
+            self._on_done()
+
+    async def run_async(self, model: Any) -> None:
+        requests, self._requests = self._requests, []
+        try:
+            self._settle(requests, await model.execute(requests))
+        except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
+            self._fail(requests, error)
+        finally:
+            self._on_done()
+
+    def _settle(self, requests: list[InferenceRequest], answers: Any) -> None:
+        if self._decoupled:
+            if answers is not None:
+                raise _WrongAnswer(
+                    f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "
+                    "return None."
+                )
+            return
+        if answers is None and all(request.has_sender for request in requests):
+            return
+        if not isinstance(answers, list | tuple):
+            raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers).__name__}'.")
+        if len(answers) != len(requests):
+            raise _WrongAnswer(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}"
+            )
+        for request, answer in zip(requests, answers, strict=True):
+            if not (answer is None and request.has_sender):
+                self._answer(request.reply, answer)
+
+    def _answer(self, reply: Reply, answer: Any) -> None:
+        if not isinstance(answer, InferenceResponse):
+            problem = (
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(answer).__name__}'."
+            )
+            reply.fail(batch_failure(self._instance_name, problem))
+            return
+        try:
+            reply.send(answer, final=True)
+        except TritonModelException as error:
+            reply.fail(batch_failure(self._instance_name, str(error)))
+
+    def _fail(self, requests: list[InferenceRequest], error: BaseException) -> None:
+        problem = str(error) if isinstance(error, _WrongAnswer) else describe_failure(error)
+        logger.warning("model instance '%s': execute failed: %s", self._instance_name, problem)
+        for request in requests:
+            request.reply.fail(batch_failure(self._instance_name, problem))

@@ -1,0 +1,92 @@
+"""What holds a model, in a thread of the server or in a process of its own: opens it, and feeds it batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from llmserve.backends.python.batch import PythonBatch
+from llmserve.backends.python.bls import Door
+from llmserve.backends.python.errors import describe_failure
+from llmserve.backends.python.model_file import forget_model, import_model
+from llmserve.backends.python.requests import InferenceRequest
+from llmserve.backends.python.responses import Line, Reply
+from llmserve.backends.python.utils_module import make_utils_module
+from llmserve.backends.python.worker import Worker
+from llmserve.errors import InternalError
+from llmserve.serving.types import InferRequest
+
+Work: TypeAlias = Sequence[tuple[InferRequest, Line]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Everything that opening a model takes. Can be sent to another process."""
+
+    instance_name: str
+    model_name: str
+    version: str
+    file: Path
+    decoupled: bool
+    output_names: tuple[str, ...]
+    arguments: dict[str, str]  # of `initialize`
+
+
+class ModelHost:
+    def __init__(self, spec: ModelSpec, door: Door, *, on_death: Callable[[], None]) -> None:
+        """`on_death` is called on the model's thread when it can serve no more although nobody has asked it to end."""
+        self._spec = spec
+        self._utils = make_utils_module(spec.instance_name, door)
+        self._module_name = f"triton_model_{spec.instance_name}_{id(self):x}"
+        self._worker = Worker(spec.instance_name, self._open_model, on_death=on_death)
+
+    @property
+    def is_async(self) -> bool:
+        """Known once it is open."""
+        return self._worker.is_async
+
+    def start(self) -> Future[None]:
+        """Begin to load the model in a thread; done when it can execute."""
+        return self._worker.start()
+
+    def run(self, on_opened: Callable[[Future[None]], None]) -> None:
+        """The model's whole life on this thread; `on_opened` is called when it can execute, or cannot be loaded."""
+        self._worker.opened.add_done_callback(on_opened)
+        self._worker.run()
+
+    def submit(self, work: Work, on_done: Callable[[], None]) -> None:
+        request_class: type[InferenceRequest] = self._utils.InferenceRequest
+        requests = [
+            request_class.received(request, Reply(request, self._spec.version, line), self._spec.output_names)
+            for request, line in work
+        ]
+        self._worker.submit(PythonBatch(self._spec.instance_name, requests, on_done, decoupled=self._spec.decoupled))
+
+    def alive(self) -> bool:
+        return self._worker.alive()
+
+    def submit_end(self) -> None:
+        """After the batches that wait, finalize."""
+        self._worker.submit_end()
+
+    def stop(self, timeout_s: float) -> bool:
+        """`submit_end` and wait. False when the model is still busy after `timeout_s`."""
+        return self._worker.stop(timeout_s)
+
+    def forget(self) -> None:
+        forget_model(self._module_name)
+
+    def _open_model(self) -> Any:
+        model_class = import_model(self._spec.file, self._module_name, self._utils)
+        try:
+            model = model_class()
+            if hasattr(model, "initialize"):
+                model.initialize(dict(self._spec.arguments))
+        except BaseException as error:  # border: also sys.exit() is this model's load error
+            self.forget()
+            problem = f"failed to initialize: {describe_failure(error)}"
+            raise InternalError(f"model instance '{self._spec.instance_name}' {problem}") from error
+        return model

@@ -1,0 +1,50 @@
+"""The parameters of a Python model's config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.backends.python.instance import NO_LIMITS, Limits
+from llmserve.errors import ModelConfigError, raise_problems
+
+MODES = ("thread", "process")
+ABANDONED_TIMEOUT_S = 30.0  # how long a batch may go on that nobody waits for
+
+
+@dataclass(frozen=True, slots=True)
+class PythonParameters:
+    in_process: bool = False  # each instance in a process of its own
+    limits: Limits = NO_LIMITS
+
+    @staticmethod
+    def read(config: ModelConfig) -> PythonParameters:
+        values = {key: value.string_value for key, value in config.parameters.items()}
+        mode = values.get("EXECUTION_MODE", MODES[0]).lower()
+        timeout = values.get("EXECUTION_TIMEOUT_SECS", "")
+        problems = []
+        if "EXECUTION_ENV_PATH" in values:
+            problems.append(
+                "EXECUTION_ENV_PATH is not supported: models run in the server's own Python; install what they import "
+                "there and remove the parameter"
+            )
+        if mode not in MODES:
+            problems.append(f"parameter EXECUTION_MODE must be one of {', '.join(MODES)}, got '{mode}'")
+        if timeout and mode != "process":
+            problems.append("parameter EXECUTION_TIMEOUT_SECS needs EXECUTION_MODE process: a thread cannot be ended")
+        execution_s = _seconds(timeout)
+        if timeout and execution_s <= 0:
+            problems.append(f"parameter EXECUTION_TIMEOUT_SECS must be a number above 0, got '{timeout}'")
+        raise_problems(ModelConfigError, f"model '{config.name}' cannot be loaded", problems)
+        if mode == "thread":
+            return PythonParameters()
+        return PythonParameters(True, Limits(execution_s, ABANDONED_TIMEOUT_S))
+
+
+def _seconds(text: str) -> float:
+    """0 for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

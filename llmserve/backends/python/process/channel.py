@@ -1,0 +1,116 @@
+"""Messages between the server and a model's process: pickled, over a socket; large arrays in shared memory.
+
+The memory of a message is a file without a name whose descriptor travels with the message, so that nothing is left
+behind whichever side dies. The receiver's arrays are views of it, and it goes with the last of them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import socket
+import struct
+import tempfile
+import threading
+from typing import Any
+
+SHARED_FROM_BYTES = 64 * 1024  # smaller arrays are cheaper within the message
+_ALIGNMENT = 64
+_HEADER = struct.Struct("<QI")  # bytes of the message, number of arrays in shared memory
+
+
+class Channel:
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._sending = threading.Lock()
+
+    def send(self, message: object) -> None:
+        """From any thread. Raises `OSError` when the other side has gone."""
+        shared: list[pickle.PickleBuffer] = []
+
+        def stays_in_message(buffer: pickle.PickleBuffer) -> bool:
+            if buffer.raw().nbytes < SHARED_FROM_BYTES:
+                return True
+            shared.append(buffer)
+            return False
+
+        body = pickle.dumps(message, protocol=5, buffer_callback=stays_in_message)
+        views = [buffer.raw() for buffer in shared]
+        sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
+        header = _HEADER.pack(len(body), len(views))
+        with self._sending:
+            if not views:
+                self._socket.sendall(header + body)
+                return
+            file = _write_shared(views)
+            try:
+                socket.send_fds(self._socket, [header], [file])
+            finally:
+                os.close(file)
+            self._socket.sendall(sizes + body)
+
+    def receive(self) -> Any:
+        """The next message. One thread receives. Raises `EOFError` when the other side has gone."""
+        try:
+            header, files, _, _ = socket.recv_fds(self._socket, _HEADER.size, 1, socket.MSG_WAITALL)
+            if len(header) < _HEADER.size:
+                raise EOFError
+            body_bytes, num_shared = _HEADER.unpack(header)
+            if not num_shared:
+                return pickle.loads(self._read(body_bytes))
+            sizes = struct.unpack(f"<{num_shared}Q", self._read(8 * num_shared))
+            buffers = _map_shared(files[0], sizes)
+            return pickle.loads(self._read(body_bytes), buffers=buffers)
+        except OSError as error:
+            raise EOFError from error
+
+    def close(self) -> None:
+        """Wakes a thread that receives."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the other side was faster
+        finally:
+            self._socket.close()
+
+    def _read(self, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        view = memoryview(data)
+        while view:
+            received = self._socket.recv_into(view)
+            if not received:
+                raise EOFError
+            view = view[received:]
+        return data
+
+
+def _offsets(sizes: tuple[int, ...]) -> list[int]:
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets
+
+
+def _write_shared(views: list[memoryview]) -> int:
+    """A file in memory with the contents of `views`."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("llmserve")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    for view, offset in zip(views, _offsets(tuple(view.nbytes for view in views)), strict=True):
+        written = 0
+        while written < view.nbytes:
+            written += os.pwrite(file, view[written:], offset + written)
+    return file
+
+
+def _map_shared(file: int, sizes: tuple[int, ...]) -> list[memoryview]:
+    try:
+        offsets = _offsets(sizes)
+        memory = memoryview(mmap.mmap(file, offsets[-1] + sizes[-1], access=mmap.ACCESS_COPY))
+    finally:
+        os.close(file)
+    return [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]

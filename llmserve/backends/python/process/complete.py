@@ -1,0 +1,25 @@
+"""`auto_complete_config` in a process that is there for nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmserve.backends.python.process.launch import ModelProcess
+from llmserve.backends.python.process.messages import Complete, Completed, LogLine
+from llmserve.errors import ModelConfigError
+
+
+def complete_in_process(file: Path, config: bytes) -> bytes:
+    """See `complete.run_auto_complete`."""
+    process = ModelProcess()
+    answer: object = None
+    try:
+        process.channel.send(Complete(file, config))
+        while not isinstance(answer := process.channel.receive(), Completed):
+            assert isinstance(answer, LogLine)
+    except (EOFError, OSError):
+        raise ModelConfigError(f"{file}: auto_complete_config: its process {process.wait()}") from None
+    process.wait()
+    if answer.error is not None:
+        raise answer.error
+    return answer.config

@@ -1,0 +1,143 @@
+"""In a model's process: what takes the place of the server. Messages come on a thread that must not be blocked."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from llmserve.backends.python.bls import CLOSED, Cancel, Receive
+from llmserve.backends.python.errors import TritonModelException
+from llmserve.backends.python.host import ModelHost
+from llmserve.backends.python.process.channel import Channel
+from llmserve.backends.python.process.messages import (
+    Answer,
+    Ask,
+    Call,
+    CallResponse,
+    CancelCall,
+    Cancelled,
+    Done,
+    End,
+    Execute,
+    LogLine,
+    Response,
+)
+from llmserve.serving.types import InferRequest, InferResponse
+
+NOT_ANSWERED = frozenset({"change_metric"})  # questions that are orders
+NO_SERVER_EXIT_CODE = 1
+
+
+class RemoteLine:
+    """The way back of a request, through the channel."""
+
+    __slots__ = ("_guest", "_number", "cancelled")
+
+    def __init__(self, guest: Guest, number: int) -> None:
+        self._guest = guest
+        self._number = number
+        self.cancelled = False
+
+    def post(self, response: InferResponse) -> None:
+        if response.final:
+            self._guest.forget_line(self._number)
+        self._guest.send(Response(self._number, response))
+
+
+class Guest:
+    """The process's end of the channel; also the model's `Door`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._has_work = False
+        self._lines: dict[int, RemoteLine] = {}
+        self._calls: dict[int, Receive] = {}
+        self._questions: dict[int, Future[Any]] = {}
+
+    def send(self, message: object) -> None:
+        """Without a server there is nobody to work for, and nobody to tell."""
+        try:
+            self._channel.send(message)
+        except OSError:
+            os._exit(NO_SERVER_EXIT_CODE)
+
+    def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
+        if not self._has_work:
+            raise TritonModelException(CLOSED)
+        number = next(self._numbers)
+        with self._lock:
+            self._calls[number] = receive
+        self.send(Call(number, request, only_first))
+        return partial(self.send, CancelCall(number))
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        if method in NOT_ANSWERED:
+            self.send(Ask(0, method, arguments))
+            return None
+        number = next(self._numbers)
+        answer: Future[Any] = Future()
+        with self._lock:
+            self._questions[number] = answer
+        self.send(Ask(number, method, arguments))
+        return answer.result()
+
+    def forget_line(self, number: int) -> None:
+        with self._lock:
+            self._lines.pop(number, None)
+
+    def serve(self, host: ModelHost) -> None:
+        """Hand what comes to the model, until there is no server any more."""
+        while True:
+            try:
+                self._take(self._channel.receive(), host)
+            except EOFError:
+                os._exit(NO_SERVER_EXIT_CODE)
+
+    def _take(self, message: object, host: ModelHost) -> None:
+        match message:
+            case Execute(batch, requests):
+                self._has_work = True
+                work = [(request, self._new_line(number)) for number, request in requests]
+                host.submit(work, partial(self.send, Done(batch)))
+            case Cancelled(number):
+                with self._lock:
+                    line = self._lines.get(number)
+                if line is not None:
+                    line.cancelled = True
+            case CallResponse(call, response):
+                with self._lock:
+                    receive = self._calls[call] if response is not None else self._calls.pop(call)
+                receive(response)
+            case Answer(question, value, error):
+                with self._lock:
+                    answer = self._questions.pop(question)
+                if error is None:
+                    answer.set_result(value)
+                else:
+                    answer.set_exception(error)
+            case End():
+                host.submit_end()
+
+    def _new_line(self, number: int) -> RemoteLine:
+        line = RemoteLine(self, number)
+        with self._lock:
+            self._lines[number] = line
+        return line
+
+
+class ForwardingHandler(logging.Handler):
+    """Log lines go to the server, which knows the level and the format."""
+
+    def __init__(self, guest: Guest) -> None:
+        super().__init__()
+        self._guest = guest
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._guest.send(LogLine(record.name, record.levelno, self.format(record)))

@@ -1,0 +1,51 @@
+"""Starts a model's process, and says how it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from llmserve.backends.python.process.channel import Channel
+
+STUB = "llmserve.backends.python.process.stub"
+EXIT_TIMEOUT_S = 5.0
+
+
+class ModelProcess:
+    """A running process and the channel to it."""
+
+    def __init__(self) -> None:
+        mine, its = socket.socketpair()
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", STUB, str(its.fileno())],
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        self.channel = Channel(mine)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> str:
+        """How it has ended, in words. One that has closed the channel and goes on is killed."""
+        self.channel.close()
+        try:
+            code = self._process.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"

@@ -1,0 +1,115 @@
+"""What the server and a model's process say to each other. Numbers are chosen by the side that begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.backends.python.host import ModelSpec
+from llmserve.serving.types import InferRequest, InferResponse
+
+# from the server
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The first message, or `Complete` is."""
+
+    spec: ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Run `auto_complete_config`; answered with `Completed`, and that is all."""
+
+    file: Path
+    config: bytes  # a serialized ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    batch: int
+    requests: tuple[tuple[int, InferRequest], ...]  # (line, request)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Nobody waits for the responses of this line any more."""
+
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallResponse:
+    call: int
+    response: InferResponse | None  # None: nothing follows
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    question: int
+    value: Any
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Finalize, after the batches that wait."""
+
+
+# from the model's process
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    error: Exception | None
+    is_async: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    config: bytes
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    line: int
+    response: InferResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    call: int
+    request: InferRequest
+    only_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCall:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    question: int  # 0: no answer wanted
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    logger: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """The model has stopped working, and its process with it."""

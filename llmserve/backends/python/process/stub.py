@@ -1,0 +1,98 @@
+"""Main of a model's process: `python -m llmserve.backends.python.process.stub DESCRIPTOR`.
+
+The model runs on the main thread, and messages come on another. The process ends with the channel.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+from llmserve.backends.python.errors import describe_failure
+from llmserve.backends.python.host import ModelHost, ModelSpec
+from llmserve.backends.python.process.channel import Channel
+from llmserve.backends.python.process.guest import ForwardingHandler, Guest
+from llmserve.backends.python.process.messages import Complete, Completed, Dead, Open, Opened
+from llmserve.errors import InternalError, LlmserveError
+
+WORST_OOM_SCORE = "1000"
+
+
+def main() -> None:
+    _leave_signals_to_the_server()
+    _be_killed_before_the_server()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    guest = Guest(channel)
+    logger = logging.getLogger("llmserve")
+    logger.addHandler(ForwardingHandler(guest))
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    match channel.receive():
+        case Open(spec):
+            _host(spec, guest)
+        case Complete(file, config):
+            guest.send(_completed(file, config))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads that the model has left behind are not waited for
+
+
+def _host(spec: ModelSpec, guest: Guest) -> None:
+    host = ModelHost(spec, guest, on_death=lambda: guest.send(Dead()))
+
+    def report(opened: Future[None]) -> None:
+        error = opened.exception()
+        assert error is None or isinstance(error, Exception)
+        guest.send(Opened(_sendable(error), host.is_async))
+
+    threading.Thread(target=guest.serve, args=(host,), name="channel", daemon=True).start()
+    host.run(report)
+
+
+def _completed(file: Path, config: bytes) -> Completed:
+    from llmserve.backends.python.complete import run_auto_complete  # this alone needs protobuf
+
+    try:
+        return Completed(run_auto_complete(file, config), None)
+    except Exception as error:  # border: the answer says what is wrong
+        return Completed(config, _sendable(error))
+
+
+def _sendable(error: Exception | None) -> Exception | None:
+    """The server has not the model's own exceptions."""
+    if error is None or type(error) in _known_errors():
+        return error
+    return InternalError(describe_failure(error))
+
+
+def _known_errors() -> set[type[Exception]]:
+    known: set[type[Exception]] = {LlmserveError}
+    waiting = [LlmserveError]
+    while waiting:
+        found = waiting.pop().__subclasses__()
+        known.update(found)
+        waiting += found
+    return known
+
+
+def _leave_signals_to_the_server() -> None:
+    """Ctrl-C and a service manager's SIGTERM reach every process of the group; the server drains first."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the model's own children would inherit
+
+
+def _be_killed_before_the_server() -> None:
+    """By the kernel, when memory runs out."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(WORST_OOM_SCORE)
+
+
+if __name__ == "__main__":
+    main()

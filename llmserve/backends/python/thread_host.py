@@ -1,0 +1,49 @@
+"""A model in a thread of the server: the default."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from llmserve.backends.python.door import LocalDoor
+from llmserve.backends.python.host import ModelHost, ModelSpec
+from llmserve.backends.python.line import ServerLine
+from llmserve.serving.types import InferRequest
+
+
+class ThreadHost:
+    """See `instance.Host`."""
+
+    def __init__(self, spec: ModelSpec, door: LocalDoor, on_death: Callable[[], None]) -> None:
+        self._door = door
+        self._host = ModelHost(spec, door, on_death=on_death)
+
+    @property
+    def is_async(self) -> bool:
+        return self._host.is_async
+
+    def start(self) -> Future[None]:
+        return self._host.start()
+
+    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> None:
+        self._door.open(asyncio.get_running_loop())
+        self._host.submit(work, on_done)
+
+    def alive(self) -> bool:
+        return self._host.alive()
+
+    def problem(self) -> str:
+        return "" if self._host.alive() else "has stopped working; restart the server"
+
+    def kill(self, why: str) -> None:
+        """A thread cannot be ended from outside."""
+
+    def abandon(self) -> None:
+        self._host.submit_end()
+        self._host.forget()
+
+    def stop(self, timeout_s: float) -> bool:
+        stopped = self._host.stop(timeout_s)
+        self._host.forget()
+        return stopped
