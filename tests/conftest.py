@@ -20,6 +20,8 @@ def server() -> Iterator[RunningServer]:
 def core(server: RunningServer) -> Iterator[StubCore]:
     assert isinstance(server.core, StubCore)
     server.core.requests.clear()
+    server.core.loaded.clear()
+    server.core.unloaded.clear()
     server.core.pulled = 0
     yield server.core
     server.core.is_ready = True

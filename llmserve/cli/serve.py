@@ -20,9 +20,8 @@ from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 
 if TYPE_CHECKING:
     from llmserve.cli.server import Listen, ServerProcess
+    from llmserve.frontends.extensions import Extensions
     from llmserve.serving.settings import ServerSettings
-
-LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class ServeCommand(TyperCommand):
@@ -46,7 +45,7 @@ def serve(options: ServeOptions) -> None:
     from llmserve.cli.backends import make_backends, parse_backend_settings
     from llmserve.cli.server import ServerProcess
 
-    logging.getLogger("llmserve").setLevel(LOG_LEVELS[min(options.log_verbose, len(LOG_LEVELS) - 1)])
+    extensions = make_extensions(options)
     settings = server_settings(options)
     backend_settings = parse_backend_settings(options.backend_config or ())
     say_without_effect(backend_settings.unread())
@@ -56,6 +55,7 @@ def serve(options: ServeOptions) -> None:
         listen_settings(options),
         options.exit_timeout_secs,
         options.exit_on_error,
+        extensions,
     )
     raise typer.Exit(run(process))
 
@@ -65,6 +65,32 @@ command = DataclassCommand(ServeOptions, serve)
 
 def run(process: ServerProcess) -> int:
     return asyncio.run(process.run())
+
+
+def make_extensions(options: ServeOptions) -> Extensions:
+    """What the front ends share; from here on the log flags decide what is printed."""
+    from llmserve.cli.tracing import make_tracer
+    from llmserve.frontends.extensions import Extensions
+    from llmserve.frontends.log_settings import FORMATS, LogControl, LogSettings
+
+    if options.log_format not in FORMATS:
+        raise InvalidArgument(f"--log-format {options.log_format}: known formats are {', '.join(FORMATS)}")
+    settings = LogSettings(
+        log_file=options.log_file,
+        log_info=options.log_info,
+        log_warning=options.log_warning,
+        log_error=options.log_error,
+        log_verbose_level=options.log_verbose,
+        log_format=options.log_format,
+    )
+    tracer = make_tracer(options.trace_config or ())
+    if options.log_file:
+        try:
+            logging.basicConfig(filename=options.log_file, force=True)
+        except OSError as error:
+            raise InvalidArgument(f"--log-file {options.log_file} cannot be written: {error}") from error
+    logs = LogControl(settings, logger=logging.getLogger("llmserve"), handlers=logging.getLogger().handlers)
+    return Extensions(tracer=tracer, logs=logs)
 
 
 def server_settings(options: ServeOptions) -> ServerSettings:

@@ -150,8 +150,22 @@ class MetricsOptions:
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
     log_verbose: Annotated[
-        int, typer.Option(help="0 warnings, 1 information, 2 everything.", min=0, rich_help_panel=LOGGING)
+        int, typer.Option(help="Above 0: details of what happens, too.", min=0, rich_help_panel=LOGGING)
     ] = 0
+    log_info: Annotated[bool, typer.Option(help="Print information.", rich_help_panel=LOGGING)] = True
+    log_warning: Annotated[bool, typer.Option(help="Print warnings.", rich_help_panel=LOGGING)] = True
+    log_error: Annotated[bool, typer.Option(help="Print errors.", rich_help_panel=LOGGING)] = True
+    log_format: Annotated[str, typer.Option(help="default or ISO8601.", rich_help_panel=LOGGING)] = "default"
+    log_file: Annotated[
+        str, typer.Option(help="Instead of standard error.", show_default=False, rich_help_panel=LOGGING)
+    ] = ""
+    trace_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Traces of requests: triton,file=PATH, level=TIMESTAMPS, rate=N, ...; may be repeated.",
+            rich_help_panel=LOGGING,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

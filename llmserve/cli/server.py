@@ -12,9 +12,10 @@ import signal
 import textwrap
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from llmserve.frontends.extensions import Extensions
 from llmserve.frontends.grpc import start_grpc
 from llmserve.frontends.http import start_http
 from llmserve.frontends.listener import url_host
@@ -73,6 +74,7 @@ class ServerProcess:
     listen: Listen
     exit_timeout_s: float
     exit_on_error: bool = True
+    extensions: Extensions = field(default_factory=Extensions)
 
     async def run(self) -> int:
         """The exit code: 0 after a drain, 1 when a model did not load."""
@@ -99,13 +101,20 @@ class ServerProcess:
 
     async def _start_front_ends(self, core: InferenceCore, started: AsyncExitStack) -> list[str]:
         """The lines that say where to reach them. When one cannot start, those that have are stopped."""
-        listen, lines = self.listen, []
+        listen, extensions, lines = self.listen, self.extensions, []
+        started.callback(extensions.close)
         if listen.grpc is not None:
-            grpc = await start_grpc(core, listen.grpc.host, listen.grpc.port)
+            grpc = await start_grpc(core, listen.grpc.host, listen.grpc.port, extensions=extensions)
             started.push_async_callback(grpc.stop)
             lines.append(f"Started GRPCInferenceService at {url_host(listen.grpc.host)}:{grpc.port}")
         if listen.http is not None:
-            http = await start_http(core, listen.http.host, listen.http.port, max_input_bytes=listen.max_input_bytes)
+            http = await start_http(
+                core,
+                listen.http.host,
+                listen.http.port,
+                extensions=extensions,
+                max_input_bytes=listen.max_input_bytes,
+            )
             started.push_async_callback(http.stop)
             lines.append(f"Started HTTPService at {url_host(listen.http.host)}:{http.port}")
         if listen.metrics is not None:

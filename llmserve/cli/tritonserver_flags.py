@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 OWN_BOOLEANS = (
     "allow-http", "allow-grpc", "allow-metrics", "allow-cpu-metrics", "allow-gpu-metrics", "strict-readiness",
-    "exit-on-error",
+    "exit-on-error", "log-info", "log-warning", "log-error",
 )  # fmt: skip
 WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
@@ -35,8 +35,9 @@ NO_EFFECT = {
         "grpc-max-connection-age-grace", "http-header-forward-pattern", "grpc-header-forward-pattern",
         "grpc-server-cert", "grpc-server-key", "grpc-root-cert",
     ),
-    "logs": ("log-info", "log-warning", "log-error", "log-format", "log-file"),
-    "traces": ("trace-config", "trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency"),
+    "traces, whose one flag is --trace-config": (
+        "trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency",
+    ),
     "loading": ("model-load-retry-count",),
     "other clouds' services": (
         "sagemaker-port", "sagemaker-safe-port-range", "sagemaker-thread-count", "vertex-ai-port",

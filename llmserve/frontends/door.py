@@ -6,14 +6,14 @@ to cancel, so every stream that a front end opens sits in `aclosing`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import InternalError
+from llmserve.errors import InternalError, InvalidArgument
 from llmserve.serving.types import InferRequest, InferResponse
 
 
@@ -49,13 +49,22 @@ class Core(Protocol):
     def model_metadata(self, name: str, version: str = "") -> service_pb2.ModelMetadataResponse: ...
     def model_config(self, name: str, version: str = "") -> ModelConfig: ...
     def statistics(self, name: str = "", version: str = "") -> Sequence[service_pb2.ModelStatistics]: ...
-    def repository_index(self) -> Sequence[ModelStatus]: ...
+    def repository_index(self, *, ready: bool = False) -> Sequence[ModelStatus]: ...
+    def labels(self, name: str, version: str = "") -> Mapping[str, Sequence[str]]: ...
     def metrics_text(self) -> str: ...
+    async def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None: ...
+    async def unload_model(self, name: str, *, unload_dependents: bool) -> None: ...
     def infer_stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]: ...
 
 
 def is_decoupled(config: ModelConfig) -> bool:
     return bool(config.model_transaction_policy.decoupled)
+
+
+def check_known_model(core: Core, name: str) -> None:
+    """Settings of a model need a model, loaded or not; "" stands for all of them."""
+    if name and all(row.name != name for row in core.repository_index()):
+        raise InvalidArgument(f"Request for unknown model : {name}")
 
 
 async def single_response(core: Core, request: InferRequest) -> InferResponse:

@@ -11,70 +11,30 @@ A client that cancels, goes away or runs out of its deadline cancels the handler
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from llmserve.errors import InternalError, LlmserveError, Unsupported
+from llmserve.errors import Unsupported
+from llmserve.frontends.delivery import deliver
 from llmserve.frontends.door import Core, is_decoupled, single_response
+from llmserve.frontends.extensions import Extensions
+from llmserve.frontends.grpc_answers import answers_errors
+from llmserve.frontends.grpc_extensions import ExtensionRpcs
 from llmserve.frontends.grpc_health import health_handler
 from llmserve.frontends.grpc_messages import deadline_after, parse_request, response_message
 from llmserve.frontends.grpc_stream import InferStream
 from llmserve.frontends.listener import CLOSE_TIMEOUT_S, claim_port, port_in_use, url_host
+from llmserve.serving.trace import Trace
 
 MAX_MESSAGE_BYTES = 2**31 - 1
-MAX_DETAILS_BYTES = 4096  # details travel as a header, and clients refuse headers over 8 KiB
-PLAIN_BYTES = frozenset(range(0x20, 0x7F)) - {ord("%")}  # the others are percent-encoded, three bytes each
-
-Reply = TypeVar("Reply")
-Handler = Callable[[Any, Any, Any], Awaitable[Reply]]
-logger = logging.getLogger(__name__)
+PING_MS = 60_000
 
 
-def status_of(error: LlmserveError) -> grpc.StatusCode:
-    """The neutral codes are gRPC's, by name."""
-    return grpc.StatusCode[error.code.value]
-
-
-def details_of(error: LlmserveError) -> str:
-    """The error's text, as much of it as fits into a header."""
-    text = str(error).encode("utf-8", errors="replace").decode("utf-8")
-    size = 0
-    for position, character in enumerate(text):
-        size += sum(1 if byte in PLAIN_BYTES else 3 for byte in character.encode("utf-8"))
-        if size > MAX_DETAILS_BYTES:
-            return text[:position]
-    return text
-
-
-def answers_errors(handler: Handler[Reply]) -> Handler[Reply]:
-    """Turn the core's errors into the call's status."""
-
-    @functools.wraps(handler)
-    async def answered(self: Any, request: Any, context: Any) -> Reply:
-        try:
-            return await handler(self, request, context)
-        except LlmserveError as error:
-            failure = error
-        except Exception as error:  # border: a fault of ours is INTERNAL to the client, a traceback in the log
-            logger.exception("%s failed", handler.__name__)
-            failure = InternalError(f"internal error: {error!r}")
-        await context.abort(status_of(failure), details_of(failure))
-        raise AssertionError("abort raises")
-
-    return answered
-
-
-class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated, untyped
-    """What is not defined here answers UNIMPLEMENTED."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
+class InferenceService(ExtensionRpcs):
+    """The whole service."""
 
     async def ServerLive(self, request: Any, context: Any) -> service_pb2.ServerLiveResponse:
         return service_pb2.ServerLiveResponse(live=self._core.live())
@@ -105,24 +65,37 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         return service_pb2.ModelStatisticsResponse(model_stats=statistics)
 
     @answers_errors
-    async def RepositoryIndex(self, request: Any, context: Any) -> service_pb2.RepositoryIndexResponse:
-        reply = service_pb2.RepositoryIndexResponse()
-        for row in self._core.repository_index():
-            if row.state == "READY" or not request.ready:
-                reply.models.add(name=row.name, version=row.version, state=row.state, reason=row.reason)
-        return reply
-
-    @answers_errors
     async def ModelInfer(self, request: Any, context: Any) -> service_pb2.ModelInferResponse:
+        trace = self._extensions.tracer.sample(request.model_name)
+        if trace is not None:
+            self._follow(trace, request.model_name, context)
         config = self._core.model_config(request.model_name, request.model_version)
         if is_decoupled(config):
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        memory = self._extensions.memory
         deadline = deadline_after(context.time_remaining())
-        parsed = parse_request(request, config, deadline=deadline)
-        return response_message(await single_response(self._core, parsed))
+        parsed, delivery = parse_request(request, config, memory, deadline=deadline)
+        if trace is not None:
+            parsed = replace(parsed, trace=trace)
+        response = await single_response(self._core, parsed)
+        response = deliver(response, delivery, core=self._core, memory=memory, config=config)
+        if trace is not None:
+            trace.stamp("GRPC_SEND_START")
+        return response_message(response, elsewhere=delivery.places)
 
     async def ModelStreamInfer(self, request_iterator: Any, context: Any) -> None:
-        await InferStream(self._core, context).run()
+        await InferStream(self._core, self._extensions, context).run()
+
+    def _follow(self, trace: Trace, model: str, context: Any) -> None:
+        """Trace a unary call to its end. The message has been read when the handler starts."""
+
+        def end(context: Any) -> None:
+            trace.stamp("GRPC_SEND_END")
+            self._extensions.tracer.finish(model, trace)
+
+        trace.stamp("GRPC_WAITREAD_START")
+        trace.stamp("GRPC_WAITREAD_END")
+        context.add_done_callback(end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +110,21 @@ class GrpcServer:
         await self.server.stop(CLOSE_TIMEOUT_S)
 
 
-async def start_grpc(core: Core, host: str, port: int) -> GrpcServer:
-    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
+async def start_grpc(core: Core, host: str, port: int, *, extensions: Extensions | None = None) -> GrpcServer:
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
+
+    `extensions` are those of the server's other front ends.
+    """
     server = grpc.aio.server(
         options=[
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),  # else two servers would share one port silently
+            ("grpc.keepalive_time_ms", PING_MS),  # notices peers that have vanished without a word
         ]
     )
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(core), server)
+    service = InferenceService(core, extensions or Extensions())
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
     server.add_generic_rpc_handlers((health_handler(core),))
     if port:
         claim_port(host, port, "--grpc-port").close()  # gRPC's own error does not say what is wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,8 +11,17 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import InvalidArgument, Unsupported
-from llmserve.frontends.parameters import EMPTY_FINAL_RESPONSE, sort_parameters
+from llmserve.errors import InvalidArgument
+from llmserve.frontends.delivery import PLAIN, Delivery
+from llmserve.frontends.parameters import (
+    BYTE_SIZE,
+    CLASSES,
+    EMPTY_FINAL_RESPONSE,
+    OFFSET,
+    REGION,
+    sort_parameters,
+)
+from llmserve.frontends.shared_memory import Place, SharedMemory
 from llmserve.frontends.tensors import decode_tensor, element_count, encode_tensor, object_array, shaped
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, ParameterValue, Tensor
@@ -34,18 +43,21 @@ FIELD_OF = {datatype: name for name, datatypes in CONTENTS.items() for datatype 
 
 
 def parse_request(
-    message: service_pb2.ModelInferRequest, config: ModelConfig, *, deadline: float | None
-) -> InferRequest:
-    """The core's request. Tensors are checked for form here; the core checks them against the model's config."""
+    message: service_pb2.ModelInferRequest, config: ModelConfig, memory: SharedMemory, *, deadline: float | None
+) -> tuple[InferRequest, Delivery]:
+    """The core's request, and how the client wants its outputs.
+
+    Tensors are checked for form here; the core checks them against the model's config.
+    """
     parameters = read_parameters(message.parameters)
     parameters.pop(EMPTY_FINAL_RESPONSE, None)
     known = sort_parameters(parameters, _wrong_type)
-    return InferRequest(
+    request = InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
         request_id=message.id,
-        inputs=_parse_inputs(message, config),
-        requested_outputs=tuple(dict.fromkeys(_requested_output(output) for output in message.outputs)),
+        inputs=_parse_inputs(message, config, memory),
+        requested_outputs=tuple(dict.fromkeys(output.name for output in message.outputs)),
         parameters=known.custom,
         priority=known.priority,
         timeout_us=known.timeout_us,
@@ -54,6 +66,7 @@ def parse_request(
         sequence_start=known.sequence_start,
         sequence_end=known.sequence_end,
     )
+    return request, _parse_delivery(message, memory)
 
 
 def wants_empty_final_response(message: service_pb2.ModelInferRequest) -> bool:
@@ -81,28 +94,84 @@ def read_parameters(parameters: Mapping[str, service_pb2.InferParameter]) -> dic
     return values
 
 
-def _wrong_type(name: str, expected: str) -> NoReturn:
-    raise InvalidArgument(f"invalid value type for '{name}' parameter, expected {expected}.")
+def _wrong_type(name: str, expected: str, where: str = "") -> NoReturn:
+    raise InvalidArgument(f"invalid value type for '{name}' parameter{where}, expected {expected}.")
 
 
-def _requested_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    for feature in ("classification", "shared_memory_region"):
-        if feature in output.parameters:
-            raise Unsupported(f"output '{output.name}' asks for '{feature}', which this server does not offer")
-    return str(output.name)
+def _parse_delivery(message: service_pb2.ModelInferRequest, memory: SharedMemory) -> Delivery:
+    num_classes: dict[str, int] = {}
+    places: dict[str, Place] = {}
+    for output in message.outputs:
+        if not output.parameters:
+            continue
+        if CLASSES in output.parameters:
+            if REGION in output.parameters:
+                raise InvalidArgument(f"output can't set both '{REGION}' and '{CLASSES}'")
+            num_classes[output.name] = _num_classes(output.parameters[CLASSES])
+        if REGION in output.parameters:
+            places[output.name] = _place(output)
+    if not num_classes and not places:
+        return PLAIN
+    delivery = Delivery(num_classes, places)
+    delivery.check(memory)
+    return delivery
 
 
-def _parse_inputs(message: service_pb2.ModelInferRequest, config: ModelConfig) -> dict[str, Tensor]:
+def _num_classes(parameter: service_pb2.InferParameter) -> int:
+    if parameter.WhichOneof("parameter_choice") != "int64_param":
+        _wrong_type(CLASSES, "int64_param")
+    if parameter.int64_param < 0:
+        raise InvalidArgument(f"invalid value for '{CLASSES}' parameter, expected >= 0")
+    return int(parameter.int64_param)
+
+
+def _place(
+    tensor: service_pb2.ModelInferRequest.InferInputTensor | service_pb2.ModelInferRequest.InferRequestedOutputTensor,
+) -> Place:
+    """Where in shared memory a tensor is, or goes."""
+
+    def read(name: str, field: str) -> Any:
+        parameter = tensor.parameters[name]
+        if parameter.WhichOneof("parameter_choice") != field:
+            _wrong_type(name, field, f" for tensor '{tensor.name}'")
+        return getattr(parameter, field)
+
+    region = read(REGION, "string_param")
+    if BYTE_SIZE not in tensor.parameters:
+        raise InvalidArgument(
+            f"'{BYTE_SIZE}' must be specified along with '{REGION}' parameter for tensor '{tensor.name}'"
+        )
+    offset = read(OFFSET, "int64_param") if OFFSET in tensor.parameters else 0
+    return Place(region, read(BYTE_SIZE, "int64_param"), offset)
+
+
+def _parse_inputs(
+    message: service_pb2.ModelInferRequest, config: ModelConfig, memory: SharedMemory
+) -> dict[str, Tensor]:
+    """Raw contents are in the order of the inputs that are not in shared memory."""
     inputs: dict[str, Tensor] = {}
-    for index, tensor in enumerate(message.inputs):
+    raw_contents = iter(message.raw_input_contents)
+    for tensor in message.inputs:
         if tensor.name in inputs:
             raise InvalidArgument(f"input '{tensor.name}' already exists in request")
-        if "shared_memory_region" in tensor.parameters:
-            raise Unsupported(f"input '{tensor.name}' is in shared memory, which this server does not offer")
         if tensor.datatype not in NUMPY_DTYPES:
             _unknown_datatype(tensor.name, message.model_name, config)
-        inputs[tensor.name] = _parse_input(message, index)
+        if tensor.parameters and REGION in tensor.parameters:
+            inputs[tensor.name] = _shared_input(tensor, message.model_name, memory)
+        elif message.raw_input_contents:
+            inputs[tensor.name] = _raw_input(tensor, message.model_name, raw_contents)
+        else:
+            inputs[tensor.name] = _parse_typed_contents(tensor, message.model_name)
     return inputs
+
+
+def _shared_input(tensor: service_pb2.ModelInferRequest.InferInputTensor, model: str, memory: SharedMemory) -> Tensor:
+    if tensor.HasField("contents"):
+        raise InvalidArgument(
+            f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
+            f"for model '{model}'"
+        )
+    return decode_tensor(tensor.name, tensor.datatype, tensor.shape, memory.read(_place(tensor)), model=model)
 
 
 def _unknown_datatype(name: str, model: str, config: ModelConfig) -> NoReturn:
@@ -112,19 +181,18 @@ def _unknown_datatype(name: str, model: str, config: ModelConfig) -> NoReturn:
     )
 
 
-def _parse_input(message: service_pb2.ModelInferRequest, index: int) -> Tensor:
-    tensor, model = message.inputs[index], message.model_name
-    if message.raw_input_contents:
-        if tensor.HasField("contents"):
-            raise InvalidArgument(
-                f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
-                f"for model '{model}'"
-            )
-        if index >= len(message.raw_input_contents):
-            _no_data(tensor.name, model)
-        raw = message.raw_input_contents[index]
-        return decode_tensor(tensor.name, tensor.datatype, tensor.shape, raw, model=model)
-    return _parse_typed_contents(tensor, model)
+def _raw_input(
+    tensor: service_pb2.ModelInferRequest.InferInputTensor, model: str, raw_contents: Iterator[bytes]
+) -> Tensor:
+    if tensor.HasField("contents"):
+        raise InvalidArgument(
+            f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
+            f"for model '{model}'"
+        )
+    raw = next(raw_contents, None)
+    if raw is None:
+        _no_data(tensor.name, model)
+    return decode_tensor(tensor.name, tensor.datatype, tensor.shape, raw, model=model)
 
 
 def _no_data(name: str, model: str) -> NoReturn:
@@ -167,14 +235,14 @@ def _typed_array(
         ) from error
 
 
-def response_message(response: InferResponse) -> service_pb2.ModelInferResponse:
-    """A response with outputs; the tensors travel as raw bytes."""
+def response_message(response: InferResponse, *, elsewhere: Container[str] = ()) -> service_pb2.ModelInferResponse:
+    """A response with outputs; the tensors travel as raw bytes, but for those that are `elsewhere`."""
     message = service_pb2.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.request_id
     )
     for tensor in response.outputs:
         message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_output_contents.append(encode_tensor(tensor))
+        message.raw_output_contents.append(b"" if tensor.name in elsewhere else encode_tensor(tensor))
     write_parameters(message.parameters, response.parameters)
     return message
 
@@ -201,7 +269,9 @@ def _write_integer(parameter: service_pb2.InferParameter, value: int) -> None:
         parameter.double_param = float(value)
 
 
-def stream_message(response: InferResponse, *, decoupled: bool) -> service_pb2.ModelStreamInferResponse:
+def stream_message(
+    response: InferResponse, *, decoupled: bool, elsewhere: Container[str] = ()
+) -> service_pb2.ModelStreamInferResponse:
     """One message of `ModelStreamInfer` for one response of the core, an error included."""
     if response.error is not None:
         message = service_pb2.ModelStreamInferResponse(
@@ -209,7 +279,7 @@ def stream_message(response: InferResponse, *, decoupled: bool) -> service_pb2.M
             infer_response=service_pb2.ModelInferResponse(id=response.request_id, model_name=response.model_name),
         )
     else:
-        message = service_pb2.ModelStreamInferResponse(infer_response=response_message(response))
+        message = service_pb2.ModelStreamInferResponse(infer_response=response_message(response, elsewhere=elsewhere))
     final = response.final or (not decoupled and response.error is None)
     message.infer_response.parameters[FINAL_RESPONSE].bool_param = final
     return message

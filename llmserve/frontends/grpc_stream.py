@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
 
 from llmserve.errors import InternalError, LlmserveError
+from llmserve.frontends.delivery import deliver
 from llmserve.frontends.door import Core, is_decoupled
+from llmserve.frontends.extensions import Extensions
 from llmserve.frontends.grpc_messages import (
     deadline_after,
     early_error_message,
@@ -26,6 +29,7 @@ from llmserve.frontends.grpc_messages import (
     stream_message,
     wants_empty_final_response,
 )
+from llmserve.serving.trace import Trace
 
 MAX_IN_FLIGHT = 1024  # requests of one call; reading pauses there, and HTTP/2 flow control holds the client back
 
@@ -35,8 +39,9 @@ logger = logging.getLogger(__name__)
 class InferStream:
     """Answers the requests of one call."""
 
-    def __init__(self, core: Core, context: Any) -> None:
+    def __init__(self, core: Core, extensions: Extensions, context: Any) -> None:
         self._core = core
+        self._extensions = extensions
         self._context = context
         self._deadline = deadline_after(context.time_remaining())
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -64,21 +69,41 @@ class InferStream:
             self._slots.release()
 
     async def _infer(self, message: service_pb2.ModelInferRequest) -> None:
+        trace = self._extensions.tracer.sample(message.model_name)
+        if trace is None:
+            return await self._respond(message, None)
+        trace.stamp("GRPC_WAITREAD_START")  # the message has been read
+        trace.stamp("GRPC_WAITREAD_END")
+        try:
+            return await self._respond(message, trace)
+        finally:
+            self._extensions.tracer.finish(message.model_name, trace)
+
+    async def _respond(self, message: service_pb2.ModelInferRequest, trace: Trace | None) -> None:
         config = self._core.model_config(message.model_name, message.model_version)
         decoupled = is_decoupled(config)
         wants_empty_final = wants_empty_final_response(message)
-        request = parse_request(message, config, deadline=self._deadline)
+        memory = self._extensions.memory
+        request, delivery = parse_request(message, config, memory, deadline=self._deadline)
+        if trace is not None:
+            request = replace(request, trace=trace)
         async with aclosing(self._core.infer_stream(request)) as responses:
             async for response in responses:
                 says_only_final = decoupled and response.final and not response.outputs and response.error is None
                 if not says_only_final:
-                    await self._write(stream_message(response, decoupled=decoupled))
+                    delivered = deliver(response, delivery, core=self._core, memory=memory, config=config)
+                    answer = stream_message(delivered, decoupled=decoupled, elsewhere=delivery.places)
+                    await self._write(answer, trace)
                 elif wants_empty_final:
-                    await self._write(empty_final_message(response))
+                    await self._write(empty_final_message(response), trace)
 
-    async def _write(self, message: service_pb2.ModelStreamInferResponse) -> None:
+    async def _write(self, message: service_pb2.ModelStreamInferResponse, trace: Trace | None = None) -> None:
         async with self._write_lock:
+            if trace is not None:
+                trace.stamp("GRPC_SEND_START")
             try:
                 await self._context.write(message)
             except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:  # the call is over: nobody waits
                 raise asyncio.CancelledError from error
+            if trace is not None:
+                trace.stamp("GRPC_SEND_END")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,9 +17,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmserve.errors import LlmserveError, Unsupported
+from llmserve.frontends.delivery import deliver
 from llmserve.frontends.door import Core, is_decoupled, single_response
+from llmserve.frontends.extensions import Extensions
 from llmserve.frontends.http_answers import (
     STATUS,
+    Handler,
     answers_errors,
     error_response,
     internal_error,
@@ -28,6 +31,7 @@ from llmserve.frontends.http_answers import (
     routing_error,
 )
 from llmserve.frontends.http_body import compress_for, off_loop, read_body, until_disconnect
+from llmserve.frontends.http_extensions import ExtensionApi, extension_routes
 from llmserve.frontends.http_generate import (
     data_responses,
     error_event,
@@ -35,10 +39,12 @@ from llmserve.frontends.http_generate import (
     generated,
     parse_generate,
 )
-from llmserve.frontends.http_infer import HEADER_LENGTH, OutputForm, encode_response, parse_infer
-from llmserve.frontends.http_json import as_bool, as_object, parse_json
+from llmserve.frontends.http_infer import HEADER_LENGTH, parse_infer
+from llmserve.frontends.http_outputs import OutputForm, encode_response
+from llmserve.frontends.http_traces import traced_answer
 from llmserve.frontends.listener import HttpServer, listen
 from llmserve.serving.proto_json import message_to_dict
+from llmserve.serving.trace import Trace
 from llmserve.serving.types import InferResponse
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
@@ -95,6 +101,7 @@ class InferenceApi:
     """One method per route."""
 
     core: Core
+    extensions: Extensions
     max_input_bytes: int
 
     async def server_metadata(self, request: Request) -> Response:
@@ -122,41 +129,62 @@ class InferenceApi:
         found = self.core.statistics(*_model_and_version(request))
         return json_response({"model_stats": [message_to_dict(entry) for entry in found]})
 
-    async def repository_index(self, request: Request) -> Response:
-        body = await read_body(request, self.max_input_bytes)
-        parsed = await off_loop(lambda: parse_json(body or b"{}"), size=len(body))
-        document = as_object(parsed, "request")
-        only_ready = as_bool(document.get("ready", False), "ready")
-        rows = [row for row in self.core.repository_index() if row.state == "READY" or not only_ready]
-        members = ("name", "version", "state", "reason")
-        return json_response([{key: value for key in members if (value := getattr(row, key))} for row in rows])
+    async def infer(self, request: Request) -> ASGIApp:
+        return await self._traced(request, self._infer)
 
-    async def infer(self, request: Request) -> Response:
+    async def generate(self, request: Request) -> ASGIApp:
+        return await self._traced(request, self._generate)
+
+    async def generate_stream(self, request: Request) -> ASGIApp:
+        return await self._traced(request, self._generate_stream)
+
+    async def _traced(self, request: Request, handle: Callable[[Request, Trace | None], Awaitable[ASGIApp]]) -> ASGIApp:
+        model, _ = _model_and_version(request)
+        trace = self.extensions.tracer.sample(model)
+        if trace is None:
+            return await handle(request, None)
+        return await traced_answer(self.extensions.tracer, model, trace, handle(request, trace))
+
+    async def _infer(self, request: Request, trace: Trace | None) -> Response:
         model, version = _model_and_version(request)
         config = self.core.model_config(model, version)
         if is_decoupled(config):
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
-        body = await read_body(request, self.max_input_bytes)
+        body = await self._body(request, trace)
         header = request.headers.get(HEADER_LENGTH)
+        memory = self.extensions.memory
         parsed, form = await off_loop(
-            lambda: parse_infer(body, header, config, model=model, version=version), size=len(body)
+            lambda: parse_infer(body, header, config, memory, version=version), size=len(body)
         )
+        if trace is not None:
+            parsed = replace(parsed, trace=trace)
         response = await until_disconnect(request.receive, single_response(self.core, parsed))
+        response = deliver(response, form.delivery, core=self.core, memory=memory, config=config)
         return await _infer_response(request, response, form)
 
-    async def generate(self, request: Request) -> Response:
-        responses = await self._generate_responses(request)
+    async def _generate(self, request: Request, trace: Trace | None) -> Response:
+        responses = await self._generate_responses(request, trace)
         return json_response(await until_disconnect(request.receive, generated(responses)))
 
-    async def generate_stream(self, request: Request) -> EventStream:
-        return EventStream(await self._generate_responses(request))
+    async def _generate_stream(self, request: Request, trace: Trace | None) -> EventStream:
+        return EventStream(await self._generate_responses(request, trace))
 
-    async def _generate_responses(self, request: Request) -> AsyncGenerator[InferResponse, None]:
+    async def _generate_responses(self, request: Request, trace: Trace | None) -> AsyncGenerator[InferResponse, None]:
         model, version = _model_and_version(request)
         config = self.core.model_config(model, version)
-        body = await read_body(request, self.max_input_bytes)
+        body = await self._body(request, trace)
         parsed = await off_loop(lambda: parse_generate(body, config, model=model, version=version), size=len(body))
+        if trace is not None:
+            parsed = replace(parsed, trace=trace)
         return data_responses(self.core.infer_stream(parsed), decoupled=is_decoupled(config))
+
+    async def _body(self, request: Request, trace: Trace | None) -> bytes:
+        if trace is None:
+            return await read_body(request, self.max_input_bytes)
+        trace.stamp("HTTP_RECV_START")
+        body = await read_body(request, self.max_input_bytes)
+        trace.stamp("HTTP_RECV_END")
+        return body
 
 
 def _model_and_version(request: Request) -> tuple[str, str]:
@@ -177,16 +205,13 @@ async def _infer_response(request: Request, response: InferResponse, form: Outpu
 
 
 def _routes(api: InferenceApi) -> list[Route]:
-    get: list[tuple[str, Callable[[Request], Awaitable[ASGIApp]]]] = [
+    get: list[tuple[str, Handler]] = [
         ("/v2", api.server_metadata),
         ("/v2/health/live", api.live),
         ("/v2/health/ready", api.ready),
         ("/v2/models/stats", api.statistics),
     ]
-    post: list[tuple[str, Callable[[Request], Awaitable[ASGIApp]]]] = [
-        ("/v2/repository/index", api.repository_index),
-        ("/v2/repository/{repository}/index", api.repository_index),
-    ]
+    post: list[tuple[str, Handler]] = []
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         post += [
             (f"{model}/infer", api.infer),
@@ -199,26 +224,39 @@ def _routes(api: InferenceApi) -> list[Route]:
             (f"{model}/config", api.model_config),
             (f"{model}/stats", api.statistics),
         ]
-    return [_route(path, "POST", handler) for path, handler in post] + [
-        _route(path, "GET", handler) for path, handler in get
+    extension_get, extension_post = extension_routes(ExtensionApi(api.core, api.extensions, api.max_input_bytes))
+    return [_route(path, "POST", handler) for path, handler in post + extension_post] + [
+        _route(path, "GET", handler) for path, handler in get + extension_get
     ]
 
 
-def _route(path: str, method: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
+def _route(path: str, method: str, handler: Handler) -> Route:
     route = Route(path, answers_errors(handler), methods=[method])
     route.methods = {method}  # Starlette adds HEAD to GET
     return route
 
 
-def http_app(core: Core, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> Starlette:
+def http_app(core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> Starlette:
     """The application, for a listener or for another front end to extend."""
     app = Starlette(
-        routes=_routes(InferenceApi(core, max_input_bytes)), exception_handlers={HTTPException: routing_error}
+        routes=_routes(InferenceApi(core, extensions, max_input_bytes)),
+        exception_handlers={HTTPException: routing_error},
     )
     app.router.redirect_slashes = False
     return app
 
 
-async def start_http(core: Core, host: str, port: int, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> HttpServer:
-    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
-    return await listen(http_app(core, max_input_bytes=max_input_bytes), host, port, flag="--http-port")
+async def start_http(
+    core: Core,
+    host: str,
+    port: int,
+    *,
+    extensions: Extensions | None = None,
+    max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES,
+) -> HttpServer:
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
+
+    `extensions` are those of the server's other front ends.
+    """
+    app = http_app(core, extensions or Extensions(), max_input_bytes=max_input_bytes)
+    return await listen(app, host, port, flag="--http-port")

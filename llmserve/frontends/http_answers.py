@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from llmserve.errors import Code, InternalError, LlmserveError
-from llmserve.frontends.http_body import BodyTooLarge
+from llmserve.frontends.http_body import BodyTooLarge, BodyTooSlow
 from llmserve.frontends.http_json import Json, encode_json
 
 UNAVAILABLE = 503
@@ -29,10 +29,12 @@ STATUS: Mapping[Code, int] = {
     Code.INTERNAL: 500,
     Code.UNKNOWN: 400,
 }
+REQUEST_TIMEOUT = 408
 CONTENT_TOO_LARGE = 413
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 RETRY_AFTER_S = 1
 
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 logger = logging.getLogger(__name__)
 
 
@@ -41,8 +43,9 @@ def json_response(document: Json, status: int = 200, headers: Mapping[str, str] 
 
 
 def error_response(error: LlmserveError) -> Response:
-    if isinstance(error, BodyTooLarge):  # the rest of the body may still be on its way: this connection is spent
-        return json_response({"error": str(error)}, CONTENT_TOO_LARGE, {"Connection": "close"})
+    for kind, status in ((BodyTooLarge, CONTENT_TOO_LARGE), (BodyTooSlow, REQUEST_TIMEOUT)):
+        if isinstance(error, kind):  # the rest of the body may still be on its way: this connection is spent
+            return json_response({"error": str(error)}, status, {"Connection": "close"})
     return json_response({"error": str(error)}, STATUS[error.code], retry_headers(error))
 
 
@@ -58,7 +61,7 @@ def internal_error(error: Exception) -> InternalError:
     return InternalError(f"internal error: {error!r}")
 
 
-def answers_errors(handler: Callable[[Request], Awaitable[ASGIApp]]) -> Callable[[Request], Awaitable[ASGIApp]]:
+def answers_errors(handler: Handler) -> Handler:
     """Turn the core's errors into error bodies."""
 
     @functools.wraps(handler)

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.errors import DeadlineExceeded, InvalidArgument, Unsupported
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's: deflate means the zlib format, as in RFC 9110
 COMPRESSION_LEVEL = 1
 MIN_COMPRESSED_BYTES = 256
 INLINE_BYTES = 256 * 1024
+BODY_PAUSE_S = 60  # longest time without a byte of a body
 MAX_INFLATION = 1032  # deflate: 258 bytes from two bits
 
 Result = TypeVar("Result")
@@ -27,6 +28,10 @@ Result = TypeVar("Result")
 
 class BodyTooLarge(InvalidArgument):
     """The body, or what it decompresses to, is over the server's limit."""
+
+
+class BodyTooSlow(DeadlineExceeded):
+    """The client has stopped in the middle of its body."""
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -44,14 +49,20 @@ async def _read_raw(request: Request, limit: int) -> bytes:
     """Read up to `limit`; of a larger body, read as much again and drop it, so that most clients get to the answer."""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= limit:
-            chunks.append(chunk)
-        else:
-            chunks.clear()
-        if size > 2 * limit:
-            break
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(BODY_PAUSE_S) as patience:
+            async for chunk in request.stream():
+                patience.reschedule(loop.time() + BODY_PAUSE_S)
+                size += len(chunk)
+                if size <= limit:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()
+                if size > 2 * limit:
+                    break
+    except TimeoutError:
+        raise BodyTooSlow(f"nothing more of the request body has come for {BODY_PAUSE_S} seconds") from None
     if size > limit:
         raise _too_large(limit)
     return b"".join(chunks)

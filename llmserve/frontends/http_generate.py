@@ -1,18 +1,22 @@
 """`POST .../generate` and `.../generate_stream`: a flat JSON object to tensors, responses to flat JSON objects.
 
-Keys that name an input of the model are tensors (a scalar is one element); the others are request parameters.
+Keys that name an input of the model are tensors (a scalar is one element; lists, however nested, are the elements in
+order); the others are request parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import math
+from collections.abc import AsyncGenerator, Container, Mapping
 from contextlib import aclosing
+from typing import NoReturn
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
 from llmserve.errors import InvalidArgument, LlmserveError
-from llmserve.frontends.http_infer import BINARY_ONLY, infer_request, json_values, sort_http_parameters
+from llmserve.frontends.http_infer import infer_request, sort_http_parameters
 from llmserve.frontends.http_json import Json, as_object, as_string, encode_json, flatten, parse_json, tensor_values
+from llmserve.frontends.http_outputs import BINARY_ONLY, json_values
 from llmserve.frontends.tensors import shaped
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
@@ -27,6 +31,8 @@ def parse_generate(body: bytes, config: ModelConfig, *, model: str, version: str
     """The core's request for a flat JSON object."""
     document = dict(as_object(parse_json(body), "request"))
     request_id = as_string(document.pop("id", ""), "id")
+    if "parameters" in document and all(entry.name != "parameters" for entry in config.input):
+        document = _flattened(document, declared={entry.name for entry in config.input})
     declared = {entry.name: entry for entry in config.input}
     inputs = {
         name: _input_tensor(declared[name], value, batched=config.max_batch_size > 0)
@@ -34,20 +40,22 @@ def parse_generate(body: bytes, config: ModelConfig, *, model: str, version: str
         if name in declared
     }
     parameters = {name: value for name, value in document.items() if name not in declared}
-    if "parameters" in parameters:
-        parameters |= _nested_parameters(parameters.pop("parameters"))
     return infer_request(model, version, inputs, sort_http_parameters(parameters), request_id=request_id)
 
 
-def _nested_parameters(value: Json) -> Mapping[str, Json]:
-    nested = as_object(value, "parameters")
-    for name, item in nested.items():
-        if not isinstance(item, str | bool | int | float):
+def _flattened(document: Mapping[str, Json], declared: Container[str]) -> dict[str, Json]:
+    """What is inside of `parameters` counts as if it were beside it: inputs of the model too."""
+    flat = dict(document)
+    for name, value in as_object(flat.pop("parameters"), "parameters").items():
+        if name in declared and name in document:
+            raise InvalidArgument(f"Converting keyword: 'parameters': input '{name}' already exists in request")
+        if name not in declared and not isinstance(value, str | bool | int | float):
             raise InvalidArgument(
                 f"Converting keyword: 'parameters': parameter '{name}' has invalid type. "
                 "It should be either 'int', 'bool', or 'string'."
             )
-    return nested
+        flat[name] = value
+    return flat
 
 
 def _input_tensor(declared: ModelInput, value: Json, *, batched: bool) -> Tensor:
@@ -57,9 +65,27 @@ def _input_tensor(declared: ModelInput, value: Json, *, batched: bool) -> Tensor
             f"receiving {datatype} data via JSON is not supported. "
             f"Please use the binary data format for input {declared.name}"
         )
+    if value is None or isinstance(value, dict):
+        _refuse_form(declared.name)
     leaves = flatten(value)
-    shape = [1, len(leaves)] if batched else [len(leaves)]
+    shape = _fitting_shape([-1, *declared.dims] if batched else list(declared.dims), len(leaves))
+    if shape is None:
+        _refuse_form(declared.name)
     return shaped(declared.name, datatype, tensor_values(leaves, datatype), shape)
+
+
+def _fitting_shape(dims: list[int], count: int) -> list[int] | None:
+    """`dims` with its last variable one filled from the number of elements, and 1 for the others."""
+    fixed = math.prod(dim for dim in dims if dim >= 0)
+    variable = [place for place, dim in enumerate(dims) if dim < 0]
+    shape = [1 if dim < 0 else dim for dim in dims]
+    if variable and fixed:
+        shape[variable[-1]] = count // fixed
+    return shape if math.prod(shape) == count else None
+
+
+def _refuse_form(name: str) -> NoReturn:
+    raise InvalidArgument(f"The schema can not convert input '{name}' to tensor with proper shape")
 
 
 def generate_document(response: InferResponse) -> dict[str, Json]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.errors import InvalidArgument
 from llmserve.frontends.http_json import (
     Json,
     as_array,
@@ -21,7 +21,6 @@ from llmserve.frontends.http_json import (
     as_object,
     as_string,
     as_unsigned,
-    encode_json,
     flatten,
     parameter_value,
     parse_json,
@@ -30,25 +29,15 @@ from llmserve.frontends.http_json import (
     unparsable,
     wrong_type,
 )
-from llmserve.frontends.parameters import RequestParameters, sort_parameters
-from llmserve.frontends.tensors import LENGTH, decode_tensor, element_count, encode_tensor, shaped
+from llmserve.frontends.http_outputs import BINARY_ONLY, OutputForm, parse_outputs, parse_place
+from llmserve.frontends.parameters import REGION, RequestParameters, sort_parameters
+from llmserve.frontends.shared_memory import SharedMemory
+from llmserve.frontends.tensors import LENGTH, decode_tensor, element_count, shaped
 from llmserve.serving.signature import datatype_name
-from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, ParameterValue, Tensor
+from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-BINARY_ONLY = ("FP16", "BF16")
 DATA_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
-
-
-@dataclass(frozen=True, slots=True)
-class OutputForm:
-    """How the client wants its outputs: binary by default or not, with exceptions by name."""
-
-    binary: bool = False
-    by_name: Mapping[str, bool] = field(default_factory=dict)
-
-    def is_binary(self, name: str) -> bool:
-        return self.by_name.get(name, self.binary)
 
 
 class BinarySection:
@@ -57,21 +46,21 @@ class BinarySection:
     def __init__(self, data: bytes, model: str) -> None:
         self._data = data
         self._offset = 0
-        self._model = model
+        self.model = model
 
     def take(self, name: str, size: int) -> bytes:
         available = len(self._data) - self._offset
         if size > available:
             raise InvalidArgument(
                 f"unexpected size for input '{name}', expecting {size - available} additional bytes "
-                f"for model '{self._model}'"
+                f"for model '{self.model}'"
             )
         self._offset += size
         return self._data[self._offset - size : self._offset]
 
     def check_empty(self) -> None:
         if self._offset != len(self._data):
-            raise InvalidArgument(f"unexpected additional input data for model '{self._model}'")
+            raise InvalidArgument(f"unexpected additional input data for model '{self.model}'")
 
 
 def json_length(header: str | None, body_length: int) -> int:
@@ -87,21 +76,22 @@ def json_length(header: str | None, body_length: int) -> int:
 
 
 def parse_infer(
-    body: bytes, header: str | None, config: ModelConfig, *, model: str, version: str
+    body: bytes, header: str | None, config: ModelConfig, memory: SharedMemory, *, version: str
 ) -> tuple[InferRequest, OutputForm]:
     """The core's request, and how to answer it."""
+    model = config.name
     length = json_length(header, len(body))
     if length == 0:
         return _raw_request(body, config, model=model, version=version), OutputForm(binary=True)
     document = as_object(parse_json(body[:length]), "request")
-    inputs = _parse_inputs(document, BinarySection(body[length:], model), model)
+    inputs = _parse_inputs(document, BinarySection(body[length:], model), memory)
     parameters = dict(as_object(document.get("parameters", {}), "parameters"))
     binary = as_bool(parameters.pop("binary_data_output", False), "binary_data_output")
-    names, by_name = _parse_outputs(document)
+    names, form = parse_outputs(document, memory, binary=binary)
     request = infer_request(
         model, version, inputs, sort_http_parameters(parameters), request_id=as_string(document.get("id", ""), "id")
     )
-    return replace(request, requested_outputs=names), OutputForm(binary, by_name)
+    return replace(request, requested_outputs=names), form
 
 
 def infer_request(
@@ -130,26 +120,10 @@ def _wrong_parameter_type(name: str, expected: str) -> NoReturn:
     wrong_type(name, "boolean" if expected == "bool_param" else "unsigned-integer")
 
 
-def _parse_outputs(document: Mapping[str, Json]) -> tuple[tuple[str, ...], dict[str, bool]]:
-    binary: dict[str, bool] = {}
-    names: dict[str, None] = {}
-    for entry in as_array(document.get("outputs", []), "outputs"):
-        output = as_object(entry, "outputs")
-        name = as_string(required(output, "name"), "name")
-        parameters = as_object(output.get("parameters", {}), "parameters")
-        for feature in ("classification", "shared_memory_region"):
-            if feature in parameters:
-                raise Unsupported(f"output '{name}' asks for '{feature}', which this server does not offer")
-        if "binary_data" in parameters:
-            binary[name] = as_bool(parameters["binary_data"], "binary_data")
-        names[name] = None
-    return tuple(names), binary
-
-
-def _parse_inputs(document: Mapping[str, Json], section: BinarySection, model: str) -> dict[str, Tensor]:
+def _parse_inputs(document: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> dict[str, Tensor]:
     inputs: dict[str, Tensor] = {}
     for entry in as_array(required(document, "inputs"), "inputs"):
-        tensor = _parse_input(as_object(entry, "inputs"), section, model)
+        tensor = _parse_input(as_object(entry, "inputs"), section, memory)
         if tensor.name in inputs:
             raise InvalidArgument(f"input '{tensor.name}' already exists in request")
         inputs[tensor.name] = tensor
@@ -157,15 +131,16 @@ def _parse_inputs(document: Mapping[str, Json], section: BinarySection, model: s
     return inputs
 
 
-def _parse_input(entry: Mapping[str, Json], section: BinarySection, model: str) -> Tensor:
+def _parse_input(entry: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> Tensor:
+    model = section.model
     name = as_string(required(entry, "name"), "name")
     shape = [as_unsigned(dim, "shape") for dim in as_array(required(entry, "shape"), "shape")]
     datatype = as_string(required(entry, "datatype"), "datatype")
     if datatype not in NUMPY_DTYPES:
         raise InvalidArgument(f"invalid datatype for input {name}")
-    size = _binary_size(name, entry)
-    if size is not None:
-        return decode_tensor(name, datatype, shape, section.take(name, size), model=model)
+    raw = _binary_data(name, entry, section, memory)
+    if raw is not None:
+        return decode_tensor(name, datatype, shape, raw, model=model)
     if datatype in BINARY_ONLY:
         raise InvalidArgument(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
@@ -176,17 +151,19 @@ def _parse_input(entry: Mapping[str, Json], section: BinarySection, model: str) 
     return shaped(name, datatype, tensor_values(leaves, datatype), shape)
 
 
-def _binary_size(name: str, entry: Mapping[str, Json]) -> int | None:
-    """The size of an input's binary data; None when its data is in the JSON."""
+def _binary_data(name: str, entry: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> bytes | None:
+    """An input's bytes, from behind the JSON or from shared memory; None when its data is in the JSON."""
     parameters = as_object(entry.get("parameters", {}), "parameters")
     sources = [f"'{key}'" for key in ("data",) if key in entry]
-    sources += [f"'{key}' in 'parameters'" for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    sources += [f"'{key}' in 'parameters'" for key in ("binary_data_size", REGION) if key in parameters]
     if len(sources) != 1:
         found = "no field is set" if not sources else f"these fields are set: {', '.join(sources)}"
         raise InvalidArgument(f"Input must set only one of the following fields: {DATA_SOURCES}. But {found}")
-    if "shared_memory_region" in parameters:
-        raise Unsupported(f"input '{name}' is in shared memory, which this server does not offer")
-    return as_unsigned(parameters["binary_data_size"], "binary_data_size") if "binary_data_size" in parameters else None
+    if REGION in parameters:
+        return memory.read(parse_place(parameters))
+    if "binary_data_size" in parameters:
+        return section.take(name, as_unsigned(parameters["binary_data_size"], "binary_data_size"))
+    return None
 
 
 def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) -> InferRequest:
@@ -215,38 +192,3 @@ def _deduced_shape(dims: list[int], size: int, itemsize: int) -> list[int]:
         shape.append(dim if dim >= 0 else free)
         free = free if dim >= 0 else 1
     return shape
-
-
-def encode_response(response: InferResponse, form: OutputForm) -> tuple[bytes, int | None]:
-    """The response body, and the length of its JSON when binary tensors follow it."""
-    document: dict[str, Json] = {"id": response.request_id} if response.request_id else {}
-    document |= {"model_name": response.model_name, "model_version": response.model_version}
-    if response.parameters:
-        document["parameters"] = dict(response.parameters)
-    binary: list[bytes] = []
-    document["outputs"] = [_encode_output(tensor, form, binary) for tensor in response.outputs]
-    header = encode_json(document)
-    return b"".join([header, *binary]), len(header) if binary else None
-
-
-def _encode_output(tensor: Tensor, form: OutputForm, binary: list[bytes]) -> dict[str, Json]:
-    entry: dict[str, Json] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-    if form.is_binary(tensor.name):
-        binary.append(encode_tensor(tensor))
-        entry["parameters"] = {"binary_data_size": len(binary[-1])}
-    else:
-        entry["data"] = json_values(tensor)
-    return entry
-
-
-def json_values(tensor: Tensor) -> list[Json]:
-    """The flat list of a tensor's elements as JSON has them; bytes that are not UTF-8 show as U+FFFD."""
-    if tensor.datatype in BINARY_ONLY:
-        raise InvalidArgument(
-            f"sending {tensor.datatype} data via JSON is not supported. "
-            f"Please use the binary data format for output {tensor.name}"
-        )
-    if tensor.datatype == "BYTES":
-        return [bytes(element).decode("utf-8", errors="replace") for element in tensor.data.flat]
-    values: list[Json] = tensor.data.reshape(-1).tolist()
-    return values

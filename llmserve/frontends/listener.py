@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from llmserve.errors import Unavailable
+from llmserve.frontends.bounded_http import BoundedHttpProtocol
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # idle connections of pooling clients
@@ -41,6 +42,7 @@ def claim_port(host: str, port: int, flag: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        _notice_dead_peers(listener)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
@@ -49,6 +51,14 @@ def claim_port(host: str, port: int, flag: str) -> socket.socket:
         reason = "the port is already in use" if in_use else (error.strerror or str(error))
         raise port_in_use(host, port, flag, reason) from error
     return listener
+
+
+def _notice_dead_peers(listener: socket.socket) -> None:
+    """Connections whose other end has vanished without a word are closed in about two minutes, not in hours."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted sockets inherit it
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class _QuietServer(uvicorn.Server):
@@ -87,7 +97,7 @@ async def listen(app: ASGIApp, host: str, port: int, *, flag: str) -> HttpServer
     listener = claim_port(host, port, flag)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         access_log=False,

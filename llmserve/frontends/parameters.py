@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.serving.types import ParameterValue
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+# parameters of tensors
+REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+CLASSES = "classification"
 MAX_UINT64 = 2**64 - 1
-MAX_INT64 = 2**63 - 1
+MAX_SEQUENCE_ID = 128  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,14 @@ def sort_parameters(values: Mapping[str, ParameterValue], wrong_type: WrongType)
                 "and should not be specified."
             )
         if name == "sequence_id":
-            if isinstance(value, str) or _is_unsigned(value):
-                sequence_id = value if isinstance(value, str) else int(value)
-            else:
-                wrong_type(name, "int64_param or string_param")
+            sequence_id = _sequence_id(value, wrong_type)
         elif name in flags:
             if not isinstance(value, bool):
                 wrong_type(name, "bool_param")
             flags[name] = value
         elif name in numbers:
             if not _is_unsigned(value):
-                wrong_type(name, "uint64_param or int64_param" if name == "priority" else "int64_param")
+                wrong_type(name, "int64_param or uint64_param" if name == "priority" else "int64_param")
             numbers[name] = int(value)
         else:
             custom[name] = value
@@ -71,6 +71,16 @@ def sort_parameters(values: Mapping[str, ParameterValue], wrong_type: WrongType)
         timeout_us=numbers["timeout"],
         custom=custom,
     )
+
+
+def _sequence_id(value: ParameterValue, wrong_type: WrongType) -> int | str:
+    if isinstance(value, str):
+        if len(value) > MAX_SEQUENCE_ID:
+            raise Unsupported(f"string correlation ID cannot be longer than {MAX_SEQUENCE_ID} characters")
+        return value
+    if not _is_unsigned(value):
+        wrong_type("sequence_id", "int64_param or string_param")
+    return int(value)
 
 
 def _is_unsigned(value: ParameterValue) -> bool:

@@ -26,6 +26,7 @@ from llmserve.errors import (
 from llmserve.serving.backend import Backend, MetricsSource
 from llmserve.serving.deployment import Deployment
 from llmserve.serving.exposition import ServerCollector, metrics_text
+from llmserve.serving.labels import Labels
 from llmserve.serving.lifecycle import ModelLifecycle
 from llmserve.serving.loader import Surroundings
 from llmserve.serving.response_cache import ResponseCache
@@ -38,8 +39,10 @@ from llmserve.serving.types import InferRequest, InferResponse
 
 __all__ = ["InferenceCore", "ModelStatus", "ServerSettings"]
 
-EXTENSIONS = ("schedule_policy", "model_configuration", "binary_tensor_data", "parameters", "statistics")
-
+EXTENSIONS = (
+    "classification", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
+    "model_configuration", "system_shared_memory", "binary_tensor_data", "parameters", "statistics", "trace", "logging",
+)  # fmt: skip
 logger = logging.getLogger(__name__)
 
 
@@ -181,6 +184,10 @@ class InferenceCore:
     def repository_index(self, *, ready: bool = False) -> list[ModelStatus]:
         """`ready`: only what can be used."""
         return [row for row in self._lifecycle.index() if row.state == READY or not ready]
+
+    def labels(self, name: str, version: str = "") -> Labels:
+        """The names of the classes that outputs of a model score, as far as its config gives them."""
+        return self._table.find(name, version).labels
 
     def metrics_text(self) -> str:
         return metrics_text(self._registry)

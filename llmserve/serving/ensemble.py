@@ -170,6 +170,7 @@ class EnsembleScheduler:
             sequence_id=request.sequence_id,
             sequence_start=request.sequence_start,
             sequence_end=request.sequence_end,
+            trace=None if request.trace is None else request.trace.child(),
         )
 
     def _answer(self, request: InferRequest, tensors: Mapping[str, Tensor], final: bool) -> InferResponse:

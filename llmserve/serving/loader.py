@@ -17,6 +17,7 @@ from llmserve.serving.config_features import ignored_features
 from llmserve.serving.config_scheduling import scheduling_problems
 from llmserve.serving.ensemble import EnsembleScheduler
 from llmserve.serving.ensemble_plan import plan_ensemble
+from llmserve.serving.labels import Labels, labels_of_steps, read_labels
 from llmserve.serving.model import ServedModel
 from llmserve.serving.model_config import (
     absent_versions,
@@ -59,6 +60,7 @@ class PreparedModel:
     source: ModelSource
     config: ModelConfig
     versions: tuple[str, ...]
+    labels: Labels
     statistics: dict[str, ModelStatistics] = field(default_factory=dict)  # of an ensemble, by version
 
 
@@ -85,7 +87,7 @@ def prepare(source: ModelSource, backends: Mapping[str, Backend], settings: Serv
     raise_problems(ModelConfigError, headline, problems)
     for warning in (*ignored_features(config), *absent_versions(config, source.versions)):
         logger.warning("model '%s': %s", source.name, warning)
-    return PreparedModel(source, config, tuple(map(str, versions)))
+    return PreparedModel(source, config, tuple(map(str, versions)), read_labels(config, source.path))
 
 
 def _backend_problems(source: ModelSource, config: ModelConfig, backends: Mapping[str, Backend]) -> list[str]:
@@ -130,7 +132,11 @@ async def load_version(
     except BaseException:
         await asyncio.gather(*(instance.close() for instance in loaded.instances), return_exceptions=True)
         raise
-    return ServedModel(config, version, signature=signature, statistics=statistics, scheduler=scheduler, loaded=loaded)
+    served = ServedModel(
+        config, version, signature=signature, statistics=statistics, scheduler=scheduler, loaded=loaded
+    )
+    served.labels = prepared.labels
+    return served
 
 
 def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, shared: SharedResources) -> ServedModel:
@@ -158,7 +164,7 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, sha
     scheduler = cached(
         config, EnsembleScheduler(config, version, plan, statistics=statistics, infer_step=infer_step), shared
     )
-    return ServedModel(
+    served = ServedModel(
         config,
         version,
         signature=ModelSignature(config),
@@ -167,3 +173,5 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, sha
         loaded=LoadedModel(()),
         parts=list(parts.values()),
     )
+    served.labels = {**labels_of_steps(config, {part.name: part.labels for part in parts.values()}), **prepared.labels}
+    return served

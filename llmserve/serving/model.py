@@ -17,6 +17,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Cancelled, InternalError, LlmserveError, ResourceExhausted
 from llmserve.serving.backend import GaugeSample, LoadedModel
+from llmserve.serving.labels import Labels
 from llmserve.serving.schedulers.base import ModelScheduler, Rejected, SequenceError
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import FailureReason, ModelStatistics, RequestTiming
@@ -58,6 +59,7 @@ class ServedModel:
         self._num_holds = 0
         self._unused = asyncio.Event()
         self._unused.set()
+        self.labels: Labels = {}
 
     @property
     def num_pending(self) -> int:
@@ -84,6 +86,9 @@ class ServedModel:
         """
         timing = RequestTiming()
         prepared = self._prepare(request, timing)
+        trace = request.trace
+        if trace is not None:
+            trace.begin(self.name, self.version, request, timing)
         wanted = frozenset(request.requested_outputs)
         outcome = _Outcome()
         self._hold()
@@ -94,6 +99,8 @@ class ServedModel:
                     if response.error is not None:
                         outcome.failure = self._failure_reason(response.error)
                     outcome.is_final = response.final
+                    if trace is not None:
+                        trace.response(converted.outputs)
                     yield converted
             if not outcome.is_final:
                 outcome.is_final = True
@@ -109,6 +116,8 @@ class ServedModel:
         finally:
             self._release()
             self._account(prepared, timing, outcome)
+            if trace is not None:
+                trace.end(timing, composed=bool(self._parts))
             if ensemble_timing is not None:
                 ensemble_timing.add(timing)
 

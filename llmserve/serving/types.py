@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.errors import LlmserveError
+from llmserve.serving.trace import Trace
 
 ParameterValue: TypeAlias = str | int | bool | float
 
@@ -54,6 +55,7 @@ class InferRequest:
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
+    trace: Trace | None = field(default=None, compare=False, repr=False)  # of requests that are being recorded
 
     def with_inputs(self, inputs: Mapping[str, Tensor]) -> InferRequest:
         return replace(self, inputs=inputs)

@@ -134,13 +134,7 @@ EXPECTED: Mapping[str, Json] = {name: answer for difference in DIFFERENCES for n
 # What is being built: remove a line when its case passes.
 PENDING: Mapping[str, str] = {
     "statistics: metrics of an ensemble that fails": "an ensemble that fails counts no execution",
-    "http: load is not allowed": "repository control",
-    "http: unload is not allowed": "repository control",
-    "grpc: load is not allowed": "repository control",
-    "grpc: unload is not allowed": "repository control",
     "binary: BF16": "DLPack of BF16 tensors in Python models",
     "binary: BF16 output in JSON": "DLPack of BF16 tensors in Python models",
     "grpc: BF16": "DLPack of BF16 tensors in Python models",
-    "binary: all binary but one": "outputs that are named without a wish of their own are JSON",
-    "streams: generate with a list": "a list fills the variable dimension of its input",
 }

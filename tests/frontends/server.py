@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llmserve.frontends.door import Core
+from llmserve.frontends.extensions import Extensions
 from llmserve.frontends.grpc import start_grpc
 from llmserve.frontends.http import start_http
 from llmserve.frontends.metrics import start_metrics
+from llmserve.frontends.tracer import Tracer
 
 HOST = "127.0.0.1"
 MAX_INPUT_BYTES = 600_000
@@ -21,6 +23,7 @@ MAX_INPUT_BYTES = 600_000
 @dataclass(frozen=True)
 class RunningServer:
     core: Core
+    extensions: Extensions
     loop: asyncio.AbstractEventLoop
     grpc_port: int
     http_port: int
@@ -40,7 +43,7 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(make_core: Callable[[], Core]) -> Iterator[RunningServer]:
+def running_server(make_core: Callable[[], Core], *, tracer: Tracer | None = None) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -48,14 +51,16 @@ def running_server(make_core: Callable[[], Core]) -> Iterator[RunningServer]:
 
     async def start() -> tuple[RunningServer, Callable[[], object]]:
         core = make_core()
-        grpc = await start_grpc(core, HOST, 0)
-        http = await start_http(core, HOST, 0, max_input_bytes=MAX_INPUT_BYTES)
+        extensions = Extensions(tracer=tracer or Tracer())
+        grpc = await start_grpc(core, HOST, 0, extensions=extensions)
+        http = await start_http(core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES)
         metrics = await start_metrics(core, HOST, 0)
 
         async def stop() -> None:
             await asyncio.gather(grpc.stop(), http.stop(), metrics.stop())
+            extensions.close()
 
-        return RunningServer(core, loop, grpc.port, http.port, metrics.port), stop
+        return RunningServer(core, extensions, loop, grpc.port, http.port, metrics.port), stop
 
     try:
         server, stop = asyncio.run_coroutine_threadsafe(start(), loop).result(20)

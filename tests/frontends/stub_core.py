@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,6 +82,8 @@ class StubCore:
     slow_s: float = 86400
     failure: LlmserveError = field(default_factory=lambda: InternalError("boom"))
     requests: list[InferRequest] = field(default_factory=list)
+    loaded: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)
+    unloaded: list[tuple[str, bool]] = field(default_factory=list)
 
     def live(self) -> bool:
         return True
@@ -114,8 +116,20 @@ class StubCore:
         names = [name] if name else list(CONFIGS)
         return [service_pb2.ModelStatistics(name=each, version="1", inference_count=2**40) for each in names]
 
-    def repository_index(self) -> list[Row]:
-        return [Row("add_two", "1", "READY"), Row("wreck", "1", "UNAVAILABLE", "it is broken")]
+    def repository_index(self, *, ready: bool = False) -> list[Row]:
+        rows = [Row("add_two", "1", "READY"), Row("wreck", "1", "UNAVAILABLE", "it is broken")]
+        return rows[:1] if ready else rows
+
+    def labels(self, name: str, version: str = "") -> dict[str, tuple[str, ...]]:
+        return {"OUTPUT0": ("cat", "dog")}
+
+    async def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        if name == "wreck":
+            raise InvalidArgument("load failed for model 'wreck'")
+        self.loaded[name] = (config, dict(files))
+
+    async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
+        self.unloaded.append((name, unload_dependents))
 
     def metrics_text(self) -> str:
         return "# HELP up is it up\nup 1\n"

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import np_to_triton_dtype
 
 from llmserve.errors import LlmserveError
-from llmserve.frontends.grpc import details_of, start_grpc
+from llmserve.frontends.grpc import start_grpc
+from llmserve.frontends.grpc_answers import details_of
 from tests.frontends.server import HOST, RunningServer, settled, wait_until
 from tests.frontends.stub_core import StubCore
 
@@ -94,11 +95,6 @@ def test_standard_health_service(server: RunningServer, core: StubCore) -> None:
         assert check(b"\x0a\x03any") == b"\x08\x01"
         core.is_ready = False
         assert check(b"") == b"\x08\x02"
-
-
-def test_rpcs_of_later_work_are_unimplemented(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
-        client.get_log_settings()
 
 
 def test_infer_adds_two_tensors(client: triton.InferenceServerClient) -> None:

@@ -19,13 +19,14 @@ from tritonclient.grpc import service_pb2
 
 from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError
 from llmserve.frontends import json_large
-from llmserve.frontends.grpc import status_of
+from llmserve.frontends.grpc_answers import status_of
 from llmserve.frontends.grpc_messages import parse_request
 from llmserve.frontends.http_answers import STATUS, error_response
 from llmserve.frontends.http_body import INLINE_BYTES
 from llmserve.frontends.http_generate import parse_generate
 from llmserve.frontends.http_infer import parse_infer
 from llmserve.frontends.http_json import parse_json, tensor_values
+from llmserve.frontends.shared_memory import SharedMemory
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest
 from tests.frontends.stub_core import CONFIGS, StubCore
 
@@ -51,6 +52,7 @@ INPUTS = st.fixed_dictionaries(
 REQUESTS = st.fixed_dictionaries({"inputs": st.lists(INPUTS, max_size=3)}, optional={"parameters": ANY_JSON})
 MODELS = st.sampled_from(sorted(CONFIGS))
 CORE = StubCore()
+MEMORY = SharedMemory()
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of busy machines
 
 
@@ -62,7 +64,7 @@ def test_infer_bodies(document: Any, tail: bytes, header: Any, model: str) -> No
     text = json.dumps(document).encode()
     length = None if header is None else str(len(text) if isinstance(header, int) and header > 50 else header)
     with suppress(LlmserveError):
-        request, _ = parse_infer(text + tail, length, CORE.model_config(model), model=model, version="")
+        request, _ = parse_infer(text + tail, length, CORE.model_config(model), MEMORY, version="")
         assert isinstance(request, InferRequest)
 
 
@@ -80,7 +82,7 @@ def test_bodies_that_are_no_json(body: bytes, model: str) -> None:
     with suppress(LlmserveError):
         parse_generate(body, CORE.model_config(model), model=model, version="")
     with suppress(LlmserveError):
-        parse_infer(body, None, CORE.model_config(model), model=model, version="")
+        parse_infer(body, None, CORE.model_config(model), MEMORY, version="")
 
 
 @patient
@@ -102,7 +104,7 @@ def test_grpc_tensors(tensors: list[tuple[str, list[int], dict[str, Any]]], raw:
         if contents:
             tensor.contents.CopyFrom(service_pb2.InferTensorContents(**contents))
     with suppress(LlmserveError):
-        request = parse_request(message, CORE.model_config("echo"), deadline=None)
+        request, _ = parse_request(message, CORE.model_config("echo"), MEMORY, deadline=None)
         assert len(request.inputs) == len(tensors)
 
 
@@ -110,7 +112,7 @@ def test_grpc_tensors(tensors: list[tuple[str, list[int], dict[str, Any]]], raw:
 @given(st.binary(max_size=200))
 def test_messages_from_random_bytes(data: bytes) -> None:
     with suppress(DecodeError, LlmserveError):
-        parse_request(service_pb2.ModelInferRequest.FromString(data), CORE.model_config("echo"), deadline=None)
+        parse_request(service_pb2.ModelInferRequest.FromString(data), CORE.model_config("echo"), MEMORY, deadline=None)
 
 
 @pytest.mark.parametrize("code", list(Code))
@@ -130,7 +132,7 @@ def test_shapes_whose_product_is_astronomic(data: dict[str, Any], dims: int, wor
     document = json.dumps({"inputs": [tensor]}).encode()
     start = time.monotonic()
     with pytest.raises(InvalidArgument, match=words) as caught:
-        parse_infer(document + b"1234", str(len(document)), CORE.model_config("echo"), model="echo", version="")
+        parse_infer(document + b"1234", str(len(document)), CORE.model_config("echo"), MEMORY, version="")
     assert time.monotonic() - start < 2
     assert len(str(caught.value)) < 2000
 

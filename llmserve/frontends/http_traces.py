@@ -1,0 +1,42 @@
+"""The HTTP end of a request's trace: from the handler's start to the last byte of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmserve.errors import LlmserveError
+from llmserve.frontends.http_answers import error_response
+from llmserve.frontends.tracer import Tracer
+from llmserve.serving.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class TracedAnswer:
+    """An answer that finishes its request's trace when it has been sent."""
+
+    answer: ASGIApp
+    tracer: Tracer
+    model: str
+    trace: Trace
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.trace.stamp("HTTP_SEND_START")
+        try:
+            await self.answer(scope, receive, send)
+        finally:
+            self.trace.stamp("HTTP_SEND_END")
+            self.tracer.finish(self.model, self.trace)
+
+
+async def traced_answer(tracer: Tracer, model: str, trace: Trace, handling: Awaitable[ASGIApp]) -> TracedAnswer:
+    """The answer of a handler, errors included."""
+    try:
+        return TracedAnswer(await handling, tracer, model, trace)
+    except LlmserveError as error:
+        return TracedAnswer(error_response(error), tracer, model, trace)
+    except BaseException:
+        tracer.finish(model, trace)
+        raise

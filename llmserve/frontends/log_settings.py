@@ -1,0 +1,89 @@
+"""Which log records appear and in what form; clients may look and change it while the server runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias
+
+from llmserve.errors import InvalidArgument, Unsupported
+
+FORMATS: Mapping[str, tuple[str, str | None]] = {
+    "default": ("%(levelname)s %(name)s: %(message)s", None),
+    "ISO8601": ("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"),
+}
+FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
+MAX_UINT32 = 2**32 - 1
+LogValue: TypeAlias = bool | int | str
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Verbose levels above 0 add debug records."""
+
+    log_file: str = ""  # where the handlers write, for clients to see; "": standard error
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    log_format: str = "default"
+
+    def shows(self, level: int) -> bool:
+        if level < logging.INFO:
+            return self.log_verbose_level > 0
+        if level < logging.WARNING:
+            return self.log_info
+        return self.log_warning if level < logging.ERROR else self.log_error
+
+
+class LogControl(logging.Filter):
+    """Owns the settings of a logger and of the handlers that print its records."""
+
+    def __init__(
+        self,
+        settings: LogSettings | None = None,
+        *,
+        logger: logging.Logger | None = None,
+        handlers: Sequence[logging.Handler] = (),
+    ) -> None:
+        """Without a logger the settings are only kept: for a server inside another program."""
+        super().__init__()
+        self._settings = settings or LogSettings()
+        self._logger = logger
+        self._handlers = handlers
+        for handler in handlers:
+            handler.addFilter(self)
+        self._apply()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        ours = self._logger is not None and (record.name + ".").startswith(self._logger.name + ".")
+        return not ours or self._settings.shows(record.levelno)
+
+    def describe(self) -> dict[str, LogValue]:
+        """As clients see it."""
+        return asdict(self._settings)
+
+    def update(self, values: Mapping[str, LogValue]) -> None:
+        """Change what is named; names that are unknown are ignored, as Triton does. All or nothing."""
+        if "log_file" in values:
+            raise Unsupported("log file location can not be updated through network protocol")
+        known = {name: value for name, value in values.items() if name in LogSettings.__dataclass_fields__}
+        chosen = known.get("log_format", "default")
+        if chosen not in FORMATS:
+            raise InvalidArgument(f"invalid argument for log_format, got: {chosen}; known: {', '.join(FORMATS)}")
+        self._settings = replace(self._settings, **known)  # type: ignore[arg-type]  # types are checked by the front end
+        self._apply()
+
+    def _apply(self) -> None:
+        if self._logger is None:
+            return
+        shown = (logging.DEBUG, *FLAGS.values())
+        levels = [level for level in shown if self._settings.shows(level)]
+        self._logger.setLevel(min(levels, default=logging.CRITICAL + 1))
+        text, dates = FORMATS[self._settings.log_format]
+        for handler in self._handlers:
+            formatter = logging.Formatter(text, dates)
+            formatter.converter = time.gmtime
+            handler.setFormatter(formatter)

@@ -1,0 +1,175 @@
+"""System shared memory that clients have registered: tensors are read from it and written to it, for both protocols.
+
+A region is a range of a POSIX shared-memory object. It is read and written through its file descriptor instead of being
+mapped: a client may shrink the object at any time, which would be a bus error for a mapping and is a short read here.
+The client owns the object; unregistering only forgets it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from llmserve.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
+
+OBJECTS = Path("/dev/shm")  # where Linux shows POSIX shared memory
+RESERVED_PREFIX = "triton_python_backend_shm_region_"  # of processes that execute Python models
+CUDA_REFUSAL = (
+    "CUDA shared memory is not available: this server keeps tensors in the memory of the CPU. "
+    "Use system shared memory instead"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A registered range of a shared-memory object; `byte_size` and `offset` in bytes."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    descriptor: int = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is, or goes: a range of a region."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+
+class SharedMemory:
+    """The registered regions of one server. `read` and `write` may be called from any thread; they copy memory."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, Region] = {}
+        self._lock = threading.Lock()  # held while a descriptor is borrowed or closed, not while it is used
+
+    def register(self, name: str, key: str, *, offset: int, byte_size: int) -> None:
+        """Open the object `key`. Raises when it is not there or smaller than the region."""
+        if name in self._regions:
+            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        if not name:
+            raise InvalidArgument("a shared memory region needs a name")
+        if key.lstrip("/").startswith(RESERVED_PREFIX):
+            _refuse(name, f"keys that start with '{RESERVED_PREFIX}' belong to the server")
+        if byte_size < 1:
+            _refuse(name, f"its byte_size must be at least 1, got {byte_size}")
+        descriptor = _open_object(key)
+        try:
+            size = os.fstat(descriptor).st_size
+            if offset + byte_size > size:
+                _refuse(name, f"'{key}' has {size} bytes, but offset {offset} and byte_size {byte_size} were given")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._regions[name] = Region(name, key, offset, byte_size, descriptor)
+
+    def unregister(self, name: str) -> None:
+        """Forget a region; one that is not registered is none to forget."""
+        with self._lock:
+            region = self._regions.pop(name, None)
+            if region is not None:
+                os.close(region.descriptor)
+
+    def unregister_all(self) -> None:
+        for name in list(self._regions):
+            self.unregister(name)
+
+    def status(self, name: str = "") -> list[Region]:
+        """One region, or all of them by name."""
+        if not name:
+            return [region for _, region in sorted(self._regions.items())]
+        if name not in self._regions:
+            raise NotFound(f"Unable to find system shared memory region: '{name}'")
+        return [self._regions[name]]
+
+    def check(self, place: Place) -> Region:
+        """The region of `place`, which must lie inside it."""
+        region = self._regions.get(place.region)
+        if region is None:
+            raise NotFound(f"Unable to find shared memory region: '{place.region}'")
+        if not 0 <= place.offset < region.byte_size:
+            raise InvalidArgument(f"Invalid offset for shared memory region: '{place.region}'")
+        if not 0 < place.byte_size <= region.byte_size - place.offset:
+            raise InvalidArgument(
+                f"Invalid offset + byte size for shared memory region: '{place.region}': it has {region.byte_size} "
+                f"bytes, but offset {place.offset} and byte size {place.byte_size} were given"
+            )
+        return region
+
+    def read(self, place: Place) -> bytes:
+        with self._borrowed(place) as (region, descriptor):
+            data = bytearray(place.byte_size)
+            position = region.offset + place.offset
+            for part in _parts(memoryview(data)):
+                if os.preadv(descriptor, [part], position) != len(part):
+                    _shrunk(region)
+                position += len(part)
+        return bytes(data)
+
+    def write(self, place: Place, data: bytes, *, output: str) -> None:
+        """Store an output's bytes at the start of `place`."""
+        if len(data) > place.byte_size:
+            raise InternalError(
+                f"shared memory size specified with the request for output '{output}' ({place.byte_size} bytes) "
+                f"should be at least {len(data)} bytes to hold the results"
+            )
+        with self._borrowed(place) as (region, descriptor):
+            position = region.offset + place.offset
+            if os.fstat(descriptor).st_size < position + len(data):
+                _shrunk(region)  # writing would make it grow again
+            for part in _parts(memoryview(data)):
+                os.pwrite(descriptor, part, position)
+                position += len(part)
+
+    @contextmanager
+    def _borrowed(self, place: Place) -> Iterator[tuple[Region, int]]:
+        """The region of `place` with a descriptor that stays open when the region is unregistered meanwhile."""
+        with self._lock:
+            region = self.check(place)
+            descriptor = os.dup(region.descriptor)
+        try:
+            yield region, descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _parts(view: memoryview) -> Iterator[memoryview]:
+    """Pieces that one system call moves whole (Linux moves at most 2 GiB)."""
+    piece = 1 << 30
+    for start in range(0, len(view), piece):
+        yield view[start : start + piece]
+
+
+def _open_object(key: str) -> int:
+    """A descriptor of the shared-memory object `key`, with or without the leading slash of `shm_open`."""
+    if not OBJECTS.is_dir():
+        raise Unsupported(f"system shared memory needs {OBJECTS}, which this machine does not have")
+    name = key.removeprefix("/")
+    if name and name not in (".", "..") and "/" not in name and "\0" not in name:
+        with suppress(OSError, ValueError):
+            descriptor = os.open(OBJECTS / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+    raise InternalError(f"Unable to open shared memory region: '{key}'")
+
+
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args: {problem}")
+
+
+def _shrunk(region: Region) -> NoReturn:
+    raise InvalidArgument(
+        f"shared memory region '{region.name}' has become smaller than its {region.byte_size} bytes: "
+        f"unregister it, and register what is left of '{region.key}'"
+    )

@@ -1,0 +1,104 @@
+"""Settings of request traces: parsed from clients' strings, with a model's own values over the server's.
+
+trace_level   OFF, or TIMESTAMPS and TENSORS
+trace_rate    every n-th request is traced
+trace_count   so many traces are left to be made; -1: no limit
+log_frequency a file for every n traces, numbered; 0: one file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from llmserve.errors import InvalidArgument, Unsupported
+
+LEVELS = ("TIMESTAMPS", "TENSORS")
+OFF = "OFF"
+MAX_UINT32 = 2**32 - 1
+MAX_INT32 = 2**31 - 1
+NUMBERS = {"trace_rate": (0, MAX_UINT32), "trace_count": (-1, MAX_INT32), "log_frequency": (0, MAX_UINT32)}
+MODE = "triton"
+
+# name -> value as text, several for trace_level, None: as it was before anybody set it
+Update: TypeAlias = Mapping[str, str | Sequence[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    levels: tuple[str, ...] = ()  # empty: OFF
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+
+    def problem(self) -> str:
+        """Why nothing can be traced like this; "" when it can, or is off."""
+        return "sample rate must be non-zero" if self.levels and self.rate == 0 else ""
+
+
+FIELDS = {"trace_level": "levels", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
+SETTINGS = (*FIELDS, "trace_file")  # that a client may name; others are ignored, as Triton does
+
+
+def parse_update(update: Update) -> tuple[dict[str, object], set[str]]:
+    """The fields of `TraceSettings` to set, and those to clear. Other names are ignored."""
+    if "trace_file" in update:
+        raise Unsupported("trace file location can not be updated through network protocol")
+    values: dict[str, object] = {}
+    cleared: set[str] = set()
+    for name, value in update.items():
+        if name not in FIELDS:
+            continue
+        if value is None:
+            cleared.add(FIELDS[name])
+        elif isinstance(value, str):
+            values[FIELDS[name]] = _parse_number(name, value)
+        elif (levels := _parse_levels(value)) is not None:
+            values["levels"] = levels
+    return values, cleared
+
+
+def with_values(base: TraceSettings, values: Mapping[str, object]) -> TraceSettings:
+    """`base` with some fields set; raises when that cannot be traced."""
+    made = replace(base, **values)  # type: ignore[arg-type]  # made by `parse_update`
+    if problem := made.problem():
+        raise InvalidArgument(f"Attempting to set invalid trace setting :{problem}")
+    return made
+
+
+def describe(settings: TraceSettings, remaining: int, file: str) -> dict[str, str | list[str]]:
+    """As clients see it: everything is text."""
+    return {
+        "trace_level": list(settings.levels) or [OFF],
+        "trace_rate": str(settings.rate),
+        "trace_count": str(remaining),
+        "log_frequency": str(settings.log_frequency),
+        "trace_file": file,
+        "trace_mode": MODE,
+    }
+
+
+def _parse_levels(names: Sequence[str]) -> tuple[str, ...] | None:
+    """None when no level is named: nothing changes."""
+    if OFF in names:
+        if len(names) > 1:
+            raise InvalidArgument("Expect only one trace level 'OFF' is specified")
+        return ()
+    unknown = [name for name in names if name not in LEVELS]
+    if unknown:
+        raise InvalidArgument(f"unknown trace level {', '.join(unknown)}: expected OFF, or {' and '.join(LEVELS)}")
+    return tuple(level for level in LEVELS if level in names) or None
+
+
+def _parse_number(name: str, text: str) -> int:
+    low, high = NUMBERS[name]
+    try:
+        number = int(text)
+    except ValueError:
+        raise InvalidArgument(f"Unable to parse '{name}', got: {text}") from None
+    if name == "trace_count" and number < low:
+        raise InvalidArgument(f"Unable to parse 'trace_count'. Expecting value >= -1, got: {number}")
+    if not low <= number <= high:
+        raise InvalidArgument(f"Unable to parse '{name}', value is out of range [ {low}, {high} ], got: {number}")
+    return number
