@@ -55,9 +55,6 @@ IGNORED = (
     Feature("cc_model_filenames", lambda config: len(config.cc_model_filenames) > 0, "there is no choice of files"),
     Feature("metric_tags", lambda config: len(config.metric_tags) > 0, "metrics carry no extra labels"),
     Feature(
-        "label_filename", lambda config: any(output.label_filename for output in config.output), "no classification"
-    ),
-    Feature(
         "instance_group.passive, profile, host_policy, secondary_devices",
         lambda config: _any_group(config, "passive", "profile", "host_policy", "secondary_devices"),
         "instances are all alike",

@@ -40,7 +40,7 @@ from llmserve.serving.types import InferRequest, InferResponse
 __all__ = ["InferenceCore", "ModelStatus", "ServerSettings"]
 
 EXTENSIONS = (
-    "classification", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
+    "classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
     "model_configuration", "system_shared_memory", "binary_tensor_data", "parameters", "statistics", "trace", "logging",
 )  # fmt: skip
 logger = logging.getLogger(__name__)

@@ -65,7 +65,7 @@ def open_gpus() -> Gpus | None:
         pynvml.nvmlInit()
         gpus = Gpus(pynvml)
     except pynvml.NVMLError as error:
-        logger.info("no GPU metrics: %s", error)
+        logger.debug("no GPU metrics: %s", error)
         return None
     return gpus
 

@@ -90,7 +90,6 @@ def test_all_problems_at_once() -> None:
     [
         ("optimization { cuda { graphs: true } }", "optimization"),
         ("instance_group { kind: KIND_GPU }", "instance_group.kind"),
-        ("output { name: 'Z' data_type: TYPE_FP32 dims: [ 1 ] label_filename: 'l' }", "label_filename"),
     ],
 )
 def test_setting_without_effect_is_named(text: str, feature: str) -> None:
