@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,10 +11,11 @@ import pytest
 
 from llmserve.engine.cpu.runner import CpuRunner
 from tests.engine.cpu.networks import LIMITS, Network, odd_network
+from tests.engine.cpu.other_process import ISAS, PROGRAM, OtherRunner
 
 NETWORKS: dict[str, Callable[[], Network]] = {"rope": odd_network, "alibi": lambda: odd_network(alibi=True)}
 EngineFile = Callable[..., Path]
-OpenRunner = Callable[..., CpuRunner]
+OpenRunner = Callable[..., CpuRunner | OtherRunner]
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +34,16 @@ def engine_file(tmp_path_factory: pytest.TempPathFactory) -> EngineFile:
 @pytest.fixture
 def open_runner() -> Iterator[OpenRunner]:
     """Opens runners that are closed when the test ends."""
-    opened: list[CpuRunner] = []
+    opened: list[CpuRunner | OtherRunner] = []
 
-    def open_one(path: Path, *, num_blocks: int = 64, threads: int = 1, isa: str = "") -> CpuRunner:
-        opened.append(CpuRunner.open(path, num_blocks=num_blocks, threads=threads, isa=isa))
+    def open_one(
+        path: Path, *, num_blocks: int = 64, threads: int = 1, isa: str = "", program: Sequence[str] = PROGRAM
+    ) -> CpuRunner | OtherRunner:
+        limits = {"num_blocks": num_blocks, "threads": threads}
+        if program:
+            opened.append(OtherRunner(program, path, isa=isa or ISAS[-1], **limits))
+        else:
+            opened.append(CpuRunner.open(path, isa=isa, **limits))
         return opened[-1]
 
     yield open_one

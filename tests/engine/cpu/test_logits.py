@@ -19,6 +19,7 @@ from llmserve.scheduler.plan import Chunk, StepPlan
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
 from tests.engine.cpu.networks import LIMITS, Network, all_logits, integer_product, random_ids
+from tests.engine.cpu.other_process import ISAS, PROGRAM
 from tests.oracle import relative_error
 
 KINDS = (
@@ -34,7 +35,6 @@ KINDS = (
 )
 # The cache is kept in the engine's dtype: 11 or 8 significant bits of k and v, where the reference has 24.
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
-ISAS = available_isas()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -126,15 +126,20 @@ def test_one_int8_layer_is_exact(depth: int, isa: str, tmp_path: Path, open_runn
     np.testing.assert_array_equal(all_logits(runner, list(range(columns))), wanted)
 
 
-def test_isas_with_wide_registers_agree_to_the_bit(engine_file: EngineFile, open_runner: OpenRunner) -> None:
-    """AVX2 keeps sixteen lanes in two registers, so an engine gives the same tokens on both kinds of machine."""
-    if not {"avx2", "avx512"} <= set(ISAS):
-        pytest.skip("needs a machine with AVX-512")
-    ids = random_ids(83, 60)
-    for dtype, quantization in (("float16", ""), ("bfloat16", "int8"), ("float32", "int4")):
-        path = engine_file("rope", dtype, quantization)
-        narrow, wide = (all_logits(open_runner(path, isa=isa), ids) for isa in ("avx2", "avx512"))
-        np.testing.assert_array_equal(narrow, wide)
+@pytest.mark.parametrize(("dtype", "quantization"), [("float16", ""), ("bfloat16", "int8"), ("float32", "int4")])
+def test_isas_with_fused_multiply_add_agree_to_the_bit(
+    dtype: str, quantization: str, engine_file: EngineFile, open_runner: OpenRunner
+) -> None:
+    """Sixteen lanes in one, two or four registers: such machines give the same tokens, of x86 and ARM alike."""
+    path, ids = engine_file("rope", dtype, quantization), random_ids(83, 60)
+    runners = [open_runner(path, isa=isa) for isa in ISAS if isa != "portable"]
+    if PROGRAM:  # and those of this machine
+        runners += [open_runner(path, isa=isa, program=()) for isa in available_isas() if isa != "portable"]
+    if len(runners) < 2:
+        pytest.skip("needs two instruction sets with fused multiply-add")
+    first, *others = (all_logits(runner, ids) for runner in runners)
+    for other in others:
+        np.testing.assert_array_equal(first, other)
 
 
 def test_chunks_without_a_wish_return_nothing(engine_file: EngineFile, open_runner: OpenRunner) -> None:

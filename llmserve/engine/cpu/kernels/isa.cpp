@@ -1,18 +1,80 @@
 #include "isa.h"
 
+#if defined(LLMSERVE_X86)
+#include <cpuid.h>
+#elif defined(LLMSERVE_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(LLMSERVE_ARM)
+#include <sys/auxv.h>
+#endif
+
 namespace llmserve {
+namespace {
+
+bool always() { return true; }
+
+#if defined(LLMSERVE_X86)
+bool has_avx2() {
+  __builtin_cpu_init();  // also asks whether the operating system saves the wide registers
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+#if defined(LLMSERVE_HAS_AVX_VNNI)
+bool has_avx_vnni() {
+  constexpr unsigned kAvxVnni = 1u << 4;  // leaf 7, subleaf 1, EAX
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kAvxVnni) != 0;
+}
+#endif
+
+bool has_avx512_vnni() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+#if defined(LLMSERVE_ARM)
+bool has_dot_products() {
+#if defined(__APPLE__)
+  int has = 0;
+  size_t bytes = sizeof(has);
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &bytes, nullptr, 0) == 0 && has != 0;
+#else
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP, which some systems' headers do not have
+  return (getauxval(AT_HWCAP) & kDotProducts) != 0;
+#endif
+}
+#endif
+
+struct Variant {
+  const KernelTable& (*kernels)();
+  bool (*runs_here)();
+};
+
+constexpr Variant kVariants[] = {
+    {portable_kernels, always},
+#if defined(LLMSERVE_X86)
+    {avx2_kernels, has_avx2},
+#if defined(LLMSERVE_HAS_AVX_VNNI)
+    {avx2_vnni_kernels, has_avx_vnni},
+#endif
+#if defined(LLMSERVE_TESTS)
+    {avx2_vnni_twin_kernels, has_avx512_vnni},
+#endif
+    {avx512_kernels, has_avx512_vnni},
+#elif defined(LLMSERVE_ARM)
+    {neon_kernels, has_dot_products},
+#endif
+};
+
+}  // namespace
 
 std::vector<const KernelTable*> available_kernels() {
-  std::vector<const KernelTable*> tables{&portable_kernels()};
-#ifdef LLMSERVE_X86
-  __builtin_cpu_init();  // also asks whether the operating system saves the wide registers
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (avx2) tables.push_back(&avx2_kernels());
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512vnni");
-  if (avx2 && avx512) tables.push_back(&avx512_kernels());
-#endif
+  std::vector<const KernelTable*> tables;
+  for (const Variant& variant : kVariants) {
+    if (variant.runs_here()) tables.push_back(&variant.kernels());
+  }
   return tables;
 }
 

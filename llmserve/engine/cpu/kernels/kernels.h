@@ -144,10 +144,12 @@ inline size_t attention_scratch(size_t max_seq_len, size_t head_dim) {
   return kMaxQueryTile * (2 * attention_row_floats(head_dim) + attention_row_floats(max_seq_len) + 64);
 }
 
+// Which of them this build has depends on its architecture (CMakeLists.txt); which this machine runs: isa.h.
 const KernelTable& portable_kernels();
-#ifdef LLMSERVE_X86
 const KernelTable& avx2_kernels();
+const KernelTable& avx2_vnni_kernels();
+const KernelTable& avx2_vnni_twin_kernels();  // of the tests: the same source in AVX-512's encoding
 const KernelTable& avx512_kernels();
-#endif
+const KernelTable& neon_kernels();
 
 }  // namespace llmserve

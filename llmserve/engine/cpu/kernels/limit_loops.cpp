@@ -56,7 +56,7 @@ int32_t multiply_int8_chains(const uint8_t* quad, const int8_t* weights, size_t 
   }
   F32x16 all = zero();
 #pragma GCC unroll 16
-  for (size_t c = 0; c < kChains; ++c) all = all + to_f32(total(sums[c]));
+  for (size_t c = 0; c < kChains; ++c) all = all + to_f32(total(sums[c], broadcast_i32(0)));
   return static_cast<int32_t>(reduce_add(all));
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 
 namespace llmserve {
 namespace {
@@ -29,7 +30,7 @@ class Pages {
     void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) return;
     address_ = address;
-    madvise(address_, bytes_, MADV_HUGEPAGE);
+    want_large_pages(address_, bytes_);
   }
   Pages(Pages&& other) noexcept : address_(std::exchange(other.address_, nullptr)), bytes_(other.bytes_) {}
   ~Pages() {
@@ -74,16 +75,20 @@ class Measurement {
         passes_(size_t{request.num_threads} * request.num_passes) {}
 
   void run() {
-    std::vector<std::jthread> threads;
+    std::vector<std::thread> threads;  // not jthread, which some standard libraries lack
+    const auto end = [&](State state) {
+      start(state);
+      for (std::thread& thread : threads) thread.join();
+    };
     try {
       for (uint32_t thread = 0; thread < request_.num_threads; ++thread) {
         threads.emplace_back([this, thread] { work(thread); });
       }
     } catch (...) {
-      start(kAbandoned);
+      end(kAbandoned);
       throw;
     }
-    start(kStarted);
+    end(kStarted);
   }
 
   // Of all threads together, from the first that began to the last that ended.

@@ -61,17 +61,9 @@ class FloatProduct {
 
   template <size_t R, size_t V>
   void store(size_t row, size_t column, const F32x16 (&sums)[R * V]) const {
-    for (size_t v = 0; v < V; ++v, column += kLanes) {
-      const size_t count = lanes_at(column, args_.columns);
-      if (count == 0) return;
-      const F32x16 bias = args_.bias ? load_lanes(args_.bias + column, count) : broadcast(0.0f);
-      for (size_t r = 0; r < R; ++r) {
-        F32x16 value = sums[r * V + v];
-        if (args_.bias) value = value + bias;
-        if (args_.residual.data) value = value + load_lanes(args_.residual.row(row + r) + column, count);
-        store_lanes(args_.y.row(row + r) + column, value, count);
-      }
-    }
+    store_tile<R, V>(args_, row, column, [&](size_t v, size_t, size_t) {
+      return [&, v](size_t r) { return sums[r * V + v]; };
+    });
   }
 
  private:

@@ -42,20 +42,14 @@ class Int8Product {
 
   template <size_t R, size_t V>
   void store(size_t row, size_t column, const QuadSums (&sums)[R * V]) const {
-    for (size_t v = 0; v < V; ++v, column += kLanes) {
-      const size_t count = lanes_at(column, args_.columns);
-      if (count == 0) return;
-      const I32x16 zero_point = times_128(load_lanes(args_.weight_row_sum + column, count));
-      const F32x16 weight_scale = load_lanes(args_.weight_scale + column, count);
-      const F32x16 bias = args_.bias ? load_lanes(args_.bias + column, count) : broadcast(0.0f);
-      for (size_t r = 0; r < R; ++r) {
+    store_tile<R, V>(args_, row, column, [&](size_t v, size_t at, size_t count) {
+      const I32x16 row_sums = load_lanes(args_.weight_row_sum + at, count);
+      const F32x16 weight_scale = load_lanes(args_.weight_scale + at, count);
+      return [=, this, &sums](size_t r) {
         const F32x16 scale = broadcast(*args_.x_scale.row(row + r)) * weight_scale;
-        F32x16 value = to_f32(total(sums[r * V + v]) - zero_point) * scale;
-        if (args_.bias) value = value + bias;
-        if (args_.residual.data) value = value + load_lanes(args_.residual.row(row + r) + column, count);
-        store_lanes(args_.y.row(row + r) + column, value, count);
-      }
-    }
+        return to_f32(total(sums[r * V + v], row_sums)) * scale;
+      };
+    });
   }
 
  private:

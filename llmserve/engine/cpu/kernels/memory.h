@@ -8,6 +8,13 @@
 
 namespace llmserve {
 
+// Asks for large pages where the system has them.
+inline void want_large_pages([[maybe_unused]] void* address, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  madvise(address, bytes, MADV_HUGEPAGE);
+#endif
+}
+
 class Mapping {
  public:
   Mapping() = default;
@@ -25,7 +32,7 @@ class Mapping {
     Mapping mapping;
     if (bytes == 0) return mapping;
     mapping.adopt(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), bytes);
-    if (mapping.data_) madvise(mapping.data_, bytes, MADV_HUGEPAGE);
+    if (mapping.data_) want_large_pages(mapping.data_, bytes);
     return mapping;
   }
 

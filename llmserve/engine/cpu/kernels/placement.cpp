@@ -1,8 +1,25 @@
 #include "placement.h"
 
+#if defined(__linux__)
 #include <sched.h>
+#endif
+
+#include <thread>
 
 namespace llmserve {
+
+#if !defined(__linux__)  // no say in where a thread runs
+
+unsigned Placement::num_cores() {
+  const unsigned cores = std::thread::hardware_concurrency();
+  return cores > 0 ? cores : 1;
+}
+
+void Placement::enter(unsigned) {}
+
+void Placement::move(unsigned) {}
+
+#else
 
 unsigned Placement::num_cores() {
   cpu_set_t mask;
@@ -33,5 +50,7 @@ bool Placement::is_taken(unsigned thread, int core) const {
   }
   return false;
 }
+
+#endif
 
 }  // namespace llmserve

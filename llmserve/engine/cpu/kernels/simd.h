@@ -2,6 +2,10 @@
 //
 // Sixteen lanes everywhere, and one reduction tree, fix the order of every sum. Lanes fold in halves: 16 -> 8 -> 4, then
 // (0 + 2) + (1 + 3).
+//
+// Products of integers are exact: four at a time for each of sixteen columns, of bytes (QuadInput u8 * QuadWeights s8) or
+// of signed bytes with weights of four bits (NibbleInput). `total(sums, row_sums)` is the sum of (x - 128) * w, given that
+// of w.
 #pragma once
 
 #include <cmath>
@@ -10,8 +14,12 @@
 
 #if defined(LLMSERVE_USE_AVX512)
 #include "simd_avx512.h"
+#elif defined(LLMSERVE_USE_AVX2_VNNI)
+#include "products_avx2_vnni.h"
 #elif defined(LLMSERVE_USE_AVX2)
-#include "simd_avx2.h"
+#include "products_avx2.h"
+#elif defined(LLMSERVE_USE_NEON)
+#include "simd_neon.h"
 #else
 #include "simd_portable.h"
 #endif

@@ -94,7 +94,6 @@ inline I32x16 operator-(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)
 inline I32x16 times_128(I32x16 a) { return {_mm512_slli_epi32(a.v, 7)}; }
 inline F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
-// Exact sums of products u8 * s8: four products at a time for each of sixteen columns.
 struct QuadWeights {
   __m512i v;
 };
@@ -115,9 +114,9 @@ inline QuadSums zero_quads() { return {_mm512_setzero_si512()}; }
 inline void add_products(QuadSums& sums, QuadInput x, QuadWeights w) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(x.v), "v"(w.v));
 }
-inline I32x16 total(QuadSums sums) { return {sums.v}; }
+inline I32x16 total(QuadSums sums, I32x16 row_sums) { return I32x16{sums.v} - times_128(row_sums); }
 
-// The same for weights of four bits, 0 to 15, and signed inputs.
+// Weights of four bits, 0 to 15, and signed inputs.
 struct NibbleInput {
   __m512i v;
 };

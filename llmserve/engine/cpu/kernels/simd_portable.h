@@ -131,7 +131,6 @@ inline F32x16 to_f32(I32x16 a) {
   return map([&](int i) { return __builtin_convertvector(a.part[i], Quad); });
 }
 
-// Exact sums of products u8 * s8: four products at a time for each of sixteen columns.
 struct QuadWeights {
   const int8_t* p;
 };
@@ -149,9 +148,9 @@ inline void add_products(QuadSums& sums, QuadInput x, QuadWeights w) {
     for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * int32_t{w.p[4 * c + i]};
   }
 }
-inline I32x16 total(const QuadSums& sums) { return load_i32(sums.column); }
+inline I32x16 total(const QuadSums& sums, I32x16 row_sums) { return load_i32(sums.column) - times_128(row_sums); }
 
-// The same for weights of four bits, 0 to 15, and signed inputs.
+// Weights of four bits, 0 to 15, and signed inputs.
 struct NibbleInput {
   const int8_t* p;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdint>
@@ -46,17 +47,19 @@ class Random {
 template <class T>
 class Guarded {
  public:
-  explicit Guarded(size_t count) : bytes_(count * sizeof(T)), pages_((bytes_ + kPageBytes - 1) / kPageBytes * kPageBytes) {
-    void* address = mmap(nullptr, pages_ + kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  explicit Guarded(size_t count)
+      : bytes_(count * sizeof(T)), guard_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        pages_((bytes_ + guard_ - 1) / guard_ * guard_) {
+    void* address = mmap(nullptr, pages_ + guard_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) std::abort();
     start_ = static_cast<std::byte*>(address);
-    if (mprotect(start_ + pages_, kPageBytes, PROT_NONE) != 0) std::abort();
+    if (mprotect(start_ + pages_, guard_, PROT_NONE) != 0) std::abort();
   }
   template <class Values>
   explicit Guarded(const Values& values) requires requires { values.size(); } : Guarded(values.size()) {
     std::memcpy(data(), values.data(), bytes_);
   }
-  ~Guarded() { munmap(start_, pages_ + kPageBytes); }
+  ~Guarded() { munmap(start_, pages_ + guard_); }
   Guarded(const Guarded&) = delete;
   Guarded& operator=(const Guarded&) = delete;
 
@@ -65,7 +68,7 @@ class Guarded {
   T& operator[](size_t i) { return data()[i]; }
 
  private:
-  const size_t bytes_, pages_;
+  const size_t bytes_, guard_, pages_;  // guard_: one page of this system
   std::byte* start_ = nullptr;
 };
 

@@ -1,11 +1,18 @@
-// Threads of a step: loops, late workers, placement on cores.
+// Threads of a step: loops, late workers, placement on cores, the mode of floating-point arithmetic.
+#if defined(__linux__)
 #include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <thread>
 #include <vector>
 
+#include "float_mode.h"
 #include "test_support.h"
 #include "thread_pool.h"
 
@@ -54,6 +61,45 @@ void test_late_workers() {
   expect(pieces == 8, "thread_pool", "late workers", pieces);
 }
 
+// Round up, and flush subnormals to zero.
+void spoil_float_mode() {
+  std::fesetround(FE_UPWARD);
+#if defined(__x86_64__)
+  _mm_setcsr(_mm_getcsr() | 0x8040);
+#elif defined(__aarch64__)
+  uint64_t mode;
+  asm volatile("mrs %0, fpcr" : "=r"(mode));
+  asm volatile("msr fpcr, %0" : : "r"(mode | uint64_t{7} << 24));  // and other NaNs and half-precision numbers
+#endif
+}
+
+bool rounds_to_nearest() {
+  volatile float one = 1.0f, little = 1e-10f;
+  return one + little == 1.0f;
+}
+
+bool keeps_subnormals() {
+  volatile float least = 1e-40f, half = 0.5f;
+  return least * half != 0.0f;
+}
+
+// Whatever mode the caller is in, a pool computes in the usual one, and leaves the caller's as it was.
+void test_float_mode() {
+  const DefaultFloatMode restored_at_the_end;
+  spoil_float_mode();
+  ThreadPool pool(3);
+  TaskCounter counter;
+  counter.reset(pool.spins());
+  std::atomic<unsigned> wrong{0};
+  pool.run([&](unsigned) {
+    if (!rounds_to_nearest() || !keeps_subnormals()) ++wrong;
+    counter.for_pieces(64, 1, [&](size_t, size_t) { std::this_thread::yield(); });
+  });
+  expect(wrong == 0, "thread_pool", "the usual mode of floating-point arithmetic", wrong);
+  expect(!rounds_to_nearest() && !keeps_subnormals(), "thread_pool", "the caller's mode of arithmetic", 3);
+}
+
+#if defined(__linux__)
 // Two threads said to be on this core: the second moves where there is another, and keeps its affinity mask.
 void test_placement() {
   cpu_set_t before, after;
@@ -66,6 +112,9 @@ void test_placement() {
   sched_getaffinity(0, sizeof(after), &after);
   expect(CPU_EQUAL(&before, &after), "placement", "affinity mask", 2);
 }
+#else
+void test_placement() {}
+#endif
 
 }  // namespace
 
@@ -73,6 +122,7 @@ void test_threads() {
   test_loops();
   test_late_workers();
   test_placement();
+  test_float_mode();
 }
 
 }  // namespace llmserve

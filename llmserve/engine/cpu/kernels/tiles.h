@@ -231,4 +231,22 @@ inline size_t lanes_at(size_t column, size_t columns) {
   return columns - column < kLanes ? columns - column : kLanes;
 }
 
+// y = value (+ bias) (+ residual), for a tile of R rows and V vectors. value(v, column, count) gives a function of the row,
+// for a vector of which `count` columns exist.
+template <size_t R, size_t V, class Args, class Value>
+[[gnu::always_inline]] inline void store_tile(const Args& args, size_t row, size_t column, Value value) {
+  for (size_t v = 0; v < V; ++v, column += kLanes) {
+    const size_t count = lanes_at(column, args.columns);
+    if (count == 0) return;
+    const F32x16 bias = args.bias ? load_lanes(args.bias + column, count) : zero();
+    const auto value_of_row = value(v, column, count);
+    for (size_t r = 0; r < R; ++r) {
+      F32x16 sum = value_of_row(r);
+      if (args.bias) sum = sum + bias;
+      if (args.residual.data) sum = sum + load_lanes(args.residual.row(row + r) + column, count);
+      store_lanes(args.y.row(row + r) + column, sum, count);
+    }
+  }
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -1,0 +1,193 @@
+// F32x16 as four 128-bit registers of aarch64. Needs the dot-product extension (SDOT). Sums in the same order as the
+// x86 variants with fused multiply-add.
+#pragma once
+
+#include <arm_neon.h>
+
+#include "half.h"
+#include "kernels.h"
+
+namespace llmserve::LLMSERVE_VARIANT {
+
+// The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
+inline constexpr LinearTactic kFloatTactics[] = {{2, 2, false}, {5, 1, false}};
+inline constexpr LinearTactic kInt8Tactics[] = {{2, 2, false}, {5, 1, false}};
+inline constexpr LinearTactic kInt4Tactics[] = {{2, 2, false}, {5, 1, false}};
+// Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
+inline constexpr size_t kQueryTile = 5, kPositionVectors = 1, kValueVectors = 1;
+
+struct F32x16 {
+  float32x4_t part[4];
+};
+
+inline F32x16 broadcast(float v) {
+  const float32x4_t part = vdupq_n_f32(v);
+  return {{part, part, part, part}};
+}
+inline F32x16 zero() { return broadcast(0.0f); }
+inline float32x4_t load4(const float* p) { return vld1q_f32(p); }
+inline float32x4_t load4(const Half* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p))));
+}
+inline float32x4_t load4(const BFloat16* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p)), 16));
+}
+template <class T>
+inline F32x16 load(const T* p) {
+  return {{load4(p), load4(p + 4), load4(p + 8), load4(p + 12)}};
+}
+inline F32x16 load(const int8_t* p) {
+  const int8x16_t bytes = vld1q_s8(p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
+}
+inline void store(float* p, F32x16 a) {
+  for (size_t i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.part[i]);
+}
+inline void store(Half* p, F32x16 a) {
+  for (size_t i = 0; i < 4; ++i) {
+    vst1_u16(reinterpret_cast<uint16_t*>(p + 4 * i), vreinterpret_u16_f16(vcvt_f16_f32(a.part[i])));
+  }
+}
+inline void store(BFloat16* p, F32x16 a) {
+  float lanes[16];
+  store(lanes, a);
+  for (int i = 0; i < 16; ++i) from_float(lanes[i], p + i);
+}
+
+inline F32x16 operator+(F32x16 a, F32x16 b) {
+  return {{vaddq_f32(a.part[0], b.part[0]), vaddq_f32(a.part[1], b.part[1]), vaddq_f32(a.part[2], b.part[2]),
+           vaddq_f32(a.part[3], b.part[3])}};
+}
+inline F32x16 operator-(F32x16 a, F32x16 b) {
+  return {{vsubq_f32(a.part[0], b.part[0]), vsubq_f32(a.part[1], b.part[1]), vsubq_f32(a.part[2], b.part[2]),
+           vsubq_f32(a.part[3], b.part[3])}};
+}
+inline F32x16 operator*(F32x16 a, F32x16 b) {
+  return {{vmulq_f32(a.part[0], b.part[0]), vmulq_f32(a.part[1], b.part[1]), vmulq_f32(a.part[2], b.part[2]),
+           vmulq_f32(a.part[3], b.part[3])}};
+}
+inline F32x16 operator/(F32x16 a, F32x16 b) {
+  return {{vdivq_f32(a.part[0], b.part[0]), vdivq_f32(a.part[1], b.part[1]), vdivq_f32(a.part[2], b.part[2]),
+           vdivq_f32(a.part[3], b.part[3])}};
+}
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+  return {{vfmaq_f32(c.part[0], a.part[0], b.part[0]), vfmaq_f32(c.part[1], a.part[1], b.part[1]),
+           vfmaq_f32(c.part[2], a.part[2], b.part[2]), vfmaq_f32(c.part[3], a.part[3], b.part[3])}};
+}
+// min and max return b where a lane is not a number, unlike the instructions of that name
+inline float32x4_t max4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+inline float32x4_t min4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+inline F32x16 max(F32x16 a, F32x16 b) {
+  return {{max4(a.part[0], b.part[0]), max4(a.part[1], b.part[1]), max4(a.part[2], b.part[2]),
+           max4(a.part[3], b.part[3])}};
+}
+inline F32x16 min(F32x16 a, F32x16 b) {
+  return {{min4(a.part[0], b.part[0]), min4(a.part[1], b.part[1]), min4(a.part[2], b.part[2]),
+           min4(a.part[3], b.part[3])}};
+}
+inline F32x16 abs(F32x16 a) {
+  return {{vabsq_f32(a.part[0]), vabsq_f32(a.part[1]), vabsq_f32(a.part[2]), vabsq_f32(a.part[3])}};
+}
+// 2^n for n in [-126, 127], given n + 1.5 * 2^23
+inline F32x16 pow2_of_magic(F32x16 a) {
+  const uint32x4_t one = vdupq_n_u32(0x3f800000);
+  for (float32x4_t& part : a.part) {
+    part = vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(part), 23), one));
+  }
+  return a;
+}
+
+inline float reduce_add(F32x16 a) {
+  const float32x4_t sums = vaddq_f32(vaddq_f32(a.part[0], a.part[2]), vaddq_f32(a.part[1], a.part[3]));
+  const float32x2_t pair = vadd_f32(vget_low_f32(sums), vget_high_f32(sums));
+  return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
+}
+inline float reduce_max(F32x16 a) {
+  const float32x4_t peaks = max4(max4(a.part[0], a.part[2]), max4(a.part[1], a.part[3]));
+  const float32x4_t pair = max4(peaks, vextq_f32(peaks, peaks, 2));
+  return vgetq_lane_f32(max4(pair, vextq_f32(pair, pair, 1)), 0);
+}
+
+// Nearest integers (ties to even) of values in [-127, 127], plus 128.
+inline void store_u8(uint8_t* p, F32x16 a) {
+  const auto narrow = [](float32x4_t low, float32x4_t high) {
+    return vmovn_high_s32(vmovn_s32(vcvtnq_s32_f32(low)), vcvtnq_s32_f32(high));
+  };
+  const int8x16_t bytes = vmovn_high_s16(vmovn_s16(narrow(a.part[0], a.part[1])), narrow(a.part[2], a.part[3]));
+  vst1q_u8(p, veorq_u8(vreinterpretq_u8_s8(bytes), vdupq_n_u8(128)));
+}
+
+// Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
+template <size_t kHalf, class T>
+inline F32x16 load_half(const T* p) {
+  return load(p + 16 * kHalf);
+}
+template <size_t kHalf>
+inline F32x16 load_half(const BFloat16* p) {  // the first half in the low words, the second in the high ones
+  const auto part = [p](size_t i) {
+    const uint32x4_t words = vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p) + 8 * i));
+    return vreinterpretq_f32_u32(kHalf ? vandq_u32(words, vdupq_n_u32(0xffff0000u)) : vshlq_n_u32(words, 16));
+  };
+  return {{part(0), part(1), part(2), part(3)}};
+}
+
+struct I32x16 {
+  int32x4_t part[4];
+};
+inline I32x16 load_i32(const int32_t* p) {
+  return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
+}
+inline I32x16 broadcast_i32(int32_t value) {
+  const int32x4_t part = vdupq_n_s32(value);
+  return {{part, part, part, part}};
+}
+inline F32x16 to_f32(I32x16 a) {
+  return {{vcvtq_f32_s32(a.part[0]), vcvtq_f32_s32(a.part[1]), vcvtq_f32_s32(a.part[2]), vcvtq_f32_s32(a.part[3])}};
+}
+
+// Four times four signed bytes; a part of the weights holds four columns. Inputs lose their zero point when they are
+// loaded, since the instruction wants both sides signed.
+struct QuadWeights {
+  int8x16_t part[4];
+};
+struct QuadInput {
+  int8x16_t v;
+};
+using QuadSums = I32x16;
+inline QuadWeights load_quads(const int8_t* p) {
+  return {{vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)}};
+}
+inline QuadInput broadcast_quad(const int8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {vreinterpretq_s8_s32(vdupq_n_s32(quad))};
+}
+inline QuadInput broadcast_quad(const uint8_t* p) {
+  return {veorq_s8(broadcast_quad(reinterpret_cast<const int8_t*>(p)).v, vdupq_n_s8(-128))};
+}
+inline QuadSums zero_quads() { return broadcast_i32(0); }
+inline void add_products(QuadSums& sums, QuadInput x, const QuadWeights& w) {
+  sums.part[0] = vdotq_s32(sums.part[0], x.v, w.part[0]);
+  sums.part[1] = vdotq_s32(sums.part[1], x.v, w.part[1]);
+  sums.part[2] = vdotq_s32(sums.part[2], x.v, w.part[2]);
+  sums.part[3] = vdotq_s32(sums.part[3], x.v, w.part[3]);
+}
+inline I32x16 total(const QuadSums& sums, I32x16) { return sums; }
+
+// Weights of four bits, 0 to 15, and signed inputs.
+using NibbleInput = QuadInput;
+template <size_t kHalf>
+inline QuadWeights load_nibbles(const uint8_t* p) {
+  const auto part = [p](size_t i) {
+    const uint8x16_t bytes = vld1q_u8(p + 16 * i);
+    return vreinterpretq_s8_u8(kHalf ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15)));
+  };
+  return {{part(0), part(1), part(2), part(3)}};
+}
+inline void add_nibble_products(I32x16& sums, NibbleInput x, const QuadWeights& weights) {
+  add_products(sums, x, weights);
+}
+
+}  // namespace llmserve::LLMSERVE_VARIANT

@@ -1,0 +1,102 @@
+// Runs the steps of a test in another process, through the C API: of a library with other instruction sets, with
+// sanitizers, or for another processor under emulation. Requests come from stdin, replies go to stdout; tests/engine/cpu/
+// other_process.py is the other end.
+// Usage: kernel_steps ENGINE VARIANT BLOCKS THREADS VOCABULARY, or kernel_steps alone, which prints the variants.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "c_api.h"
+#include "step.h"
+
+namespace llmserve {
+namespace {
+
+enum class Kind : uint32_t { kStep, kSetTactics, kTactics };
+
+struct Request {
+  Kind kind;
+  uint32_t wants_logits;
+  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_samples, num_sample_ids;  // kStep
+  uint32_t value;  // kSetTactics: how many; kTactics: the weights' type
+};
+
+template <class T>
+std::vector<T> read(size_t count) {
+  std::vector<T> values(count);
+  if (std::fread(values.data(), sizeof(T), count, stdin) != count) std::exit(EXIT_FAILURE);
+  return values;
+}
+
+template <class T>
+void write(const std::vector<T>& values) {
+  std::fwrite(values.data(), sizeof(T), values.size(), stdout);
+}
+
+void reply(int status, const std::string& text) {
+  const uint32_t head[] = {static_cast<uint32_t>(status), static_cast<uint32_t>(text.size())};
+  std::fwrite(head, sizeof(head), 1, stdout);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+void step(Engine* engine, const Request& r, size_t vocabulary) {
+  const auto token_ids = read<int32_t>(r.num_tokens);
+  const auto chunks = read<ChunkRecord>(r.num_chunks);
+  const auto block_ids = read<int32_t>(r.num_block_ids);
+  const auto selected = read<uint32_t>(r.num_selected);
+  const auto samples = read<SampleRecord>(r.num_samples);
+  const auto sample_ids = read<int32_t>(r.num_sample_ids);
+  const std::vector<float> bias(r.num_sample_ids);
+  std::vector<int32_t> tokens(r.num_samples);
+  std::vector<double> log_probs(r.num_samples);
+  std::vector<float> logits(r.wants_logits ? r.num_selected * vocabulary : 0);
+  const StepRecord record = {token_ids.data(), chunks.data(), block_ids.data(), selected.data(), samples.data(),
+                             sample_ids.data(), bias.data(), tokens.data(), log_probs.data(),
+                             r.wants_logits ? logits.data() : nullptr, r.num_tokens, r.num_chunks, r.num_block_ids,
+                             r.num_selected, r.num_samples, r.num_sample_ids};
+  char text[1024] = "";
+  const int status = llmserve_step(engine, &record, text, sizeof(text));
+  reply(status, text);
+  if (status != 0) return;
+  write(tokens);
+  write(log_probs);
+  write(logits);
+}
+
+void answer(Engine* engine, const char* variant, const Request& request, size_t vocabulary) {
+  char text[1024] = "";
+  if (request.kind == Kind::kStep) return step(engine, request, vocabulary);
+  if (request.kind == Kind::kTactics) {
+    return reply(llmserve_tactics(variant, request.value, text, sizeof(text)), text);
+  }
+  const auto tactics = read<uint8_t>(request.value);
+  reply(llmserve_set_tactics(engine, tactics.data(), tactics.size(), text, sizeof(text)), text);
+}
+
+int run(char** arguments) {
+  char text[1024] = "";
+  int status = 0;
+  const auto number = [](const char* digits) { return static_cast<uint32_t>(std::strtoul(digits, nullptr, 10)); };
+  Engine* engine =
+      llmserve_open(arguments[1], arguments[2], number(arguments[3]), number(arguments[4]), &status, text, sizeof(text));
+  reply(status, text);
+  std::fflush(stdout);
+  for (Request request; engine && std::fread(&request, sizeof(request), 1, stdin) == 1;) {
+    answer(engine, arguments[2], request, number(arguments[5]));
+    std::fflush(stdout);
+  }
+  llmserve_close(engine);
+  return EXIT_SUCCESS;
+}
+
+}  // namespace
+}  // namespace llmserve
+
+int main(int argc, char** argv) {
+  if (argc == 6) return llmserve::run(argv);
+  char names[1024];
+  llmserve_variants(names, sizeof(names));
+  std::puts(names);
+  return argc == 1 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,132 @@
+"""The law of the engine, as a property: logits are the same to the bit, alone or in a batch, in one chunk or many, with
+any number of threads, wherever the cache blocks lie, with any tactic."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cpu.layout import read_linear_layers
+from llmserve.engine.cpu.library import load_library
+from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.cpu.tactics import ROW_BUCKETS
+from llmserve.scheduler.plan import Chunk, StepPlan
+from tests.engine.cpu.networks import all_logits, random_ids
+from tests.engine.cpu.other_process import OtherRunner
+
+FORMATS = (  # (dtype, quantization, dtype of the KV cache)
+    ("float32", "", "auto"),
+    ("float16", "", "auto"),
+    ("bfloat16", "", "auto"),
+    ("float16", "int8", "auto"),
+    ("bfloat16", "int4", "int8"),
+    ("float32", "", "int8"),
+)
+
+
+class Stepper(Protocol):
+    """What `CpuRunner` and a wrapper around it have in common."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def step(self, plan: StepPlan) -> StepResult: ...
+
+
+AnyRunner = CpuRunner | OtherRunner
+
+
+@dataclasses.dataclass
+class Sequence:
+    ids: list[int]
+    blocks: list[int]
+    logits: list[NDArray[np.float32]] = dataclasses.field(default_factory=list)  # one array per chunk
+
+    @property
+    def num_computed(self) -> int:
+        return sum(map(len, self.logits))
+
+
+def random_steps(sequences: list[Sequence], rng: random.Random, budget: int) -> Iterator[list[tuple[int, Chunk]]]:
+    """Steps of (sequence index, chunk) until every token is computed: who takes part, and how far, is chance."""
+    while waiting := [i for i, s in enumerate(sequences) if s.num_computed < len(s.ids)]:
+        step, left = [], budget
+        for i in rng.sample(waiting, rng.randint(1, len(waiting))):
+            s = sequences[i]
+            count = min(left, rng.choice([1, 1, 2, 3, 5, 8, 13, 40]), len(s.ids) - s.num_computed)
+            if count:
+                ids = s.ids[s.num_computed : s.num_computed + count]
+                step.append((i, Chunk(i, ids, s.num_computed, s.blocks, return_logits=True)))
+                left -= count
+        yield step
+
+
+def run_randomly(runner: Stepper, prompts: list[list[int]], rng: random.Random) -> list[NDArray[np.float32]]:
+    """Logits of every prompt, computed together in random steps, over blocks strewn about the pool."""
+    pool = list(range(runner.info.num_blocks))
+    rng.shuffle(pool)
+    sequences = []
+    for ids in prompts:
+        needed = -(-len(ids) // runner.info.block_size)
+        sequences.append(Sequence(ids, pool[:needed]))
+        del pool[:needed]
+    for step in random_steps(sequences, rng, runner.info.max_num_tokens):
+        result = runner.step(StepPlan(tuple(chunk for _, chunk in step)))
+        for position, (i, _) in enumerate(step):
+            sequences[i].logits.append(result.logits[position])
+    return [np.concatenate(s.logits) for s in sequences]
+
+
+def random_tactics(path: Path, runner: AnyRunner, rng: random.Random) -> bytes:
+    """Any tactic for any linear layer and number of rows."""
+    num_ops, layers = read_linear_layers(path)
+    table = bytearray(num_ops * len(ROW_BUCKETS))
+    for index, shape in layers.items():
+        num_tactics = len(tactic_names(runner, shape.weight_type))
+        for bucket in range(len(ROW_BUCKETS)):
+            table[index * len(ROW_BUCKETS) + bucket] = rng.randrange(num_tactics)
+    return bytes(table)
+
+
+def tactic_names(runner: AnyRunner, weight_type: int) -> list[str]:
+    if isinstance(runner, OtherRunner):
+        return runner.tactics(weight_type)
+    return load_library().tactics(runner.isa, weight_type)[0]
+
+
+def law(alone: Stepper, choose: Callable[[random.Random], Stepper]) -> None:
+    """The logits of every prompt are those that it has alone, on whatever runner is chosen and in any random steps.
+
+    Raises AssertionError when hypothesis finds a counterexample.
+    """
+
+    @settings(max_examples=8, deadline=None, derandomize=True, report_multiple_bugs=False)
+    @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4), seed=st.integers(0, 2**32))
+    def check(lengths: list[int], seed: int) -> None:
+        rng = random.Random(seed)
+        prompts = [random_ids(83, length, seed % 1000 + i) for i, length in enumerate(lengths)]
+        wanted = [all_logits(alone, ids) for ids in prompts]
+        for found, expected in zip(run_randomly(choose(rng), prompts, rng), wanted, strict=True):
+            np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+    check()
+
+
+def any_of(runners: list[AnyRunner], path: Path) -> Callable[[random.Random], Stepper]:
+    """For `law`: one of them, with any tactics."""
+
+    def choose(rng: random.Random) -> Stepper:
+        runner = rng.choice(runners)
+        runner.set_tactics(random_tactics(path, runner, rng))
+        return runner
+
+    return choose

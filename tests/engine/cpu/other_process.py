@@ -1,0 +1,111 @@
+"""An engine whose steps another process runs: `kernel_steps` of the kernels' test build, which may have sanitizers, be
+made for another processor and run under an emulator, or have variants that no installation has.
+
+With LLMSERVE_STEPS_PROGRAM set to a command, such as "qemu-aarch64-static -L /usr/aarch64-linux-gnu .../kernel_steps",
+the tests that take ISAS and `open_runner` from here and from conftest.py test that program in place of this process's
+library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import subprocess
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+
+from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cpu.layout import read_header
+from llmserve.engine.cpu.library import CHUNK, ERRORS, SAMPLE
+from llmserve.engine.cpu.runner import available_isas
+from llmserve.engine.cpu.step import FlatStep, IdRoom
+from llmserve.scheduler.plan import StepPlan
+
+REQUEST = struct.Struct("<9I")  # kind, wants_logits, six counts of a step, value
+REPLY = struct.Struct("<2I")  # status, bytes of text
+PROGRAM = tuple(os.environ.get("LLMSERVE_STEPS_PROGRAM", "").split())
+
+
+class Kind(IntEnum):
+    STEP = 0
+    SET_TACTICS = 1
+    TACTICS = 2
+
+
+class OtherRunner:
+    """What the tests of steps need of `CpuRunner`, over a pipe."""
+
+    def __init__(self, program: Sequence[str], path: Path, *, isa: str, num_blocks: int, threads: int) -> None:
+        header = read_header(path)
+        self.isa = isa
+        self.info = RunnerInfo(
+            vocab_size=header.vocab_size,
+            block_size=header.block_size,
+            num_blocks=num_blocks,
+            max_num_tokens=header.max_num_tokens,
+            max_batch_size=header.max_batch_size,
+            max_seq_len=header.max_seq_len,
+        )
+        self._room = IdRoom()
+        arguments = (str(path), isa, str(num_blocks), str(threads), str(header.vocab_size))
+        self._process = subprocess.Popen([*program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._reply()
+
+    def step(self, plan: StepPlan) -> StepResult:
+        assert not any(chunk.sample and chunk.sample.bias for chunk in plan.chunks), "biases are not sent"
+        flat = FlatStep(plan, self.info.vocab_size, self._room)
+        r = flat.record
+        arrays = (
+            (r.token_ids, 4 * r.num_tokens), (r.chunks, CHUNK.size * r.num_chunks), (r.block_ids, 4 * r.num_block_ids),
+            (r.selected_rows, 4 * r.num_selected), (r.samples, SAMPLE.size * r.num_samples),
+            (r.sample_ids, 4 * r.num_sample_ids),
+        )  # fmt: skip
+        counts = (r.num_tokens, r.num_chunks, r.num_block_ids, r.num_selected, r.num_samples, r.num_sample_ids)
+        payload = b"".join(ctypes.string_at(address, size) for address, size in arrays if size)
+        self._ask(REQUEST.pack(Kind.STEP, r.logits is not None, *counts, 0) + payload)
+        logits_bytes = 4 * r.num_selected * self.info.vocab_size if r.logits else 0
+        results = ((r.tokens, 4 * r.num_samples), (r.log_probs, 8 * r.num_samples), (r.logits, logits_bytes))
+        for address, size in results:
+            if size:
+                ctypes.memmove(address, self._read(size), size)
+        return flat.result()
+
+    def set_tactics(self, table: bytes) -> None:
+        self._ask(REQUEST.pack(Kind.SET_TACTICS, *[0] * 7, len(table)) + table)
+
+    def tactics(self, weight_type: int) -> list[str]:
+        return self._ask(REQUEST.pack(Kind.TACTICS, *[0] * 7, weight_type)).partition(";")[0].split(",")
+
+    def close(self) -> None:
+        """The program ends when its input does; sanitizers have the last word."""
+        self._process.communicate(timeout=60)
+        assert self._process.returncode == 0
+
+    def _ask(self, request: bytes) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(request)
+        self._process.stdin.flush()
+        return self._reply()
+
+    def _reply(self) -> str:
+        status, size = REPLY.unpack(self._read(REPLY.size))
+        text = self._read(size).decode()
+        if status:
+            raise ERRORS[status](text)
+        return text
+
+    def _read(self, size: int) -> bytes:
+        assert self._process.stdout is not None
+        blob = self._process.stdout.read(size)
+        assert len(blob) == size, "the program has ended"
+        return blob
+
+
+def variants(program: Sequence[str]) -> list[str]:
+    """Those that the program can run here, slowest first."""
+    return subprocess.run(program, capture_output=True, text=True, check=True).stdout.strip().split(",")
+
+
+ISAS = variants(PROGRAM) if PROGRAM else available_isas()
