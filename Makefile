@@ -5,12 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TRITON_PYTHON ?= /usr/bin/python3.11
-NATIVE := CMakeLists.txt $(wildcard llmserve/engine/cpu/kernels/*)
+KERNELS := llmserve/engine/cpu/kernels
+NATIVE := CMakeLists.txt $(wildcard $(KERNELS)/*)
+ARM_COMPILER ?= aarch64-linux-gnu-g++
+ARM_EMULATOR ?= qemu-aarch64-static -L /usr/aarch64-linux-gnu
+ARM_FOLDER := .cmake-build/arm
+ARM_BUILD = $(BIN)/cmake -S . -G Ninja -DLLMSERVE_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+  -DCMAKE_CXX_COMPILER=$(ARM_COMPILER)
 DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check pytest compat format wheel bench bench-peers clean
+.PHONY: help demo serve test test-arm check pytest compat format wheel bench bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +43,19 @@ pytest: $(VENV)/.check
 compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmserve and against a real Triton (from PyPI, on the CPU)
 	@echo "== asking both servers"
 	COMPAT_TRITON=.venv-compat COMPAT_RECORD=$(COMPAT_RECORD) $(BIN)/python -m pytest tests/compat $(PYTEST_ARGS)
+
+test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cross compiler and QEMU)
+	@for tool in $(ARM_COMPILER) $(firstword $(ARM_EMULATOR)); do command -v $$tool > /dev/null || \
+	  { echo "make test-arm needs $$tool; on Debian: apt-get install g++-aarch64-linux-gnu qemu-user-static"; exit 1; }; done
+	@echo "== kernels for ARM: logits, the law of determinism, every kernel"
+	$(ARM_BUILD) -B $(ARM_FOLDER) -DCMAKE_BUILD_TYPE=Release && $(BIN)/cmake --build $(ARM_FOLDER)
+	LLMSERVE_STEPS_PROGRAM="$(ARM_EMULATOR) $(ARM_FOLDER)/$(KERNELS)/kernel_steps" $(BIN)/python -m pytest -q \
+	  tests/engine/cpu/test_logits.py tests/engine/cpu/test_determinism.py tests/engine/cpu/test_sanitizers.py
+	@echo "== every kernel again, with sanitizers"
+	$(ARM_BUILD) -B $(ARM_FOLDER)-sanitize -DCMAKE_BUILD_TYPE=Debug -DLLMSERVE_SANITIZE=ON && \
+	  $(BIN)/cmake --build $(ARM_FOLDER)-sanitize
+	LLMSERVE_STEPS_PROGRAM="$(ARM_EMULATOR) $(ARM_FOLDER)-sanitize/$(KERNELS)/kernel_steps" ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python -m pytest -q tests/engine/cpu/test_sanitizers.py
 
 format: $(VENV)/.check ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .

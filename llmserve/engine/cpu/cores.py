@@ -16,8 +16,9 @@ logger = logging.getLogger(__name__)
 
 def usable_cores() -> int:
     """Cores in the affinity mask, or fewer when a control group's quota allows less time."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota_cores(group) for group in control_groups("cpu")]
-    return max(1, min([len(os.sched_getaffinity(0)), *(cores for cores in quotas if cores)]))
+    return max(1, min([allowed, *(cores for cores in quotas if cores)]))
 
 
 def num_threads(wanted: int) -> int:

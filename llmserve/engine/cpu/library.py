@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import struct
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ ERRORS: dict[int, type[LlmserveError]] = {
     4: InternalError,
 }
 
+ELF_HEAD = struct.Struct("<4s14xH")  # magic, machine
+ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
+
 # Mirrors of the records in kernels/step.h
 CHUNK = struct.Struct("<5I")  # first_token, num_tokens, start, first_block, num_blocks
 SAMPLE = struct.Struct("<2Q10I6f2I")  # seed, position; stream to top_k; temperature to frequency penalty; the rest
@@ -50,8 +54,9 @@ class Library:
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
+            reason = _foreign_machine(path) or str(error)
             raise Unsupported(
-                f"the CPU engine's library cannot be loaded ({error}); build it: pip install --no-build-isolation -e ."
+                f"the CPU engine's library cannot be loaded ({reason}); build it: pip install --no-build-isolation -e ."
             ) from error
         self._declare("llmserve_abi_version", ctypes.c_uint32)
         self._declare("llmserve_variants", None, ctypes.c_char_p, ctypes.c_size_t)
@@ -134,6 +139,19 @@ class Library:
         return text.value.decode()
 
 
+def _foreign_machine(path: Path) -> str:
+    """What a library for another processor is for: the loader's own words would be that there is no such file."""
+    try:
+        head = path.read_bytes()[: ELF_HEAD.size]
+        magic, machine = ELF_HEAD.unpack(head)
+    except (OSError, struct.error):
+        return ""
+    built_for = ELF_MACHINES.get(machine, "another processor")
+    if magic != b"\x7fELF" or built_for == platform.machine():
+        return ""
+    return f"{path} was built for {built_for}; this machine is {platform.machine()}"
+
+
 @functools.cache
 def load_library() -> Library:
     """The library beside this module, loaded once. `Unsupported`, with the command that builds it, when missing."""
@@ -141,7 +159,8 @@ def load_library() -> Library:
 
 
 def available_isas() -> list[str]:
-    """Kernel variants of this machine, slowest first: "portable", then perhaps "avx2", "avx512"."""
+    """Kernel variants of this machine, slowest first: "portable", then of "avx2", "avx2_vnni", "avx512" and "neon"
+    those that it has."""
     return load_library().variants()
 
 

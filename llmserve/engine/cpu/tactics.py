@@ -155,9 +155,13 @@ def _timed_bytes(shape: LinearShape) -> int:
 def cpu_name() -> str:
     """The processor's model, as the system names it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return _model(Path("/proc/cpuinfo").read_text()) or platform.machine()
     except OSError:
         return platform.processor() or platform.machine()
-    facts = dict(line.split("\t", 1) for line in lines[: lines.index("") if "" in lines else None] if "\t" in line)
-    parts = [facts[name].strip("\t: ") for name in ("model name", "cpu family", "model") if name in facts]
-    return " ".join(parts) or platform.machine()
+
+
+def _model(cpuinfo: str) -> str:
+    """What tells models apart, of the first processor: a name on x86, numbers on ARM."""
+    facts = dict(line.split("\t", 1) for line in cpuinfo.split("\n\n")[0].splitlines() if "\t" in line)
+    names = ("model name", "cpu family", "model", "CPU implementer", "CPU variant", "CPU part")
+    return " ".join(facts[name].strip("\t: ") for name in names if name in facts)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmserve.core import SamplingParams
@@ -16,6 +18,7 @@ from llmserve.engine.cpu import cores as cpu_cores
 from llmserve.engine.cpu import library, runner
 from llmserve.engine.cpu.library import Library, available_isas
 from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.cpu.step import FlatStep, IdRoom
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted, Unsupported
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
@@ -169,6 +172,21 @@ def test_a_missing_library_says_how_to_build_it(tmp_path: Path) -> None:
         Library(tmp_path / "libllmserve_cpu.so")
 
 
+def test_a_library_for_another_processor_says_which(tmp_path: Path) -> None:
+    """As in a checkout that a container for another processor shares."""
+    here, other = ("x86_64", "aarch64") if platform.machine() != "aarch64" else ("aarch64", "x86_64")
+    number = {name: code for code, name in library.ELF_MACHINES.items()}[other]
+    blob = bytearray(Path(library.__file__).with_name(library.LIBRARY_NAME).read_bytes())
+    blob[18:20] = number.to_bytes(2, "little")
+    path = tmp_path / "foreign.so"
+    path.write_bytes(blob)
+    with pytest.raises(Unsupported, match=f"was built for {other}; this machine is {here}.*build it: pip install"):
+        Library(path)
+    path.write_bytes(b"no library")
+    with pytest.raises(Unsupported, match=r"cannot be loaded \(.*pip install"):
+        Library(path)
+
+
 def test_importing_the_engine_loads_nothing() -> None:
     """The library is loaded when an engine is opened, not when a module is imported."""
     code = "import llmserve.engine.cpu.runner; print('libllmserve' in open('/proc/self/maps').read())"
@@ -212,6 +230,24 @@ def test_more_chunks_or_tokens_than_the_engine_takes(path: Path, open_runner: Op
         opened.step(StepPlan((Chunk(0, [1] * 97, 0, list(range(30))),)))
 
 
+OVERFULL = {
+    "a step of 97 tokens; the engine takes 1 to 96": StepPlan((Chunk(0, [1] * 97, 0, list(range(25))),)),
+    "a step of 9 chunks; the engine takes at most 8": StepPlan(tuple(Chunk(i, [1], 0, [i]) for i in range(9))),
+}
+
+
+@pytest.mark.parametrize("message", OVERFULL)
+def test_the_library_has_limits_of_its_own(message: str, path: Path) -> None:
+    native = library.load_library()
+    handle = native.open(path, isa="", num_blocks=30, threads=1)
+    with pytest.raises(InvalidArgument, match=message):
+        native.step(handle, FlatStep(OVERFULL[message], 83, IdRoom()).record)
+    fitting = FlatStep(StepPlan((Chunk(0, [1], 0, [0], return_logits=True),)), 83, IdRoom())
+    native.step(handle, fitting.record)
+    assert np.isfinite(fitting.result().logits[0]).all()
+    native.close(handle)
+
+
 def test_greedy_decoding_step_by_step_equals_the_whole(path: Path, open_runner: OpenRunner) -> None:
     """Tokens sampled one at a time are the argmax of one prefill over the same text."""
     opened = open_runner(path, threads=2)
@@ -249,3 +285,15 @@ def test_logits_of_more_rows_than_sequences(path: Path, open_runner: OpenRunner)
 def test_a_number_of_threads_that_makes_no_sense_names_those_that_do(threads: int, path: Path) -> None:
     with pytest.raises(InvalidArgument, match=rf"threads must be 0 \(one per core\) to \d+, .* got {threads}"):
         CpuRunner.open(path, num_blocks=4, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [0, 1025, 2**32 - 1])
+def test_the_library_refuses_threads_that_make_no_sense(threads: int, path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="threads must be 1 to 1024"):
+        library.load_library().open(path, isa="", num_blocks=4, threads=threads)
+
+
+def test_the_library_names_the_kernels_that_it_has(path: Path) -> None:
+    names = ",".join(available_isas())
+    with pytest.raises(InvalidArgument, match=f"no kernels 'mmx'; it has {names}"):
+        library.load_library().open(path, isa="mmx", num_blocks=4, threads=1)

@@ -1,5 +1,7 @@
-"""The C++ test program, built with address and undefined-behaviour sanitizers: every kernel of every instruction set on
-buffers of exactly the needed size, and the engine on damaged files."""
+"""The kernels' test build, with address and undefined-behaviour sanitizers: every kernel of every instruction set on
+buffers of exactly the needed size, the engine on damaged files, and steps of the variants that only this build has.
+
+With LLMSERVE_STEPS_PROGRAM set it is the build that this program belongs to, as it was made."""
 
 from __future__ import annotations
 
@@ -10,16 +12,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmserve.engine.cpu.runner import available_isas
-from tests.engine.cpu.networks import LIMITS, odd_network
+from tests.engine.cpu.conftest import EngineFile, OpenRunner
+from tests.engine.cpu.law import FORMATS, any_of, law
+from tests.engine.cpu.networks import LIMITS, all_logits, odd_network, random_ids
+from tests.engine.cpu.other_process import PROGRAM, variants
 
 ROOT = Path(__file__).parents[3]
 BUILD = ROOT / ".cmake-build" / "sanitize"  # kept: only what has changed is compiled again
 
 pytestmark = pytest.mark.timeout(1200)  # the first build takes minutes on a busy machine
 
+LEAKS = "detect_leaks=0" if PROGRAM else "detect_leaks=1"  # under an emulator they cannot be looked for
 TOOLS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # those of the virtual environment first
 
 
@@ -31,17 +38,40 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def kernel_tests() -> Path:
+def programs() -> tuple[str, ...]:
+    """The command of `kernel_steps`; `kernel_tests` lies beside it."""
+    if PROGRAM:
+        return PROGRAM
     if not (shutil.which("cmake", path=TOOLS) and shutil.which("ninja", path=TOOLS)):
         pytest.skip("cmake and ninja are not installed")
-    run("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DLLMSERVE_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=Debug")
+    options = ("-DLLMSERVE_TESTS=ON", "-DLLMSERVE_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=Debug")
+    run("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", *options)
     run("cmake", "--build", BUILD, "--parallel", "2")
-    return BUILD / "llmserve" / "engine" / "cpu" / "kernels" / "kernel_tests"
+    return (str(BUILD / "llmserve" / "engine" / "cpu" / "kernels" / "kernel_steps"),)
 
 
-def test_kernels_and_damaged_files_under_sanitizers(kernel_tests: Path, tmp_path: Path) -> None:
+def test_kernels_and_damaged_files_under_sanitizers(programs: tuple[str, ...], tmp_path: Path) -> None:
     options = dataclasses.replace(LIMITS, quantization="int4", dtype="float16", tokens_per_block=2, max_num_tokens=16)
     engine = odd_network().compile(tmp_path / "rank0.engine", options)
-    output = run(kernel_tests, engine, tmp_path / "damaged.engine", ASAN_OPTIONS="detect_leaks=1")
-    assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == available_isas()
+    tests = (*programs[:-1], Path(programs[-1]).with_name("kernel_tests"))
+    output = run(*tests, engine, tmp_path / "damaged.engine", ASAN_OPTIONS=LEAKS)
+    assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == variants(programs)
     assert "damaged files were still well-formed" in output
+
+
+@pytest.mark.skipif(bool(PROGRAM), reason="the tests of logits and determinism take the program too")
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_twin_of_a_variant_that_cannot_run_here(
+    form: tuple[str, str, str], programs: tuple[str, ...], engine_file: EngineFile, open_runner: OpenRunner
+) -> None:
+    """AVX-512 encodes the dot product of AVX-VNNI too: same source, same bits as AVX2 without it, same law."""
+    if "avx2_vnni_twin" not in variants(programs):
+        pytest.skip("needs a machine with AVX-512 VNNI")
+    path, ids = engine_file("rope", *form), random_ids(83, 60)
+    twins = [open_runner(path, isa="avx2_vnni_twin", threads=n, num_blocks=90, program=programs) for n in (1, 2, 3)]
+    np.testing.assert_array_equal(all_logits(twins[0], ids), all_logits(open_runner(path, isa="avx2"), ids))
+    law(twins[0], any_of(twins, path))
+
+
+def test_an_installation_has_no_variant_of_the_tests() -> None:
+    assert not [isa for isa in available_isas() if "twin" in isa]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import random
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from llmserve.engine.artifact import CACHE_FILE
+from llmserve.engine.cpu import tactics
 from llmserve.engine.cpu.layout import DType, LinearShape, read_linear_layers
 from llmserve.engine.cpu.library import load_library
 from llmserve.engine.cpu.runner import available_isas
@@ -140,3 +142,20 @@ def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: Ope
 def test_impossible_trials_are_refused(weight_type: int, shape: tuple[int, int, int], tactic: int) -> None:
     with pytest.raises(InvalidArgument, match="cannot be"):
         load_library().time_tactic("portable", weight_type, shape, 4, tactic)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\ncpu family\t: 6\nmodel\t\t: 85\nmodel name\t: Xeon\n\nprocessor\t: 1\n", "Xeon 6 85"),
+        (
+            "processor\t: 0\nBogoMIPS\t: 243.75\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
+            "CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n",
+            "0x41 0x3 0xd0c",
+        ),
+        ("", platform.machine()),
+    ],
+)
+def test_timings_belong_to_a_model_of_processor(cpuinfo: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tactics.Path, "read_text", lambda path: cpuinfo)
+    assert tactics.cpu_name() == name

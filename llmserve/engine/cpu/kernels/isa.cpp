@@ -14,16 +14,27 @@ namespace {
 bool always() { return true; }
 
 #if defined(LLMSERVE_X86)
+struct Registers {
+  unsigned eax, ebx, ecx, edx;
+};
+
+// What the processor says about itself; nothing where it does not know the question.
+Registers ask_processor(unsigned leaf, unsigned subleaf) {
+  Registers r = {};
+  if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return {};
+  return r;
+}
+
 bool has_avx2() {
+  constexpr unsigned kF16c = 1u << 29;  // not every compiler's __builtin_cpu_supports knows it
   __builtin_cpu_init();  // also asks whether the operating system saves the wide registers
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (ask_processor(1, 0).ecx & kF16c) != 0;
 }
 
 #if defined(LLMSERVE_HAS_AVX_VNNI)
 bool has_avx_vnni() {
-  constexpr unsigned kAvxVnni = 1u << 4;  // leaf 7, subleaf 1, EAX
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kAvxVnni) != 0;
+  constexpr unsigned kAvxVnni = 1u << 4;
+  return has_avx2() && (ask_processor(7, 1).eax & kAvxVnni) != 0;
 }
 #endif
 
