@@ -133,7 +133,7 @@ struct KernelTable {
   void (*block_weights)(const float* x, size_t count, Softmax softmax, double* sums);
   void (*weights)(const float* x, size_t count, Softmax softmax, float* y);  // y may be x
 
-  const LimitLoops& limits;
+  const LimitLoops* limits;
 };
 
 // Floats that one thread needs in `attention` for sequences of up to `max_seq_len` tokens: for each query of a tile itself,

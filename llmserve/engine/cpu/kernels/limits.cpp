@@ -162,7 +162,7 @@ Error measure_limit(const KernelTable& kernels, const LimitRequest& request, dou
       return out_of_memory("no memory for a buffer of " + std::to_string(request.amount) + " bytes to read");
     }
   }
-  Measurement measurement(kernels.limits, request, std::move(pages));
+  Measurement measurement(*kernels.limits, request, std::move(pages));
   measurement.run();
   for (uint32_t pass = 0; pass < request.num_passes; ++pass) rates[pass] = measurement.rate(pass);
   return {};

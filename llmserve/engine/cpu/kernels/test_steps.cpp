@@ -25,13 +25,13 @@ struct Request {
 template <class T>
 std::vector<T> read(size_t count) {
   std::vector<T> values(count);
-  if (std::fread(values.data(), sizeof(T), count, stdin) != count) std::exit(EXIT_FAILURE);
+  if (count > 0 && std::fread(values.data(), sizeof(T), count, stdin) != count) std::exit(EXIT_FAILURE);
   return values;
 }
 
 template <class T>
 void write(const std::vector<T>& values) {
-  std::fwrite(values.data(), sizeof(T), values.size(), stdout);
+  if (!values.empty()) std::fwrite(values.data(), sizeof(T), values.size(), stdout);
 }
 
 void reply(int status, const std::string& text) {

@@ -17,7 +17,7 @@ inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("yield");
+  asm volatile("isb");  // takes about as long as pause does on x86; yield takes no time at all
 #endif
 }
 

@@ -8,6 +8,26 @@
 
 namespace llmserve {
 
+#if defined(LLMSERVE_USE_AVX2_VNNI)
+
+// AVX2, but for products of bytes.
+const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
+  namespace variant = LLMSERVE_VARIANT;
+  static const KernelTable kTable = [] {
+    KernelTable table = avx2_kernels();
+    table.name = LLMSERVE_TEXT(LLMSERVE_VARIANT);
+    table.linear_int8 = variant::linear_int8;
+    table.linear_int4 = variant::linear_int4;
+    table.int8_tactics = variant::kInt8Tactics;
+    table.int4_tactics = variant::kInt4Tactics;
+    table.limits = &variant::kLimitLoops;
+    return table;
+  }();
+  return kTable;
+}
+
+#else
+
 const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
   namespace variant = LLMSERVE_VARIANT;
   static constexpr KernelTable kTable = {
@@ -29,9 +49,11 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .block_peaks = variant::block_peaks,
       .block_weights = variant::block_weights,
       .weights = variant::weights,
-      .limits = variant::kLimitLoops,
+      .limits = &variant::kLimitLoops,
   };
   return kTable;
 }
+
+#endif
 
 }  // namespace llmserve
