@@ -34,8 +34,15 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("serving", "engine"), ("serving", "stages"), ("engine", "checkpoint"), ("frontends", "engine")}
 LAZY = {
-    "torch": {"evaluation/hf.py", "evaluation/baichuan_torch.py", "backends/pytorch/torch_model.py"},
+    "torch": {
+        "evaluation/hf.py",
+        "evaluation/baichuan_torch.py",
+        "backends/pytorch/torch_model.py",
+        "engine/tensorrt_llm/library.py",
+    },
     "onnxruntime": {"backends/onnxruntime/session.py"},
+    "tensorrt_llm": {"engine/tensorrt_llm/library.py"},
+    "tensorrt": {"engine/tensorrt_llm/library.py"},
     "transformers": {"evaluation/hf.py", "evaluation/baichuan_torch.py"},
     "datasets": {"evaluation/data.py"},
     "pynvml": {"serving/gpu.py"},
@@ -101,7 +108,7 @@ def test_heavy_packages_have_one_owner(package: str) -> None:
 
 
 def test_command_line_starts_without_heavy_packages() -> None:
-    heavy = "{'torch', 'onnxruntime', 'transformers', 'datasets', 'pandas'}"
+    heavy = "{'torch', 'onnxruntime', 'transformers', 'datasets', 'pandas', 'tensorrt_llm', 'tensorrt'}"
     code = f"import sys, llmserve.cli.main; print(sorted({heavy} & set(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert output.strip() == "[]"

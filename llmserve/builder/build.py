@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ from llmserve.engine.artifact import (
     hash_file,
 )
 from llmserve.engine.manifest import FileRecord, Manifest, Source
-from llmserve.errors import InvalidArgument, ResourceExhausted
+from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported, raise_problems
 
+logger = logging.getLogger(__name__)
 SPARE_DISK_BYTES = 32 * 2**20  # beside the engine file: self-test, tokenizer
 
 
@@ -61,10 +62,15 @@ def build_engine(
     check_replaceable(output_dir)
     with Checkpoint.open(checkpoint_dir) as checkpoint:
         build = resolve(checkpoint, options, target=target)
+        raise_problems(
+            Unsupported, f"this machine cannot build for {build.target.name}", build.target.machine_problems()
+        )
+        for note in build.target.notes(build.options):
+            logger.warning("%s", note)
         try:
             with staged_directory(output_dir) as directory:
                 _check_disk_space(directory, build)
-                return _write(checkpoint, build, directory, progress or SilentProgress(), output_dir / CACHE_FILE)
+                return _write(checkpoint, build, directory, progress or SilentProgress(), output_dir)
         except OSError as error:
             failure = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
             raise failure(f"the build of {output_dir} failed: {error}") from error
@@ -86,7 +92,7 @@ class CanonicalWeights:
 
 
 def _write(
-    checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress, earlier_cache: Path
+    checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress, earlier: Path
 ) -> Manifest:
     sizes = [(checkpoint.path / name).stat().st_size for name in checkpoint.file_names]
     progress.phase("hash the checkpoint", sum(sizes))
@@ -94,14 +100,16 @@ def _write(
     source = Source(digest, build.spec.architecture, checkpoint.file_names)
     weights = CanonicalWeights(build.weights, build.options.dtype)
     progress.phase("compile", build.engine_bytes)
-    job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance)
+    job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance, earlier)
     device = build.target.compile(job, directory / ENGINE_FILE)
     assert weights.digests.keys() == {param.name for param in build.params}, "the target left a parameter out"
-    build.target.tune(directory / ENGINE_FILE, earlier_cache, progress)
-    progress.phase("self-test", num_passes(build.options) * _weight_bytes(build))
-    selftest = make_selftest(build.program, build.params, build.options, weights.load, advance=progress.advance)
-    selftest.save(directory / SELFTEST_FILE)
-    _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
+    build.target.tune(directory / ENGINE_FILE, earlier / CACHE_FILE, progress)
+    if build.target.has_selftest:
+        progress.phase("self-test", num_passes(build.options) * _weight_bytes(build))
+        selftest = make_selftest(build.program, build.params, build.options, weights.load, advance=progress.advance)
+        selftest.save(directory / SELFTEST_FILE)
+    if not (directory / CONFIG_FILE).exists():
+        _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint.path, directory)
     manifest = Manifest(
@@ -109,7 +117,7 @@ def _write(
         target=build.target.name,
         device=device,
         source=source,
-        options=asdict(build.options),
+        options=build.options.as_dict(),
         tensors=weights.digests,
         files=_file_records(directory, progress),
         tools={"llmserve": __version__, "numpy": np.__version__, "python": platform.python_version()},
@@ -127,10 +135,12 @@ def _copy_pipeline_files(checkpoint_dir: Path, directory: Path) -> None:
 
 
 def _file_records(directory: Path, progress: Progress) -> dict[str, FileRecord]:
-    files = sorted(file for file in directory.iterdir() if file.name != CACHE_FILE)
+    files = sorted(file for file in directory.rglob("*") if file.is_file() and file.name != CACHE_FILE)
     progress.phase("seal", sum(file.stat().st_size for file in files))
     return {
-        file.name: FileRecord(file.stat().st_size, hash_file(file, partial(progress.advance, file.name)))
+        file.relative_to(directory).as_posix(): FileRecord(
+            file.stat().st_size, hash_file(file, partial(progress.advance, file.name))
+        )
         for file in files
     }
 

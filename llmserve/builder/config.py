@@ -9,8 +9,8 @@ from llmserve.builder.options import BuildOptions
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec
 
-# TensorRT-LLM's name for int8 weights with a scale per output channel and int8 activations with a scale per token. It
-# has none for int4 weights in groups with such activations; that name is ours.
+# On the cpu target. TensorRT-LLM's name for int8 weights with a scale per output channel and int8 activations with a
+# scale per token. It has none for int4 weights in groups with such activations; that name is ours.
 QUANT_ALGO = {"": None, "int8": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "int4": "W4A8_INT8_GROUPED"}
 
 
@@ -23,7 +23,7 @@ def engine_config(spec: DecoderSpec, program: Program, options: BuildOptions) ->
             "max_num_tokens": options.max_num_tokens,
             "max_seq_len": options.max_seq_len,
             "max_input_len": options.max_seq_len - 1,  # one token of the sequence is output
-            "max_beam_width": 1,
+            "max_beam_width": options.tensorrt_llm.max_beam_width,
             "kv_cache_type": "PAGED",
             "plugin_config": {
                 "paged_kv_cache": True,
@@ -55,5 +55,9 @@ def _pretrained_config(spec: DecoderSpec, program: Program, options: BuildOption
             "kv_cache_quant_algo": "INT8" if options.kv_cache_dtype == "int8" else None,
             **({"group_size": options.int4_group_size} if options.quantization == "int4" else {}),
         },
-        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+        "mapping": {
+            "world_size": options.tensorrt_llm.world_size,
+            "tp_size": options.tensorrt_llm.tp_size,
+            "pp_size": options.tensorrt_llm.pp_size,
+        },
     }

@@ -29,7 +29,7 @@ def engine_digest(program: Program, options: BuildOptions, tensors: Mapping[str,
     """SHA-256 over format version, resolved options, the whole Program and the digest of each parameter."""
     content = {
         "format_version": FORMAT_VERSION,
-        "options": asdict(options),
+        "options": options.as_dict(),
         "cache": asdict(program.cache),
         "vocab_size": program.vocab_size,
         "ops": [

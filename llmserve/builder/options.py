@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
+from llmserve.errors import RecipeError
 
 DTYPES = ("float16", "bfloat16", "float32")
 QUANTIZATIONS = ("", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8")
 INT4_GROUP_SIZES = (32, 64, 128)
 DEFAULT_INT4_GROUP_SIZE = 64
+TENSORRT_LLM = "tensorrt_llm"
+HOW_IT_IS_BUILT = ("workers", "parallel_build")  # options that leave no trace in the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,34 @@ class BuildOptions:
     max_seq_len: int = 0  # prompt + output of one sequence; 0: the checkpoint's own limit
     tokens_per_block: int = 32  # KV block size
     target: str = "cpu"
+    tensorrt_llm: TensorrtLlmOptions = field(default_factory=TensorrtLlmOptions)
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any]) -> BuildOptions:
+        """From names and values without nesting, as flags and recipes have them. `use_weight_only` says `quantization`.
+
+        `RecipeError` when the two say different things.
+        """
+        other = {each.name for each in fields(TensorrtLlmOptions)}
+        library = TensorrtLlmOptions(**{name: value for name, value in values.items() if name in other})
+        own = {name: value for name, value in values.items() if name not in other}
+        options = cls(**own, tensorrt_llm=library)
+        if not library.use_weight_only:
+            return options
+        if options.quantization not in ("", library.weight_only_precision):
+            raise RecipeError(
+                f"quantization {options.quantization} and weight_only_precision {library.weight_only_precision} "
+                "differ; give one of them"
+            )
+        return replace(options, quantization=library.weight_only_precision)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What decides what the engine is: without the options of another target's library, or how many build it."""
+        values = asdict(self)
+        library = values.pop("tensorrt_llm")
+        if self.target != TENSORRT_LLM:
+            return values
+        return values | {"tensorrt_llm": {name: library[name] for name in library if name not in HOW_IT_IS_BUILT}}
 
     @property
     def int4_group_size(self) -> int:
@@ -64,4 +99,4 @@ class BuildOptions:
             ),
             (block >= 1 and block & (block - 1) == 0, f"tokens_per_block must be a power of two, got {block}"),
         ]
-        return [text for holds, text in rules if not holds]
+        return [text for holds, text in rules if not holds] + self.tensorrt_llm.problems()

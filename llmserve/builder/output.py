@@ -88,7 +88,7 @@ def _remove_stale(output: Path) -> None:
 
 
 def _flush_to_disk(directory: Path) -> None:
-    for path in (*directory.iterdir(), directory):
+    for path in (*directory.rglob("*"), directory):
         _flush(path)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.builder.options import BuildOptions
+from llmserve.builder.options import TENSORRT_LLM, BuildOptions
 from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
@@ -32,7 +32,7 @@ class BuildPlan:
     kv_bytes_per_token: int
     weight_bytes_per_step: int  # what one decode step reads, however many sequences share it
     available_bytes: int  # memory that this process may take now
-    read_bytes_per_s: float
+    read_bytes_per_s: float  # 0: not measured, as the engine is not for the processor
     notes: tuple[str, ...]
 
     @property
@@ -55,8 +55,6 @@ class BuildPlan:
     def rows(self) -> list[tuple[str, str]]:
         """(what, how much) for people."""
         options = self.options
-        fits = ", ".join(f"{count:,} of {length:,} tokens" for length, count in self.sequences_that_fit.items())
-        empty, full = (self.tokens_per_s_bound(context) for context in (0, options.max_seq_len - 1))
         return [
             ("checkpoint", f"{self.checkpoint} ({self.architecture})"),
             ("target", f"{options.target}, {options.dtype}{options.quantization and '+' + options.quantization}, "
@@ -66,12 +64,19 @@ class BuildPlan:
             ("limits", f"{options.max_batch_size} sequences and {options.max_num_tokens:,} tokens a step, "
                        f"{options.max_seq_len:,} tokens a sequence, {options.tokens_per_block} tokens a KV block"),
             ("KV cache", f"{self.kv_bytes_per_token / 2**10:,.1f} KiB per token"),
+            *(self._machine_rows() if self.read_bytes_per_s else ()),
+            *(("note", note) for note in self.notes),
+        ]  # fmt: skip
+
+    def _machine_rows(self) -> list[tuple[str, str]]:
+        fits = ", ".join(f"{count:,} of {length:,} tokens" for length, count in self.sequences_that_fit.items())
+        empty, full = (self.tokens_per_s_bound(context) for context in (0, self.options.max_seq_len - 1))
+        return [
             ("memory here", f"{self.available_bytes / 2**30:,.1f} GiB available to this process"),
             ("sequences that fit", fits),
             ("memory read", f"{self.read_bytes_per_s / 1e9:,.1f} GB/s (measured now, with all cores)"),
             ("bound at batch 1", f"{empty:,.0f} tokens/s with an empty KV cache, {full:,.0f} with a full one: "
                                  f"each token reads weights and cache once"),
-            *(("note", note) for note in self.notes),
         ]  # fmt: skip
 
     def _rounded_to_blocks(self, length: int) -> int:
@@ -103,8 +108,8 @@ def plan_build(
             kv_bytes_per_token=_kv_bytes_per_token(build),
             weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build),
             available_bytes=available_memory_bytes(),
-            read_bytes_per_s=measure(),
-            notes=_notes(checkpoint, build.options),
+            read_bytes_per_s=0.0 if build.options.target == TENSORRT_LLM else measure(),
+            notes=_notes(checkpoint, build),
         )
 
 
@@ -123,8 +128,9 @@ def _looked_up_bytes(build: ResolvedBuild) -> int:
     return sum(param.num_elements * build.itemsize for param in build.params if param.name in tables - read_whole)
 
 
-def _notes(checkpoint: Checkpoint, options: BuildOptions) -> tuple[str, ...]:
-    notes = []
+def _notes(checkpoint: Checkpoint, build: ResolvedBuild) -> tuple[str, ...]:
+    options = build.options
+    notes = [*build.target.notes(options), *build.target.machine_problems()]
     if not any((checkpoint.path / name).is_file() for name in TOKENIZER_FILES[:2]):
         notes.append(f"no {' or '.join(TOKENIZER_FILES[:2])}: this engine can be given token ids, but no text")
     if options.max_batch_size > options.max_num_tokens:

@@ -11,12 +11,17 @@ from typing import Any
 import yaml
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
 from llmserve.errors import NotFound, RecipeError, raise_problems
 
-OPTION_TYPES: dict[str, type] = {field.name: type(field.default) for field in fields(BuildOptions)}
+OPTION_TYPES: dict[str, type] = {
+    field.name: type(field.default)
+    for field in (*fields(BuildOptions), *fields(TensorrtLlmOptions))
+    if field.name != "tensorrt_llm"
+}
 PATH_KEYS = ("checkpoint", "output_dir")
 KEY_TYPES = {**OPTION_TYPES, **dict.fromkeys(PATH_KEYS, str)}
-TYPE_NAMES = {int: "a whole number", str: "text"}
+TYPE_NAMES = {int: "a whole number", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class Recipe:
     def resolve(self, flags: Mapping[str, Any]) -> BuildOptions:
         """Defaults, then the recipe, then every flag that is not None."""
         given = {name: value for name, value in flags.items() if value is not None}
-        return BuildOptions(**{**(self.options or {}), **given})
+        return BuildOptions.from_flat({**(self.options or {}), **given})
 
 
 def load_recipe(path: Path) -> Recipe:

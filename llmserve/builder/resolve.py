@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llmserve.builder.options import BuildOptions
+from llmserve.builder.options import TENSORRT_LLM, BuildOptions
 from llmserve.builder.targets.base import Target
 from llmserve.builder.targets.cpu import CpuTarget
+from llmserve.builder.targets.tensorrt_llm import TensorrtLlmTarget
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, RecipeError, raise_problems
 from llmserve.models.graph import Program
 from llmserve.models.registry import architecture_for
-from llmserve.models.spec import DecoderSpec, Param
+from llmserve.models.spec import DecoderSpec, HfConfig, Param
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class ResolvedBuild:
         return 4 if self.options.dtype == "float32" else 2
 
 
-def target_for(name: str) -> Target:
+def target_for(name: str, spec: DecoderSpec, config: HfConfig) -> Target:
     """`RecipeError` for a name that no target has."""
-    targets: dict[str, Target] = {"cpu": CpuTarget()}
+    targets: dict[str, Target] = {"cpu": CpuTarget(), TENSORRT_LLM: TensorrtLlmTarget(spec, config)}
     if name not in targets:
         raise RecipeError(f"target must be one of {', '.join(targets)}, got {name!r}")
     return targets[name]
@@ -55,7 +56,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     program = architecture.forward(spec)
     problems = options.problems() + _length_problems(spec, options)
     options = replace(options, max_seq_len=options.max_seq_len or spec.max_position_embeddings)
-    target = target or target_for(options.target)
+    target = target or target_for(options.target, spec, checkpoint.config)
     if not problems:
         problems += target.problems(program, params, options)
     try:

@@ -149,8 +149,8 @@ def _what_it_is_instead(path: Path) -> str:
 def _problem(path: Path, manifest: Manifest, name: str) -> str:
     """What is wrong with one file, or an empty string."""
     record = manifest.files[name]
-    if Path(name).name != name:
-        return f"{name!r} is not a plain file name"
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        return f"{name!r} is not the name of a file in the engine directory"
     try:
         num_bytes = (path / name).stat().st_size
         if num_bytes != record.num_bytes:

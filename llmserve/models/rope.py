@@ -50,6 +50,11 @@ def scaled_positions(reader: ConfigReader) -> int:
     return max(1, int(min(VARIANTS[values["rope_type"]].positions(positions, values), MAX_SIZE)))
 
 
+def rope_values(config: HfConfig) -> dict[str, Any]:
+    """Theta, type and the type's own numbers as one flat mapping, whichever style the config has."""
+    return _rope_values(ConfigReader(config))
+
+
 def position_limit(config: HfConfig) -> int | None:
     """The longest sequence of any config, by the rules of the architectures; None where it names no valid limit.
 

@@ -19,11 +19,18 @@ from llmserve.models.spec import Param
 @dataclass
 class FakeTarget:
     name: str = "fake"
+    has_selftest: bool = True
     refusals: list[str] = field(default_factory=list)
     after_each: Callable[[str], None] = lambda name: None  # called after each parameter that was written
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         return self.refusals
+
+    def notes(self, options: BuildOptions) -> list[str]:
+        return []
+
+    def machine_problems(self) -> list[str]:
+        return []
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
         stored = set(stored_names(params, quantized_params(program, params, options)).values())

@@ -17,30 +17,40 @@ from llmserve.models.spec import Param
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """Everything a target needs to write one engine file."""
+    """Everything a target needs to write its engine files."""
 
     program: Program
     params: Sequence[Param]
     options: BuildOptions  # max_seq_len resolved, never 0
     load: Callable[[str], NDArray[Any]]  # parameter name -> array in `options.dtype` (bfloat16 is ml_dtypes.bfloat16)
     advance: Callable[[str, int], None]  # progress: (what, bytes written since the last call)
+    earlier: Path | None = None  # the engine directory that this build will replace, if there is one
 
 
 class Target(Protocol):
     name: str
+    has_selftest: bool  # its arithmetic is ours, so the reference path can prove the engine
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         """Why this network cannot be compiled with these options; each says what to do. Empty when it can."""
         ...
 
+    def notes(self, options: BuildOptions) -> list[str]:
+        """What the user should know about these options, though nothing is wrong with them."""
+        ...
+
+    def machine_problems(self) -> list[str]:
+        """Why this machine cannot build for the target; each says what to do. Not asked before a plan."""
+        ...
+
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
-        """Size of the engine file, for the plan and the progress bar."""
+        """Size of the engine files, for the plan and the progress bar."""
         ...
 
     def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
-        """Write the engine file `out` and return device facts for the manifest.
+        """Write the engine file `out`, and what else belongs to it beside it; return device facts for the manifest.
 
-        Loads each parameter once and holds about one at a time.
+        Loads each parameter once and holds about one at a time. A config.json that it leaves there is kept.
         """
         ...
 

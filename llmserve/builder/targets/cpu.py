@@ -57,13 +57,21 @@ class CpuTarget:
     """Engines for `llmserve.engine.cpu`; one file serves every instruction set."""
 
     name = "cpu"
+    has_selftest = True
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         return [
             *_option_problems(options),
+            *options.tensorrt_llm.cpu_problems(),
             *_program_problems(program),
             *_quantization_problems(program, params, options),
         ]
+
+    def notes(self, options: BuildOptions) -> list[str]:
+        return options.tensorrt_llm.cpu_notes()
+
+    def machine_problems(self) -> list[str]:
+        return []
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
         return _plan(program, params, options)[1].file_bytes

@@ -1,0 +1,204 @@
+"""The `tensorrt_llm` target: engines for NVIDIA GPUs. Which of its two modes builds is the installed release's choice.
+
+Engine mode (1.2): our weight plan -> a TensorRT-LLM checkpoint -> tensorrt_llm.builder -> rank<i>.engine.
+LLM mode (1.3 and newer): our weight plan -> a checkpoint in canonical form, beside the arguments of tensorrt_llm.LLM.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.progress import Progress
+from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.tensorrt_llm_build import RankJob, build_ranks, limits_of, plugins_of
+from llmserve.builder.targets.tensorrt_llm_canonical import (
+    canonical_bytes,
+    canonical_problems,
+    write_canonical,
+)
+from llmserve.builder.targets.tensorrt_llm_checkpoint import (
+    checkpoint_bytes,
+    checkpoint_problems,
+    write_checkpoint,
+)
+from llmserve.builder.tensorrt_llm_options import DEFAULTS
+from llmserve.engine.artifact import CACHE_FILE, MANIFEST_FILE
+from llmserve.engine.tensorrt_llm import library
+from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, rank_file
+from llmserve.engine.tensorrt_llm.gpus import Gpu, visible_gpus
+from llmserve.engine.tensorrt_llm.library import Installed, Mode
+from llmserve.errors import InternalError, LlmserveError
+from llmserve.models.graph import Program
+from llmserve.models.spec import DecoderSpec, HfConfig, Param
+
+PLUGIN_OPTIONS = (
+    "gemm_plugin", "gpt_attention_plugin", "context_fmha", "remove_input_padding", "multiple_profiles",
+    "reduce_fusion", "workers", "parallel_build", "max_input_len",
+)  # fmt: skip
+IN_FLIGHT = "the executor batches in flight, which needs a paged KV cache, the attention plugin and no padding"
+
+
+class TensorrtLlmTarget:
+    """For one checkpoint. `find` and `gpus` say what this machine has."""
+
+    name = "tensorrt_llm"
+    has_selftest = False
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        config: HfConfig,
+        *,
+        find: Callable[[], Installed] = library.installed,
+        gpus: Callable[[], Sequence[Gpu]] = visible_gpus,
+    ) -> None:
+        self._spec = spec
+        self._config = config
+        self._find = find
+        self._gpus = gpus
+
+    def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
+        if self._mode() is Mode.LLM:
+            return [*_option_problems(options), *canonical_problems(self._spec, options)]
+        return [*_option_problems(options), *checkpoint_problems(self._spec, self._config, options)]
+
+    def notes(self, options: BuildOptions) -> list[str]:
+        if self._mode() is not Mode.LLM:
+            return []
+        given = options.tensorrt_llm
+        return [
+            f"{name} {getattr(given, name)} has no effect: tensorrt_llm.LLM compiles no engine"
+            for name in PLUGIN_OPTIONS
+            if getattr(given, name) != getattr(DEFAULTS, name)
+        ]
+
+    def machine_problems(self) -> list[str]:
+        found = []
+        for asked in (self._find, self._gpus):
+            try:
+                asked()
+            except LlmserveError as error:
+                found.append(str(error))
+        return found
+
+    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
+        """What the weights take. A compiled engine is a little larger."""
+        if self._mode() is Mode.LLM:
+            return canonical_bytes(params, self._spec, options)
+        return checkpoint_bytes(params, self._spec, options)
+
+    def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
+        found, gpus = self._find(), self._gpus()
+        facts = {
+            "mode": found.mode.value,
+            "tensorrt_llm": found.version,
+            "gpu": gpus[0].name,
+            "compute_capability": gpus[0].compute_capability,
+            "driver": gpus[0].driver,
+            "world_size": job.options.tensorrt_llm.world_size,
+        }
+        if found.mode is Mode.LLM:
+            self._write_llm(job, out.parent)
+            return facts
+        return facts | {"tensorrt": self._build_engines(job, out.parent, gpus)}
+
+    def tune(self, engine_file: Path, earlier: Path, progress: Progress) -> None:
+        """TensorRT times its tactics while it compiles."""
+
+    def _write_llm(self, job: CompileJob, directory: Path) -> None:
+        folder = directory / CANONICAL_FOLDER
+        folder.mkdir()
+        write_canonical(job, folder, spec=self._spec, config=self._config)
+        arguments = json.dumps(llm_arguments(job.options), indent=2)
+        (directory / LLM_ARGUMENTS_FILE).write_text(arguments + "\n")
+
+    def _build_engines(self, job: CompileJob, directory: Path, gpus: Sequence[Gpu]) -> str:
+        """Returns TensorRT's version. The checkpoint is gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix=".checkpoint-", dir=directory) as checkpoint:
+            write_checkpoint(
+                job, Path(checkpoint), spec=self._spec, config=self._config, quantize=library.quantize_weight
+            )
+            jobs = rank_jobs(job, Path(checkpoint), directory, gpus)
+            version = build_ranks(jobs, num_workers(job.options, gpus))
+        missing = [name for rank in range(len(jobs)) if not (directory / (name := rank_file(rank))).is_file()]
+        if missing:
+            raise InternalError(f"tensorrt_llm.builder left no {', '.join(missing)}")
+        return version
+
+    def _mode(self) -> Mode:
+        """Where nothing is installed, what a build would need is checked for the release that compiles engines."""
+        try:
+            return self._find().mode
+        except LlmserveError:
+            return Mode.ENGINE
+
+
+def num_workers(options: BuildOptions, gpus: Sequence[Gpu]) -> int:
+    """As many as wanted and as there are ranks, and one GPU for each."""
+    library_options = options.tensorrt_llm
+    wanted = len(gpus) if library_options.parallel_build else library_options.workers
+    return min(wanted, len(gpus), library_options.world_size)
+
+
+def rank_jobs(job: CompileJob, checkpoint: Path, directory: Path, gpus: Sequence[Gpu]) -> list[RankJob]:
+    """Rank 0 leaves its timing cache in the engine directory, for the next build of it."""
+    workers = num_workers(job.options, gpus)
+    earlier = timing_cache(job.earlier, gpus[0])
+    return [
+        RankJob(
+            checkpoint=str(checkpoint),
+            output=str(directory),
+            rank=rank,
+            gpu=gpus[rank % workers].uuid,
+            limits=limits_of(job.options),
+            plugins=plugins_of(job.options),
+            input_timing_cache=None if earlier is None else str(earlier),
+            output_timing_cache=str(directory / CACHE_FILE if rank == 0 else checkpoint / f"rank{rank}.cache"),
+        )
+        for rank in range(job.options.tensorrt_llm.world_size)
+    ]
+
+
+def timing_cache(earlier: Path | None, gpu: Gpu) -> Path | None:
+    """The timings of an earlier build, where they are TensorRT's and of the same GPU."""
+    if earlier is None or not (earlier / CACHE_FILE).is_file():
+        return None
+    try:
+        manifest = json.loads((earlier / MANIFEST_FILE).read_text())
+        same = manifest["target"] == TensorrtLlmTarget.name and manifest["device"]["gpu"] == gpu.name
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return earlier / CACHE_FILE if same else None
+
+
+def llm_arguments(options: BuildOptions) -> dict[str, Any]:
+    """Of tensorrt_llm.LLM, as far as the build decides them."""
+    return {
+        "tensor_parallel_size": options.tensorrt_llm.tp_size,
+        "pipeline_parallel_size": options.tensorrt_llm.pp_size,
+        "dtype": options.dtype,
+        "max_batch_size": options.max_batch_size,
+        "max_num_tokens": options.max_num_tokens,
+        "max_seq_len": options.max_seq_len,
+        "max_beam_width": options.tensorrt_llm.max_beam_width,
+    }
+
+
+def _option_problems(options: BuildOptions) -> list[str]:
+    given = options.tensorrt_llm
+    rules = [
+        (options.group_size == 0, "group_size is for the cpu target: TensorRT-LLM's int4 has a scale per output"),
+        (given.kv_cache_type == "paged", f"kv_cache_type {given.kv_cache_type} cannot be served: {IN_FLIGHT}"),
+        (given.gpt_attention_plugin != "disable", f"gpt_attention_plugin disable cannot be served: {IN_FLIGHT}"),
+        (given.remove_input_padding == "enable", f"remove_input_padding disable cannot be served: {IN_FLIGHT}"),
+        (
+            given.max_input_len < options.max_seq_len or not given.max_input_len,
+            f"max_input_len {given.max_input_len} leaves no token for the answer: max_seq_len is {options.max_seq_len}",
+        ),
+    ]
+    return [text for holds, text in rules if not holds]

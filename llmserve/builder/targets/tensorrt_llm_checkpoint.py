@@ -1,0 +1,213 @@
+"""Writes a TensorRT-LLM checkpoint: config.json and rank<i>.safetensors, one parameter in memory at a time.
+
+Baichuan2-7B becomes a Llama checkpoint: our parameters already have W_pack split and lm_head normalized, and what is
+left is Llama. The 13B form stays Baichuan, for its ALiBi. Keys of config.json are those of release 1.2's
+PretrainedConfig (tensorrt_llm/models/modeling_utils.py), LLaMAConfig, QWenConfig and BaichuanConfig
+(models/{llama,qwen,baichuan}/config.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.tensorrt_llm_shards import Mapping, Shard, mappings, shards_of
+from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
+from llmserve.models.rope import DEFAULT_THETA, rope_values
+from llmserve.models.spec import DecoderSpec, HfConfig, Param
+
+QUANT_ALGO = {"": None, "int8": "W8A16", "int4": "W4A16"}
+ROTARY_SCALINGS = {  # rope type -> the numbers that its dictionary carries
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+QWEN_TYPES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+PLUGIN_MULTIPLE = 64  # the weight-only kernels take sizes that are multiples of this
+
+Quantize: TypeAlias = Callable[[NDArray[Any], str], tuple[NDArray[np.int8], NDArray[Any]]]
+
+
+def write_checkpoint(job: CompileJob, folder: Path, *, spec: DecoderSpec, config: HfConfig, quantize: Quantize) -> None:
+    """Write every rank's file and config.json into `folder`.
+
+    `quantize`: engine.tensorrt_llm.library.quantize_weight, or something like it.
+    """
+    options = job.options
+    ranks = mappings(options.tensorrt_llm.tp_size, options.tensorrt_llm.pp_size)
+    (folder / "config.json").write_text(json.dumps(checkpoint_config(spec, config, options), indent=2) + "\n")
+    with ExitStack() as stack:
+        writers = {
+            mapping: stack.enter_context(
+                SafetensorsWriter(
+                    folder / f"rank{mapping.rank}.safetensors", _planned(job.params, spec, mapping, options)
+                )
+            )
+            for mapping in ranks
+        }
+        for param in job.params:
+            array = job.load(param.name)
+            for mapping, writer in writers.items():
+                for shard in shards_of(param, spec, mapping):
+                    _write(writer, shard, shard.take(array), options, quantize)
+            job.advance(param.name, array.nbytes)
+
+
+def _write(
+    writer: SafetensorsWriter, shard: Shard, array: NDArray[Any], options: BuildOptions, quantize: Quantize
+) -> None:
+    if shard.is_quantized and options.quantization:
+        values, scales = quantize(array, options.quantization)
+        writer.write(shard.name, values)
+        writer.write(_scale_name(shard), scales)
+    else:
+        writer.write(shard.name, array)
+
+
+def _planned(params: Sequence[Param], spec: DecoderSpec, mapping: Mapping, options: BuildOptions) -> dict[str, Planned]:
+    """What one rank's file holds."""
+    tensors = {}
+    for param in params:
+        for shard in shards_of(param, spec, mapping):
+            shape = shard.shape(param.shape)
+            if not (shard.is_quantized and options.quantization):
+                tensors[shard.name] = Planned(options.dtype, shape)
+                continue
+            outputs, inputs = shape
+            columns = outputs // 2 if options.quantization == "int4" else outputs
+            tensors[shard.name] = Planned("int8", (inputs, columns))
+            tensors[_scale_name(shard)] = Planned(options.dtype, (outputs,))
+    return tensors
+
+
+def _scale_name(shard: Shard) -> str:
+    return shard.name.removesuffix("weight") + "per_channel_scale"
+
+
+def checkpoint_bytes(params: Sequence[Param], spec: DecoderSpec, options: BuildOptions) -> int:
+    """Of all ranks' tensors together."""
+    library = options.tensorrt_llm
+    return sum(
+        planned.num_bytes
+        for mapping in mappings(library.tp_size, library.pp_size)
+        for planned in _planned(params, spec, mapping, options).values()
+    )
+
+
+def checkpoint_config(spec: DecoderSpec, config: HfConfig, options: BuildOptions) -> dict[str, Any]:
+    library = options.tensorrt_llm
+    return {
+        "architecture": checkpoint_architecture(spec),
+        "dtype": options.dtype,
+        "logits_dtype": "float32",
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_size": spec.head_dim,
+        "qk_layernorm": spec.qk_norm,
+        "hidden_act": "silu",
+        "norm_epsilon": spec.norm_eps,
+        "position_embedding_type": "alibi" if spec.alibi_slopes else "rope_gpt_neox",
+        "use_parallel_embedding": False,
+        "embedding_sharding_dim": 0,
+        "mapping": {"world_size": library.world_size, "tp_size": library.tp_size, "pp_size": library.pp_size},
+        "quantization": {"quant_algo": QUANT_ALGO[options.quantization], "kv_cache_quant_algo": None},
+        **_own_keys(spec, config),
+    }
+
+
+def checkpoint_architecture(spec: DecoderSpec) -> str:
+    """The class of TensorRT-LLM that reads it. Baichuan with rotary embedding has nothing that Llama has not."""
+    if spec.architecture == "BaichuanForCausalLM" and not spec.alibi_slopes:
+        return "LlamaForCausalLM"
+    return spec.architecture
+
+
+def _own_keys(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
+    """What the class's own config adds."""
+    if spec.alibi_slopes:
+        return {"model_version": "v2_13b" if spec.norm_head else "v1_13b"}
+    keys = {
+        "rotary_base": rotary_base(spec, config),
+        "rotary_scaling": rotary_scaling(spec, config),
+        "attn_bias": spec.qkv_bias,
+        "mlp_bias": spec.mlp_bias,
+        "disable_weight_only_quant_plugin": False,
+    }
+    if spec.architecture in QWEN_TYPES:
+        kind = QWEN_TYPES[spec.architecture]
+        return keys | {
+            "qwen_type": kind,
+            "use_logn_attn": False,
+            "moe_intermediate_size": 0,
+            "moe_shared_expert_intermediate_size": 0,
+            "tie_word_embeddings": spec.tied_embeddings,
+        }
+    return keys | {"residual_mlp": False}
+
+
+def rotary_base(spec: DecoderSpec, config: HfConfig) -> float:
+    if spec.architecture == "BaichuanForCausalLM":
+        return DEFAULT_THETA
+    return float(rope_values(config)["rope_theta"])
+
+
+def rotary_scaling(spec: DecoderSpec, config: HfConfig) -> dict[str, Any] | None:
+    """In the old and the new spelling of the type, as readers differ in which they look at."""
+    if spec.architecture == "BaichuanForCausalLM":
+        return None
+    values = rope_values(config)
+    kind = values["rope_type"]
+    if kind not in ROTARY_SCALINGS:
+        return None
+    return {"type": kind, "rope_type": kind, **{key: values[key] for key in ROTARY_SCALINGS[kind]}}
+
+
+def checkpoint_problems(spec: DecoderSpec, config: HfConfig, options: BuildOptions) -> list[str]:
+    """Why no checkpoint of release 1.2 can say this network, or be split like this."""
+    tp, pp = options.tensorrt_llm.tp_size, options.tensorrt_llm.pp_size
+    kv_fits = spec.num_kv_heads % tp == 0 or tp % spec.num_kv_heads == 0
+    rules = [
+        (spec.num_heads % tp == 0, f"tp_size {tp} does not divide the {spec.num_heads} attention heads"),
+        (kv_fits, f"tp_size {tp} and the {spec.num_kv_heads} key-value heads do not divide each other"),
+        (spec.intermediate_size % tp == 0, f"tp_size {tp} does not divide intermediate_size {spec.intermediate_size}"),
+        (spec.num_layers % pp == 0, f"pp_size {pp} does not divide the {spec.num_layers} layers"),
+        (
+            not (spec.output_bias and spec.architecture in QWEN_TYPES),
+            "TensorRT-LLM's Qwen3 has no attention_bias; this checkpoint has one",
+        ),
+    ]
+    found = [text for holds, text in rules if not holds]
+    if spec.inv_freq and spec.architecture != "BaichuanForCausalLM":
+        kind = rope_values(config)["rope_type"]
+        if kind not in (*ROTARY_SCALINGS, "default"):
+            found.append(f"rope type {kind!r} is not known to TensorRT-LLM's engines, only default, linear and llama3")
+    if options.quantization and not found:
+        found += _plugin_problems(spec, tp)
+    return found
+
+
+def _plugin_problems(spec: DecoderSpec, tp: int) -> list[str]:
+    q_width, kv_width = spec.num_heads // tp * spec.head_dim, max(1, spec.num_kv_heads // tp) * spec.head_dim
+    sizes = {
+        "hidden_size": spec.hidden_size,
+        "the query heads of a rank": q_width,
+        "the query, key and value heads of a rank": q_width + 2 * kv_width,
+        "intermediate_size of a rank": spec.intermediate_size // tp,
+    }
+    return [
+        f"weight-only quantization needs sizes that are multiples of {PLUGIN_MULTIPLE}: {name} is {size}"
+        for name, size in sizes.items()
+        if size % PLUGIN_MULTIPLE
+    ]

@@ -1,0 +1,110 @@
+"""Whether an engine directory of the tensorrt_llm target can run on this machine; if not, in words, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.tensorrt_llm import library
+from llmserve.engine.tensorrt_llm.gpus import Gpu, visible_gpus
+from llmserve.engine.tensorrt_llm.library import Installed, Mode
+from llmserve.errors import LlmserveError
+
+CANONICAL_FOLDER = "checkpoint"  # LLM mode: the checkpoint that tensorrt_llm.LLM loads
+LLM_ARGUMENTS_FILE = "llm_args.json"
+REBUILD = "build it again on this machine: llmserve build CHECKPOINT --target tensorrt_llm"
+
+
+def rank_file(rank: int) -> str:
+    return f"rank{rank}.engine"
+
+
+def mode_of(directory: EngineDirectory) -> Mode:
+    return Mode(directory.manifest.device["mode"])
+
+
+def fit_problems(
+    directory: EngineDirectory,
+    *,
+    find: Callable[[], Installed] = library.installed,
+    gpus: Callable[[], Sequence[Gpu]] = visible_gpus,
+) -> list[str]:
+    """Everything that keeps this engine from running here; empty when nothing does."""
+    found = _file_problems(directory)
+    try:
+        found += _version_problems(directory, find())
+    except LlmserveError as error:
+        found.append(str(error))
+    try:
+        found += _gpu_problems(directory, gpus())
+    except LlmserveError as error:
+        found.append(str(error))
+    return found
+
+
+def _world_size(directory: EngineDirectory) -> int:
+    return int(directory.manifest.device["world_size"])
+
+
+def _file_problems(directory: EngineDirectory) -> list[str]:
+    if mode_of(directory) is Mode.LLM:
+        wanted = [LLM_ARGUMENTS_FILE, f"{CANONICAL_FOLDER}/config.json"]
+    else:
+        wanted = [rank_file(rank) for rank in range(_world_size(directory))]
+        mapping = directory.config["pretrained_config"].get("mapping", {})
+        if mapping.get("world_size", 1) != _world_size(directory):
+            return [
+                f"config.json is for {mapping.get('world_size', 1)} GPUs, the manifest for {_world_size(directory)}: "
+                f"the directory was put together from two builds; {REBUILD}"
+            ]
+    missing = [name for name in wanted if name not in directory.manifest.files]
+    return [f"the engine is for {_world_size(directory)} GPUs and lacks {name}; {REBUILD}" for name in missing]
+
+
+def _version_problems(directory: EngineDirectory, here: Installed) -> list[str]:
+    """A compiled engine belongs to one version of TensorRT-LLM; a checkpoint in canonical form to none."""
+    built = directory.manifest.device["tensorrt_llm"]
+    mode = mode_of(directory)
+    if mode is Mode.LLM and here.mode is Mode.LLM:
+        return []
+    if mode is Mode.ENGINE and here.mode is Mode.ENGINE and built == here.version:
+        return []
+    return [f"built with tensorrt-llm {built} ({mode.value} mode); here is {here}; {REBUILD}"]
+
+
+def _gpu_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
+    needed = _world_size(directory)
+    if len(gpus) < needed:
+        return [
+            f"the engine needs {needed} GPUs, and this process sees {len(gpus)}; use a machine with more, or build with "
+            f"--tp-size {len(gpus)}"
+        ]
+    used = gpus[:needed]
+    found = []
+    device = directory.manifest.device
+    if mode_of(directory) is Mode.ENGINE:
+        found += [
+            f"built for compute capability {device['compute_capability']} ({device['gpu']}); GPU {gpu.index} is a {gpu}; "
+            f"{REBUILD}"
+            for gpu in used
+            if gpu.compute_capability != device["compute_capability"]
+        ]
+    return found + _memory_problems(directory, used)
+
+
+def _memory_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
+    """Weights alone; the KV cache takes from what is left. A GPU that does not say its memory is not judged."""
+    weights = [record.num_bytes for name, record in directory.manifest.files.items() if _is_weight_file(Path(name))]
+    needed = sum(weights) // len(gpus)
+    return [
+        f"a GPU's part of the weights is {needed / 2**30:.1f} GiB, and GPU {gpu.index} ({gpu.name}) has "
+        f"{gpu.free_bytes / 2**30:.1f} GiB free; end what else runs on it, or build with a larger --tp-size or with "
+        "--use-weight-only"
+        for gpu in gpus
+        if gpu.total_bytes and gpu.free_bytes < needed
+    ]
+
+
+def _is_weight_file(path: Path) -> bool:
+    return path.suffix in (".engine", ".safetensors")
