@@ -71,6 +71,16 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """The `width` most likely answers, for engines that search. None: the engine's own default."""
+
+    width: int
+    length_penalty: float | None = None
+    early_stopping: int | None = None  # 1: when `width` answers have ended
+    diversity_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt for `Engine.submit`. Token ids only: text never enters an engine."""
 
@@ -82,9 +92,15 @@ class GenerateRequest:
     bad_ids: tuple[tuple[int, ...], ...] = ()  # none of these token sequences may be completed
     embedding_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     num_sequences: int = 1  # n answers; sequence i draws from its own random stream
+    beam: BeamSearch | None = None  # instead of sampling; the best answer is sequence 0
     return_log_probs: bool = False
     priority: int = 0  # higher is scheduled first
     deadline: float | None = None  # time.monotonic() seconds after which nobody waits
+
+    @property
+    def num_answers(self) -> int:
+        """Sequences that come back: `num_sequences`, or the beams."""
+        return self.beam.width if self.beam else self.num_sequences
 
 
 @dataclass(frozen=True, slots=True)

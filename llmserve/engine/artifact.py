@@ -85,6 +85,7 @@ class EngineDirectory:
             max_seq_len=limits["max_seq_len"],
             max_batch_size=limits["max_batch_size"],
             max_num_tokens=limits["max_num_tokens"],
+            max_beam_width=limits.get("max_beam_width", 1),
         )
 
     def verify(self, progress: Callable[[int], None] = lambda num_bytes: None) -> None:
@@ -136,8 +137,8 @@ def _what_it_is_instead(path: Path) -> str:
         config = {}
     if "pretrained_config" in config:
         return (
-            f"{path} is a TensorRT-LLM engine, which llmserve does not execute; "
-            f"compile the checkpoint that it was made from: llmserve build CHECKPOINT"
+            f"{path} is a TensorRT-LLM engine without the manifest of llmserve, which says what it needs; compile the "
+            f"checkpoint that it was made from: llmserve build CHECKPOINT --target tensorrt_llm"
         )
     if "model_type" in config or "architectures" in config:
         return f"{path} is a Hugging Face checkpoint, not an engine; compile it first: llmserve build {path}"

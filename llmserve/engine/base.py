@@ -63,6 +63,7 @@ class EngineInfo:
     max_seq_len: int
     max_batch_size: int
     max_num_tokens: int
+    max_beam_width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,9 @@ class EngineStats:
     used_num_blocks: int = 0
     reused_blocks: int = 0
     missed_blocks: int = 0
+    micro_batch_id: int = 0
+    gpu_mem_usage: int = 0  # bytes
+    pinned_mem_usage: int = 0  # bytes of the host that GPUs copy from
 
 
 class Engine(Protocol):

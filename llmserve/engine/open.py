@@ -11,12 +11,15 @@ from llmserve.engine.base import Engine, EngineInfo
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.tensorrt_llm.open import open_tensorrt_llm
+from llmserve.engine.tensorrt_llm.settings import GpuSettings
 from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported, raise_problems
 from llmserve.scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
 CPU_TARGET = "cpu"
+GPU_TARGET = "tensorrt_llm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class EngineSettings:
     kv_cache_fraction: float = 0.9  # of the memory left after the weights, as an upper limit
     max_kv_tokens: int = 0  # 0: room for max_batch_size sequences of max_seq_len tokens
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    gpu: GpuSettings = field(default_factory=GpuSettings)
 
     def __post_init__(self) -> None:
         rules = [
@@ -38,16 +42,36 @@ class EngineSettings:
 
 
 def open_engine(path: Path, settings: EngineSettings | None = None) -> Engine:
-    """Map the engine file, allocate the KV pool and start the step loop.
+    """The engine that the manifest's target names, ready for requests.
 
-    Raises NotFound or EngineFileError for a directory that is no usable engine, ResourceExhausted when the KV pool
-    does not fit this machine.
+    Raises NotFound or EngineFileError for a directory that is no usable engine here, ResourceExhausted when the KV pool
+    does not fit this machine. A setting that the engine cannot honour is logged as a warning.
     """
     settings = settings or EngineSettings()
     directory = EngineDirectory.open(path)
+    if directory.manifest.target == GPU_TARGET:
+        if settings.threads:
+            logger.warning("num_threads = %d has no effect on this engine", settings.threads)
+        return open_tensorrt_llm(
+            directory,
+            kv_cache_fraction=settings.kv_cache_fraction,
+            max_kv_tokens=settings.max_kv_tokens,
+            scheduler=settings.scheduler,
+            gpu=settings.gpu,
+        )
+    if directory.manifest.target != CPU_TARGET:
+        raise Unsupported(
+            f"{path} was built for target {directory.manifest.target!r}; this version executes {CPU_TARGET!r} and "
+            f"{GPU_TARGET!r} engines"
+        )
+    return _open_cpu(directory, settings)
+
+
+def _open_cpu(directory: EngineDirectory, settings: EngineSettings) -> InflightEngine:
+    """Map the engine file, allocate the KV pool and start the step loop."""
+    for text in settings.gpu.without_effect(None):
+        logger.warning("%s", text)
     info = directory.info()
-    if info.target != CPU_TARGET:
-        raise Unsupported(f"{path} was built for target {info.target!r}; this version executes {CPU_TARGET!r} engines")
     num_blocks = num_kv_blocks(directory.engine_file, info, settings)
     runner = CpuRunner.open(directory.engine_file, num_blocks=num_blocks, threads=settings.threads)
     return InflightEngine(runner, info, settings.scheduler)

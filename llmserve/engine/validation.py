@@ -13,12 +13,13 @@ MAX_WORD_LENGTH = 64
 MAX_WORD_TOKENS = 16384  # of all words of a list together: they are indexed, and looked up after every token
 
 
-def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int) -> None:
+def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int, max_beam_width: int = 1) -> None:
     """Raise `InvalidArgument` unless the request is one that an engine with these limits can answer."""
     problems = [
         *_prompt_problems(request, vocab_size, max_seq_len),
         *request.sampling.problems(),
         *_limit_problems(request),
+        *_beam_problems(request, max_beam_width),
         *_word_problems("stop_ids", request.stop_ids, vocab_size),
         *_word_problems("bad_ids", request.bad_ids, vocab_size),
         *_ban_problems(request, vocab_size),
@@ -59,6 +60,15 @@ def _limit_problems(request: GenerateRequest) -> Iterator[str]:
         yield f"num_sequences must be from 1 to {MAX_NUM_SEQUENCES}, got {request.num_sequences}"
     if request.deadline is not None and math.isnan(request.deadline):
         yield "the deadline is not a number"
+
+
+def _beam_problems(request: GenerateRequest, max_beam_width: int) -> Iterator[str]:
+    if request.beam is None:
+        return
+    if not 1 <= request.beam.width <= max_beam_width:
+        yield f"the beam width must be from 1 to {max_beam_width} on this engine, got {request.beam.width}"
+    if request.num_sequences != 1:
+        yield f"beam search gives one set of answers, so num_sequences must be 1, got {request.num_sequences}"
 
 
 def _word_problems(name: str, words: Sequence[Sequence[int]], vocab_size: int) -> Iterator[str]:

@@ -16,7 +16,10 @@ def verify_engine(
     """Hash every file (`EngineFileError` names those that changed), then run the self-test; read its `passed`."""
     directory.verify(progress)
     if directory.manifest.target != "cpu":
-        raise Unsupported(f"the self-test runs on cpu engines only; this one is for {directory.manifest.target}")
+        raise Unsupported(
+            f"every file is as built; but the self-test runs on cpu engines only, and this one is for "
+            f"{directory.manifest.target}"
+        )
     selftest = SelfTest.load(directory.path / SELFTEST_FILE)
     block_size = directory.manifest.options["tokens_per_block"]
     runner = CpuRunner.open(directory.engine_file, num_blocks=blocks_needed(selftest, block_size))

@@ -6,15 +6,18 @@ An engine needs a vocabulary of at least 64 tokens and a `max_seq_len` of at lea
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
 from llmserve.engine.base import Engine
 from llmserve.engine.fake import fake_engine
 from llmserve.engine.open import open_engine
 from tests.checkpoints import make_checkpoint
+from tests.fakes.gpu_machine import gpu_machine
 
 EngineFactory = Callable[[pytest.TempPathFactory], Engine]
 
@@ -30,4 +33,20 @@ def open_cpu(folders: pytest.TempPathFactory) -> Engine:
     return open_engine(folder / "engine")
 
 
-ENGINES: dict[str, EngineFactory] = {"fake": open_fake, "cpu": open_cpu}
+def open_gpu(release: str, folders: pytest.TempPathFactory) -> Engine:
+    """TensorRT-LLM's own batcher, faked, around the CPU engine."""
+    folder = folders.mktemp("gpu")
+    make_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=8)
+    library = TensorrtLlmOptions(tp_size=2 if release == "1.2" else 1, max_beam_width=2)
+    options = BuildOptions(dtype="float32", tokens_per_block=8, target="tensorrt_llm", tensorrt_llm=library)
+    with gpu_machine(release):
+        build_engine(folder / "checkpoint", folder / "engine", options)
+        return open_engine(folder / "engine")
+
+
+ENGINES: dict[str, EngineFactory] = {
+    "fake": open_fake,
+    "cpu": open_cpu,
+    "tensorrt_llm-1.2": partial(open_gpu, "1.2"),
+    "tensorrt_llm-1.3": partial(open_gpu, "1.3"),
+}

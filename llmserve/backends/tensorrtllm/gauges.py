@@ -31,13 +31,13 @@ def engine_gauges(stats: EngineStats) -> Sequence[GaugeSample]:
         ("nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric"): {
             "total_context_tokens": stats.num_ctx_tokens,
             "generation_requests": stats.num_gen_requests,
-            "micro_batch_id": 0,
+            "micro_batch_id": stats.micro_batch_id,
             "paused_requests": stats.num_paused_requests,
         },
         ("nv_trt_llm_runtime_memory_metrics", "memory_type"): {
             "cpu": psutil.Process().memory_info().rss,
-            "gpu": 0,
-            "pinned": 0,
+            "gpu": stats.gpu_mem_usage,
+            "pinned": stats.pinned_mem_usage,
         },
         ("nv_trt_llm_general_metrics", "general_type"): {
             "timestamp": time.time(),

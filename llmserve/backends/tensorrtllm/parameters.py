@@ -14,20 +14,20 @@ from typing import TypeVar
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.engine.open import EngineSettings
+from llmserve.engine.tensorrt_llm.settings import GpuSettings
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from llmserve.stages.files import resolve_path
 
 logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
+Default = TypeVar("Default")
 
 TRUE_WORDS, FALSE_WORDS = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 AS_ASKED: Mapping[str, tuple[str, ...]] = {  # what the engine does anyway
     "FORCE_CPU_ONLY_INPUT_TENSORS": ("no", "yes"),
     "gpt_model_type": ("inflight_fused_batching", "inflight_batching"),
     "batching_strategy": ("inflight_fused_batching", "inflight_batching"),
-    "max_beam_width": ("1",),
-    "enable_chunked_context": ("true",),
     "decoding_mode": ("top_k", "top_p", "top_k_top_p", "auto"),
 }
 
@@ -64,6 +64,7 @@ class ModelParameters:
                 kv_cache_fraction=reader.take("kv_cache_free_gpu_mem_fraction", 0.9, float),
                 max_kv_tokens=reader.take("max_tokens_in_paged_kv_cache", 0, int),
                 scheduler=scheduler,
+                gpu=_gpu_settings(reader),
             ),
             EngineSettings(),
         )
@@ -75,6 +76,27 @@ class ModelParameters:
         return cls(resolve_path(engine_dir, model_dir), resolve_path(tokenizer_dir, model_dir), engine, excludes_input)
 
 
+def _gpu_settings(reader: _Reader) -> GpuSettings:
+    """Whether the engine honours them is known when it is opened; then it is reported."""
+    return GpuSettings(
+        max_beam_width=reader.take("max_beam_width", None, int),
+        enable_chunked_context=reader.take("enable_chunked_context", None, _bool),
+        max_attention_window_size=reader.take("max_attention_window_size", (), _integers),
+        sink_token_length=reader.take("sink_token_length", None, int),
+        kv_cache_host_memory_bytes=reader.take("kv_cache_host_memory_bytes", None, int),
+        kv_cache_onboard_blocks=reader.take("kv_cache_onboard_blocks", None, _bool),
+        iter_stats_max_iterations=reader.take("iter_stats_max_iterations", None, int),
+        gpu_device_ids=reader.take("gpu_device_ids", (), _integers),
+        executor_worker_path=reader.take("executor_worker_path", "", str),
+        normalize_log_probs=reader.take("normalize_log_probs", None, _bool),
+        multi_block_mode=reader.take("multi_block_mode", None, _bool),
+        enable_context_fmha_fp32_acc=reader.take("enable_context_fmha_fp32_acc", None, _bool),
+        cuda_graph_mode=reader.take("cuda_graph_mode", None, _bool),
+        cuda_graph_cache_size=reader.take("cuda_graph_cache_size", None, int),
+        gpu_weights_percent=reader.take("gpu_weights_percent", None, float),
+    )
+
+
 class _Reader:
     """Takes parameters out one by one; what nobody took has no effect."""
 
@@ -82,7 +104,7 @@ class _Reader:
         self._left = dict(given)
         self.problems: list[str] = []
 
-    def take(self, key: str, default: Value, parse: Callable[[str], Value]) -> Value:
+    def take(self, key: str, default: Default, parse: Callable[[str], Value]) -> Value | Default:
         text = self._left.pop(key, None)
         if text is None:
             return default
@@ -112,6 +134,10 @@ def _bool(text: str) -> bool:
     if text.lower() not in TRUE_WORDS + FALSE_WORDS:
         raise ValueError("expected true or false")
     return text.lower() in TRUE_WORDS
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _policy(text: str) -> Policy:

@@ -193,6 +193,10 @@ def _option_problems(options: BuildOptions) -> list[str]:
     given = options.tensorrt_llm
     rules = [
         (options.group_size == 0, "group_size is for the cpu target: TensorRT-LLM's int4 has a scale per output"),
+        (
+            options.kv_cache_dtype == "auto",
+            f"kv_cache_dtype {options.kv_cache_dtype}: TensorRT-LLM wants scales from calibration for it; leave it out",
+        ),
         (given.kv_cache_type == "paged", f"kv_cache_type {given.kv_cache_type} cannot be served: {IN_FLIGHT}"),
         (given.gpt_attention_plugin != "disable", f"gpt_attention_plugin disable cannot be served: {IN_FLIGHT}"),
         (given.remove_input_padding == "enable", f"remove_input_padding disable cannot be served: {IN_FLIGHT}"),

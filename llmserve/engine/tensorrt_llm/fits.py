@@ -77,16 +77,16 @@ def _gpu_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
     needed = _world_size(directory)
     if len(gpus) < needed:
         return [
-            f"the engine needs {needed} GPUs, and this process sees {len(gpus)}; use a machine with more, or build with "
-            f"--tp-size {len(gpus)}"
+            f"the engine needs {needed} GPUs, and this process sees {len(gpus)}; use a machine with more, or build "
+            f"with --tp-size {len(gpus)}"
         ]
     used = gpus[:needed]
     found = []
     device = directory.manifest.device
     if mode_of(directory) is Mode.ENGINE:
         found += [
-            f"built for compute capability {device['compute_capability']} ({device['gpu']}); GPU {gpu.index} is a {gpu}; "
-            f"{REBUILD}"
+            f"built for compute capability {device['compute_capability']} ({device['gpu']}); GPU {gpu.index} is a "
+            f"{gpu}; {REBUILD}"
             for gpu in used
             if gpu.compute_capability != device["compute_capability"]
         ]

@@ -1,0 +1,193 @@
+"""An engine directory of the tensorrt_llm target, and an operator's settings -> a running engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Engine, EngineInfo
+from llmserve.engine.tensorrt_llm import library
+from llmserve.engine.tensorrt_llm.executor import ExecutorEngine, ExecutorLimits
+from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, fit_problems, mode_of
+from llmserve.engine.tensorrt_llm.library import Mode
+from llmserve.engine.tensorrt_llm.llm import LlmEngine
+from llmserve.engine.tensorrt_llm.settings import GpuSettings
+from llmserve.errors import EngineFileError, InternalError, raise_problems
+from llmserve.models.registry import architecture_for
+from llmserve.models.spec import DecoderSpec
+from llmserve.scheduler.settings import SchedulerSettings
+
+logger = logging.getLogger(__name__)
+
+WORKER = ("bin", "executorWorker")  # of the package: what orchestrator mode runs as the ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What is known before anything is started."""
+
+    directory: EngineDirectory
+    info: EngineInfo
+    spec: DecoderSpec
+    kv_cache_fraction: float
+    max_kv_tokens: int  # 0: as many as there is memory for
+    scheduler: SchedulerSettings
+    gpu: GpuSettings
+
+    @property
+    def world_size(self) -> int:
+        return int(self.directory.manifest.device["world_size"])
+
+    @property
+    def tokens_per_block(self) -> int:
+        return int(self.directory.manifest.options["tokens_per_block"])
+
+    @property
+    def chunked_context(self) -> bool:
+        """Prompts longer than a step. On unless told otherwise, except with ALiBi, for which no kernel is known."""
+        given = self.gpu.enable_chunked_context
+        return not self.spec.alibi_slopes if given is None else given
+
+    @property
+    def attention_window(self) -> list[int] | None:
+        """Per layer: the network's own, unless the operator says another one."""
+        if self.gpu.max_attention_window_size:
+            return list(self.gpu.max_attention_window_size)
+        windows = [window or self.info.max_seq_len for window in self.spec.windows]
+        return windows or None
+
+    @property
+    def beam_width(self) -> int:
+        return self.info.max_beam_width if self.gpu.max_beam_width is None else self.gpu.max_beam_width
+
+
+def open_tensorrt_llm(
+    directory: EngineDirectory,
+    *,
+    kv_cache_fraction: float,
+    max_kv_tokens: int,
+    scheduler: SchedulerSettings,
+    gpu: GpuSettings,
+) -> Engine:
+    """Start the library's own batcher. `EngineFileError` lists everything that keeps the engine from running here."""
+    raise_problems(EngineFileError, f"{directory.path} cannot run on this machine", fit_problems(directory))
+    mode = mode_of(directory)
+    for text in gpu.without_effect(mode):
+        logger.warning("%s", text)
+    spec = architecture_for(directory.hf_config).from_hf(directory.hf_config)
+    opening = Opening(directory, directory.info(), spec, kv_cache_fraction, max_kv_tokens, scheduler, gpu)
+    if opening.beam_width > opening.info.max_beam_width:
+        raise EngineFileError(
+            f"max_beam_width is {opening.beam_width}, the engine was built for {opening.info.max_beam_width}; build it "
+            f"with --max-beam-width {opening.beam_width}"
+        )
+    opening = replace(opening, info=replace(opening.info, max_beam_width=opening.beam_width))
+    logger.info("opening %s with %s", directory.path, library.installed())
+    try:
+        return _executor_engine(opening) if mode is Mode.ENGINE else _llm_engine(opening)
+    except (RuntimeError, ValueError, TypeError, ImportError) as error:
+        raise InternalError(f"TensorRT-LLM could not open {directory.path}: {error}") from error
+
+
+def _executor_engine(opening: Opening) -> ExecutorEngine:
+    names = library.executor()
+    executor = names.Executor(
+        model_path=opening.directory.path,
+        model_type=names.ModelType.DECODER_ONLY,
+        executor_config=names.ExecutorConfig(**_executor_arguments(names, opening)),
+    )
+    limits = opening.directory.config["build_config"]
+    longest = (
+        limits["max_input_len"] if opening.chunked_context else min(limits["max_input_len"], limits["max_num_tokens"])
+    )
+    return ExecutorEngine(
+        executor,
+        names,
+        opening.info,
+        ExecutorLimits(longest, opening.scheduler.max_queue_size, opening.tokens_per_block),
+    )
+
+
+def _executor_arguments(names: ModuleType, opening: Opening) -> dict[str, Any]:
+    gpu = opening.gpu
+    policy = getattr(names.CapacitySchedulerPolicy, opening.scheduler.policy.name)
+    arguments = {
+        "max_beam_width": opening.beam_width,
+        "scheduler_config": names.SchedulerConfig(capacity_scheduler_policy=policy),
+        "kv_cache_config": names.KvCacheConfig(**_kv_cache_arguments(opening)),
+        "enable_chunked_context": opening.chunked_context,
+        "parallel_config": _parallel_config(names, opening),
+        **_given(
+            gpu, {name: name for name in ("normalize_log_probs", "gpu_weights_percent", "iter_stats_max_iterations")}
+        ),
+    }
+    knobs = ("multi_block_mode", "enable_context_fmha_fp32_acc", "cuda_graph_mode", "cuda_graph_cache_size")
+    if turned := _given(gpu, {name: name for name in knobs}):
+        arguments["extended_runtime_perf_knob_config"] = names.ExtendedRuntimePerfKnobConfig(**turned)
+    return arguments
+
+
+def _kv_cache_arguments(opening: Opening) -> dict[str, Any]:
+    """Of KvCacheConfig, in either mode."""
+    optional = {
+        "sink_token_length": "sink_token_length",
+        "kv_cache_host_memory_bytes": "host_cache_size",
+        "kv_cache_onboard_blocks": "onboard_blocks",
+    }
+    return {
+        "enable_block_reuse": opening.scheduler.enable_block_reuse,
+        "free_gpu_memory_fraction": opening.kv_cache_fraction,
+        "max_tokens": opening.max_kv_tokens or None,
+        "max_attention_window": opening.attention_window,
+        **_given(opening.gpu, optional),
+    }
+
+
+def _given(gpu: GpuSettings, names: Mapping[str, str]) -> dict[str, Any]:
+    """What the operator set of `names` (ours -> the library's)."""
+    given = gpu.given()
+    return {theirs: given[ours] for ours, theirs in names.items() if ours in given}
+
+
+def _parallel_config(names: ModuleType, opening: Opening) -> Any:
+    """With several ranks this process is the orchestrator, which starts them: the server is one process."""
+    devices = list(opening.gpu.gpu_device_ids) or None
+    if opening.world_size == 1:
+        return None if devices is None else names.ParallelConfig(device_ids=devices)
+    worker = opening.gpu.executor_worker_path or str(library.installed().folder.joinpath(*WORKER))
+    return names.ParallelConfig(
+        communication_type=names.CommunicationType.MPI,
+        communication_mode=names.CommunicationMode.ORCHESTRATOR,
+        device_ids=devices,
+        orchestrator_config=names.OrchestratorConfig(is_orchestrator=True, worker_executable_path=worker),
+    )
+
+
+def _llm_engine(opening: Opening) -> LlmEngine:
+    names = library.llm()
+    arguments = json.loads((opening.directory.path / LLM_ARGUMENTS_FILE).read_text())
+    policy = getattr(names.capacity_scheduler_policy, opening.scheduler.policy.name)
+    llm = names.llm(
+        model=str(opening.directory.path / CANONICAL_FOLDER),
+        skip_tokenizer_init=True,
+        **{**arguments, "max_beam_width": opening.beam_width},
+        kv_cache_config=names.kv_cache_config(
+            **_kv_cache_arguments(opening), tokens_per_block=opening.tokens_per_block
+        ),
+        scheduler_config=names.scheduler_config(capacity_scheduler_policy=policy),
+        enable_chunked_prefill=opening.chunked_context,
+        enable_iter_perf_stats=True,
+        **_given(opening.gpu, {"iter_stats_max_iterations": "iter_stats_max_iterations"}),
+    )
+    return LlmEngine(
+        llm,
+        names,
+        opening.info,
+        max_queue_size=opening.scheduler.max_queue_size,
+        tokens_per_block=opening.tokens_per_block,
+    )

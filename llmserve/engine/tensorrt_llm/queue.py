@@ -1,0 +1,22 @@
+"""How many requests may wait: the library would take any number."""
+
+from __future__ import annotations
+
+from llmserve.engine.base import EngineInfo
+from llmserve.errors import InvalidArgument, ResourceExhausted
+
+
+def check_room(num_arriving: int, num_open: int, info: EngineInfo, max_queue_size: int) -> None:
+    """`ResourceExhausted` when batch and queue have no room for so many sequences more; `InvalidArgument` if never."""
+    room = max_queue_size + info.max_batch_size
+    if not max_queue_size or num_open + num_arriving <= room:
+        return
+    if num_arriving > room:
+        raise InvalidArgument(
+            f"the request asks for {num_arriving} answers, and batch and queue have room for {room} (max_queue_size is "
+            f"{max_queue_size}); ask for fewer at a time"
+        )
+    raise ResourceExhausted(
+        f"the queue is full: {num_open} sequences are open, {num_arriving} more would be, and max_queue_size is "
+        f"{max_queue_size}; try again later"
+    )

@@ -1,0 +1,62 @@
+"""Our sampling parameters in TensorRT-LLM's words; SamplingConfig (1.2) and SamplingParams (1.3) share the names.
+
+A parameter that is switched off is not passed, so the library's own default counts. With neither top_k nor top_p that
+is the most likely token, so a plain draw over the whole vocabulary says top_p = 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.errors import InvalidArgument
+
+MAX_TOP_K = 1024  # of the executor's kernels
+STREAM_STEP = 0x9E3779B97F4A7C15  # between the seeds of one request's sequences
+OFF = SamplingParams()
+DEFAULT_PRIORITY = 0.5
+PRIORITY_STEP = 0.01
+
+
+def sampling_arguments(params: SamplingParams, *, index: int = 0) -> dict[str, Any]:
+    """`index`: of the sequence, each of which draws from a random stream of its own."""
+    arguments: dict[str, Any] = {}
+    if params.is_greedy:
+        arguments["top_k"] = 1
+    else:
+        arguments["top_p"] = float(params.top_p)
+        arguments["seed"] = (params.seed + index * STREAM_STEP) % 2**64
+        if params.top_k:
+            arguments["top_k"] = params.top_k
+        for name in ("temperature", "min_p"):
+            if getattr(params, name) != getattr(OFF, name):
+                arguments[name] = float(getattr(params, name))
+    if params.min_tokens:
+        arguments["min_tokens"] = params.min_tokens
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        if getattr(params, name) != getattr(OFF, name):
+            arguments[name] = float(getattr(params, name))
+    return arguments
+
+
+def beam_arguments(request: GenerateRequest) -> dict[str, Any]:
+    """Of beam search, as far as given."""
+    beam = request.beam
+    if beam is None:
+        return {}
+    given = {
+        "length_penalty": beam.length_penalty,
+        "early_stopping": beam.early_stopping,
+        "beam_search_diversity_rate": beam.diversity_rate,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def check_top_k(params: SamplingParams) -> None:
+    if params.top_k > MAX_TOP_K and not params.is_greedy:
+        raise InvalidArgument(f"top_k must be at most {MAX_TOP_K} on this engine, got {params.top_k}")
+
+
+def priority_of(request: GenerateRequest) -> float:
+    """Between 0 and 1; ours has no bounds, and 0 is the ordinary one."""
+    return min(1.0, max(0.0, DEFAULT_PRIORITY + PRIORITY_STEP * request.priority))
