@@ -25,7 +25,7 @@ def wait(name):
     print("compiling", flush=True)
     time.sleep(60)
 
-resolve.target_for = lambda name: FakeTarget(after_each=wait)
+resolve.target_for = lambda *_: FakeTarget(after_each=wait)
 main()
 """
 

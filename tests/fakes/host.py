@@ -77,3 +77,4 @@ class EngineHost:
         self.engine.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()

@@ -1,4 +1,7 @@
-"""The events of one request on their way out: passed on one by one, or gathered into one event per sequence."""
+"""The events of one request on their way out: passed on one by one, or gathered into one event per sequence.
+
+Beams are gathered too, and all of them are one response.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ class Answer:
     def __init__(self, request: GenerateRequest, *, streaming: bool) -> None:
         self._request = request
         self._streaming = streaming
-        self._events: list[list[GeneratedEvent]] = [[] for _ in range(request.num_sequences)]
-        self._num_tokens = [0] * request.num_sequences
-        self._open = dict.fromkeys(range(request.num_sequences))
+        self._events: list[list[GeneratedEvent]] = [[] for _ in range(request.num_answers)]
+        self._num_tokens = [0] * request.num_answers
+        self._open = dict.fromkeys(range(request.num_answers))
 
     @property
     def is_complete(self) -> bool:
@@ -27,25 +30,25 @@ class Answer:
     def open_sequences(self) -> Sequence[int]:
         return tuple(self._open)
 
-    def add(self, event: GeneratedEvent) -> GeneratedEvent | None:
-        """What to send now; None when the rest of a gathered answer is still to come."""
+    def add(self, event: GeneratedEvent) -> Sequence[GeneratedEvent]:
+        """What to send now, as one response; empty when the rest of a gathered answer is still to come."""
         index = event.tokens.sequence_index
         self._num_tokens[index] += len(event.tokens.token_ids)
         is_last = event.tokens.finish_reason is not None
         if is_last:
             del self._open[index]
         if self._streaming:
-            return event
+            return (event,)
         self._events[index].append(event)
-        return _joined(self._events[index]) if is_last else None
+        if self._request.beam is not None:
+            return [_joined(beam) for beam in self._events] if self.is_complete else ()
+        return (_joined(self._events[index]),) if is_last else ()
 
-    def cancelled(self, index: int) -> GeneratedEvent:
+    def cancelled(self, index: int) -> Sequence[GeneratedEvent]:
         """The last event of a sequence that was stopped from outside: what is gathered, or nothing more."""
         usage = Usage(len(self._request.prompt_ids), 0, self._num_tokens[index], 0, 0, 0, 0)
         tokens = TokenEvent((), sequence_index=index, finish_reason=FinishReason.CANCELLED, usage=usage)
-        last = self.add(GeneratedEvent(tokens, window_ids=()))
-        assert last is not None
-        return last
+        return self.add(GeneratedEvent(tokens, window_ids=()))
 
 
 def _joined(events: Sequence[GeneratedEvent]) -> GeneratedEvent:

@@ -100,25 +100,27 @@ class EngineInstance:
         echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
         tokens_per_block = self.engine.stats().tokens_per_block
         # First of all the engine refuses what it cannot answer; it starts with the first pull.
-        stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=job.stop_strings)
+        stops = job.stop_strings if job.generate.beam is None else ()  # of beams, only ids stop: each has its own text
+        stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=stops)
         answer = Answer(job.generate, streaming=job.streaming)
         async with aclosing(stream), aclosing(self._events(request.request_id, stream, answer)) as events:
-            async for event in events:
+            async for beams in events:
                 outputs = response_tensors(
-                    event, echo=echo, tokens_per_block=tokens_per_block, wanted=request.requested_outputs
+                    beams, echo=echo, tokens_per_block=tokens_per_block, wanted=request.requested_outputs
                 )
                 yield replace(self._response(request, final=answer.is_complete), outputs=outputs)
 
     async def _events(
         self, request_id: str, stream: AsyncGenerator[GeneratedEvent, None], answer: Answer
-    ) -> AsyncGenerator[GeneratedEvent, None]:
-        """The events to send; when the request is stopped from outside, the last ones say so."""
+    ) -> AsyncGenerator[Sequence[GeneratedEvent], None]:
+        """The events to send, those of one response; when the request is stopped from outside, the last ones say so."""
         with self._active.running(request_id) as active:
             while (event := await active.pull(stream)) is not None:
-                if (out := answer.add(event)) is not None:
+                if out := answer.add(event):
                     yield out
             for index in answer.open_sequences():
-                yield answer.cancelled(index)
+                if out := answer.cancelled(index):
+                    yield out
 
     def _read(self, request: InferRequest) -> TensorRequest:
         # The client's id need not be unique; the engine's is.
@@ -127,6 +129,7 @@ class EngineInstance:
             request_id=f"{request.request_id or 'request'}/{next(self._numbers)}",
             max_seq_len=self.engine.info.max_seq_len,
             excludes_input=self.excludes_input,
+            max_beam_width=self.engine.info.max_beam_width,
         )
         if job.streaming and not self.config.model_transaction_policy.decoupled:
             raise InvalidArgument(

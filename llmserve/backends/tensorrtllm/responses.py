@@ -1,6 +1,6 @@
-"""One event -> the tensors of one response, each with a batch dimension of 1.
+"""The events of one response -> its tensors, each with a batch dimension of 1.
 
-    output_ids [1, 1, n], sequence_length [1, 1], cum_log_probs [1, 1], output_log_probs [1, 1, n]   (1 is the beam)
+    output_ids [1, b, n], sequence_length [1, b], cum_log_probs [1, b], output_log_probs [1, b, n]   (b beams, mostly 1)
     batch_index, sequence_index, kv_cache_*, *_time_ns                                               [1, 1]
     window_ids [1, w], tail_text, finish_reason [1, 1]                        for postprocessing and the client, ours
     num_prompt_tokens, num_cached_tokens, num_completion_tokens [1, 1]        known in a last event, else 0, ours
@@ -13,8 +13,10 @@ however the answer ended; only a request that was stopped from outside has no ti
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmserve.core import Usage
 from llmserve.serving.types import Tensor
@@ -22,30 +24,44 @@ from llmserve.stages.generate import GeneratedEvent
 
 
 def response_tensors(
-    event: GeneratedEvent, *, echo: Sequence[int], tokens_per_block: int, wanted: Collection[str]
+    beams: Sequence[GeneratedEvent], *, echo: Sequence[int], tokens_per_block: int, wanted: Collection[str]
 ) -> tuple[Tensor, ...]:
-    """`echo`: prompt ids to put before the output's. `wanted`: names of outputs, all when empty."""
-    usage = event.tokens.usage
-    made = (*_token_outputs(event, echo), *(_usage_outputs(usage, tokens_per_block) if usage else NO_USAGE))
+    """`beams`: one event, or one of each beam, the best first. `echo`: prompt ids to put before the output's.
+
+    `wanted`: names of outputs, all when empty.
+    """
+    usage = beams[0].tokens.usage
+    made = (*_token_outputs(beams, echo), *(_usage_outputs(usage, tokens_per_block) if usage else NO_USAGE))
     return tuple(tensor for tensor in made if tensor.name in wanted) if wanted else made
 
 
-def _token_outputs(event: GeneratedEvent, echo: Sequence[int]) -> tuple[Tensor, ...]:
-    tokens = event.tokens
-    ids = [*echo, *tokens.token_ids]
-    log_probs = tokens.log_probs or [0.0] * len(tokens.token_ids)
+def _token_outputs(beams: Sequence[GeneratedEvent], echo: Sequence[int]) -> tuple[Tensor, ...]:
+    best = beams[0]
+    ids = [[*echo, *beam.tokens.token_ids] for beam in beams]
+    log_probs = [beam.tokens.log_probs or [0.0] * len(beam.tokens.token_ids) for beam in beams]
+    cum_log_probs = [beam.tokens.cum_log_prob for beam in beams]
     return (
-        Tensor("output_ids", "INT32", np.array([[ids]], np.int32)),
-        _int("sequence_length", len(ids)),
-        Tensor("cum_log_probs", "FP32", np.array([[tokens.cum_log_prob]], np.float32)),
-        Tensor("output_log_probs", "FP32", np.array([[log_probs]], np.float32)),
+        Tensor("output_ids", "INT32", _padded(ids, np.int32)),
+        Tensor("sequence_length", "INT32", np.array([[len(row) for row in ids]], np.int32)),
+        Tensor("cum_log_probs", "FP32", np.array([cum_log_probs], np.float32)),
+        Tensor("output_log_probs", "FP32", _padded(log_probs, np.float32)),
         BATCH_INDEX,
         *NO_LOGITS,
-        _int("sequence_index", tokens.sequence_index),
-        Tensor("window_ids", "INT32", np.array([event.window_ids], np.int32)),
-        _text("tail_text", event.tail_text),
-        _text("finish_reason", tokens.finish_reason.value if tokens.finish_reason else ""),
+        _int("sequence_index", best.tokens.sequence_index),
+        Tensor("window_ids", "INT32", np.array([best.window_ids], np.int32)),
+        _text("tail_text", best.tail_text),
+        _text("finish_reason", best.tokens.finish_reason.value if best.tokens.finish_reason else ""),
     )
+
+
+def _padded(rows: Sequence[Sequence[float]], kind: type[np.generic]) -> NDArray[Any]:
+    """[1, rows, longest], zeros at the end of shorter rows."""
+    if len(rows) == 1:
+        return np.array([[rows[0]]], kind)
+    padded = np.zeros((1, len(rows), max(map(len, rows))), kind)
+    for index, row in enumerate(rows):
+        padded[0, index, : len(row)] = row
+    return padded
 
 
 def _usage_outputs(usage: Usage, tokens_per_block: int) -> tuple[Tensor, ...]:

@@ -2,7 +2,7 @@
 
 Sampling follows TensorRT-LLM: with neither `runtime_top_k` nor `runtime_top_p` (or both 0) the most likely token wins,
 whatever the temperature; unless `min_p` is positive, which means nothing but to a draw. `len_penalty`, `early_stopping`
-and `beam_search_diversity_rate` steer beam search only and are accepted without effect, as `beam_width` must be 1.
+and `beam_search_diversity_rate` steer beam search only: without effect where `beam_width` is 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.core import BeamSearch, GenerateRequest, SamplingParams
 from llmserve.errors import InvalidArgument, LlmserveError, Unsupported, raise_problems
 from llmserve.serving.types import Tensor
 from llmserve.stages.text import text_from_bytes
@@ -52,7 +52,7 @@ def is_stop(inputs: Mapping[str, Tensor]) -> bool:
 
 
 def read_request(
-    inputs: Mapping[str, Tensor], *, request_id: str, max_seq_len: int, excludes_input: bool
+    inputs: Mapping[str, Tensor], *, request_id: str, max_seq_len: int, excludes_input: bool, max_beam_width: int = 1
 ) -> TensorRequest:
     """Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`."""
     reader = _Reader(inputs)
@@ -68,20 +68,37 @@ def read_request(
             bad_ids=reader.words("bad_words_list"),
             embedding_bias=reader.bias("embedding_bias"),
             num_sequences=reader.integer(("num_return_sequences",), 1),
+            beam=_beam(reader, max_beam_width),
             return_log_probs=reader.flag("return_log_probs"),
         ),
         streaming=reader.flag("streaming"),
         excludes_input=reader.flag("exclude_input_in_output", excludes_input),
         stop_strings=reader.strings("stop_words"),
     )
-    beam_width = reader.integer(("beam_width",), 1)
-    if beam_width != 1:
-        reader.problems.append(f"beam_width must be 1 (this engine has no beam search), got {beam_width}")
+    if request.generate.beam and request.streaming:
+        reader.problems.append("streaming needs a beam_width of 1: which beam is best is known at the end only")
     if request.generate.num_sequences < 1:
         reader.problems.append(f"num_return_sequences must be at least 1, got {request.generate.num_sequences}")
     problems = reader.problems + unsupported
     raise_problems(InvalidArgument if reader.problems else Unsupported, "the request cannot be answered", problems)
     return request
+
+
+def _beam(reader: _Reader, max_beam_width: int) -> BeamSearch | None:
+    width = reader.integer(("beam_width",), 1)
+    if not 1 <= width <= max_beam_width:
+        allowed = "1 (this engine has no beam search)" if max_beam_width == 1 else f"from 1 to {max_beam_width}"
+        reader.problems.append(f"beam_width must be {allowed}, got {width}")
+    if width <= 1:
+        return None
+    return BeamSearch(
+        width,
+        length_penalty=reader.number(("len_penalty",), 1.0) if reader.has("len_penalty") else None,
+        early_stopping=int(reader.flag("early_stopping")) if reader.has("early_stopping") else None,
+        diversity_rate=reader.number(("beam_search_diversity_rate",), 0.0)
+        if reader.has("beam_search_diversity_rate")
+        else None,
+    )
 
 
 def _sampling(reader: _Reader) -> SamplingParams:

@@ -1,0 +1,239 @@
+"""Both engines over the fakes: settings, metrics, crashes, beams. What every engine promises is in the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.core import BeamSearch, FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from llmserve.engine.base import Engine
+from llmserve.engine.open import EngineSettings, open_engine
+from llmserve.engine.tensorrt_llm.settings import GpuSettings
+from llmserve.errors import EngineFileError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from llmserve.scheduler.settings import Policy, SchedulerSettings
+from tests.checkpoints import make_checkpoint
+from tests.engine.tensorrt_llm.conftest import Build
+from tests.fakes.gpu_machine import gpu_machine
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+REQUEST = GenerateRequest("r", (11, 12, 13, 14, 15, 16, 17, 18, 19), GREEDY)
+RELEASES = ("1.2", "1.3")
+
+
+@contextmanager
+def opened(path: Path, release: str, settings: EngineSettings | None = None) -> Iterator[Any]:
+    with gpu_machine(release):
+        engine = open_engine(path, settings)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+async def events_of(engine: Engine, request: GenerateRequest) -> list[TokenEvent]:
+    async with aclosing(engine.submit(request)) as stream:
+        return [event async for event in stream]
+
+
+async def answer_of(engine: Engine, request: GenerateRequest) -> list[int]:
+    return [token for event in await events_of(engine, request) for token in event.token_ids]
+
+
+def library_of(engine: Any, release: str) -> Any:
+    return engine._executor if release == "1.2" else engine._llm
+
+
+@pytest.mark.parametrize("kind", ["llama", "baichuan2-7b", "baichuan2-13b", "mistral", "qwen2", "qwen3"])
+async def test_two_gpus_answer_what_the_cpu_engine_answers(kind: str, build: Build, tmp_path: Path) -> None:
+    """The shards went through our writer, and the fake joined them by rules of its own."""
+    path = build("1.2", kind, tp_size=2, pp_size=1)
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
+    if kind == "baichuan2-13b":
+        sizes["num_attention_heads"] = 4
+    checkpoint = make_checkpoint(tmp_path / "hf", kind, **sizes)
+    build_engine(checkpoint, tmp_path / "cpu", BuildOptions(dtype="float16", tokens_per_block=8, max_batch_size=4))
+    cpu = open_engine(tmp_path / "cpu", EngineSettings(threads=1))
+    try:
+        expected = await answer_of(cpu, REQUEST)
+    finally:
+        cpu.close()
+    with opened(path, "1.2") as engine:
+        assert await answer_of(engine, REQUEST) == expected
+        if kind == "mistral":
+            assert engine._executor.config.kv_cache_config.max_attention_window == [16, 16]
+
+
+async def test_weight_only_engines_answer_from_rounded_weights(build: Build) -> None:
+    path = build("1.2", quantization="int8")
+    weights = load_file(path / "rank0.engine")
+    assert weights["transformer.layers.0.mlp.fc.weight"].dtype == "int8"
+    with opened(path, "1.2") as engine:
+        assert len(await answer_of(engine, REQUEST)) == 12
+
+
+def test_parameters_become_the_executors_configuration(build: Build) -> None:
+    gpu = GpuSettings(
+        enable_chunked_context=False, max_attention_window_size=(64, 32), sink_token_length=4,
+        kv_cache_host_memory_bytes=1 << 20, kv_cache_onboard_blocks=False, iter_stats_max_iterations=7,
+        gpu_device_ids=(1,), normalize_log_probs=False, multi_block_mode=False, cuda_graph_mode=True,
+        gpu_weights_percent=0.5,
+    )  # fmt: skip
+    scheduler = SchedulerSettings(Policy.MAX_UTILIZATION, enable_block_reuse=False)
+    with opened(build("1.2"), "1.2", EngineSettings(0, 0.5, 800, scheduler, gpu)) as engine:
+        config = engine._executor.config
+    kv = config.kv_cache_config
+    assert (kv.enable_block_reuse, kv.free_gpu_memory_fraction, kv.max_tokens) == (False, 0.5, 800)
+    assert (kv.max_attention_window, kv.sink_token_length) == ([64, 32], 4)
+    assert (kv.host_cache_size, kv.onboard_blocks) == (1 << 20, False)
+    assert config.scheduler_config.capacity_scheduler_policy.name == "MAX_UTILIZATION"
+    assert (config.enable_chunked_context, config.normalize_log_probs, config.iter_stats_max_iterations) == (
+        False,
+        False,
+        7,
+    )
+    assert (config.parallel_config.device_ids, config.gpu_weights_percent) == ([1], 0.5)
+    knobs = config.extended_runtime_perf_knob_config
+    assert (knobs.multi_block_mode, knobs.cuda_graph_mode) == (False, True)
+
+
+def test_the_llm_gets_the_same_and_says_what_it_cannot_honour(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    gpu = GpuSettings(enable_chunked_context=False, max_attention_window_size=(64,), cuda_graph_mode=True)
+    with opened(build("1.3", tp_size=2), "1.3", EngineSettings(3, 0.5, 800, gpu=gpu)) as engine:
+        arguments = engine._llm.arguments
+    assert (arguments["tensor_parallel_size"], arguments["enable_chunked_prefill"]) == (2, False)
+    kv = arguments["kv_cache_config"]
+    assert (kv.max_attention_window, kv.max_tokens, kv.tokens_per_block) == ([64], 800, 8)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "num_threads = 3 has no effect on this engine",
+        "parameter cuda_graph_mode = true has no effect on this engine",
+    ]
+
+
+def test_the_cpu_engine_says_what_is_for_gpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = make_checkpoint(tmp_path / "hf", "llama")
+    build_engine(checkpoint, tmp_path / "e", BuildOptions(dtype="float32"))
+    gpu = GpuSettings(max_beam_width=1, enable_chunked_context=True, sink_token_length=4, gpu_device_ids=(0, 1))
+    open_engine(tmp_path / "e", EngineSettings(1, gpu=gpu)).close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "parameter sink_token_length = 4 has no effect on this engine",
+        "parameter gpu_device_ids = 0,1 has no effect on this engine",
+    ]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_statistics_are_the_librarys(release: str, build: Build) -> None:
+    with opened(build(release), release) as engine:
+        assert engine.stats().tokens_per_block == 8
+        stream = engine.submit(replace(REQUEST, sampling=replace(GREEDY, max_tokens=200)))
+        await anext(stream)
+        await asyncio.sleep(0.5 if release == "1.3" else 0)
+        stats = engine.stats()
+        await stream.aclose()
+    assert stats.iteration > 0
+    assert stats.max_num_blocks > 0
+    assert stats.gpu_mem_usage == 12345678
+    assert engine.stats().num_active_requests == 0
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_a_crash_ends_every_stream_once_and_turns_readiness_off(release: str, build: Build) -> None:
+    with opened(build(release), release) as engine:
+        streams = [engine.submit(replace(REQUEST, sampling=replace(GREEDY, max_tokens=200))) for _ in range(3)]
+        for stream in streams:
+            await anext(stream)
+        library_of(engine, release).crash()
+        for stream in streams:
+            with pytest.raises(InternalError, match="failed"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        assert not engine.healthy()
+        with pytest.raises(Unavailable, match="failed"):
+            engine.submit(REQUEST)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_a_crash_while_nobody_asks_is_noticed(release: str, build: Build) -> None:
+    with opened(build(release), release) as engine:
+        assert engine.healthy()
+        library_of(engine, release).crash()
+        deadline = time.monotonic() + 5
+        while engine.healthy():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+
+async def test_beams_come_best_first_and_at_the_end(build: Build) -> None:
+    with opened(build("1.2", max_beam_width=3), "1.2") as engine:
+        assert engine.info.max_beam_width == 3
+        request = replace(REQUEST, beam=BeamSearch(3, length_penalty=1.0, early_stopping=1), return_log_probs=True)
+        events = await events_of(engine, request)
+        assert [event.sequence_index for event in events] == [0, 1, 2]
+        assert [event.finish_reason for event in events] == [FinishReason.LENGTH] * 3
+        assert [len(event.token_ids) for event in events] == [12] * 3
+        sums = [event.cum_log_prob for event in events]
+        assert sums == sorted(sums, reverse=True)
+        with pytest.raises(InvalidArgument, match="beam width must be from 1 to 3"):
+            engine.submit(replace(request, beam=BeamSearch(4)))
+
+
+async def test_limits_of_the_library_are_the_requests_fault(build: Build) -> None:
+    narrow = EngineSettings(gpu=GpuSettings(enable_chunked_context=False))
+    with opened(build("1.2", max_num_tokens=16), "1.2", narrow) as engine:
+        with pytest.raises(InvalidArgument, match="takes at most 16"):
+            engine.submit(replace(REQUEST, prompt_ids=(1,) * 17))
+        with pytest.raises(InvalidArgument, match="top_k must be at most 1024"):
+            engine.submit(replace(REQUEST, sampling=SamplingParams(top_k=2000)))
+    with opened(build("1.2", max_num_tokens=16), "1.2") as engine:  # chunked, unless told otherwise
+        assert len(await answer_of(engine, replace(REQUEST, prompt_ids=(1,) * 40))) == 12
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_the_queue_has_an_end(release: str, build: Build) -> None:
+    settings = EngineSettings(scheduler=SchedulerSettings(max_queue_size=1))
+    with opened(build(release), release, settings) as engine:
+        request = replace(REQUEST, sampling=replace(GREEDY, max_tokens=200))
+        streams = [engine.submit(request) for _ in range(6)]
+        for stream in streams[:5]:
+            await anext(stream)
+        with pytest.raises(ResourceExhausted, match="queue is full"):
+            await anext(streams[5])
+        for stream in streams:
+            await stream.aclose()
+        with pytest.raises(InvalidArgument, match="ask for fewer"):
+            await anext(engine.submit(replace(request, num_sequences=6)))
+        assert len(await answer_of(engine, REQUEST)) == 12
+
+
+def test_an_engine_that_does_not_fit_is_refused_before_anything_starts(build: Build) -> None:
+    path = build("1.2", tp_size=2)
+    with gpu_machine("1.3", FAKE_GPUS="1", FAKE_GPU_CAPABILITY="8.6"), pytest.raises(EngineFileError) as caught:
+        open_engine(path)
+    for words in ("3 problems", "1.2.1", "needs 2 GPUs", "--tp-size 1"):
+        assert words in str(caught.value), str(caught.value)
+    with gpu_machine("1.2"), pytest.raises(EngineFileError, match="--max-beam-width 2"):
+        open_engine(path, EngineSettings(gpu=GpuSettings(max_beam_width=2)))
+
+
+def test_what_the_library_refuses_is_one_error(build: Build) -> None:
+    gpu = GpuSettings(executor_worker_path="/nowhere/executorWorker")
+    with gpu_machine("1.2"), pytest.raises(InternalError, match=r"could not open .* worker_executable_path"):
+        open_engine(build("1.2", tp_size=2), EngineSettings(gpu=gpu))
+
+
+def test_the_directory_is_the_librarys_own_beside_our_manifest(build: Build) -> None:
+    path = build("1.2")
+    assert set(json.loads((path / "config.json").read_text())) == {"version", "pretrained_config", "build_config"}
