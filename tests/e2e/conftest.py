@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,18 +38,21 @@ class ServerProcess:
         return f"http://127.0.0.1:{self.ports['Metrics Service']}/metrics"
 
 
-def llmserve(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def llmserve(
+    *arguments: str, timeout: float = 300, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """One command, as a user would type it in the repository root."""
     return subprocess.run(
-        [LLMSERVE, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
-    )
+        [LLMSERVE, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
+        env=env,
+    )  # fmt: skip
 
 
-def start_server(*arguments: str) -> ServerProcess:
+def start_server(*arguments: str, env: Mapping[str, str] | None = None) -> ServerProcess:
     """Start `llmserve serve` on free ports and return once its addresses are printed."""
     command = [LLMSERVE, "serve", "--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     process = subprocess.Popen(
-        [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
     assert process.stdout is not None
     ports: dict[str, int] = {}

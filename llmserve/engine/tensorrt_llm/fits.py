@@ -74,29 +74,27 @@ def _version_problems(directory: EngineDirectory, here: Installed) -> list[str]:
 
 
 def _gpu_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
-    needed = _world_size(directory)
+    needed, device = _world_size(directory), directory.manifest.device
+    found = []
     if len(gpus) < needed:
-        return [
+        found.append(
             f"the engine needs {needed} GPUs, and this process sees {len(gpus)}; use a machine with more, or build "
             f"with --tp-size {len(gpus)}"
-        ]
-    used = gpus[:needed]
-    found = []
-    device = directory.manifest.device
+        )
     if mode_of(directory) is Mode.ENGINE:
         found += [
             f"built for compute capability {device['compute_capability']} ({device['gpu']}); GPU {gpu.index} is a "
             f"{gpu}; {REBUILD}"
-            for gpu in used
+            for gpu in gpus[:needed]
             if gpu.compute_capability != device["compute_capability"]
         ]
-    return found + _memory_problems(directory, used)
+    return found + _memory_problems(directory, gpus[:needed])
 
 
 def _memory_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
     """Weights alone; the KV cache takes from what is left. A GPU that does not say its memory is not judged."""
     weights = [record.num_bytes for name, record in directory.manifest.files.items() if _is_weight_file(Path(name))]
-    needed = sum(weights) // len(gpus)
+    needed = sum(weights) // _world_size(directory)
     return [
         f"a GPU's part of the weights is {needed / 2**30:.1f} GiB, and GPU {gpu.index} ({gpu.name}) has "
         f"{gpu.free_bytes / 2**30:.1f} GiB free; end what else runs on it, or build with a larger --tp-size or with "

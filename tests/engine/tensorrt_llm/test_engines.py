@@ -207,10 +207,10 @@ async def test_the_queue_has_an_end(release: str, build: Build) -> None:
     with opened(build(release), release, settings) as engine:
         request = replace(REQUEST, sampling=replace(GREEDY, max_tokens=200))
         streams = [engine.submit(request) for _ in range(6)]
-        for stream in streams[:5]:
-            await anext(stream)
-        with pytest.raises(ResourceExhausted, match="queue is full"):
-            await anext(streams[5])
+        first = await asyncio.gather(*(anext(stream) for stream in streams), return_exceptions=True)
+        assert [isinstance(each, TokenEvent) for each in first] == [True] * 5 + [False]
+        assert isinstance(first[5], ResourceExhausted)
+        assert "queue is full" in str(first[5])
         for stream in streams:
             await stream.aclose()
         with pytest.raises(InvalidArgument, match="ask for fewer"):
