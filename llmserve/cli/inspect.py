@@ -49,7 +49,9 @@ def _as_json(directory: EngineDirectory, result: SelfTestResult | None) -> dict[
 
 
 def _tactics(directory: EngineDirectory) -> list[tuple[LinearShape, list[Choice]]]:
-    """What this machine would use, for every distinct shape of a linear layer."""
+    """What this machine would use, for every distinct shape of a linear layer. Engines for GPUs hold their own."""
+    if directory.manifest.target != "cpu":
+        return []
     cache = TacticCache.load(directory.path / CACHE_FILE, Machine.here())
     return [(shape, choose(cache, shape)) for shape in linear_shapes(directory.engine_file)]
 

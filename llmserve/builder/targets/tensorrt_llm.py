@@ -7,6 +7,7 @@ LLM mode (1.3 and newer): our weight plan -> a checkpoint in canonical form, bes
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, rank_file
 from llmserve.engine.tensorrt_llm.gpus import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm.library import Installed, Mode
-from llmserve.errors import InternalError, LlmserveError
+from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
 from llmserve.models.graph import Program
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 
@@ -119,6 +120,13 @@ class TensorrtLlmTarget:
 
     def _build_engines(self, job: CompileJob, directory: Path, gpus: Sequence[Gpu]) -> str:
         """Returns TensorRT's version. The checkpoint is gone afterwards."""
+        needed = 2 * checkpoint_bytes(job.params, self._spec, job.options)
+        free = shutil.disk_usage(directory).free
+        if free < needed:
+            raise ResourceExhausted(
+                f"the checkpoint for TensorRT-LLM and the engines together need {needed / 2**20:.0f} MiB, and "
+                f"{directory.parent} has {free / 2**20:.0f} MiB free; free some space or choose another --output-dir"
+            )
         with tempfile.TemporaryDirectory(prefix=".checkpoint-", dir=directory) as checkpoint:
             write_checkpoint(
                 job, Path(checkpoint), spec=self._spec, config=self._config, quantize=library.quantize_weight

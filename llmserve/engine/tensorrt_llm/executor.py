@@ -100,11 +100,17 @@ class ExecutorEngine:
         """As of the last step."""
         with self._lock:
             is_idle = not self._waiting
-            if self._end is None:
-                latest = self._executor.get_latest_iteration_stats()
-                if latest:
-                    self._statistics = engine_stats(json.loads(latest[-1].to_json_str()))
+            if self._end is None and (latest := self._latest_statistics()):
+                self._statistics = engine_stats(json.loads(latest))
         return idle(self._statistics) if is_idle else self._statistics
+
+    def _latest_statistics(self) -> str:
+        """Empty when no step ran since the last call, or when the executor has failed, which the reader will say."""
+        try:
+            latest = self._executor.get_latest_iteration_stats()
+        except RuntimeError:
+            return ""
+        return latest[-1].to_json_str() if latest else ""
 
     def healthy(self) -> bool:
         if self._end is None and not self._executor.can_enqueue_requests():
@@ -133,19 +139,20 @@ class ExecutorEngine:
             self._leave(ids)
 
     def _enqueue(self, request: GenerateRequest, stream: TokenStream) -> list[int]:
-        """One request to the executor for each sequence; beams share one."""
-        wanted = [self._request(request, index) for index in range(request.num_sequences)]
+        """One request to the executor for each sequence; beams share one. All of them, or an error and none."""
         ids: list[int] = []
-        with self._lock:
-            self._check_open()
-            check_room(len(wanted), len(self._waiting), self._info, self._limits.max_queue_size)
-            for index, one in enumerate(wanted):
-                answers = [SequenceAnswer(request, index + beam) for beam in range(self._width(request))]
-                try:
+        try:
+            wanted = [self._request(request, index) for index in range(request.num_sequences)]
+            with self._lock:
+                self._check_open()
+                check_room(len(wanted), len(self._waiting), self._info, self._limits.max_queue_size)
+                for index, one in enumerate(wanted):
+                    answers = [SequenceAnswer(request, index + beam) for beam in range(self._width(request))]
                     ids.append(self._executor.enqueue_request(one))
-                except RuntimeError as error:  # what the library throws
-                    raise InternalError(f"the executor did not take the request: {error}") from error
-                self._waiting[ids[-1]] = _Waiting(stream, answers)
+                    self._waiting[ids[-1]] = _Waiting(stream, answers)
+        except (RuntimeError, TypeError) as error:  # what the library throws
+            self._leave(ids)
+            raise InternalError(f"the executor did not take the request: {error}") from error
         return ids
 
     def _width(self, request: GenerateRequest) -> int:
@@ -214,7 +221,13 @@ class ExecutorEngine:
             logger.exception("the executor of engine %s failed", self._info.name)
             self._shut(InternalError(f"the executor failed: {error}"))
         finally:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        try:
             self._executor.shutdown()
+        except RuntimeError:  # of an executor that has failed
+            logger.exception("the executor of engine %s could not be shut down", self._info.name)
 
     def _deliver(self, responses: list[Any]) -> None:
         outbox = Outbox()

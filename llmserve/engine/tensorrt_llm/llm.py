@@ -24,7 +24,7 @@ from llmserve.engine.tensorrt_llm.queue import check_room
 from llmserve.engine.tensorrt_llm.sampling import beam_arguments, sampling_arguments
 from llmserve.engine.tensorrt_llm.statistics import engine_stats, idle
 from llmserve.engine.validation import check_request
-from llmserve.errors import InternalError, LlmserveError, Unavailable
+from llmserve.errors import InternalError, InvalidArgument, LlmserveError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -118,10 +118,7 @@ class LlmEngine:
         output = None
         try:
             async with asyncio.timeout(None if request.deadline is None else request.deadline - time.monotonic()):
-                parameters = self._parameters(request, index)
-                output = self._llm.generate_async(
-                    list(request.prompt_ids), sampling_params=parameters, streaming=request.beam is None
-                )
+                output = self._start(request, index)
                 await self._move(output, answers, stream)
         except TimeoutError:
             for answer in answers:
@@ -129,12 +126,25 @@ class LlmEngine:
                     stream.put(event)
         except self._names.request_error as error:
             stream.put(InternalError(f"the engine refused the request: {error}"))
+        except LlmserveError as error:
+            stream.put(error)
         except Exception as error:  # the border: not this request's fault, so every stream hears of it
             logger.exception("engine %s failed", self._info.name)
             self._shut(InternalError(f"tensorrt_llm.LLM failed: {error}"))
         finally:
             if output is not None and not output.finished:
                 output.abort()
+
+    def _start(self, request: GenerateRequest, index: int) -> Any:
+        """Hand one sequence over. What the library finds wrong with its values is the request's fault."""
+        try:
+            return self._llm.generate_async(
+                list(request.prompt_ids),
+                sampling_params=self._parameters(request, index),
+                streaming=request.beam is None,
+            )
+        except (ValueError, TypeError) as error:
+            raise InvalidArgument(f"request {request.request_id!r}: tensorrt_llm.LLM refuses it: {error}") from error
 
     async def _move(self, output: Any, answers: Sequence[SequenceAnswer], stream: TokenStream) -> None:
         if len(answers) > 1:
