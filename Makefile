@@ -82,11 +82,11 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-# The Python of the distribution: the wheel's Python backend links its shared library.
-.venv-compat/.created:
-	@echo "== installing a real Triton into .venv-compat"
+# The Python of the distribution: the wheel's Python backend links its shared library. llmserve, for exported engines.
+.venv-compat/.created: pyproject.toml
+	@echo "== installing a real Triton, and llmserve beside it, into .venv-compat"
 	$(TRITON_PYTHON) -m venv --clear .venv-compat
-	.venv-compat/bin/python -m pip --disable-pip-version-check --quiet install nvidia-pytriton==0.7.0
+	.venv-compat/bin/python -m pip --disable-pip-version-check --quiet install nvidia-pytriton==0.7.0 --editable .
 	@touch $@
 
 # The editable install compiles the C++ kernels; it is repeated when they change.

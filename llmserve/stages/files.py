@@ -21,6 +21,7 @@ from typing import Any
 from llmserve.errors import CheckpointError, NotFound
 from llmserve.models.rope import position_limit
 
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -122,9 +123,11 @@ def _content(token: Any) -> str:
 
 
 def resolve_path(path: str, model_dir: Path) -> Path:
-    """A path in a model's config.pbtxt: absolute, or relative to the model repository's parent, else to the working
-    directory (the first that exists; `model_dir` is `<repository>/<model>`). With neither, the first is returned, so
-    that the error of whoever opens it names a path.
+    """A path in a model's config.pbtxt: absolute, below `model_dir` (`<repository>/<model>`, Triton's
+    $$TRITON_MODEL_DIRECTORY), or relative to the model repository's parent, else to the working directory (the first
+    that exists). With neither, the first is returned, so that the error of whoever opens it names a path.
     """
+    if path.startswith(MODEL_DIRECTORY):
+        return model_dir.absolute() / path.removeprefix(MODEL_DIRECTORY).lstrip("/")
     candidates = [model_dir.absolute().parent.parent / path, Path.cwd() / path]
     return next((candidate for candidate in candidates if candidate.exists()), candidates[0])

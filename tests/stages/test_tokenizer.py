@@ -111,3 +111,4 @@ def test_relative_paths_start_at_the_repositorys_parent_then_here(
     assert resolve_path("engines/two", model_dir) == here
     assert resolve_path("engines/three", model_dir) == tmp_path / "engines/three"
     assert resolve_path(str(here), model_dir) == here
+    assert resolve_path("$$TRITON_MODEL_DIRECTORY/1/tokenizer", model_dir) == model_dir / "1/tokenizer"

@@ -7,6 +7,7 @@ that name in both generations of its contract.
     active.py       running requests by the client's id, for `stop`
     gauges.py       engine statistics -> `nv_trt_llm_*`
     backend.py      the backend and its one instance
+    triton_model.py the same in a Triton server, behind its Python backend
 """
 
 from llmserve.backends.tensorrtllm.backend import TensorrtLlmBackend

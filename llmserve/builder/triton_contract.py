@@ -1,0 +1,129 @@
+"""The tensors and parameters of TensorRT-LLM's own Triton backend, as of release 25.05: what `--backend tensorrtllm`
+leaves of the packaged configs, and what it fills in.
+
+From the public source of that release: inflight_batcher_llm/src/{model_state,model_instance_state}.cc say how each
+parameter is read, and all_models/inflight_batcher_llm/*/config.pbtxt which tensors there are. A number or a flag that
+is not set takes its default there; three texts (tokenizer_dir, guided_decoding_backend, xgrammar_tokenizer_info_path)
+must be present, if empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.scheduler.settings import SchedulerSettings
+
+TENSORRT_LLM_RELEASE = "1.2"
+WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+# ours, or of v0.7.1: the compiled backend has no such tensor
+FOREIGN_INPUTS = ("stop_words", "min_p", "min_length", "random_seed")
+FOREIGN_OUTPUTS = (
+    "window_ids", "tail_text", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens",
+)  # fmt: skip
+LEFT_OUT = {  # unset means something, or the feature is not there
+    "encoder_model_path": "no encoder",
+    "max_tokens_in_paged_kv_cache": "as many as kv_cache_free_gpu_mem_fraction has room for",
+    "max_attention_window_size": "max_seq_len",
+    "sink_token_length": "none",
+    "gpu_device_ids": "the first ones",
+    "participant_ids": "one rank a process, in order",
+    "lora_prefetch_dir": "none",
+    "medusa_choices": "no speculative decoding",
+    "eagle_choices": "no speculative decoding",
+    "lookahead_window_size": "no speculative decoding",
+    "lookahead_ngram_size": "no speculative decoding",
+    "lookahead_verification_set_size": "no speculative decoding",
+}
+
+
+def compiled_model(config: ModelConfig, engine: EngineDirectory, engine_path: Path) -> ModelConfig:
+    """The packaged `tensorrt_llm` for the compiled backend, which will find the engine in `engine_path`."""
+    made = ModelConfig()
+    made.CopyFrom(config)
+    _keep(made.input, (tensor for tensor in config.input if tensor.name not in FOREIGN_INPUTS))
+    _keep(made.output, (tensor for tensor in config.output if tensor.name not in FOREIGN_OUTPUTS))
+    made.output.add(name="context_phase_params", data_type=DataType.TYPE_UINT8, dims=[-1])
+    made.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+    made.dynamic_batching.default_queue_policy.max_queue_size = SchedulerSettings().max_queue_size
+    made.parameters.clear()
+    for key, value in parameters(engine, engine_path).items():
+        made.parameters[key].string_value = value
+    return made
+
+
+def parameters(engine: EngineDirectory, engine_path: Path) -> Mapping[str, str]:
+    """Every parameter that has a value."""
+    limits: Mapping[str, Any] = engine.config.get("build_config", {})
+    beam_width = int(limits.get("max_beam_width") or 1)
+    has_alibi = "alibi" in str(engine.config.get("pretrained_config", {}).get("position_embedding_type", ""))
+    return {
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+        "gpt_model_type": "inflight_fused_batching",
+        "gpt_model_path": str(engine_path),
+        "executor_worker_path": WORKER,
+        "num_nodes": "1",
+        "max_beam_width": str(beam_width),
+        "decoding_mode": "top_k_top_p" if beam_width == 1 else "beam_search",
+        "batch_scheduler_policy": SchedulerSettings().policy.value,
+        "enable_chunked_context": "false" if has_alibi else "true",
+        "kv_cache_free_gpu_mem_fraction": "0.9",
+        "cross_kv_cache_fraction": "0.5",
+        "kv_cache_host_memory_bytes": "0",
+        "kv_cache_onboard_blocks": "true",
+        "enable_kv_cache_reuse": "true",
+        "exclude_input_in_output": "true",
+        "normalize_log_probs": "true",
+        "cancellation_check_period_ms": "100",
+        "stats_check_period_ms": "100",
+        "recv_poll_period_ms": "0",
+        "iter_stats_max_iterations": "1000",
+        "request_stats_max_iterations": "0",
+        "lora_cache_optimal_adapter_size": "8",
+        "lora_cache_max_adapter_size": "64",
+        "lora_cache_gpu_memory_fraction": "0.05",
+        "lora_cache_host_memory_bytes": "1073741824",
+        "gpu_weights_percent": "1.0",
+        "multi_block_mode": "true",
+        "enable_context_fmha_fp32_acc": "false",
+        "cuda_graph_mode": "false",
+        "cuda_graph_cache_size": "0",
+        "speculative_decoding_fast_logits": "false",
+        "tokenizer_dir": "",
+        "guided_decoding_backend": "",
+        "xgrammar_tokenizer_info_path": "",
+    }
+
+
+def ensemble_of_contract(config: ModelConfig) -> ModelConfig:
+    """The packaged `ensemble` without the tensors that the compiled backend does not have."""
+    made = ModelConfig()
+    made.CopyFrom(config)
+    for step in made.ensemble_scheduling.step:
+        if step.model_name == "tensorrt_llm":
+            _drop(step.input_map, FOREIGN_INPUTS)
+            _drop(step.output_map, FOREIGN_OUTPUTS)
+    made_by_steps = {tensor for step in made.ensemble_scheduling.step for tensor in step.output_map.values()}
+    known = made_by_steps | {tensor.name for tensor in made.input}
+    for step in made.ensemble_scheduling.step:
+        _drop(step.input_map, [key for key, tensor in step.input_map.items() if tensor not in known])
+    used = {tensor for step in made.ensemble_scheduling.step for tensor in step.input_map.values()}
+    _keep(made.input, (tensor for tensor in config.input if tensor.name in used))
+    _keep(made.output, (tensor for tensor in config.output if tensor.name in made_by_steps))
+    return made
+
+
+def _keep(field: Any, messages: Iterable[Any]) -> None:
+    kept = list(messages)
+    del field[:]
+    field.extend(kept)
+
+
+def _drop(mapping: Any, keys: Collection[str]) -> None:
+    for key in keys:
+        if key in mapping:
+            del mapping[key]

@@ -1,0 +1,125 @@
+"""A model repository for a Triton server, around an engine directory: `llmserve export triton`.
+
+The four models of the packaged pipelines. A model finds its files below its own directory ($$TRITON_MODEL_DIRECTORY),
+for a server copies each model on its own out of an object store; so each has its own copy of the tokenizer. A repository
+that is not self-contained holds configs and code only, and names the engine's path.
+
+    tensorrt_llm/1/engine/         the engine directory
+    preprocessing/1/tokenizer/     its text files; postprocessing/ likewise
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.builder.output import staged_directory
+from llmserve.builder.triton_contract import TENSORRT_LLM_RELEASE, compiled_model, ensemble_of_contract
+from llmserve.engine.artifact import (
+    CONFIG_FILE,
+    GENERATION_CONFIG_FILE,
+    HF_CONFIG_FILE,
+    TOKENIZER_FILES,
+    EngineDirectory,
+)
+from llmserve.errors import AlreadyExists, Unsupported
+
+CONFIG_PBTXT = "config.pbtxt"
+ENGINE_MODEL, ENSEMBLE = "tensorrt_llm", "ensemble"
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+ENGINE_FOLDER, TOKENIZER_FOLDER = "1/engine", "1/tokenizer"
+TEXT_FILES = (*TOKENIZER_FILES, CONFIG_FILE, HF_CONFIG_FILE, GENERATION_CONFIG_FILE)
+
+
+class TritonBackend(Enum):
+    """What runs the engine in the server."""
+
+    PYTHON = "python"  # llmserve, behind Triton's Python backend
+    TENSORRTLLM = "tensorrtllm"  # TensorRT-LLM's own C++ backend
+
+
+@dataclass(frozen=True, slots=True)
+class TritonExport:
+    engine: EngineDirectory
+    pipelines: Path  # the packaged repository
+    output: Path
+    backend: TritonBackend = TritonBackend.PYTHON
+    self_contained: bool = True
+    mounted_at: Path | None = None  # where the server sees `output`; None: in the same place
+
+    def write(self) -> None:
+        """`output` exists completely or not at all. Raises `AlreadyExists` unless it is free or empty."""
+        if self.backend is TritonBackend.TENSORRTLLM:
+            _check_compiled(self.engine)
+        if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
+            raise AlreadyExists(f"{self.output} exists; remove it, or choose another --output")
+        with staged_directory(self.output) as repository:
+            for source in sorted(path for path in self.pipelines.iterdir() if path.is_dir()):
+                self._write_model(source, repository / source.name)
+
+    def _write_model(self, source: Path, model: Path) -> None:
+        config = text_format.Parse((source / CONFIG_PBTXT).read_text(), ModelConfig())
+        (model / "1").mkdir(parents=True)
+        if config.name == ENGINE_MODEL:
+            config = self._engine_model(config)
+        elif config.name == ENSEMBLE:
+            if self.backend is TritonBackend.TENSORRTLLM:
+                config = ensemble_of_contract(config)
+        else:
+            self._point(config, {"tokenizer_dir": TOKENIZER_FOLDER})
+            self._copy(TEXT_FILES, model / TOKENIZER_FOLDER)
+        if config.backend == "python":
+            shutil.copyfile(source / "1/model.py", model / "1/model.py")
+        if config.name == ENGINE_MODEL:
+            self._copy(tuple(path.name for path in self.engine.path.iterdir()), model / ENGINE_FOLDER)
+        (model / CONFIG_PBTXT).write_text(self._header() + text_format.MessageToString(config))
+
+    def _engine_model(self, config: ModelConfig) -> ModelConfig:
+        if self.backend is TritonBackend.PYTHON:
+            config.backend = "python"
+            self._point(config, {"gpt_model_path": ENGINE_FOLDER, "tokenizer_dir": ENGINE_FOLDER})
+            return config
+        # This backend reads the paths as they are.
+        place = (self.mounted_at or self.output).absolute() / ENGINE_MODEL / ENGINE_FOLDER
+        return compiled_model(config, self.engine, place if self.self_contained else self.engine.path.absolute())
+
+    def _point(self, config: ModelConfig, folders: Mapping[str, str]) -> None:
+        """Set parameters that are paths: below the model's own directory, or the engine's where it is now."""
+        for key, folder in folders.items():
+            here = f"{MODEL_DIRECTORY}/{folder}" if self.self_contained else str(self.engine.path.absolute())
+            config.parameters[key].string_value = here
+
+    def _copy(self, names: tuple[str, ...], folder: Path) -> None:
+        if not self.self_contained:
+            return
+        folder.mkdir()
+        for name in names:
+            source = self.engine.path / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name)
+            elif source.exists():
+                shutil.copyfile(source, folder / name)
+
+    def _header(self) -> str:
+        manifest = self.engine.manifest
+        return (
+            f"# Written by llmserve export triton: {manifest.source.architecture} {manifest.dtype}, engine digest\n"
+            f"# {manifest.engine_digest}\n\n"
+        )
+
+
+def _check_compiled(engine: EngineDirectory) -> None:
+    """TensorRT-LLM's C++ backend runs what its builder has compiled, and nothing else."""
+    manifest = engine.manifest
+    if manifest.target != ENGINE_MODEL or manifest.device.get("mode") != "engine":
+        raise Unsupported(
+            f"{engine.path} is a {manifest.target} engine"
+            f"{' in llm mode' if manifest.target == ENGINE_MODEL else ''}; --backend tensorrtllm needs one that "
+            f"TensorRT-LLM {TENSORRT_LLM_RELEASE} has compiled; leave the flag out: Triton's Python backend runs this one"
+        )
