@@ -1,8 +1,8 @@
 """A model repository for a Triton server, around an engine directory: `llmserve export triton`.
 
 The four models of the packaged pipelines. A model finds its files below its own directory ($$TRITON_MODEL_DIRECTORY),
-for a server copies each model on its own out of an object store; so each has its own copy of the tokenizer. A repository
-that is not self-contained holds configs and code only, and names the engine's path.
+for a server copies each model on its own out of an object store; so each has its own copy of the tokenizer. A
+repository that is not self-contained holds configs and code only, and names the engine's path.
 
     tensorrt_llm/1/engine/         the engine directory
     preprocessing/1/tokenizer/     its text files; postprocessing/ likewise
@@ -121,5 +121,5 @@ def _check_compiled(engine: EngineDirectory) -> None:
         raise Unsupported(
             f"{engine.path} is a {manifest.target} engine"
             f"{' in llm mode' if manifest.target == ENGINE_MODEL else ''}; --backend tensorrtllm needs one that "
-            f"TensorRT-LLM {TENSORRT_LLM_RELEASE} has compiled; leave the flag out: Triton's Python backend runs this one"
+            f"TensorRT-LLM {TENSORRT_LLM_RELEASE} has compiled; leave the flag out: the Python backend runs this one"
         )

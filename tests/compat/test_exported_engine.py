@@ -29,9 +29,7 @@ from tests.compat.observe import metrics
 ROOT = Path(__file__).resolve().parents[2]
 LLMSERVE = Path(sys.executable).with_name("llmserve")
 CHECKPOINT = ROOT / "build/checkpoints/baichuan2-tiny-docsum"
-PROMPTS = [
-    json.loads(line)["document"] for line in (ROOT / "eval/data/docstrings.jsonl").read_text().splitlines()[:8]
-]
+PROMPTS = [json.loads(line)["document"] for line in (ROOT / "eval/data/docstrings.jsonl").read_text().splitlines()[:8]]
 MAX_TOKENS, LONG = 24, 400
 TIMEOUT_S = 60
 
@@ -222,16 +220,15 @@ def test_a_client_that_goes_away_frees_the_engine(endpoint: Endpoint) -> None:
     assert generate(endpoint, text_input=PROMPTS[0], max_tokens=2)[0] == 200
 
 
-def test_a_bad_request_is_refused_with_the_reason_and_the_next_one_works(
-    endpoint: Endpoint, serving: Endpoint
-) -> None:
+def test_a_bad_request_is_refused_with_the_reason_and_the_next_one_works(endpoint: Endpoint, serving: Endpoint) -> None:
     bad = {"text_input": PROMPTS[0], "max_tokens": 8, "beam_width": 3, "temperature": -1.0}
     (status, answer), (_, expected) = generate(endpoint, **bad), generate(serving, **bad)
     assert status == 400
     for problem in ("beam_width must be 1", "temperature must not be negative"):
         assert problem in answer["error"]
         assert problem in expected["error"]
-    with open_stream(endpoint) as stream, pytest.raises(InferenceServerException, match="max_tokens"):
+    with open_stream(endpoint) as stream:
         stream.send("ensemble", text_inputs(PROMPTS[0], max_tokens=0))
-        stream.next()
+        with pytest.raises(InferenceServerException, match="max_tokens"):
+            stream.next()
     assert generate(endpoint, text_input=PROMPTS[0], max_tokens=2)[0] == 200

@@ -162,7 +162,4 @@ def test_shims_are_thin_and_import_only_triton_and_what_does_the_work() -> None:
             for node in ast.walk(ast.parse(source))
             if isinstance(node, ast.Import | ast.ImportFrom)
         }
-        assert all(
-            n in ("triton_python_backend_utils", "llmserve.errors") or n.startswith(workers)
-            for n in imported
-        )
+        assert all(n in ("triton_python_backend_utils", "llmserve.errors") or n.startswith(workers) for n in imported)

@@ -72,7 +72,9 @@ class Request:
 
 def asking(max_tokens: int, **more: Any) -> Request:
     values = {"input_ids": [4, 5, 6], "input_lengths": 3, "request_output_len": max_tokens, **more}
-    arrays = {name: np.array([value] if isinstance(value, list) else [[value]], np.int32) for name, value in values.items()}
+    arrays = {
+        name: np.array([value] if isinstance(value, list) else [[value]], np.int32) for name, value in values.items()
+    }
     return Request({**arrays, "streaming": np.array([[True]])})
 
 
@@ -139,7 +141,11 @@ def test_closing_ends_open_requests_with_an_error(model: EngineModel) -> None:
 def test_a_model_that_is_not_decoupled_is_refused() -> None:
     config = read_config("tensorrt_llm")
     config.model_transaction_policy.decoupled = False
-    args = {"model_config": json.dumps(json_format.MessageToDict(config)), "model_repository": "m", "model_version": "1"}
+    args = {
+        "model_config": json.dumps(json_format.MessageToDict(config)),
+        "model_repository": "m",
+        "model_version": "1",
+    }
     with pytest.raises(Unsupported, match="decoupled: true"):
         EngineModel.open(args, UTILS)
 
