@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from llmserve.frontends.tracer import Tracer
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(StubCore) as running:
+    with running_server(StubCore, tracer=Tracer(os.devnull)) as running:
         yield running
 
 

@@ -34,10 +34,8 @@ def make_tracer(options: Sequence[str]) -> Tracer:
         problems.append(f"file={file}: there is no directory {Path(file).absolute().parent}")
     settings = TraceSettings()
     try:
-        settings = with_values(settings, parse_update(values)[0])
+        settings = with_values(settings, parse_update(values)[0], file)
     except LlmserveError as error:
         problems.append(str(error))
-    if settings.levels and not file:
-        problems.append(f"level is {', '.join(settings.levels)}, but no file is given: {MODE},file=PATH")
     raise_problems(InvalidArgument, "--trace-config is wrong", problems)
     return Tracer(file, settings)

@@ -32,8 +32,10 @@ class TraceSettings:
     count: int = -1
     log_frequency: int = 0
 
-    def problem(self) -> str:
-        """Why nothing can be traced like this; "" when it can, or is off."""
+    def problem(self, file: str) -> str:
+        """Why nothing can be traced like this into `file`; "" when it can, or is off."""
+        if self.levels and not file:
+            return "trace file name is not given: start the server with --trace-config triton,file=PATH"
         return "sample rate must be non-zero" if self.levels and self.rate == 0 else ""
 
 
@@ -59,10 +61,10 @@ def parse_update(update: Update) -> tuple[dict[str, object], set[str]]:
     return values, cleared
 
 
-def with_values(base: TraceSettings, values: Mapping[str, object]) -> TraceSettings:
+def with_values(base: TraceSettings, values: Mapping[str, object], file: str) -> TraceSettings:
     """`base` with some fields set; raises when that cannot be traced."""
     made = replace(base, **values)  # type: ignore[arg-type]  # made by `parse_update`
-    if problem := made.problem():
+    if problem := made.problem(file):
         raise InvalidArgument(f"Attempting to set invalid trace setting :{problem}")
     return made
 

@@ -57,8 +57,8 @@ class Tracer:
         values, cleared = parse_update(update)
         own = {name: value for name, value in self._own.get(model, {}).items() if name not in cleared} | values
         chosen = {name: fields for name, fields in {**self._own, model: own}.items() if fields or not name}
-        server = with_values(self._start, chosen[""])
-        settings = {name: with_values(server, fields) for name, fields in chosen.items()}
+        server = with_values(self._start, chosen[""], self._file.path)
+        settings = {name: with_values(server, fields, self._file.path) for name, fields in chosen.items()}
         kept = {name: self._samplers[name] for name in settings if model not in ("", name) and name in self._samplers}
         self._own = chosen
         self._samplers = {name: _Sampler(value) for name, value in settings.items()} | kept

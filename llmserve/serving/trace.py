@@ -37,6 +37,10 @@ class Trace:
     def __post_init__(self) -> None:
         self.id = next(self.ids)
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A request that goes to another process leaves its trace behind."""
+        return type(None), ()
+
     def child(self) -> Trace:
         """The trace of a request that this one's model sends to another."""
         made = Trace(self.ids, self.timestamps, self.tensors, parent_id=self.id)

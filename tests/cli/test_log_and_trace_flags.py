@@ -55,7 +55,7 @@ def test_traces_are_complete_when_the_server_has_ended(tmp_path: Path, servers: 
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--trace-config=level=TIMESTAMPS", "no file is given: triton,file=PATH"),
+        ("--trace-config=level=TIMESTAMPS", "trace file name is not given"),
         ("--trace-config=opentelemetry,url=localhost", "only mode triton is there"),
         ("--log-format=xml", "known formats are default, ISO8601"),
         ("--log-file=/no/such/place/log", "--log-file /no/such/place/log cannot be written"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat import record
-from tests.compat.cases import binary, grpc, http, statistics, streams
+from tests.compat.cases import binary, extensions, grpc, http, statistics, streams
 from tests.compat.differences import DIFFERENCES, EXPECTED, PENDING
 from tests.compat.endpoints import Endpoint
 from tests.compat.observe import Case
@@ -24,6 +24,7 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
     "grpc": grpc.CASES,
     "streams": streams.CASES,
     "statistics": statistics.CASES,
+    "extensions": extensions.CASES,
 }
 RECORDED = {group: record.load(group) for group in GROUPS}
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}

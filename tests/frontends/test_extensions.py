@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.frontends.test_http import Http
 
 Client = triton_grpc.InferenceServerClient | triton_http.InferenceServerClient
 START = {
-    "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_file": "",
+    "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_file": os.devnull,
     "trace_mode": "triton",
 }  # fmt: skip
 
@@ -251,7 +252,7 @@ def test_bad_trace_settings(
 
 
 def test_sampling_by_rate_and_count() -> None:
-    tracer = Tracer(start=TraceSettings(("TIMESTAMPS",), rate=3))
+    tracer = Tracer(os.devnull, TraceSettings(("TIMESTAMPS",), rate=3))
 
     def picks(model: str, n: int) -> list[int]:
         return [number for number in range(1, n + 1) if tracer.sample(model) is not None]

@@ -15,6 +15,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
 from llmserve.backends.identity import IdentityBackend
+from llmserve.backends.python.backend import PythonBackend
 from llmserve.cli.tracing import make_tracer
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.trace_settings import TraceSettings
@@ -38,6 +39,18 @@ ENSEMBLE = """
         step { model_name: "one" model_version: -1
             input_map { key: "X" value: "MIDDLE" } output_map { key: "Y" value: "OUT" } } }
 """
+ASKS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        def ask(request):
+            asked = pb_utils.InferenceRequest(
+                model_name="one", requested_output_names=["Y"], trace=request.trace(),
+                inputs=[pb_utils.get_input_tensor_by_name(request, "X")])
+            return pb_utils.InferenceResponse(asked.exec().output_tensors())
+        return [ask(request) for request in requests]
+"""
 PHASES = [
     "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
     "REQUEST_END",
@@ -55,8 +68,13 @@ def server(traces_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for name, config in {"one": MODEL, "two": ENSEMBLE}.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
+    for name, mode in {"asks": "thread", "asks_apart": "process"}.items():
+        (repository / name / "1").mkdir(parents=True)
+        parameter = f'parameters {{ key: "EXECUTION_MODE" value {{ string_value: "{mode}" }} }}'
+        (repository / name / "config.pbtxt").write_text(MODEL.replace('"identity"', '"python"') + parameter)
+        (repository / name / "1/model.py").write_text(ASKS)
     tracer = Tracer(str(traces_file), TraceSettings(rate=1))
-    backends = {"identity": IdentityBackend()}
+    backends = {"identity": IdentityBackend(), "python": PythonBackend()}
     with running_server(lambda: InferenceCore(ServerSettings((repository,)), backends), tracer=tracer) as running:
         core = running.core
         assert isinstance(core, InferenceCore)
@@ -151,6 +169,18 @@ def test_the_steps_of_an_ensemble_are_its_children(call: Http, traces_file: Path
     ]
 
 
+@pytest.mark.parametrize(("model", "num_children"), [("asks", 1), ("asks_apart", 0)])
+def test_requests_that_a_model_makes(call: Http, traces_file: Path, model: str, num_children: int) -> None:
+    """A model in a process of its own gets its requests without their traces."""
+    path = fresh(traces_file)
+    call("POST", f"/v2/models/{model}/trace/setting", {"trace_level": ["TIMESTAMPS"]})
+    assert call("POST", f"/v2/models/{model}/infer", request("X"))[0] == 200
+    call("POST", f"/v2/models/{model}/trace/setting", {"trace_level": None})
+    heads = written(path, 1).heads
+    (parent,) = [head["id"] for head in heads.values() if head["model_name"] == model]
+    assert [head.get("parent_id") for head in heads.values() if head["id"] != parent] == [parent] * num_children
+
+
 def test_rate_count_and_files(call: Http, traces_file: Path) -> None:
     fresh(traces_file)
     update = {"trace_level": ["TIMESTAMPS"], "trace_rate": "2", "trace_count": "3", "log_frequency": "2"}
@@ -227,7 +257,7 @@ def test_the_flag(tmp_path: Path) -> None:
         make_tracer(["nonsense", "opentelemetry,url=x", "rate=x", "file=/no/such/place/t.json"])
     for words in ("nonsense: known:", "only mode triton", "'trace_rate', got: x", "no directory /no/such/place"):
         assert words in str(caught.value)
-    with pytest.raises(InvalidArgument, match="no file is given"):
+    with pytest.raises(InvalidArgument, match="trace file name is not given"):
         make_tracer(["level=TIMESTAMPS"])
 
 

@@ -12,6 +12,7 @@ from llmserve.backends.python.bls import Door, ResponseIterator, call_single
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Reply
 from llmserve.backends.python.tensors import Tensor
+from llmserve.serving.trace import Trace
 from llmserve.serving.types import InferRequest, ParameterValue
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -33,6 +34,13 @@ class PreferredMemory:
 
 class InferenceTrace:
     """The trace of a request; requests that a model makes may be given it."""
+
+    def __init__(self, trace: Trace | None = None) -> None:
+        self._trace = trace
+
+    def child(self) -> Trace | None:
+        """Of a request that the model makes."""
+        return None if self._trace is None else self._trace.child()
 
     def get_context(self) -> str | None:
         return None
@@ -73,6 +81,7 @@ class InferenceRequest:
             parameters=dict(parameters or {}),
             timeout_us=timeout,
             sequence_id=correlation_id,
+            trace=None if trace is None else trace.child(),
         )
         self._hold(request, None, request.requested_outputs, flags)
 
@@ -137,7 +146,7 @@ class InferenceRequest:
         self._flags = flags
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace()
+        return InferenceTrace(self._request.trace)
 
     def is_cancelled(self) -> bool:
         return self._reply is not None and self._reply.cancelled
