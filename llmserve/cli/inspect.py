@@ -15,6 +15,7 @@ from rich.table import Table
 from llmserve.engine.artifact import CACHE_FILE, PROGRAM_FILE, EngineDirectory
 from llmserve.engine.cpu.layout import LinearShape
 from llmserve.engine.cpu.tactics import Choice, Machine, TacticCache, choose, linear_shapes
+from llmserve.engine.fits import problems_here
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.verify import verify_engine
 
@@ -45,7 +46,10 @@ def _as_json(directory: EngineDirectory, result: SelfTestResult | None) -> dict[
     selftest = None if result is None else {**dataclasses.asdict(result), "passed": result.passed}
     manifest = json.loads(directory.manifest.to_json())
     tactics = {str(shape): [dataclasses.asdict(choice) for choice in choices] for shape, choices in _tactics(directory)}
-    return {"manifest": manifest, "config": directory.config, "selftest": selftest, "tactics": tactics}
+    return {
+        "manifest": manifest, "config": directory.config, "problems_here": problems_here(directory),
+        "selftest": selftest, "tactics": tactics,
+    }  # fmt: skip
 
 
 def _tactics(directory: EngineDirectory) -> list[tuple[LinearShape, list[Choice]]]:
@@ -92,6 +96,7 @@ def _rows(directory: EngineDirectory, result: SelfTestResult | None) -> list[tup
         ("checkpoint digest", manifest.source.digest),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
         ("files", ", ".join(manifest.files)),
+        ("runs here", "\n".join(f"no: {problem}" for problem in problems_here(directory)) or "yes"),
     ]  # fmt: skip
     if result is not None:
         rows.append(("verified", f"every file is as built; {result}"))

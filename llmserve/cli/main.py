@@ -11,7 +11,7 @@ import sys
 import typer
 
 from llmserve import __version__
-from llmserve.cli import build, chat, eval, export, inspect, run, serve
+from llmserve.cli import build, chat, doctor, eval, export, inspect, run, serve
 from llmserve.errors import Code, LlmserveError
 
 INPUT_CODES = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED)
@@ -23,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (build, run, serve, chat, eval, inspect, export):
+for module in (build, run, serve, chat, eval, inspect, export, doctor):
     command_class = serve.ServeCommand if module is serve else None
     app.command(module.__name__.rpartition(".")[2], cls=command_class)(module.command)
 

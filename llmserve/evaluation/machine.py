@@ -13,10 +13,11 @@ PACKAGES = ("llmserve", "numpy", "rouge-score", "datasets", "sentencepiece", "to
 def machine_name() -> str:
     """Processor model and the cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores"
+    return f"{processor()}, {cores} cores"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its model, where the system says it; else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -17,8 +17,14 @@ logger = logging.getLogger(__name__)
 def usable_cores() -> int:
     """Cores in the affinity mask, or fewer when a control group's quota allows less time."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = quota_cores()
+    return max(1, allowed if quota is None else min(allowed, quota))
+
+
+def quota_cores() -> int | None:
+    """What the control groups of this process allow it; None without a quota."""
     quotas = [_quota_cores(group) for group in control_groups("cpu")]
-    return max(1, min([allowed, *(cores for cores in quotas if cores)]))
+    return min((cores for cores in quotas if cores), default=None)
 
 
 def num_threads(wanted: int) -> int:

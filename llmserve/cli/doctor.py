@@ -1,0 +1,75 @@
+"""`llmserve doctor`: what this machine has, what each target needs, what is missing and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llmserve.cli.machine import Fact, machine_facts
+from llmserve.cli.targets import DEFAULT_TARGET, NEEDS, Check, check_targets, works
+from llmserve.errors import InvalidArgument
+
+
+def command(
+    target: Annotated[str, typer.Option(help=f"The target that the exit code is about: {', '.join(NEEDS)}.")] = (
+        DEFAULT_TARGET
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Say what this machine has and what each target lacks; exit code 1 when the target does not work here."""
+    if target not in NEEDS:
+        raise InvalidArgument(f"--target {target}: targets are {', '.join(NEEDS)}")
+    facts, targets = machine_facts(), check_targets()
+    if as_json:
+        typer.echo(json.dumps(_as_json(facts, targets), indent=2))
+    else:
+        _print(facts, targets)
+    if not works(targets[target]):
+        raise typer.Exit(1)
+
+
+def _as_json(facts: Sequence[Fact], targets: Mapping[str, Sequence[Check]]) -> dict[str, object]:
+    return {
+        "machine": {fact.name: fact.data for fact in facts},
+        "default_target": DEFAULT_TARGET,
+        "targets": {
+            name: {"works": works(checks), "checks": [dataclasses.asdict(check) for check in checks]}
+            for name, checks in targets.items()
+        },
+    }
+
+
+def _print(facts: Sequence[Fact], targets: Mapping[str, Sequence[Check]]) -> None:
+    console = Console(highlight=False)
+    console.print(_table([(f"[bold]{fact.name}[/bold]", _plain(fact.text)) for fact in facts]))
+    for name, checks in targets.items():
+        is_default = " (the default)" if name == DEFAULT_TARGET else ""
+        verdict = "works here" if works(checks) else "does not work here"
+        console.print(f"\n[bold]target {name}[/bold]{is_default}: {verdict}")
+        console.print(_table([row for check in checks for row in _rows(check)]))
+
+
+def _rows(check: Check) -> list[tuple[str, str, str]]:
+    mark = "ok" if check.is_met else "[bold]missing[/bold]"
+    rows = [(f"  {mark}", check.need, _plain(check.found))]
+    return [*rows, ("", "", f"-> {_plain(check.advice)}")] if check.advice else rows
+
+
+def _plain(text: str) -> str:
+    """Not markup, whatever it holds."""
+    return text.replace("[", "\\[")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for column in range(len(rows[0])):
+        table.add_column(no_wrap=column < len(rows[0]) - 1, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,66 @@
+"""What keeps an engine from running on a machine. More on engines for GPUs: tests/engine/tensorrt_llm."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmserve.cli.main import main
+from llmserve.engine import fits
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.cpu.library import Library
+from llmserve.errors import ResourceExhausted
+from tests.engine.directories import MANIFEST, make_engine_directory, seal
+
+GPU = {"mode": "engine", "tensorrt_llm": "1.2.1", "compute_capability": "9.0", "gpu": "NVIDIA H100", "world_size": 1}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return make_engine_directory(tmp_path / "engine")
+
+
+def inspected(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["llmserve", "inspect", str(path), *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+def test_a_cpu_engine_that_has_kernels_and_memory_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "num_kv_blocks", lambda *arguments: 4)
+    assert fits.problems_here(EngineDirectory.open(directory)) == []
+
+
+def test_what_a_cpu_engine_lacks_is_listed_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*arguments: object) -> int:
+        raise ResourceExhausted("no room; free some memory")
+
+    monkeypatch.setattr(fits, "num_kv_blocks", no_room)
+    monkeypatch.setattr(fits, "load_library", lambda: Library(directory / "nothing.so"))
+    no_library, no_memory = fits.problems_here(EngineDirectory.open(directory))
+    assert "pip install" in no_library
+    assert no_memory == "no room; free some memory"
+
+
+def test_an_engine_for_another_machine_is_explained(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    seal(directory, replace(MANIFEST, target="tensorrt_llm", device=GPU))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text = " ".join(inspected(directory, monkeypatch, capsys).split())
+    assert "runs here no: the tensorrt_llm target needs tensorrt-llm" in text
+    assert "there is no nvidia-smi" in text
+
+
+def test_an_engine_for_an_unknown_target_is_explained(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seal(directory, replace(MANIFEST, target="tpu"))
+    (problem,) = json.loads(inspected(directory, monkeypatch, capsys, "--json"))["problems_here"]
+    assert "'tpu'" in problem
