@@ -16,10 +16,10 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-arm check pytest compat format wheel bench bench-peers clean
+.PHONY: help demo serve test test-arm check pytest compat format wheel bench bench-peers bench-server clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.eval ## The main job: build the demo engine, evaluate it against Hugging Face, serve it, chat with it
 	$(BIN)/python tools/demo.py
@@ -69,6 +69,9 @@ bench: $(VENV)/.base ## Measure our engine against this machine's limits (about 
 
 bench-peers: $(VENV)/.base ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench
 	$(BIN)/python -m tools.bench_peers $(BENCH_ARGS)
+
+bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Triton: unary, streams, batching, instances (about 6 minutes)
+	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)
 
 clean: ## Remove the environments, engines and build output
 	rm -rf $(VENV) .venv-bench .venv-compat engines dist .cmake-build llmserve/engine/cpu/*.so

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.endpoints import Endpoint, llmserve_server, triton_server
+from tools.servers import Endpoint, llmserve_server, triton_server
 
 REPOSITORY = Path(__file__).parent / "repository"
 TRITON = os.environ.get("COMPAT_TRITON")  # the environment that holds nvidia-pytriton; set by `make compat`

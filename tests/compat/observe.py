@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.compat.endpoints import HOST, Endpoint
+from tools.servers import HOST, Endpoint
 
 Json: TypeAlias = Any
 Message: TypeAlias = Any

@@ -15,8 +15,8 @@ import pytest
 from tests.compat import record
 from tests.compat.cases import binary, extensions, grpc, http, statistics, streams
 from tests.compat.differences import DIFFERENCES, EXPECTED, PENDING
-from tests.compat.endpoints import Endpoint
 from tests.compat.observe import Case
+from tools.servers import Endpoint
 
 GROUPS: Mapping[str, Mapping[str, Case]] = {
     "http": http.CASES,

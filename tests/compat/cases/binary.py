@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.compat.cases.http import ADD_SUB, ECHO, PAIR
-from tests.compat.endpoints import Endpoint
 from tests.compat.observe import HEADER_LENGTH, Case, Json, bytes_element, post
+from tools.servers import Endpoint
 
 ROW = struct.pack("<4f", 1, 2, 3, 4)
 

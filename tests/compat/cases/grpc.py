@@ -10,7 +10,6 @@ import grpc
 from tritonclient.grpc.service_pb2 import InferParameter, ModelInferRequest
 
 from tests.compat.cases.http import CODES, RESERVED
-from tests.compat.endpoints import Endpoint
 from tests.compat.observe import (
     Case,
     Json,
@@ -22,6 +21,7 @@ from tests.compat.observe import (
     rpc,
     typed_input,
 )
+from tools.servers import Endpoint
 
 ROW = struct.pack("<4f", 1, 2, 3, 4)
 FLOATS = [1.0, 2.0, 3.0, 4.0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.compat.endpoints import Endpoint
 from tests.compat.observe import Case, Json, get, http_call, post
+from tools.servers import Endpoint
 
 ADD_SUB = "/v2/models/add_sub/infer"
 ECHO = "/v2/models/echo/infer"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.compat.cases import binary, http, streams
-from tests.compat.endpoints import Endpoint
 from tests.compat.observe import Case, Json, http_call, metrics
+from tools.servers import Endpoint
 
 PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 COUNTERS = tuple(f"nv_inference_{name}" for name in ("request_success", "request_failure", "count", "exec_count"))

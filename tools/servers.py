@@ -1,4 +1,4 @@
-"""The two servers that the same clients ask: `llmserve serve`, and the real Triton of the `nvidia-pytriton` wheel."""
+"""The two servers that are compared: `llmserve serve`, and the real Triton of the `nvidia-pytriton` wheel."""
 
 from __future__ import annotations
 

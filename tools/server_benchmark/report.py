@@ -1,0 +1,108 @@
+"""What was found as JSON and as a page. Neither names the host."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from tools.benchmark.markdown import table
+from tools.benchmark.statistics import Spread
+from tools.server_benchmark.repository import SLEEP_MS, TOKENS
+from tools.server_benchmark.workloads import SLOW, Measured
+
+OURS, REAL = "llmserve", "Triton"
+
+
+@dataclass(slots=True)
+class Findings:
+    samples: dict[str, dict[str, list[Measured]]]  # workload -> server -> one of each round
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def add(self, workload: str, server: str, found: Measured) -> None:
+        self.samples.setdefault(workload, {}).setdefault(server, []).append(found)
+
+
+def host_class() -> str:
+    """For file names."""
+    return f"{len(os.sched_getaffinity(0))}x-{platform.machine()}"
+
+
+def json_report(machine: str, findings: Findings) -> dict[str, Any]:
+    return {
+        "machine": machine,
+        "python": platform.python_version(),
+        "samples": {
+            workload: {server: [asdict(sample) for sample in samples] for server, samples in servers.items()}
+            for workload, servers in findings.samples.items()
+        },
+        "failures": findings.failures,
+    }
+
+
+def markdown_report(machine: str, findings: Findings, *, seconds: float) -> str:
+    parts = [
+        "# llmserve beside Triton",
+        f"{machine}. Client and servers share it. Each measurement takes {seconds:g} s; medians, lowest and highest in "
+        f"brackets. A stream is {TOKENS} responses; the slow model sleeps {SLEEP_MS} ms per execution. [How it is "
+        "measured](README.md#the-server-make-bench-server).",
+        "## Answers per second",
+        _rates(findings),
+        "## Latency and the server's CPU time",
+        _latencies(findings),
+    ]
+    if gains := _gains(findings):
+        parts += ["## Gains on the slow model", gains]
+    if findings.failures:
+        parts += ["## Not measured", *(f"* {name}: {reason}" for name, reason in findings.failures.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rates(findings: Findings) -> str:
+    lines = []
+    for workload, servers in findings.samples.items():
+        rates = {name: [one.answers_per_s for one in samples] for name, samples in servers.items()}
+        cells = [Spread.of(rates[name]).text() if name in rates else "" for name in (OURS, REAL)]
+        ratio = f"{median(rates[OURS]) / median(rates[REAL]):.2f}" if rates.keys() >= {OURS, REAL} else ""
+        lines.append([workload, *cells, ratio])
+    return table(["", OURS, REAL, "ratio"], lines)
+
+
+def _latencies(findings: Findings) -> str:
+    lines = [
+        [workload, name, *(f"{value:,.3f}" for value in _medians(samples))]
+        for workload, servers in findings.samples.items()
+        for name, samples in sorted(servers.items())
+    ]
+    return table(["", "server", "p50, ms", "p99, ms", "CPU per answer, ms"], lines)
+
+
+def _medians(samples: Sequence[Measured]) -> tuple[float, float, float]:
+    return (
+        median(one.p50_ms for one in samples),
+        median(one.p99_ms for one in samples),
+        median(one.server_cpu_ms for one in samples),
+    )
+
+
+def _gains(findings: Findings) -> str:
+    """Throughput over that of one instance without batching."""
+    base, *others = (workload.name for workload in SLOW)
+    if base not in findings.samples:
+        return ""
+    lines = []
+    for workload in others:
+        gains = []
+        for name in (OURS, REAL):
+            slow, faster = (findings.samples.get(one, {}).get(name) for one in (base, workload))
+            is_known = slow is not None and faster is not None
+            gains.append(f"{_rate(faster or ()) / _rate(slow or ()):.1f}" if is_known else "")
+        lines.append([workload, *gains])
+    return table(["", OURS, REAL], lines)
+
+
+def _rate(samples: Sequence[Measured]) -> float:
+    return median(one.answers_per_s for one in samples)
