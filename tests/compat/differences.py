@@ -134,7 +134,4 @@ EXPECTED: Mapping[str, Json] = {name: answer for difference in DIFFERENCES for n
 # What is being built: remove a line when its case passes.
 PENDING: Mapping[str, str] = {
     "statistics: metrics of an ensemble that fails": "an ensemble that fails counts no execution",
-    "binary: BF16": "DLPack of BF16 tensors in Python models",
-    "binary: BF16 output in JSON": "DLPack of BF16 tensors in Python models",
-    "grpc: BF16": "DLPack of BF16 tensors in Python models",
 }
