@@ -71,6 +71,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
     """What the front ends share; from here on the log flags decide what is printed."""
     from llmserve.cli.tracing import make_tracer
     from llmserve.frontends.extensions import Extensions
+    from llmserve.frontends.headers import ForwardedHeaders
     from llmserve.frontends.log_settings import FORMATS, LogControl, LogSettings
 
     if options.log_format not in FORMATS:
@@ -90,7 +91,12 @@ def make_extensions(options: ServeOptions) -> Extensions:
         except OSError as error:
             raise InvalidArgument(f"--log-file {options.log_file} cannot be written: {error}") from error
     logs = LogControl(settings, logger=logging.getLogger("llmserve"), handlers=logging.getLogger().handlers)
-    return Extensions(tracer=tracer, logs=logs)
+    return Extensions(
+        tracer=tracer,
+        logs=logs,
+        http_headers=ForwardedHeaders.matching(options.http_header_forward_pattern, "--http-header-forward-pattern"),
+        grpc_headers=ForwardedHeaders.matching(options.grpc_header_forward_pattern, "--grpc-header-forward-pattern"),
+    )
 
 
 def server_settings(options: ServeOptions) -> ServerSettings:

@@ -106,6 +106,15 @@ class ListenOptions:
     http_max_input_size: Annotated[
         int, typer.Option(help="Bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
     ] = DEFAULT_MAX_INPUT_BYTES
+    http_header_forward_pattern: Annotated[
+        str,
+        typer.Option(
+            help="Headers whose names match become request parameters.", show_default=False, rich_help_panel=LISTENING
+        ),
+    ] = ""
+    grpc_header_forward_pattern: Annotated[
+        str, typer.Option(help="The same for gRPC metadata.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
     exit_timeout_secs: Annotated[
         float, typer.Option(help="How long running requests may finish.", min=0, rich_help_panel=LISTENING)
     ] = 30

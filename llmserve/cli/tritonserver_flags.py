@@ -32,7 +32,7 @@ NO_EFFECT = {
         "reuse-http-port", "reuse-grpc-port", "grpc-infer-response-compression-level", "grpc-keepalive-time",
         "grpc-keepalive-timeout", "grpc-keepalive-permit-without-calls", "grpc-http2-max-pings-without-data",
         "grpc-http2-min-recv-ping-interval-without-data", "grpc-http2-max-ping-strikes", "grpc-max-connection-age",
-        "grpc-max-connection-age-grace", "http-header-forward-pattern", "grpc-header-forward-pattern",
+        "grpc-max-connection-age-grace",
         "grpc-server-cert", "grpc-server-key", "grpc-root-cert",
     ),
     "traces, whose one flag is --trace-config": (

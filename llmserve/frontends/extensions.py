@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmserve.frontends.headers import ForwardedHeaders
 from llmserve.frontends.log_settings import LogControl
 from llmserve.frontends.shared_memory import SharedMemory
 from llmserve.frontends.tracer import Tracer
@@ -16,6 +17,8 @@ class Extensions:
     memory: SharedMemory = field(default_factory=SharedMemory)
     tracer: Tracer = field(default_factory=Tracer)
     logs: LogControl = field(default_factory=LogControl)
+    http_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
+    grpc_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
 
     def close(self) -> None:
         """After the front ends have stopped."""

@@ -11,7 +11,7 @@ A client that cancels, goes away or runs out of its deadline cancels the handler
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -26,6 +26,7 @@ from llmserve.frontends.grpc_extensions import ExtensionRpcs
 from llmserve.frontends.grpc_health import health_handler
 from llmserve.frontends.grpc_messages import deadline_after, parse_request, response_message
 from llmserve.frontends.grpc_stream import InferStream
+from llmserve.frontends.headers import accompanied
 from llmserve.frontends.listener import CLOSE_TIMEOUT_S, claim_port, port_in_use, url_host
 from llmserve.serving.trace import Trace
 
@@ -75,8 +76,7 @@ class InferenceService(ExtensionRpcs):
         memory = self._extensions.memory
         deadline = deadline_after(context.time_remaining())
         parsed, delivery = parse_request(request, config, memory, deadline=deadline)
-        if trace is not None:
-            parsed = replace(parsed, trace=trace)
+        parsed = accompanied(parsed, trace, self._extensions.grpc_headers.chosen(context.invocation_metadata))
         response = await single_response(self._core, parsed)
         response = deliver(response, delivery, core=self._core, memory=memory, config=config)
         if trace is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -29,6 +28,7 @@ from llmserve.frontends.grpc_messages import (
     stream_message,
     wants_empty_final_response,
 )
+from llmserve.frontends.headers import accompanied
 from llmserve.serving.trace import Trace
 
 MAX_IN_FLIGHT = 1024  # requests of one call; reading pauses there, and HTTP/2 flow control holds the client back
@@ -43,6 +43,7 @@ class InferStream:
         self._core = core
         self._extensions = extensions
         self._context = context
+        self._headers = extensions.grpc_headers.chosen(context.invocation_metadata)
         self._deadline = deadline_after(context.time_remaining())
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._write_lock = asyncio.Lock()
@@ -85,8 +86,7 @@ class InferStream:
         wants_empty_final = wants_empty_final_response(message)
         memory = self._extensions.memory
         request, delivery = parse_request(message, config, memory, deadline=self._deadline)
-        if trace is not None:
-            request = replace(request, trace=trace)
+        request = accompanied(request, trace, self._headers)
         async with aclosing(self._core.infer_stream(request)) as responses:
             async for response in responses:
                 says_only_final = decoupled and response.final and not response.outputs and response.error is None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,6 +20,7 @@ from llmserve.errors import LlmserveError, Unsupported
 from llmserve.frontends.delivery import deliver
 from llmserve.frontends.door import Core, is_decoupled, single_response
 from llmserve.frontends.extensions import Extensions
+from llmserve.frontends.headers import accompanied
 from llmserve.frontends.http_answers import (
     STATUS,
     Handler,
@@ -156,8 +157,7 @@ class InferenceApi:
         parsed, form = await off_loop(
             lambda: parse_infer(body, header, config, memory, version=version), size=len(body)
         )
-        if trace is not None:
-            parsed = replace(parsed, trace=trace)
+        parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.headers.items))
         response = await until_disconnect(request.receive, single_response(self.core, parsed))
         response = deliver(response, form.delivery, core=self.core, memory=memory, config=config)
         return await _infer_response(request, response, form)
@@ -174,8 +174,7 @@ class InferenceApi:
         config = self.core.model_config(model, version)
         body = await self._body(request, trace)
         parsed = await off_loop(lambda: parse_generate(body, config, model=model, version=version), size=len(body))
-        if trace is not None:
-            parsed = replace(parsed, trace=trace)
+        parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.headers.items))
         return data_responses(self.core.infer_stream(parsed), decoupled=is_decoupled(config))
 
     async def _body(self, request: Request, trace: Trace | None) -> bytes:

@@ -124,6 +124,31 @@ DIFFERENCES = (
         "a message can be traced to its request",
     ),
     Difference(
+        "an unknown `trace_level` is ignored; an unknown `log_format` is 503 over HTTP",
+        "400, INVALID_ARGUMENT",
+        "the request is wrong, not the server",
+    ),
+    Difference(
+        "a second region of one shared-memory object cannot be registered",
+        "it can",
+        "regions of one object do not disturb each other",
+    ),
+    Difference(
+        "registering CUDA shared memory is 400 without a GPU",
+        "501, UNIMPLEMENTED",
+        "the server does not do it, whatever is registered",
+    ),
+    Difference(
+        "asking for the classes of a BYTES output ends the server",
+        "400, INVALID_ARGUMENT",
+        "it harms only its own request",
+    ),
+    Difference(
+        "headers are not forwarded by `generate` and `generate_stream`",
+        "they are",
+        "a pattern that was given holds for every request",
+    ),
+    Difference(
         "the end of a decoupled ensemble comes with its last answer, or alone, as threads happen to run",
         "alone, to those who asked with `triton_enable_empty_final_response`",
         "clients see the same every time",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from llmserve.frontends.door import Core
 from llmserve.frontends.extensions import Extensions
 from llmserve.frontends.grpc import start_grpc
+from llmserve.frontends.headers import ForwardedHeaders
 from llmserve.frontends.http import start_http
 from llmserve.frontends.metrics import start_metrics
 from llmserve.frontends.tracer import Tracer
@@ -43,7 +44,9 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(make_core: Callable[[], Core], *, tracer: Tracer | None = None) -> Iterator[RunningServer]:
+def running_server(
+    make_core: Callable[[], Core], *, tracer: Tracer | None = None, headers: ForwardedHeaders | None = None
+) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -51,7 +54,8 @@ def running_server(make_core: Callable[[], Core], *, tracer: Tracer | None = Non
 
     async def start() -> tuple[RunningServer, Callable[[], object]]:
         core = make_core()
-        extensions = Extensions(tracer=tracer or Tracer())
+        forwarded = headers or ForwardedHeaders()
+        extensions = Extensions(tracer=tracer or Tracer(), http_headers=forwarded, grpc_headers=forwarded)
         grpc = await start_grpc(core, HOST, 0, extensions=extensions)
         http = await start_http(core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES)
         metrics = await start_metrics(core, HOST, 0)

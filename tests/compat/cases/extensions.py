@@ -16,8 +16,8 @@ from tritonclient.grpc.service_pb2 import (
     TraceSettingRequest,
 )
 
-from tests.compat.endpoints import Endpoint
 from tests.compat.observe import Case, Json, get, grpc_call, http_call, infer_message, post, raw_input, rpc
+from tools.servers import Endpoint
 
 ROWS = [[0.1, 0.9, 0.5, 0.7], [3, 2, 1, 0]]
 SCORES = "/v2/models/scores/infer"
