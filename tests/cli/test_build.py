@@ -107,6 +107,49 @@ def test_wrong_input_is_one_message_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_flags_of_trtllm_build_are_taken_for_the_cpu_too(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = (
+        "--use-weight-only",
+        "--weight-only-precision",
+        "int8",
+        "--gemm-plugin",
+        "float16",
+        "--context-fmha",
+        "enable",
+    )
+    assert llmserve(monkeypatch, "build", checkpoint, "--dry-run", *flags, "--remove-input-padding", "enable") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "float16+int8",
+        "gemm_plugin float16 has no effect on the cpu target",
+        "rounds activations to int8 too",
+    ):
+        assert part in shown
+    assert llmserve(monkeypatch, "build", checkpoint, "--tp-size", "2", "--kv-cache-type", "disabled") == 2
+    shown = capsys.readouterr().err
+    assert "2 problems" in shown
+    assert "tp_size 2 is for the tensorrt_llm target" in shown
+
+
+def test_a_plan_for_gpus_needs_none(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what a build would lack here."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"checkpoint: {checkpoint}\ntarget: tensorrt_llm\ntp_size: 2\nparallel_build: true\n")
+    assert llmserve(monkeypatch, "build", "--recipe", recipe, "--dry-run") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in ("tensorrt_llm, float16", "KV cache", "tensorrt-llm, which is not installed", "no nvidia-smi"):
+        assert part in shown
+    assert "memory here" not in shown
+    assert llmserve(monkeypatch, "build", "--recipe", recipe, "--output-dir", tmp_path / "e") == 2
+    assert "this machine cannot build for tensorrt_llm (2 problems)" in capsys.readouterr().err
+    assert not (tmp_path / "e").exists()
+
+
 def test_inspect_fails_by_name_when_a_file_is_damaged(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,3 +198,5 @@ def test_the_default_place_says_what_is_in_it() -> None:
     assert default_output_dir(Path("/models/Baichuan2-7B"), BuildOptions()) == Path("engines/Baichuan2-7B-fp16")
     options = BuildOptions(dtype="bfloat16", quantization="int8")
     assert default_output_dir(Path("/models/x/"), options) == Path("engines/x-bf16-int8")
+    options = BuildOptions.from_flat({"target": "tensorrt_llm", "tp_size": 2})
+    assert default_output_dir(Path("/models/x"), options) == Path("engines/x-fp16-tensorrt_llm-tp2")

@@ -7,6 +7,7 @@ import pytest
 
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.engine.open import EngineSettings
+from llmserve.engine.tensorrt_llm.settings import GpuSettings
 from llmserve.errors import ModelConfigError
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.backends.tensorrtllm.models import read_config, with_parameters
@@ -39,6 +40,37 @@ def test_parameters_become_settings(tmp_path: Path) -> None:
     assert parameters.engine == EngineSettings(2, 0.5, 8000, scheduler)
     assert parameters.tokenizer_dir == Path("/elsewhere")
     assert not parameters.excludes_input
+
+
+def test_parameters_for_gpus_are_passed_on_to_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether the engine honours them is its own to say: see tests/engine/tensorrt_llm."""
+    parameters = read(
+        tmp_path,
+        max_beam_width="4",
+        enable_chunked_context="false",
+        max_attention_window_size="4096, 1024",
+        sink_token_length="4",
+        kv_cache_host_memory_bytes="1073741824",
+        kv_cache_onboard_blocks="true",
+        iter_stats_max_iterations="10",
+        gpu_device_ids="0,1",
+        executor_worker_path="/opt/worker",
+        normalize_log_probs="false",
+        multi_block_mode="true",
+        enable_context_fmha_fp32_acc="true",
+        cuda_graph_mode="true",
+        cuda_graph_cache_size="8",
+        gpu_weights_percent="0.5",
+    )
+    assert parameters.engine.gpu == GpuSettings(
+        max_beam_width=4, enable_chunked_context=False, max_attention_window_size=(4096, 1024), sink_token_length=4,
+        kv_cache_host_memory_bytes=1 << 30, kv_cache_onboard_blocks=True, iter_stats_max_iterations=10,
+        gpu_device_ids=(0, 1), executor_worker_path="/opt/worker", normalize_log_probs=False, multi_block_mode=True,
+        enable_context_fmha_fp32_acc=True, cuda_graph_mode=True, cuda_graph_cache_size=8, gpu_weights_percent=0.5,
+    )  # fmt: skip
+    assert caplog.records == []
+    with pytest.raises(ModelConfigError, match="gpu_device_ids is 'all'"):
+        read(tmp_path, gpu_device_ids="all")
 
 
 def test_the_queue_policy_of_the_config_counts(tmp_path: Path) -> None:

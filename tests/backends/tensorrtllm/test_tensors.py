@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from llmserve.backends.tensorrtllm.tensors import UNSUPPORTED_INPUTS, TensorRequest, is_stop, read_request
-from llmserve.core import SamplingParams
+from llmserve.core import BeamSearch, SamplingParams
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.serving.types import Tensor
 from tests.backends.tensorrtllm.models import tensors
 
 
-def read(**values: Any) -> TensorRequest:
+def read(*, max_beam_width: int = 1, **values: Any) -> TensorRequest:
     given = {"input_ids": [3, 4, 5], "input_lengths": 3, "request_output_len": 7, **values}
     inputs = tensors({name: value for name, value in given.items() if value is not None and not is_array(value)})
     inputs |= {name: Tensor(name, "INT32", value) for name, value in given.items() if is_array(value)}
-    return read_request(inputs, request_id="r", max_seq_len=100, excludes_input=False)
+    return read_request(inputs, request_id="r", max_seq_len=100, excludes_input=False, max_beam_width=max_beam_width)
 
 
 def is_array(value: Any) -> bool:
@@ -158,3 +158,15 @@ def test_stop_is_a_flag() -> None:
     assert is_stop(tensors({"stop": True}))
     assert not is_stop(tensors({"stop": False}))
     assert not is_stop({})
+
+
+def test_beams_where_the_engine_searches() -> None:
+    job = read(max_beam_width=4, beam_width=3, len_penalty=2.0, early_stopping=True, beam_search_diversity_rate=0.5)
+    assert job.generate.beam == BeamSearch(3, length_penalty=2.0, early_stopping=1, diversity_rate=0.5)
+    assert job.generate.num_answers == 3
+    assert read(max_beam_width=4, beam_width=3).generate.beam == BeamSearch(3)
+    assert read(max_beam_width=4, beam_width=1, len_penalty=2.0).generate.beam is None
+    with pytest.raises(InvalidArgument, match="beam_width must be from 1 to 4, got 5"):
+        read(max_beam_width=4, beam_width=5)
+    with pytest.raises(InvalidArgument, match="streaming needs a beam_width of 1"):
+        read(max_beam_width=4, beam_width=2, streaming=True)
