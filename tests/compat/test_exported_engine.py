@@ -23,8 +23,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.compat.conftest import TRITON
-from tests.compat.endpoints import HOST, Endpoint, llmserve_server, triton_server
 from tests.compat.observe import metrics
+from tools.servers import HOST, Endpoint, llmserve_server, triton_server
 
 ROOT = Path(__file__).resolve().parents[2]
 LLMSERVE = Path(sys.executable).with_name("llmserve")
