@@ -58,8 +58,8 @@ def ask(door: Door, method: str, *arguments: Any) -> Any:
         raise TritonModelException(str(error)) from error
 
 
-def call_single(door: Door, request: InferRequest) -> Future[InferenceResponse]:
-    """The one response of a model that is not decoupled; its errors are error responses."""
+def call_single(door: Door, request: InferRequest) -> tuple[Future[InferenceResponse], Cancel]:
+    """The one response of a model that is not decoupled; its errors are error responses. And how to cancel it."""
     answer: Future[InferenceResponse] = Future()
 
     def receive(response: InferResponse | None) -> None:
@@ -76,8 +76,7 @@ def call_single(door: Door, request: InferRequest) -> Future[InferenceResponse]:
             )
         answer.set_result(InferenceResponse.received(response))
 
-    door.call(request, receive, only_first=True)
-    return answer
+    return answer, door.call(request, receive, only_first=True)
 
 
 def failed_response(request: InferRequest, error: LlmserveError) -> InferResponse:
@@ -122,7 +121,7 @@ class ResponseIterator:
     def __init__(self, door: Door, request: InferRequest) -> None:
         self._mailbox = _Mailbox()  # what the door knows, so that this object ends when the model drops it
         self._is_over = False
-        self._cancel = door.call(request, self._mailbox.put)
+        self.stop = door.call(request, self._mailbox.put)  # knows nothing of this object
 
     def __iter__(self) -> ResponseIterator:
         return self
@@ -141,11 +140,11 @@ class ResponseIterator:
         return self._converted(await self._mailbox.get_async())
 
     def cancel(self) -> None:
-        self._cancel()
+        self.stop()
 
     def __del__(self) -> None:
-        if hasattr(self, "_cancel") and not self._is_over:
-            self._cancel()
+        if hasattr(self, "stop") and not self._is_over:
+            self.stop()
 
     def _converted(self, response: InferResponse | None) -> InferenceResponse:
         if response is None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from llmserve.backends.python.bls import CLOSED, Cancel, Receive, failed_response
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.services import Services
-from llmserve.errors import LlmserveError
+from llmserve.errors import Cancelled, LlmserveError
 from llmserve.serving.types import InferRequest, InferResponse
 
 Infer: TypeAlias = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
@@ -47,5 +47,8 @@ async def _forward(infer: Infer, request: InferRequest, receive: Receive, *, onl
                         return
     except LlmserveError as error:
         receive(failed_response(request, error))
+    except asyncio.CancelledError:
+        receive(failed_response(request, Cancelled(f"the request of model '{request.model_name}' was cancelled")))
+        raise
     finally:
         receive(None)

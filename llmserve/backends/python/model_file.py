@@ -1,7 +1,8 @@
 """Imports a `model.py` for one instance, apart from every other model.
 
-Files beside it can be imported by their plain names, at any time and from any thread of the model; they too belong to
-this instance alone. So the files of an instance get an `import` of their own: theirs is not the process's sys.modules.
+Files beside it, and in the model's directory, can be imported by their plain names, at any time and from any thread of
+the model; they too belong to this instance alone. So the files of an instance get an `import` of their own: theirs is
+not the process's sys.modules.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def import_model(path: Path, module_name: str, utils: ModuleType) -> type[Any]:
     """
     if not path.is_file():
         raise ModelConfigError(f"{path} does not exist")
-    imports = ModelImports(str(path.parent), utils)
+    imports = ModelImports((str(path.parent), str(path.parent.parent)), utils)
     loader = _OwnLoader(module_name, str(path), imports)
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     assert spec is not None
@@ -59,9 +60,9 @@ def forget_model(module_name: str) -> None:
 class ModelImports:
     """What `import` means in the files of one instance. Also a finder, for as long as it is active."""
 
-    def __init__(self, directory: str, utils: ModuleType) -> None:
+    def __init__(self, directories: Sequence[str], utils: ModuleType) -> None:
         self.builtins = {**vars(builtins), "__import__": self._import}
-        self._directory = directory
+        self._directories = list(directories)
         self._utils = utils
         self._neighbours: dict[str, ModuleType] = {}  # imported before; out of sys.modules between imports
         self._thread = 0  # that is importing
@@ -88,8 +89,8 @@ class ModelImports:
     ) -> ModuleSpec | None:
         if threading.get_ident() != self._thread:
             return None
-        spec = PathFinder.find_spec(fullname, [self._directory] if path is None else path, target)
-        if spec is None or spec.loader is None or not self._holds(spec.origin):
+        spec = PathFinder.find_spec(fullname, self._directories if path is None else path, target)
+        if spec is None or not self._is_own(spec):
             return None
         if isinstance(spec.loader, SourceFileLoader):
             spec.loader = _OwnLoader(fullname, spec.loader.path, self)
@@ -107,7 +108,7 @@ class ModelImports:
         if level == 0 and name == MODULE_NAME:
             return self._utils
         top_name = name.partition(".")[0]
-        if level == 0 and PathFinder.find_spec(top_name, [self._directory]) is None:
+        if level == 0 and PathFinder.find_spec(top_name, self._directories) is None:
             return __import__(name, globals, locals, fromlist or (), level)
         with self.active():
             return __import__(name, globals, locals, fromlist or (), level)
@@ -116,11 +117,20 @@ class ModelImports:
         """Out of sys.modules: another model may have a file of the same name."""
         for name in names:
             module = sys.modules[name]
-            if name in self._neighbours or self._holds(getattr(module, "__file__", None)):
+            places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+            if name in self._neighbours or any(map(self._holds, places)):
                 self._neighbours[name] = sys.modules.pop(name)
 
-    def _holds(self, file: str | None) -> bool:
-        return file is not None and Path(file).is_relative_to(self._directory)
+    def _is_own(self, spec: ModuleSpec) -> bool:
+        """A folder without __init__.py is a package too, unless there is a proper one of its name elsewhere."""
+        if spec.loader is not None:
+            return self._holds(spec.origin or "")
+        places = list(spec.submodule_search_locations or ())
+        spec.submodule_search_locations = places  # otherwise it is looked up again along sys.path
+        return any(map(self._holds, places)) and ("." in spec.name or PathFinder.find_spec(spec.name) is None)
+
+    def _holds(self, file: str) -> bool:
+        return any(Path(file).is_relative_to(directory) for directory in self._directories)
 
 
 class _OwnLoader(SourceFileLoader):

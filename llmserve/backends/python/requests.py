@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import ClassVar
 
-from llmserve.backends.python.bls import Door, ResponseIterator, call_single
+from llmserve.backends.python.bls import Cancel, Door, ResponseIterator, call_single
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Reply
 from llmserve.backends.python.tensors import Tensor
@@ -101,6 +102,7 @@ class InferenceRequest:
         self._flags = flags
         self._inputs = {name: Tensor.borrow(tensor) for name, tensor in request.inputs.items()}
         self._sender: InferenceResponseSender | None = None
+        self._begun: list[Cancel] = []
 
     @property
     def reply(self) -> Reply:
@@ -151,6 +153,11 @@ class InferenceRequest:
     def is_cancelled(self) -> bool:
         return self._reply is not None and self._reply.cancelled
 
+    def cancel(self) -> None:
+        """What `exec` and `async_exec` have begun."""
+        for cancel in self._begun:
+            cancel()
+
     def get_response_sender(self) -> InferenceResponseSender:
         if self._sender is None:
             self._sender = InferenceResponseSender(self.reply)
@@ -166,17 +173,25 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request on another model and wait. Its errors are error responses."""
-        if decoupled:
-            return ResponseIterator(self.door, self._to_server())
-        return call_single(self.door, self._to_server()).result()
+        return self._iterate() if decoupled else self._call().result()
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
         """The same from an `async def execute`. It begins at once, not when it is awaited."""
         if not decoupled:
-            return asyncio.wrap_future(call_single(self.door, self._to_server()))
+            return asyncio.wrap_future(self._call())
         started: asyncio.Future[ResponseIterator] = asyncio.get_running_loop().create_future()
-        started.set_result(ResponseIterator(self.door, self._to_server()))
+        started.set_result(self._iterate())
         return started
+
+    def _call(self) -> Future[InferenceResponse]:
+        answer, cancel = call_single(self.door, self._to_server())
+        self._begun.append(cancel)
+        return answer
+
+    def _iterate(self) -> ResponseIterator:
+        responses = ResponseIterator(self.door, self._to_server())
+        self._begun.append(responses.stop)
+        return responses
 
     def _to_server(self) -> InferRequest:
         return replace(

@@ -1,0 +1,353 @@
+"""`triton_python_backend_utils` beyond requests and responses: DLPack, types, metrics, other models' life."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from llmserve.backends.python import dtypes
+from llmserve.backends.python.bls import ClosedDoor
+from llmserve.backends.python.errors import TritonModelException
+from llmserve.backends.python.tensors import Tensor
+from llmserve.backends.python.utils_module import make_utils_module
+from llmserve.errors import Cancelled
+from llmserve.serving.settings import ControlMode
+from llmserve.serving.types import Tensor as WireTensor
+from tests.backends.python.test_execute import DECOUPLED, ECHO_CONFIG, echo_model
+from tests.backends.python.test_loading import COUNT, INNER, reason
+from tests.backends.python.test_process import PROCESS
+from tests.serving.models import appears, collect, floats, request, serving, single, values, write_model
+
+MODES = pytest.mark.parametrize("mode", ["", PROCESS], ids=["thread", "process"])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "float16", "float32", "float64"])
+def test_tensors_go_to_torch_and_back(dtype: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    tensor = torch.from_dlpack(Tensor("X", array))
+    assert tensor.numpy().tolist() == array.tolist()
+    for source in (tensor, torch.utils.dlpack.to_dlpack(tensor)):
+        back = Tensor.from_dlpack("Y", source)
+        assert back.as_numpy().tolist() == array.tolist()
+        assert back.name() == "Y"
+
+
+def test_bfloat16_goes_to_torch_and_back() -> None:
+    bits = np.array([[0x3F80, 0x4000, 0xC040]], np.uint16)  # 1, 2, -3
+    tensor: torch.Tensor = torch.from_dlpack(Tensor.borrow(WireTensor("X", "BF16", bits)))
+    assert tensor.dtype == torch.bfloat16
+    assert tensor.tolist() == [[1, 2, -3]]
+    tensor += 1
+    assert bits.tolist() == [[0x3F80, 0x4000, 0xC040]]  # the client's own are left alone
+    for source in (tensor, torch.utils.dlpack.to_dlpack(tensor)):
+        back = Tensor.from_dlpack("Y", source)
+        assert back.triton_dtype() == "BF16"
+        assert (back.to_wire().datatype, back.to_wire().data.tolist()) == ("BF16", [[0x4000, 0x4040, 0xC000]])
+        with pytest.raises(TritonModelException, match="BF16 and cannot be converted to NumPy"):
+            back.as_numpy()
+    own = Tensor("Z", np.array([1.5], ml_dtypes.bfloat16))
+    assert torch.from_dlpack(own).tolist() == [1.5]
+
+
+def test_memory_that_is_not_contiguous_or_not_writable() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert torch.from_dlpack(Tensor("X", array[:, ::2])).tolist() == array[:, ::2].tolist()
+    assert torch.from_dlpack(Tensor("X", array.T)).tolist() == array.T.tolist()
+    turned = Tensor.from_dlpack("Y", torch.arange(6).reshape(2, 3).T)
+    assert turned.to_wire().data.tolist() == [[0, 3], [1, 4], [2, 5]]
+    frozen = np.frombuffer(b"\1\2", np.uint8)
+    assert torch.from_dlpack(Tensor("X", frozen)).tolist() == [1, 2]
+
+
+def test_memory_is_shared_without_a_copy() -> None:
+    array = np.zeros(3, np.float32)
+    torch.from_dlpack(Tensor("X", array))[0] = 5
+    assert array[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (object(), "it is no DLPack tensor"),
+        (torch.zeros(1, dtype=torch.complex64), "no Triton datatype"),
+        (torch.zeros(1, device="meta"), "cannot be read through DLPack"),
+    ],
+)
+def test_what_cannot_be_read_through_dlpack(source: Any, problem: str) -> None:
+    with pytest.raises(TritonModelException, match=problem):
+        Tensor.from_dlpack("X", source)
+
+
+def test_strings_have_no_dlpack_form() -> None:
+    with pytest.raises(TritonModelException, match="strings"):
+        Tensor("X", np.array([b"a"], dtype=object)).to_dlpack()
+
+
+def test_a_capsule_is_consumed_once() -> None:
+    capsule = Tensor("X", np.zeros(1)).to_dlpack()
+    assert Tensor.from_dlpack("Y", capsule).shape() == [1]
+    with pytest.raises(TritonModelException, match="consumed already"):
+        Tensor.from_dlpack("Y", capsule)
+
+
+def test_types() -> None:
+    assert dtypes.triton_string_to_numpy("TYPE_BOOL") is np.bool_
+    assert dtypes.triton_string_to_numpy("TYPE_STRING") is np.object_
+    for number, name in ((1, np.bool_), (5, np.uint64), (10, np.float16), (12, np.float64), (13, np.object_)):
+        assert dtypes.triton_to_numpy_type(number) is name
+        assert dtypes.numpy_to_triton_type(name) == number
+    assert dtypes.numpy_to_triton_type(np.bytes_) == 13
+    assert (dtypes.triton_to_numpy_type(14), dtypes.numpy_to_triton_type(np.complex64)) == (None, None)
+
+
+def test_strings_as_bytes() -> None:
+    words = np.array([[b"ab", "ö"], [b"", "c"]], dtype=object)
+    encoded = dtypes.serialize_byte_tensor(words)
+    assert encoded == b"\2\0\0\0ab\2\0\0\0\xc3\xb6\0\0\0\0\1\0\0\0c"
+    assert dtypes.deserialize_bytes_tensor(encoded).tolist() == [b"ab", "ö".encode(), b"", b"c"]
+    assert dtypes.serialize_byte_tensor(np.array([], dtype=object)) is None
+    for broken in (b"\1\0\0", b"\5\0\0\0ab"):
+        with pytest.raises(TritonModelException, match="ends within"):
+            dtypes.deserialize_bytes_tensor(broken)
+
+
+def test_names_that_models_use() -> None:
+    utils = make_utils_module("m_0", ClosedDoor())
+    names = (
+        "InferenceTrace Logger MetricFamily ModelConfig PreferredMemory Tensor TritonError TritonModelException "
+        "TRITONSERVER_MEMORY_CPU TRITONSERVER_MEMORY_GPU TRITONSERVER_REQUEST_FLAG_SEQUENCE_END "
+        "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START TRITONSERVER_REQUEST_RELEASE_ALL "
+        "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE TRITONSERVER_RESPONSE_COMPLETE_FINAL TRITON_STRING_TO_NUMPY"
+    )
+    assert [name for name in names.split() if not hasattr(utils, name)] == []
+    assert not hasattr(utils, "NoSuchName")
+    inner = utils.InferenceRequest(
+        request_id="r", correlation_id="c", inputs=[utils.Tensor("X", np.zeros(1))], requested_output_names=["Y"],
+        model_name="m", model_version=2, flags=1, timeout=7,
+        preferred_memory=utils.PreferredMemory(utils.TRITONSERVER_MEMORY_GPU, 0), trace=utils.InferenceTrace(),
+        parameters={"a": 1},
+    )  # fmt: skip
+    assert (inner.request_id(), inner.correlation_id(), inner.flags(), inner.timeout()) == ("r", "c", 1, 7)
+    assert (inner.trace().get_context(), json.loads(inner.parameters())) == (None, {"a": 1})
+    inner.set_flags(3)
+    assert inner.flags() == 3
+    with pytest.raises(TypeError, match="needs inputs"):
+        utils.InferenceRequest(model_name="m")
+    with pytest.raises(utils.TritonModelException, match="Correlation ID"):
+        utils.InferenceRequest(model_name="m", inputs=[], requested_output_names=[], correlation_id=1.5)
+
+
+METERED = """
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily
+        requests = family(name="requests_seen", description="Seen.", kind=family.COUNTER)
+        self.count = requests.Metric(labels={"model": "m"})
+        self.level = family("level", "Level.", family.GAUGE).Metric(labels={"a": 'q"', "b": "x"})
+        self.sizes = family(name="sizes", description="Sizes.", kind=family.HISTOGRAM).Metric(buckets=[1, 2.5])
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+    def answer(self, request):
+        x = request.inputs()[0].as_numpy()
+        self.count.increment(1)
+        self.level.set(10)
+        self.level.increment(-0.5)
+        self.sizes.observe(float(x[0]))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 0 + self.count.value() + self.level.value())])
+"""
+
+
+@MODES
+async def test_custom_metrics(tmp_path: Path, mode: str) -> None:
+    write_model(tmp_path, "m", ECHO_CONFIG + mode, METERED)
+    write_model(tmp_path, "other", ECHO_CONFIG + mode, METERED)
+    async with serving(tmp_path, control_mode=ControlMode.EXPLICIT, load_at_start=("m", "other")) as core:
+        assert values(await single(core, request("m", floats(2)))) == [1 + 9.5]
+        assert values(await single(core, request("other", floats(9)))) == [2 + 9.5]
+        text = core.metrics_text()
+        for line in (
+            "# HELP requests_seen Seen.",
+            "# TYPE requests_seen counter",
+            'requests_seen{model="m"} 2',
+            '# TYPE level gauge\nlevel{a="q\\"",b="x"} 9.5',
+            "# TYPE sizes histogram",
+            'sizes_bucket{le="1"} 0',
+            'sizes_bucket{le="2.5"} 1',
+            'sizes_bucket{le="+Inf"} 2',
+            "sizes_count 2",
+            "sizes_sum 11",
+        ):
+            assert line in text, line
+        await core.unload_model("m")
+        assert "requests_seen" in core.metrics_text()  # the other model's too
+        await core.unload_model("other")
+        for _ in range(500):
+            if "requests_seen" not in core.metrics_text():
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("metrics of unloaded models are still there")
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ("pb_utils.MetricFamily('f', '', 'dial')", "kind must be COUNTER"),
+        ("pb_utils.MetricFamily('a b', '', 'gauge')", "'a b' cannot be the name of a metric family"),
+        ("pb_utils.MetricFamily('f', '', 'gauge').Metric({'a b': '1'})", "'a b' cannot be the name of a label"),
+        ("pb_utils.MetricFamily('f', '', 'gauge').Metric({}, [1])", "gauge 'f' takes no buckets"),
+        ("pb_utils.MetricFamily('f', '', 'histogram').Metric()", "needs buckets in ascending order"),
+        ("pb_utils.MetricFamily('f', '', 'histogram').Metric({}, [2, 1])", "needs buckets in ascending order"),
+        ("pb_utils.MetricFamily('f', '', 'counter').Metric().increment(-1)", "it only grows"),
+        ("pb_utils.MetricFamily('f', '', 'counter').Metric().set(1)", "counter 'f' has no operation set"),
+        ("pb_utils.MetricFamily('f', '', 'histogram').Metric({}, [1]).value()", "has no single value"),
+        (
+            "m = pb_utils.MetricFamily('f', '', 'gauge').Metric(); pb_utils.MetricFamily('f', '', 'counter')",
+            "exists already, as a gauge",
+        ),
+    ],
+)
+async def test_wrong_metrics(tmp_path: Path, lines: str, problem: str) -> None:
+    initialize = f"    def initialize(self, args):\n        {lines}\n"
+    write_model(tmp_path, "m", ECHO_CONFIG, INNER + initialize)
+    async with serving(tmp_path) as core:
+        assert problem in reason(core, "m")
+
+
+LOADER = echo_model(
+    """
+        if request.request_id() == "load":
+            pb_utils.load_model(model_name="late")
+        if request.request_id() == "replace":
+            config = '{"backend": "identity", "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}], '
+            config += '"output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]}'
+            pb_utils.load_model("late", config, files={"file:1/none": b""})
+        if request.request_id() == "unload":
+            pb_utils.unload_model("late")
+        if request.request_id() == "nobody":
+            pb_utils.load_model("nobody")
+        ready = pb_utils.is_model_ready(model_name="late"), pb_utils.is_model_ready("late", "7")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(ready, np.float32))])"""
+)
+
+
+@MODES
+async def test_models_load_and_unload_models(tmp_path: Path, mode: str) -> None:
+    initialize = "    def initialize(self, args):\n        assert not pb_utils.is_model_ready('late')\n"
+    write_model(tmp_path, "loader", ECHO_CONFIG + mode, LOADER + initialize)
+    write_model(tmp_path, "late", ECHO_CONFIG, INNER)
+    async with serving(tmp_path, control_mode=ControlMode.EXPLICIT, load_at_start=("loader",)) as core:
+
+        async def ask(what: str) -> list[float]:
+            return values(await single(core, request("loader", floats(0), request_id=what)))
+
+        assert await ask("") == [0, 0]
+        assert await ask("load") == [1, 0]
+        assert values(await single(core, request("late", floats(1)))) == [2]
+        assert await ask("unload") == [0, 0]
+        with pytest.raises(Exception, match="TritonModelException: failed to load 'nobody'"):
+            await ask("nobody")
+
+
+@MODES
+async def test_async_exec_begins_at_once_and_iterators_can_be_cancelled(tmp_path: Path, mode: str) -> None:
+    code = """
+import asyncio
+class TritonPythonModel:
+    async def execute(self, requests):
+        (request,) = requests
+        ask = lambda name: pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], name)
+        running = ask("slow").async_exec()
+        await asyncio.sleep(0.3)
+        start = asyncio.get_running_loop().time()
+        answer = (await running).output_tensors()[0].as_numpy()
+        assert asyncio.get_running_loop().time() - start < 0.25
+        responses = await ask("count").async_exec(decoupled=True)
+        await anext(responses)
+        responses.cancel()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer)])]
+"""
+    write_model(tmp_path, "outer", ECHO_CONFIG + mode, code)
+    slow = "__import__('time').sleep(0.3); return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])"
+    write_model(tmp_path, "slow", ECHO_CONFIG, echo_model(slow))
+    count = write_model(tmp_path, "count", ECHO_CONFIG + DECOUPLED, COUNT)
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("outer", floats(9000)))) == [9001]
+        assert await appears(count / "1/cancelled")
+
+
+@MODES
+async def test_a_call_can_be_cancelled(tmp_path: Path, mode: str) -> None:
+    code = """
+class TritonPythonModel:
+    async def execute(self, requests):
+        inner = pb_utils.InferenceRequest("", 0, requests[0].inputs(), ["Y"], "slow")
+        running = inner.async_exec()
+        inner.cancel()
+        error = (await running).error()
+        assert error.code() == pb_utils.TritonError.CANCELLED
+        return [pb_utils.InferenceResponse(error=error)]
+"""
+    write_model(tmp_path, "outer", ECHO_CONFIG + mode, code)
+    slow = "__import__('time').sleep(5); return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])"
+    write_model(tmp_path, "slow", ECHO_CONFIG, echo_model(slow))
+    async with serving(tmp_path, drain_s=0.1) as core:
+        start = time.monotonic()
+        with pytest.raises(Cancelled, match="the request of model 'slow' was cancelled"):
+            await single(core, request("outer", floats(1)))
+        assert time.monotonic() - start < 3
+
+
+async def test_rescheduling_is_refused(tmp_path: Path) -> None:
+    body = (
+        "request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)\n"
+        "        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)"
+    )
+    write_model(tmp_path, "m", ECHO_CONFIG, echo_model(body))
+    async with serving(tmp_path) as core:
+        with pytest.raises(Exception, match="RESCHEDULE is not supported"):
+            await single(core, request("m", floats(1)))
+
+
+async def test_files_of_the_models_directory_can_be_imported(tmp_path: Path) -> None:
+    """As well as those beside model.py; a folder without __init__.py is a package."""
+    code = "import shared\nfrom lib.decode import VALUE\nimport json.decoder\n" + echo_model(
+        "return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + shared.VALUE + VALUE)])"
+    )
+    for name, value in (("one", 1), ("two", 2)):
+        directory = write_model(tmp_path, name, ECHO_CONFIG, code)
+        (directory / "shared.py").write_text(f"VALUE = {value}\n")
+        for folder in ("lib", "json"):
+            (directory / "1" / folder).mkdir()
+        (directory / "1/lib/decode.py").write_text(f"from lib.deeper import VALUE\nVALUE += {value * 100}\n")
+        (directory / "1/lib/deeper.py").write_text(f"VALUE = {value * 10}\n")
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("one", floats(0)))) == [111]
+        assert values(await single(core, request("two", floats(0)))) == [222]
+
+
+async def test_asking_from_a_thread_of_the_model(tmp_path: Path) -> None:
+    body = """
+        import threading
+        answers = []
+        def ask():
+            inner = pb_utils.InferenceRequest(model_name="inner", requested_output_names=["Y"], inputs=request.inputs())
+            answers.append(inner.exec().output_tensors()[0].as_numpy())
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", answers[0])])"""
+    write_model(tmp_path, "outer", ECHO_CONFIG, echo_model(body))
+    write_model(tmp_path, "inner", ECHO_CONFIG, INNER)
+    async with serving(tmp_path) as core:
+        start = time.monotonic()
+        assert values((await collect(core, request("outer", floats(1))))[0]) == [2]
+        assert time.monotonic() - start < 5
