@@ -21,7 +21,7 @@ def run_auto_complete(file: Path, config: bytes) -> bytes:
     """
     given = ModelConfig.FromString(config)
     module_name = f"triton_model_{given.name}_auto_complete_{id(given):x}"
-    model_class = import_model(file, module_name, make_utils_module(given.name, ClosedDoor()))
+    model_class = import_model(file, module_name, make_utils_module(given.name, ClosedDoor(), file.parent))
     try:
         if not hasattr(model_class, "auto_complete_config"):
             return config

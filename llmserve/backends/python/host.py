@@ -39,7 +39,7 @@ class ModelHost:
     def __init__(self, spec: ModelSpec, door: Door, *, on_death: Callable[[], None]) -> None:
         """`on_death` is called on the model's thread when it can serve no more although nobody has asked it to end."""
         self._spec = spec
-        self._utils = make_utils_module(spec.instance_name, door)
+        self._utils = make_utils_module(spec.instance_name, door, spec.file.parent)
         self._module_name = f"triton_model_{spec.instance_name}_{id(self):x}"
         self._worker = Worker(spec.instance_name, self._open_model, on_death=on_death)
 

@@ -18,6 +18,7 @@ class ServerLine(Line, Protocol):
 
 class StreamLine:
     __slots__ = ("_on_close", "_post", "_stream")
+    shares_memory = True
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,7 +118,8 @@ class ModelImports:
         """Out of sys.modules: another model may have a file of the same name."""
         for name in names:
             module = sys.modules[name]
-            places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+            known = getattr(module, "__dict__", {})  # asked itself, a module may have an answer to every name
+            places = [known.get("__file__") or "", *(known.get("__path__") or ())]
             if name in self._neighbours or any(map(self._holds, places)):
                 self._neighbours[name] = sys.modules.pop(name)
 
@@ -130,7 +132,7 @@ class ModelImports:
         return any(map(self._holds, places)) and ("." in spec.name or PathFinder.find_spec(spec.name) is None)
 
     def _holds(self, file: str) -> bool:
-        return any(Path(file).is_relative_to(directory) for directory in self._directories)
+        return any(file.startswith(directory + os.sep) for directory in self._directories)
 
 
 class _OwnLoader(SourceFileLoader):

@@ -100,7 +100,8 @@ class InferenceRequest:
         self._reply = reply
         self._output_names = output_names
         self._flags = flags
-        self._inputs = {name: Tensor.borrow(tensor) for name, tensor in request.inputs.items()}
+        adopt = Tensor.borrow if reply is None or reply.shares_memory else Tensor.own
+        self._inputs = {name: adopt(tensor) for name, tensor in request.inputs.items()}
         self._sender: InferenceResponseSender | None = None
         self._begun: list[Cancel] = []
 

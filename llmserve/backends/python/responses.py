@@ -48,11 +48,11 @@ class InferenceResponse:
     def parameters(self) -> str:
         return json.dumps(self._parameters)
 
-    def to_wire(self, reply: Reply, *, final: bool) -> InferResponse:
+    def to_wire(self, reply: Reply, *, final: bool, copy: bool) -> InferResponse:
         error = None
         if self._error is not None:
             error = to_server_error(self._error if isinstance(self._error, TritonError) else TritonError(self._error))
-        outputs = () if error else tuple(tensor.to_wire() for tensor in self._output_tensors)
+        outputs = () if error else tuple(tensor.to_wire(copy=copy) for tensor in self._output_tensors)
         return InferResponse(
             reply.model_name, reply.model_version, reply.request_id, outputs, self._parameters, error, final
         )
@@ -63,6 +63,11 @@ class Line(Protocol):
 
     @property
     def cancelled(self) -> bool: ...
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the server sees the arrays themselves, of requests and responses."""
+        ...
 
     def post(self, response: InferResponse) -> None:
         """From any thread."""
@@ -89,11 +94,15 @@ class Reply:
     def cancelled(self) -> bool:
         return self._line.cancelled
 
+    @property
+    def shares_memory(self) -> bool:
+        return self._line.shares_memory
+
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
         if response is None:
             answer = InferResponse(self.model_name, self.model_version, self.request_id, final=final)
         else:
-            answer = response.to_wire(self, final=final)
+            answer = response.to_wire(self, final=final, copy=self.shares_memory)
         self._post(answer)
 
     def fail(self, error: LlmserveError) -> None:

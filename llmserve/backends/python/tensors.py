@@ -31,8 +31,15 @@ class Tensor:
     @classmethod
     def borrow(cls, tensor: wire.Tensor) -> Tensor:
         """A tensor whose array belongs to the server and must not be changed."""
+        self = cls.own(tensor)
+        self._is_borrowed = True
+        return self
+
+    @classmethod
+    def own(cls, tensor: wire.Tensor) -> Tensor:
+        """A tensor whose array the model may have."""
         self = cls.__new__(cls)
-        self._name, self._array, self._datatype, self._is_borrowed = tensor.name, tensor.data, tensor.datatype, True
+        self._name, self._array, self._datatype, self._is_borrowed = tensor.name, tensor.data, tensor.datatype, False
         return self
 
     @staticmethod
@@ -88,15 +95,16 @@ class Tensor:
             self._array, self._is_borrowed = self._array.copy(), False
         return self._array
 
-    def to_wire(self) -> wire.Tensor:
-        """A copy that the model can no longer change."""
+    def to_wire(self, *, copy: bool = True) -> wire.Tensor:
+        """What the server gets. A copy can no longer be changed by the model; without one it may be its own array."""
         array = self._array
+        if self._is_borrowed:
+            return wire.Tensor(self._name, self._datatype, array)
         if self._datatype == "BYTES":
-            data = array if self._is_borrowed else _as_bytes(self._name, array)
-        elif self._datatype == "BF16":
-            data = array.view(np.uint16).copy()
+            data = _as_bytes(self._name, array)
         else:
-            data = array if self._is_borrowed else array.copy()
+            bits = array.view(np.uint16) if self._datatype == "BF16" else array
+            data = bits.copy() if copy else np.ascontiguousarray(bits)
         return wire.Tensor(self._name, self._datatype, data)
 
 

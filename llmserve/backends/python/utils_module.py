@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -57,7 +58,8 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
-def make_utils_module(instance_name: str, door: Door) -> ModuleType:
+def make_utils_module(instance_name: str, door: Door, version_dir: Path | None = None) -> ModuleType:
+    """`version_dir`: the folder of model.py; None for code that belongs to no model."""
     module = ModuleType(MODULE_NAME, "What a TritonPythonModel imports.")
     bound = {"door": door, "__module__": MODULE_NAME}
     module.__dict__.update(
@@ -77,6 +79,7 @@ def make_utils_module(instance_name: str, door: Door) -> ModuleType:
         **_CONSTANTS,
         **_FUNCTIONS,
         **_model_control(door),
+        get_model_dir=lambda: str(version_dir or ""),
         __getattr__=_get_late,
     )
     return module

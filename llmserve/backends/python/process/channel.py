@@ -21,8 +21,10 @@ _HEADER = struct.Struct("<QI")  # bytes of the message, number of arrays in shar
 
 
 class Channel:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, writable: bool) -> None:
+        """`writable`: whether received arrays may be changed."""
         self._socket = connection
+        self._writable = writable
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
@@ -60,7 +62,7 @@ class Channel:
             if not num_shared:
                 return pickle.loads(self._read(body_bytes))
             sizes = struct.unpack(f"<{num_shared}Q", self._read(8 * num_shared))
-            buffers = _map_shared(files[0], sizes)
+            buffers = _map_shared(files[0], sizes, self._writable)
             return pickle.loads(self._read(body_bytes), buffers=buffers)
         except OSError as error:
             raise EOFError from error
@@ -107,10 +109,11 @@ def _write_shared(views: list[memoryview]) -> int:
     return file
 
 
-def _map_shared(file: int, sizes: tuple[int, ...]) -> list[memoryview]:
+def _map_shared(file: int, sizes: tuple[int, ...], writable: bool) -> list[memoryview]:
     try:
         offsets = _offsets(sizes)
-        memory = memoryview(mmap.mmap(file, offsets[-1] + sizes[-1], access=mmap.ACCESS_COPY))
+        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+        memory = memoryview(mmap.mmap(file, offsets[-1] + sizes[-1], access=access))
     finally:
         os.close(file)
     return [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]

@@ -37,6 +37,7 @@ class RemoteLine:
     """The way back of a request, through the channel."""
 
     __slots__ = ("_guest", "_number", "cancelled")
+    shares_memory = False
 
     def __init__(self, guest: Guest, number: int) -> None:
         self._guest = guest

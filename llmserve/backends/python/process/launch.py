@@ -26,7 +26,7 @@ class ModelProcess:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-        self.channel = Channel(mine)
+        self.channel = Channel(mine, writable=False)
 
     @property
     def pid(self) -> int:
