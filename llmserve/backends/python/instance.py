@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from llmserve.backends.python.host import ModelSpec
 from llmserve.backends.python.line import ServerLine, StreamLine
@@ -20,6 +20,9 @@ from llmserve.serving.types import InferRequest, InferResponse
 FINALIZE_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
+
+
+Kill: TypeAlias = Callable[[str], None]
 
 
 class Host(Protocol):
@@ -34,18 +37,17 @@ class Host(Protocol):
         """Begin to load the model; done when it can execute."""
         ...
 
-    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> None:
-        """`on_done` is called when another batch can be taken."""
+    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> Kill:
+        """`on_done` is called when another batch can be taken.
+
+        What is returned ends the batch, if that can be done, and says why.
+        """
         ...
 
     def alive(self) -> bool: ...
 
     def problem(self) -> str:
         """Why it can take no batch now; "" when it can."""
-        ...
-
-    def kill(self, why: str) -> None:
-        """End what it is doing, if it can be ended; it is started again."""
         ...
 
     def abandon(self) -> None:
@@ -73,6 +75,7 @@ class _Batch:
     """What occupies the instance. Belongs to the loop."""
 
     streams: Sequence[ResponseStream]
+    kill: Kill = lambda why: None
     on_done: Callable[[], None] | None = None
     is_done: bool = False
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
@@ -121,9 +124,10 @@ class PythonInstance:
         self._last_batch = batch = _Batch(streams)
         on_close = partial(self._notice_close, batch)
         lines = [StreamLine(stream, self._post, on_close) for stream in streams]
+        work = list(zip(requests, lines, strict=True))
+        batch.kill = self._host.submit(work, partial(self._outbox.put, batch.done))
         if self._limits.execution_s:
-            self._kill_after(batch, self._limits.execution_s, f"took longer than {self._limits.execution_s:g} s")
-        self._host.submit(list(zip(requests, lines, strict=True)), partial(self._outbox.put, batch.done))
+            _kill_after(batch, self._limits.execution_s, f"took longer than {self._limits.execution_s:g} s")
         return streams
 
     def when_released(self, callback: Callable[[], None]) -> None:
@@ -153,10 +157,7 @@ class PythonInstance:
         """Somebody does not wait any more."""
         limit_s = self._limits.abandoned_s
         if limit_s and not batch.is_done and all(stream.closed for stream in batch.streams):
-            self._kill_after(batch, limit_s, f"went on for {limit_s:g} s although nobody waited for it")
-
-    def _kill_after(self, batch: _Batch, limit_s: float, why: str) -> None:
-        batch.timers.append(asyncio.get_running_loop().call_later(limit_s, self._host.kill, f"was ended: {why}"))
+            _kill_after(batch, limit_s, f"went on for {limit_s:g} s although nobody waited for it")
 
     def _report_death(self) -> None:
         """From any thread. No batch can be on its way before there is an outbox."""
@@ -188,3 +189,7 @@ class PythonInstance:
         stream.push(response)
         if response.final:
             self._streams.discard(stream)
+
+
+def _kill_after(batch: _Batch, limit_s: float, why: str) -> None:
+    batch.timers.append(asyncio.get_running_loop().call_later(limit_s, batch.kill, f"was ended: a batch {why}"))

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from llmserve.backends.python.bls import Cancel, Door, ResponseIterator, call_single
 from llmserve.backends.python.errors import TritonModelException
-from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Reply
+from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Reply, checked_parameters
 from llmserve.backends.python.tensors import Tensor
 from llmserve.serving.trace import Trace
 from llmserve.serving.types import InferRequest, ParameterValue
@@ -68,6 +68,8 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or not model_name:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        if not isinstance(model_name, str) or not isinstance(request_id, str):
+            raise TypeError("model_name and request_id must be str")
         if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
         for tensor in inputs:
@@ -79,7 +81,7 @@ class InferenceRequest:
             model_version="" if model_version < 1 else str(model_version),
             request_id=request_id,
             requested_outputs=tuple(dict.fromkeys(requested_output_names)),
-            parameters=dict(parameters or {}),
+            parameters=checked_parameters(parameters),
             timeout_us=timeout,
             sequence_id=correlation_id,
             trace=None if trace is None else trace.child(),

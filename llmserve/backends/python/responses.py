@@ -14,6 +14,17 @@ from llmserve.serving.types import InferRequest, InferResponse, ParameterValue
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
+def checked_parameters(parameters: Mapping[str, ParameterValue] | None) -> dict[str, ParameterValue]:
+    """Those of a request or response that a model makes."""
+    for key, value in (parameters or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise TritonModelException(
+                f"parameters must have keys of type str and values of type bool, int, float or str, got {key!r}: "
+                f"{type(value).__name__}"
+            )
+    return dict(parameters or {})
+
+
 class InferenceResponse:
     __slots__ = ("_error", "_output_tensors", "_parameters")
 
@@ -28,7 +39,7 @@ class InferenceResponse:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException(f"output_tensors must hold Tensors, got {type(tensor).__name__}")
         self._error = error
-        self._parameters = dict(parameters or {})
+        self._parameters = checked_parameters(parameters)
 
     @staticmethod
     def received(response: InferResponse) -> InferenceResponse:

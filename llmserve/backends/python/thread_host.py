@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from llmserve.backends.python.door import LocalDoor
 from llmserve.backends.python.host import ModelHost, ModelSpec
+from llmserve.backends.python.instance import Kill
 from llmserve.backends.python.line import ServerLine
 from llmserve.serving.types import InferRequest
 
@@ -26,18 +27,16 @@ class ThreadHost:
     def start(self) -> Future[None]:
         return self._host.start()
 
-    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> None:
+    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> Kill:
         self._door.open(asyncio.get_running_loop())
         self._host.submit(work, on_done)
+        return lambda why: None  # a thread cannot be ended from outside
 
     def alive(self) -> bool:
         return self._host.alive()
 
     def problem(self) -> str:
         return "" if self._host.alive() else "has stopped working; restart the server"
-
-    def kill(self, why: str) -> None:
-        """A thread cannot be ended from outside."""
 
     def abandon(self) -> None:
         self._host.submit_end()

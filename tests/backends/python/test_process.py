@@ -214,7 +214,7 @@ async def test_a_batch_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         hung, waited = await asyncio.gather(
             collect(core, request("m", floats(-4))), collect(core, request("m", floats(7)))
         )
-        assert "was ended: took longer than 0.3 s" in str(hung[0].error)
+        assert "was ended: a batch took longer than 0.3 s" in str(hung[0].error)
         assert values(waited[0]) == [7]
 
 
@@ -226,6 +226,30 @@ async def test_a_batch_that_nobody_waits_for_is_ended(tmp_path: Path, monkeypatc
             await asyncio.wait_for(single(core, request("m", floats(-4))), 0.2)
         async with asyncio.timeout(10):
             assert values(await single(core, request("m", floats(7)))) == [7]
+
+
+async def test_the_limit_of_a_batch_spares_the_process_after_its_own(tmp_path: Path) -> None:
+    """It dies at once, and its successor takes longer to start than the batch might have run."""
+    limit = parameter("EXECUTION_TIMEOUT_SECS", "0.3")
+    slow = RECKLESS.replace("def initialize(self, args):", "def initialize(self, args):\n        time.sleep(0.6)")
+    directory = write_model(tmp_path, "m", ECHO_CONFIG + PROCESS + limit, slow)
+    async with serving(tmp_path) as core:
+        died = await collect(core, request("m", floats(-2)))
+        assert "ended with exit code 3" in str(died[0].error)
+        assert values(await single(core, request("m", floats(7)))) == [7]
+        assert len(pids(directory)) == 2
+
+
+async def test_what_cannot_be_sent_is_the_answer_of_its_request(tmp_path: Path) -> None:
+    body = """
+        class Own:
+            pass
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)], parameters={"own": Own()})"""
+    write_model(tmp_path, "m", ECHO_CONFIG + PROCESS, echo_model(body))
+    async with serving(tmp_path) as core:
+        with pytest.raises(InternalError, match="values of type bool, int, float or str, got 'own': Own"):
+            await single(core, request("m", floats(7)))
+        assert core.ready()
 
 
 async def test_unloading_ends_the_process_even_if_the_model_hangs(

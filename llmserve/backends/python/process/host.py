@@ -22,6 +22,7 @@ from typing import Any
 from llmserve.backends.python.bls import Cancel
 from llmserve.backends.python.door import LocalDoor
 from llmserve.backends.python.host import ModelSpec
+from llmserve.backends.python.instance import Kill
 from llmserve.backends.python.line import ServerLine
 from llmserve.backends.python.process import messages as m
 from llmserve.backends.python.process.launch import ModelProcess
@@ -92,7 +93,7 @@ class ProcessHost:
         self._thread.start()
         return self._opened
 
-    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> None:
+    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> Kill:
         self._door.open(asyncio.get_running_loop())
         numbered = [(next(self._numbers), request, line) for request, line in work]
         message = m.Execute(next(self._numbers), tuple((number, request) for number, request, _ in numbered))
@@ -106,6 +107,7 @@ class ProcessHost:
                 _hand_over(self._life, batch)
             else:
                 self._refuse([batch])
+        return partial(self._end_batch, batch)
 
     def alive(self) -> bool:
         return self._state is State.OPEN
@@ -113,12 +115,6 @@ class ProcessHost:
     def problem(self) -> str:
         """A process that is being started takes requests already: they wait for it."""
         return "" if self._state in (State.OPEN, State.STARTING) else self._problem
-
-    def kill(self, why: str) -> None:
-        with self._lock:
-            if self._life is not None:
-                self._life.killed_because = why
-                self._life.process.kill()
 
     def abandon(self) -> None:
         threading.Thread(target=self.stop, args=(0.0,), daemon=True).start()
@@ -132,9 +128,23 @@ class ProcessHost:
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             return True
-        self.kill("did not end")
+        with self._lock:
+            if self._life is not None:
+                self._life.process.kill()
         self._thread.join()
         return False
+
+    def _end_batch(self, batch: _Batch, why: str) -> None:
+        """With its process, if it has it; whatever else that process does."""
+        with self._lock:
+            if self._life is not None and batch.message.batch in self._life.batches:
+                self._life.killed_because = why
+                self._life.process.kill()
+                return
+            if batch not in self._waiting:
+                return
+            self._waiting.remove(batch)
+        self._refuse([batch])
 
     def _tell_cancelled(self, number: int) -> None:
         with self._lock:
@@ -176,7 +186,11 @@ class ProcessHost:
             while True:
                 self._take(life, process.channel.receive())
         except EOFError:
-            how = process.wait()
+            pass
+        except Exception:  # border: what the model's process has sent cannot be used
+            logger.exception("model instance '%s': its process sends what cannot be read", self._spec.instance_name)
+            process.kill()
+        how = process.wait()
         life.outgoing.put(None)
         self._bury(life, life.killed_because or how)
         return how
@@ -200,8 +214,9 @@ class ProcessHost:
     def _take(self, life: _Life, message: object) -> None:
         match message:
             case m.Response(number, response):
-                line = life.lines.pop(number) if response.final else life.lines[number]
-                line.post(response)
+                line = life.lines.pop(number, None) if response.final else life.lines.get(number)
+                if line is not None:  # else another thread of the model has ended it
+                    line.post(response)
             case m.Done(number):
                 with self._lock:
                     batch = life.batches.pop(number)

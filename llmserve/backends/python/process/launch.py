@@ -21,7 +21,7 @@ class ModelProcess:
         mine, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", STUB, str(its.fileno())],
+                [sys.executable, "-P", "-u", "-m", STUB, str(its.fileno())],
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
