@@ -101,10 +101,9 @@ class Tensor:
         if self._is_borrowed:
             return wire.Tensor(self._name, self._datatype, array)
         if self._datatype == "BYTES":
-            data = _as_bytes(self._name, array)
-        else:
-            bits = array.view(np.uint16) if self._datatype == "BF16" else array
-            data = bits.copy() if copy else np.ascontiguousarray(bits)
+            return wire.Tensor(self._name, self._datatype, _as_bytes(self._name, array))
+        bits = array.view(np.uint16) if self._datatype == "BF16" else array
+        data = bits.copy() if copy else np.ascontiguousarray(bits)
         return wire.Tensor(self._name, self._datatype, data)
 
 
