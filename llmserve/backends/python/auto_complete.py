@@ -30,19 +30,31 @@ class AutoCompleteConfig:
                 f"configuration specified max_batch_size {self._config.max_batch_size}, but in auto_complete_config "
                 f"function for model '{self._config.name}' specifies max_batch_size {max_batch_size}"
             )
-        if self._config.max_batch_size == 0:
-            self._config.max_batch_size = max_batch_size
+        self._config.max_batch_size = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        if not self._config.HasField("sequence_batching"):
-            self._config.dynamic_batching.SetInParent()
+        if self._config.HasField("sequence_batching"):
+            raise ValueError(
+                "configuration specified scheduling_choice as 'sequence_batching', but auto_complete_config function "
+                f"for model '{self._config.name}' tries to set scheduling_choice as 'dynamic_batching'"
+            )
+        self._config.dynamic_batching.SetInParent()
 
     def set_model_transaction_policy(self, policy: Mapping[str, bool]) -> None:
         unknown = sorted(set(policy) - {"decoupled"})
         if unknown:
             raise ValueError(f"model transaction policy property is not 'decoupled': {', '.join(unknown)}")
-        if "decoupled" in policy:
-            self._config.model_transaction_policy.decoupled = bool(policy["decoupled"])
+        if "decoupled" not in policy:
+            return
+        decoupled = bool(policy["decoupled"])
+        if self._config.HasField("model_transaction_policy"):
+            current = self._config.model_transaction_policy.decoupled
+            if current != decoupled:
+                raise ValueError(
+                    f"trying to change decoupled property in auto_complete_config for model '{self._config.name}', "
+                    f"which is already set to '{current}'"
+                )
+        self._config.model_transaction_policy.decoupled = decoupled
 
     def add_input(self, properties: Mapping[str, Any]) -> None:
         self._add(self._config.input, ModelInput, properties, allowed={"name", "data_type", "dims", "optional"})
@@ -60,6 +72,8 @@ class AutoCompleteConfig:
         if known is None:
             declared.append(tensor)
             return
+        if properties.get("optional"):
+            known.optional = True
         if known.data_type == DataType.TYPE_INVALID:
             known.data_type = tensor.data_type
         elif known.data_type != tensor.data_type:

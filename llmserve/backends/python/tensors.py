@@ -103,7 +103,7 @@ class Tensor:
         if self._datatype == "BYTES":
             return wire.Tensor(self._name, self._datatype, _as_bytes(self._name, array))
         bits = array.view(np.uint16) if self._datatype == "BF16" else array
-        data = bits.copy() if copy else np.ascontiguousarray(bits)
+        data = bits.copy() if copy else np.asarray(bits, order="C")
         return wire.Tensor(self._name, self._datatype, data)
 
 

@@ -361,3 +361,70 @@ async def test_asking_from_a_thread_of_the_model(tmp_path: Path) -> None:
         start = time.monotonic()
         assert values((await collect(core, request("outer", floats(1))))[0]) == [2]
         assert time.monotonic() - start < 5
+
+
+COMPLETING = (
+    INNER
+    + """
+    @staticmethod
+    def auto_complete_config(config):
+        {lines}
+        return config
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "lines", "problem"),
+    [
+        ("max_batch_size: 8", "config.set_max_batch_size(4)", "specified max_batch_size 8"),
+        ("sequence_batching {}", "config.set_dynamic_batching()", "scheduling_choice as 'sequence_batching'"),
+        (
+            "model_transaction_policy { decoupled: false }",
+            "config.set_model_transaction_policy({'decoupled': True})",
+            "which is already set to 'False'",
+        ),
+        ("", "config.set_model_transaction_policy({'coupled': True})", "is not 'decoupled': coupled"),
+        (
+            "",
+            "config.add_input({'name': 'X', 'data_type': 'TYPE_FP32', 'dims': [-1], 'shape': []})",
+            "unknown properties",
+        ),
+        ("", "config.add_input({'name': 'X', 'dims': [-1]})", "lacks properties: data_type"),
+        (
+            "",
+            "config.add_output({'name': 'Y', 'data_type': 'TYPE_INT8', 'dims': [-1]})",
+            "is TYPE_FP32 in config",
+        ),
+        (
+            "",
+            "config.add_output({'name': 'Y', 'data_type': 'TYPE_FP32', 'dims': [2]})",
+            "has dims [-1] in config",
+        ),
+    ],
+)
+async def test_what_a_model_may_not_complete(tmp_path: Path, config: str, lines: str, problem: str) -> None:
+    write_model(tmp_path, "m", ECHO_CONFIG + config, COMPLETING.replace("{lines}", lines))
+    async with serving(tmp_path) as core:
+        assert problem in reason(core, "m")
+
+
+async def test_what_a_model_may_complete(tmp_path: Path) -> None:
+    lines = """
+        assert config.as_dict()["name"] == "m"
+        config.set_max_batch_size(8)
+        config.set_dynamic_batching()
+        config.set_model_transaction_policy({"decoupled": False})
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True})
+        config.add_output({"name": "Z", "data_type": "TYPE_STRING", "dims": [1]})"""
+    write_model(tmp_path, "m", ECHO_CONFIG + "max_batch_size: 4", COMPLETING.replace("{lines}", lines))
+    async with serving(tmp_path) as core:
+        config = core.model_config("m")
+        assert (config.max_batch_size, config.HasField("dynamic_batching")) == (8, True)
+        assert config.input[0].optional
+        assert [output.name for output in config.output] == ["Y", "Z"]
+
+
+def test_scalars_keep_their_shape_on_the_way_to_the_server() -> None:
+    for copy in (True, False):
+        assert Tensor("X", np.array(1.0)).to_wire(copy=copy).shape == ()
