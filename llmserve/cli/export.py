@@ -41,9 +41,7 @@ def command(
 
 
 def _next_step(backend: TritonBackend, output: Path) -> str:
+    start = f"pip install llmserve 'numpy<2'; then: tritonserver --model-repository={output}"
     if backend is TritonBackend.PYTHON:
-        return f"in the server's Python: pip install llmserve; then: tritonserver --model-repository={output}"
-    return (
-        "the server's TensorRT-LLM must be the engine's; in its Python, for the tokenizer: pip install llmserve; then: "
-        f"tritonserver --model-repository={output}"
-    )
+        return f"in the server's Python: {start}"
+    return f"the server's TensorRT-LLM must be the engine's; in its Python, for the tokenizer: {start}"

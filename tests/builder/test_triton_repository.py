@@ -16,6 +16,7 @@ from llmserve.cli.pipelines import packaged_repository
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.errors import AlreadyExists, Unsupported
 from tests.engine.directories import MANIFEST, make_engine_directory, seal
+from tests.engine.tensorrt_llm.conftest import Build
 from tests.pipelines.test_repository import MODELS
 
 # The parameters of all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt, release 25.05, and one that only its code
@@ -162,6 +163,35 @@ def test_the_compiled_backend_runs_compiled_engines_only(engine: EngineDirectory
         with pytest.raises(Unsupported, match="leave the flag out"):
             export(wrong, tmp_path / "models", backend=TritonBackend.TENSORRTLLM)
     assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "beam_width", "expected"),
+    [
+        ("llama", 1, {"decoding_mode": "top_k_top_p", "enable_chunked_context": "true", "max_beam_width": "1"}),
+        ("llama", 4, {"decoding_mode": "beam_search", "enable_chunked_context": "true", "max_beam_width": "4"}),
+        ("baichuan2-13b", 1, {"decoding_mode": "top_k_top_p", "enable_chunked_context": "false"}),
+    ],
+)
+def test_parameters_follow_from_what_the_target_has_built(
+    build: Build, tmp_path: Path, kind: str, beam_width: int, expected: dict[str, str]
+) -> None:
+    engine = EngineDirectory.open(build("1.2", kind, max_beam_width=beam_width))
+    repository = export(engine, tmp_path / "models", backend=TritonBackend.TENSORRTLLM)
+    assert (
+        expected.items()
+        <= {key: entry.string_value for key, entry in config(repository, "tensorrt_llm").parameters.items()}.items()
+    )
+    engine_files = {path.name for path in (repository / "tensorrt_llm/1/engine").iterdir()}
+    assert {"config.json", "rank0.engine"} <= engine_files
+
+
+def test_an_engine_in_llm_mode_goes_behind_the_python_backend(build: Build, tmp_path: Path) -> None:
+    engine = EngineDirectory.open(build("1.3"))
+    with pytest.raises(Unsupported, match="in llm mode"):
+        export(engine, tmp_path / "models", backend=TritonBackend.TENSORRTLLM)
+    repository = export(engine, tmp_path / "models")
+    assert EngineDirectory.open(repository / "tensorrt_llm/1/engine").manifest == engine.manifest
 
 
 def test_a_missing_file_leaves_nothing(engine: EngineDirectory, tmp_path: Path) -> None:
