@@ -11,6 +11,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from llmserve.backends.python import parameters as python_parameters
@@ -56,10 +57,9 @@ def pids(directory: Path) -> list[int]:
 
 def runs(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # of nobody's who is there to reap it
+    except psutil.NoSuchProcess:
         return False
-    return True
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
@@ -168,6 +168,27 @@ async def test_a_process_that_dies_takes_only_its_own_requests(tmp_path: Path, o
         first, second = pids(directory)
         assert first != second
         assert not runs(first)
+
+
+async def test_processes_that_a_model_has_forked_go_with_it(tmp_path: Path) -> None:
+    """They hold its end of the channel open."""
+    fork = """
+        if os.fork() == 0:
+            with open(pathlib.Path(__file__).with_name("forked"), "a") as file:
+                print(os.getpid(), file=file)
+            time.sleep(60)
+            os._exit(0)
+"""
+    code = RECKLESS.replace("    def execute", fork.strip("\n") + "\n    def execute")
+    directory = write_model(tmp_path, "m", ECHO_CONFIG + PROCESS, code)
+    async with serving(tmp_path) as core, asyncio.timeout(20):
+        assert await appears(directory / "1/forked")
+        died = await collect(core, request("m", floats(-2)))
+        assert "ended with exit code 3" in str(died[0].error)
+        assert values(await single(core, request("m", floats(7)))) == [7]
+        await until(lambda: len((directory / "1/forked").read_text().split()) == 2)
+    forked = [int(line) for line in (directory / "1/forked").read_text().split()]
+    await until(lambda: not any(map(runs, forked)))
 
 
 async def test_readiness_tells_the_truth_while_a_process_is_started_again(tmp_path: Path) -> None:
@@ -331,7 +352,7 @@ async def test_a_process_without_a_server_ends(tmp_path: Path) -> None:
     process = ModelProcess()
     assert runs(process.pid)
     start = time.monotonic()
-    assert "exit code" in await asyncio.to_thread(process.wait)  # which closes the channel first
+    assert "exit code 1" in await asyncio.to_thread(process.wait)  # which closes the channel first
     assert time.monotonic() - start < 4
 
 

@@ -13,6 +13,7 @@ import socket
 import struct
 import tempfile
 import threading
+from contextlib import suppress
 from typing import Any
 
 SHARED_FROM_BYTES = 64 * 1024  # smaller arrays are cheaper within the message
@@ -67,14 +68,14 @@ class Channel:
         except OSError as error:
             raise EOFError from error
 
-    def close(self) -> None:
-        """Wakes a thread that receives."""
-        try:
+    def shut_down(self) -> None:
+        """What has arrived can be received, and then the end."""
+        with suppress(OSError):  # the other side was faster
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # the other side was faster
-        finally:
-            self._socket.close()
+
+    def close(self) -> None:
+        self.shut_down()
+        self._socket.close()
 
     def _read(self, num_bytes: int) -> bytearray:
         data = bytearray(num_bytes)

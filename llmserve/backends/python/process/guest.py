@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import signal
 import threading
 from concurrent.futures import Future
 from functools import partial
@@ -30,7 +31,6 @@ from llmserve.backends.python.process.messages import (
 from llmserve.serving.types import InferRequest, InferResponse
 
 NOT_ANSWERED = frozenset({"change_metric"})  # questions that are orders
-NO_SERVER_EXIT_CODE = 1
 
 
 class RemoteLine:
@@ -67,7 +67,7 @@ class Guest:
         try:
             self._channel.send(message)
         except OSError:
-            os._exit(NO_SERVER_EXIT_CODE)
+            _end_everything()
 
     def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
         if not self._has_work:
@@ -99,7 +99,7 @@ class Guest:
             try:
                 self._take(self._channel.receive(), host)
             except EOFError:
-                os._exit(NO_SERVER_EXIT_CODE)
+                _end_everything()
 
     def _take(self, message: object, host: ModelHost) -> None:
         match message:
@@ -131,6 +131,11 @@ class Guest:
         with self._lock:
             self._lines[number] = line
         return line
+
+
+def _end_everything() -> None:
+    """This process, and those that the model has started."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 class ForwardingHandler(logging.Handler):

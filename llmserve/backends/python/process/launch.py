@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 from llmserve.backends.python.process.channel import Channel
 
@@ -15,7 +17,7 @@ EXIT_TIMEOUT_S = 5.0
 
 
 class ModelProcess:
-    """A running process and the channel to it."""
+    """A running process, with those that the model starts, and the channel to it."""
 
     def __init__(self) -> None:
         mine, its = socket.socketpair()
@@ -25,8 +27,10 @@ class ModelProcess:
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                start_new_session=True,  # a group, so that nothing of it is left behind
             )
         self.channel = Channel(mine, writable=False)
+        threading.Thread(target=self._notice_end, name=f"end-of-{self.pid}", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -43,9 +47,20 @@ class ModelProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        if code >= 0:
-            return f"ended with exit code {code}"
-        try:
-            return f"was ended by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was ended by signal {-code}"
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        return _in_words(code)
+
+    def _notice_end(self) -> None:
+        """The channel's end would not tell it as long as a process that the model has forked holds it open."""
+        self._process.wait()
+        self.channel.shut_down()
+
+
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

@@ -34,7 +34,11 @@ def main() -> None:
     logger.addHandler(ForwardingHandler(guest))
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    match channel.receive():
+    try:
+        order = channel.receive()
+    except EOFError:
+        sys.exit(1)  # there is no server any more
+    match order:
         case Open(spec):
             _host(spec, guest)
         case Complete(file, config):
@@ -83,7 +87,7 @@ def _known_errors() -> set[type[Exception]]:
 
 
 def _leave_signals_to_the_server() -> None:
-    """Ctrl-C and a service manager's SIGTERM reach every process of the group; the server drains first."""
+    """A service manager's SIGTERM reaches every process; the server drains first."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the model's own children would inherit
 
