@@ -62,7 +62,7 @@ def open_engine(path: Path, settings: EngineSettings | None = None) -> Engine:
     if directory.manifest.target != CPU_TARGET:
         raise Unsupported(
             f"{path} was built for target {directory.manifest.target!r}; this version executes {CPU_TARGET!r} and "
-            f"{GPU_TARGET!r} engines"
+            f"{GPU_TARGET!r} engines; run: llmserve build ... --target {CPU_TARGET}"
         )
     return _open_cpu(directory, settings)
 

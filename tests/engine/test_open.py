@@ -1,8 +1,9 @@
-"""The size of the KV pool, from what is asked for and what memory there is."""
+"""The size of the KV pool, from what is asked for and what memory there is; engines that cannot be opened here."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from llmserve.engine import open as engine_open
 from llmserve.engine.base import EngineInfo
 from llmserve.engine.cpu.layout import EngineHeader
-from llmserve.engine.open import EngineSettings, num_kv_blocks
-from llmserve.errors import ResourceExhausted
+from llmserve.engine.open import EngineSettings, num_kv_blocks, open_engine
+from llmserve.errors import ResourceExhausted, Unsupported
+from tests.engine.directories import MANIFEST, make_engine_directory, seal
 
 HEADER = EngineHeader(
     dtype="float16", quantization="", cache_dtype="float16", packing="", vocab_size=100, max_num_tokens=64,
@@ -101,3 +103,10 @@ def test_more_tokens_than_there_is_memory_for_are_refused(tmp_path: Path, monkey
 def test_a_small_pool_is_cut_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ResourceExhausted, match="room for one sequence"):
         blocks(tmp_path, monkeypatch, 7, max_kv_tokens=56)
+
+
+def test_an_engine_of_an_unknown_target_says_what_to_build(tmp_path: Path) -> None:
+    path = make_engine_directory(tmp_path / "engine")
+    seal(path, replace(MANIFEST, target="npu"))
+    with pytest.raises(Unsupported, match=r"built for target 'npu'; this version executes 'cpu'.*run: llmserve build"):
+        open_engine(path)
