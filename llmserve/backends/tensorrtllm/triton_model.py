@@ -71,6 +71,9 @@ class EngineModel:
         for request in requests:
             self._spawn(self._serve(self._read(request), request.get_response_sender()))
 
+    def healthy(self) -> bool:
+        return self.loaded.instances[0].healthy()
+
     def close(self) -> None:
         """Open requests end with an error; then the engine's memory is free."""
         self._spawn(self._finish()).result(CLOSE_TIMEOUT_S)

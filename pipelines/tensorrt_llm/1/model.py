@@ -15,5 +15,8 @@ class TritonPythonModel:
     def execute(self, requests):
         self.model.start(requests)
 
+    def is_ready(self):  # asked by newer releases of Triton
+        return self.model.healthy()
+
     def finalize(self):
         self.model.close()

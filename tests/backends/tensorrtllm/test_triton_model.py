@@ -138,6 +138,18 @@ def test_closing_ends_open_requests_with_an_error(model: EngineModel) -> None:
     assert request.sender.until_final()[-1].error.code() == TritonError.UNAVAILABLE
 
 
+def test_an_engine_that_fails_ends_every_request_once_and_is_no_longer_ready() -> None:
+    model = EngineModel(read_config("tensorrt_llm"), "1", load_model(fake_engine(fail_at_step=3)), UTILS)
+    assert model.healthy()
+    requests = [asking(60), asking(60)]
+    model.start(requests)
+    errors = [[response.error for response in request.sender.until_final()] for request in requests]
+    assert all(error is None for each in errors for error in each[:-1])
+    assert all(each[-1] is not None for each in errors)
+    assert not model.healthy()
+    model.close()
+
+
 def test_a_model_that_is_not_decoupled_is_refused() -> None:
     config = read_config("tensorrt_llm")
     config.model_transaction_policy.decoupled = False
