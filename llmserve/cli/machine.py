@@ -52,7 +52,11 @@ def _fact(name: str, ask: Callable[[], Answer]) -> Fact:
 
 def required_packages() -> dict[str, str]:
     """What llmserve cannot do without -> its version, or an empty string where it is not installed."""
-    names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in requires("llmserve") or () if "extra ==" not in text]
+    try:
+        needed = requires("llmserve") or ()
+    except PackageNotFoundError:  # code that was copied, not installed
+        return {"llmserve": ""}
+    names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in needed if "extra ==" not in text]
     return {name: _version(name) for name in names}
 
 

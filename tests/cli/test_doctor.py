@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -139,6 +140,15 @@ def test_packages_that_are_missing_are_one_command(
     code, found = report(monkeypatch, capsys)
     assert code == 1
     assert unmet(found, "cpu")["packages"]["advice"] == "pip install grpcio jinja2"
+
+
+def test_code_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_metadata(name: str) -> NoReturn:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(machine, "requires", no_metadata)
+    (check,) = [check for check in targets.check_targets()["cpu"] if check.need == "packages"]
+    assert check.advice == "pip install llmserve"
 
 
 def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
