@@ -62,6 +62,16 @@ async def until_idle(engine: Engine) -> None:
         await asyncio.sleep(0.002)
 
 
+async def settled_iteration(engine: Engine) -> int:
+    """The number of steps so far, when it does not grow any more: statistics may come late."""
+    await until_idle(engine)
+    before, now = -1, engine.stats().iteration
+    while now != before:
+        await asyncio.sleep(0.2)
+        before, now = now, engine.stats().iteration
+    return now
+
+
 async def test_an_answer_has_max_tokens_tokens_and_one_last_event(engine: Engine) -> None:
     events = await events_of(engine, REQUEST)
     tokens = [token for event in events for token in event.token_ids]
@@ -192,8 +202,7 @@ async def test_all_problems_are_listed_together(engine: Engine) -> None:
 
 
 async def test_nothing_is_enqueued_before_the_first_pull(engine: Engine) -> None:
-    await until_idle(engine)
-    iteration = engine.stats().iteration
+    iteration = await settled_iteration(engine)
     stream = engine.submit(REQUEST)
     await asyncio.sleep(0.02)
     assert engine.stats().iteration == iteration
