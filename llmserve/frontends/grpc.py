@@ -1,4 +1,4 @@
-"""The gRPC front end: `inference.GRPCInferenceService` and `grpc.health.v1.Health` on one `grpc.aio` server.
+"""The gRPC front end: `inference.GRPCInferenceService` and `grpc.health.v1.Health` over `http2`.
 
     ModelInfer        unary; refused for decoupled models
     ModelStreamInfer  see `grpc_stream`
@@ -11,11 +11,10 @@ A client that cancels, goes away or runs out of its deadline cancels the handler
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from google.protobuf.message_factory import GetMessageClass
+from tritonclient.grpc import service_pb2
 
 from llmserve.errors import Unsupported
 from llmserve.frontends.delivery import deliver
@@ -23,15 +22,14 @@ from llmserve.frontends.door import Core, is_decoupled, single_response
 from llmserve.frontends.extensions import Extensions
 from llmserve.frontends.grpc_answers import answers_errors
 from llmserve.frontends.grpc_extensions import ExtensionRpcs
-from llmserve.frontends.grpc_health import health_handler
+from llmserve.frontends.grpc_health import health_methods
 from llmserve.frontends.grpc_messages import deadline_after, parse_request, response_message
 from llmserve.frontends.grpc_stream import InferStream
 from llmserve.frontends.headers import accompanied
-from llmserve.frontends.listener import CLOSE_TIMEOUT_S, claim_port, port_in_use, url_host
+from llmserve.frontends.http2.call import Call
+from llmserve.frontends.http2.connection import Method
+from llmserve.frontends.http2.server import Http2Server, serve
 from llmserve.serving.trace import Trace
-
-MAX_MESSAGE_BYTES = 2**31 - 1
-PING_MS = 60_000
 
 
 class InferenceService(ExtensionRpcs):
@@ -83,7 +81,8 @@ class InferenceService(ExtensionRpcs):
             trace.stamp("GRPC_SEND_START")
         return response_message(response, elsewhere=delivery.places)
 
-    async def ModelStreamInfer(self, request_iterator: Any, context: Any) -> None:
+    async def stream(self, context: Call) -> None:
+        """`ModelStreamInfer`."""
         await InferStream(self._core, self._extensions, context).run()
 
     def _follow(self, trace: Trace, model: str, context: Any) -> None:
@@ -98,39 +97,23 @@ class InferenceService(ExtensionRpcs):
         context.add_done_callback(end)
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcServer:
-    """A running gRPC front end."""
+def methods_of(service: InferenceService) -> dict[str, Method]:
+    """By path: every RPC of the protocol's description."""
+    description = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    return {
+        f"/{description.full_name}/{rpc.name}": Method(
+            service.stream if rpc.client_streaming else getattr(service, rpc.name),
+            GetMessageClass(rpc.input_type).FromString,
+            streams=rpc.client_streaming,
+        )
+        for rpc in description.methods
+    }
 
-    port: int
-    server: grpc.aio.Server
 
-    async def stop(self) -> None:
-        """Close the port, give running calls `CLOSE_TIMEOUT_S`, then cancel them."""
-        await self.server.stop(CLOSE_TIMEOUT_S)
-
-
-async def start_grpc(core: Core, host: str, port: int, *, extensions: Extensions | None = None) -> GrpcServer:
+async def start_grpc(core: Core, host: str, port: int, *, extensions: Extensions | None = None) -> Http2Server:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
     `extensions` are those of the server's other front ends.
     """
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),  # else two servers would share one port silently
-            ("grpc.keepalive_time_ms", PING_MS),  # notices peers that have vanished without a word
-        ]
-    )
     service = InferenceService(core, extensions or Extensions())
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
-    server.add_generic_rpc_handlers((health_handler(core),))
-    if port:
-        claim_port(host, port, "--grpc-port").close()  # gRPC's own error does not say what is wrong
-    try:
-        bound = server.add_insecure_port(f"{url_host(host)}:{port}")
-    except RuntimeError as error:
-        raise port_in_use(host, port, "--grpc-port", str(error)) from error
-    await server.start()
-    return GrpcServer(bound, server)
+    return await serve({**methods_of(service), **health_methods(core)}, host, port, flag="--grpc-port")

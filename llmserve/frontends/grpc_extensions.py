@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from llmserve.errors import InvalidArgument, NotFound, Unsupported
 from llmserve.frontends.door import Core, check_known_model
@@ -33,7 +33,7 @@ LOG_FIELDS = {
 }
 
 
-class ExtensionRpcs(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated, untyped
+class ExtensionRpcs:
     """One method per RPC; the rest of the service is in `grpc`."""
 
     def __init__(self, core: Core, extensions: Extensions) -> None:

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
-
 from llmserve.frontends.door import Core
-
-SERVING = b"\x08\x01"  # field 1, varint: SERVING
-NOT_SERVING = b"\x08\x02"
+from llmserve.frontends.http2.connection import Method
 
 
-def health_handler(core: Core) -> grpc.GenericRpcHandler:
-    async def check(request: bytes, context: Any) -> bytes:
+class HealthCheckResponse(bytes):
+    """Encoded already."""
+
+    def SerializeToString(self) -> bytes:  # noqa: N802  # protobuf's
+        return self
+
+
+SERVING = HealthCheckResponse(b"\x08\x01")  # field 1, varint: SERVING
+NOT_SERVING = HealthCheckResponse(b"\x08\x02")
+
+
+def health_methods(core: Core) -> dict[str, Method]:
+    async def check(request: bytes, context: Any) -> HealthCheckResponse:
         return SERVING if core.ready() else NOT_SERVING
 
-    return grpc.method_handlers_generic_handler(
-        "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(check)}
-    )
+    return {"/grpc.health.v1.Health/Check": Method(check, bytes)}

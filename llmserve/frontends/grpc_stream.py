@@ -13,7 +13,6 @@ import logging
 from contextlib import aclosing
 from typing import Any
 
-import grpc
 from tritonclient.grpc import service_pb2
 
 from llmserve.errors import InternalError, LlmserveError
@@ -29,6 +28,7 @@ from llmserve.frontends.grpc_messages import (
     wants_empty_final_response,
 )
 from llmserve.frontends.headers import accompanied
+from llmserve.frontends.http2.sender import CallClosed
 from llmserve.serving.trace import Trace
 
 MAX_IN_FLIGHT = 1024  # requests of one call; reading pauses there, and HTTP/2 flow control holds the client back
@@ -54,7 +54,7 @@ class InferStream:
             while True:
                 await self._slots.acquire()
                 message = await self._context.read()
-                if message is grpc.aio.EOF:
+                if message is None:
                     return
                 requests.create_task(self._answer(message))
 
@@ -103,7 +103,7 @@ class InferStream:
                 trace.stamp("GRPC_SEND_START")
             try:
                 await self._context.write(message)
-            except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:  # the call is over: nobody waits
+            except CallClosed as error:  # nobody waits
                 raise asyncio.CancelledError from error
             if trace is not None:
                 trace.stamp("GRPC_SEND_END")

@@ -1,0 +1,14 @@
+"""gRPC's wire on asyncio: as much of HTTP/2 (RFC 9113) as a gRPC server needs, without a thread of its own.
+
+In a Python server over grpcio every call crosses several times from its poller's thread to the event loop, which costs
+many times what the rest of a small request does. Here a frame is read, handled and written on the loop. `hpack` reads
+the header blocks.
+
+    frames.py      bytes of frames; what a peer did wrong
+    headers.py     header blocks to request heads, statuses to trailers
+    messages.py    DATA to gRPC messages, and back
+    sender.py      what goes out: one piece per turn of the loop, within the client's windows
+    call.py        one call, which is its handler's context
+    connection.py  one connection: frames to calls
+    server.py      the methods, the listening socket, the end
+"""

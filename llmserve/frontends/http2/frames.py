@@ -1,0 +1,76 @@
+"""Frames as bytes, and the errors of RFC 9113."""
+
+from __future__ import annotations
+
+import struct
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
+
+MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = range(3, 7)  # settings
+
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED = 0, 1, 3, 5
+FRAME_SIZE_ERROR, REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 6, 7, 9, 11
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DEFAULT_WINDOW = 65_535
+DEFAULT_MAX_FRAME = 16_384
+LARGEST_FRAME = 2**24 - 1
+LARGEST_WINDOW = 2**31 - 1
+
+HEAD = struct.Struct(">HBBBI")  # length in 24 bits, type, flags, stream
+WORD = struct.Struct(">I")
+SETTING = struct.Struct(">HI")
+
+
+class ConnectionFailed(Exception):
+    """The peer broke the protocol, or asks for more than is good: GOAWAY with `code`, and the end."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    length = len(payload)
+    return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
+
+
+def window_update(stream: int, increment: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, WORD.pack(increment))
+
+
+def reset(stream: int, code: int) -> bytes:
+    return frame(RST_STREAM, 0, stream, WORD.pack(code))
+
+
+def settings(values: dict[int, int]) -> bytes:
+    return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in values.items()))
+
+
+def word(payload: bytes, kind: str) -> int:
+    """The one number that a frame of this kind carries."""
+    if len(payload) != WORD.size:
+        raise ConnectionFailed(FRAME_SIZE_ERROR, f"a {kind} frame of {len(payload)} bytes")
+    (number,) = WORD.unpack(payload)
+    return int(number)
+
+
+def without_padding(flags: int, payload: bytes) -> bytes:
+    if not flags & PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionFailed(PROTOCOL_ERROR, "more padding than there is in the frame")
+    return payload[1 : len(payload) - payload[0]]
+
+
+def without_priority(flags: int, payload: bytes) -> bytes:
+    if not flags & HAS_PRIORITY:
+        return payload
+    if len(payload) < 5:
+        raise ConnectionFailed(FRAME_SIZE_ERROR, "a HEADERS frame without room for its priority")
+    return payload[5:]

@@ -1,0 +1,38 @@
+"""The listening socket, and the end of what came through it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from llmserve.frontends.http2.connection import Connection, Method
+from llmserve.frontends.listener import CLOSE_TIMEOUT_S, claim_port
+
+
+@dataclass(frozen=True, slots=True)
+class Http2Server:
+    port: int
+    _server: asyncio.Server
+    _connections: set[Connection]
+
+    async def stop(self) -> None:
+        """Close the port, give running calls `CLOSE_TIMEOUT_S`, then cancel them."""
+        self._server.close()
+        for connection in list(self._connections):
+            connection.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.gather(*(connection.closed.wait() for connection in self._connections))
+        for connection in list(self._connections):
+            connection.abort()
+
+
+async def serve(methods: Mapping[str, Method], host: str, port: int, *, flag: str) -> Http2Server:
+    """Listen on `host:port` (0: any free port); `Unavailable`, naming `flag`, when the port is taken."""
+    listener = claim_port(host, port, flag)
+    connections: set[Connection] = set()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(methods, connections), sock=listener)
+    return Http2Server(listener.getsockname()[1], server, connections)

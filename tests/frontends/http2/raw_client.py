@@ -1,0 +1,73 @@
+"""A gRPC client frame by frame, which can do everything that real ones do not."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hpack import Decoder, Encoder
+
+from llmserve.frontends.http2 import frames as h2
+from llmserve.frontends.http2.frames import frame
+from llmserve.frontends.http2.messages import framed
+from tests.frontends.server import HOST
+
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+class RawClient:
+    def __init__(self, port: int, *, preface: bytes = h2.PREFACE + frame(h2.SETTINGS, 0, 0)) -> None:
+        self.socket = socket.create_connection((HOST, port), timeout=10)
+        self.encoder, self._decoder = Encoder(), Decoder()
+        self._buffer = b""
+        self.send(preface)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def headers(self, method: str, **more: str) -> bytes:
+        fields = {":method": "POST", ":scheme": "http", ":path": SERVICE + method, ":authority": "x", "te": "trailers"}
+        fields |= {"content-type": "application/grpc"} | {name.replace("_", "-"): value for name, value in more.items()}
+        return self.encoder.encode(list(fields.items()))
+
+    def call(self, stream: int, method: str, message: bytes, **more: str) -> None:
+        self.send(frame(h2.HEADERS, h2.END_HEADERS, stream, self.headers(method, **more)))
+        self.send(frame(h2.DATA, h2.END_STREAM, stream, framed(message)))
+
+    def receive(self) -> tuple[int, int, int, bytes]:
+        """Kind, flags, stream and payload of the next frame; EOFError at the end."""
+        high, low, kind, flags, stream = h2.HEAD.unpack(self._exactly(h2.HEAD.size))
+        return kind, flags, stream, self._exactly(high << 8 | low)
+
+    def until(self, kind: int, stream: int = 0) -> bytes:
+        while True:
+            found, _, where, payload = self.receive()
+            if (found, where) == (kind, stream):
+                return payload
+            if found == h2.HEADERS:
+                self._decoder.decode(payload)
+
+    def status(self, stream: int) -> dict[str, str]:
+        """The trailers of a call."""
+        while True:
+            kind, flags, where, payload = self.receive()
+            if kind == h2.HEADERS:
+                fields = self._decoder.decode(payload)
+                if where == stream and flags & h2.END_STREAM:
+                    return {str(name): str(value) for name, value in fields}
+
+    def goaway(self) -> int:
+        """The code with which the server closes the connection."""
+        (code,) = h2.WORD.unpack_from(self.until(h2.GOAWAY), 4)
+        with pytest.raises((EOFError, ConnectionError)):
+            self.receive()
+        return int(code)
+
+    def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            data = self.socket.recv(65536)
+            if not data:
+                raise EOFError
+            self._buffer += data
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        return taken
