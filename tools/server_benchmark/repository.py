@@ -99,7 +99,7 @@ MODELS = {
     "slow": (PYTHON + "max_batch_size: 64\n" + VECTOR + instances(1), SLOW),
     "slow_batched": (PYTHON + "max_batch_size: 64\n" + VECTOR + BATCHING + instances(1), SLOW),
     "slow_instances": (PYTHON + "max_batch_size: 64\n" + VECTOR + instances(4), SLOW),
-    "preprocessing": (PYTHON + f"max_batch_size: 64\n{TEXT_IN} output {{ {IDS} }}\n" + BATCHING, PREPROCESSING),
+    "preprocessing": (PYTHON + f"max_batch_size: 64\n{TEXT_IN} output {{ {IDS} }}\n", PREPROCESSING),
     "tokens": (
         PYTHON
         + "max_batch_size: 64\nmodel_transaction_policy { decoupled: true }\n"
@@ -107,7 +107,7 @@ MODELS = {
         + BATCHING,
         TOKENS_MODEL,
     ),
-    "postprocessing": (PYTHON + f"max_batch_size: 64\ninput {{ {TOKEN} }} {OUT}" + BATCHING, POSTPROCESSING),
+    "postprocessing": (PYTHON + f"max_batch_size: 64\ninput {{ {TOKEN} }} {OUT}", POSTPROCESSING),
     "ensemble": (ENSEMBLE, None),
 }
 
