@@ -203,6 +203,45 @@ async def _infer_response(request: Request, response: InferResponse, form: Outpu
     return Response(body, headers=headers, media_type="application/octet-stream")
 
 
+class Shortcut:
+    """Inference without Starlette's routing and middleware, which cost as much as a small request itself."""
+
+    def __init__(self, api: InferenceApi, app: ASGIApp) -> None:
+        self._app = app
+        self._handlers = {
+            name: answers_errors(handler)
+            for name, handler in (
+                ("infer", api.infer),
+                ("generate", api.generate),
+                ("generate_stream", api.generate_stream),
+            )
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._find(scope)
+        if handler is None:
+            return await self._app(scope, receive, send)
+        answer = await handler(Request(scope, receive, send))
+        return await answer(scope, receive, send)
+
+    def _find(self, scope: Scope) -> Handler | None:
+        """Of `/v2/models/MODEL[/versions/VERSION]/NAME`; None for everything else, bad versions included."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        parts = scope["path"].split("/")
+        if len(parts) not in (5, 7) or parts[:3] != ["", "v2", "models"] or not parts[3]:
+            return None
+        handler = self._handlers.get(parts[-1])
+        params = {"model": parts[3]}
+        if len(parts) == 7:
+            if parts[4] != "versions" or not (parts[5].isascii() and parts[5].isdigit()):
+                return None
+            params["version"] = parts[5]
+        if handler is not None:
+            scope["path_params"] = params
+        return handler
+
+
 def _routes(api: InferenceApi) -> list[Route]:
     get: list[tuple[str, Handler]] = [
         ("/v2", api.server_metadata),
@@ -235,14 +274,12 @@ def _route(path: str, method: str, handler: Handler) -> Route:
     return route
 
 
-def http_app(core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> Starlette:
-    """The application, for a listener or for another front end to extend."""
-    app = Starlette(
-        routes=_routes(InferenceApi(core, extensions, max_input_bytes)),
-        exception_handlers={HTTPException: routing_error},
-    )
+def http_app(core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> ASGIApp:
+    """The application, for a listener."""
+    api = InferenceApi(core, extensions, max_input_bytes)
+    app = Starlette(routes=_routes(api), exception_handlers={HTTPException: routing_error})
     app.router.redirect_slashes = False
-    return app
+    return Shortcut(api, app)
 
 
 async def start_http(

@@ -20,6 +20,7 @@ WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's: deflate means the zlib form
 COMPRESSION_LEVEL = 1
 MIN_COMPRESSED_BYTES = 256
 INLINE_BYTES = 256 * 1024
+WATCH_AFTER_S = 0.01
 BODY_PAUSE_S = 60  # longest time without a byte of a body
 MAX_INFLATION = 1032  # deflate: 258 bytes from two bits
 
@@ -132,18 +133,36 @@ def _quality(parameter: str) -> float:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await `work`; cancel it and raise `ClientDisconnect` when the client goes away. The body must have been read."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+    """Await `work`; cancel it and raise `ClientDisconnect` when the client goes away. The body must have been read.
+
+    Whether the client is there is not asked of work that is done at once.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    watching: list[asyncio.Task[None]] = []
+    gone: list[bool] = []
+
+    def cancel_work(watcher: asyncio.Task[None]) -> None:
+        if not watcher.cancelled():
+            gone.append(True)
+            task.cancel()
+
+    def watch() -> None:
+        watching.append(loop.create_task(_disconnected(receive)))
+        watching[0].add_done_callback(cancel_work)
+
+    timer = loop.call_later(WATCH_AFTER_S, watch)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if gone and not task.uncancel():
+            raise ClientDisconnect from None
+        raise
     finally:
-        for pending in (task, gone):
-            pending.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        timer.cancel()
+        for watcher in watching:
+            watcher.remove_done_callback(cancel_work)
+            watcher.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

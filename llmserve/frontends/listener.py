@@ -103,6 +103,7 @@ async def listen(app: ASGIApp, host: str, port: int, *, flag: str) -> HttpServer
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
