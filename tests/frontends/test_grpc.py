@@ -420,7 +420,8 @@ def test_a_client_that_does_not_read_stops_its_own_request_only(
     other = Stream(stub)
     other.send(count_request(3, "fine"))
     assert values(other.half_close(), "fine") == [0, 1, 2]
-    assert (core.pulled, core.running) == (stopped_at, 1)
+    stopped_at = settled(lambda: core.pulled, at_most=1000)  # clients widen their windows with every measurement
+    assert core.running == 1
     for _ in range(stopped_at + 1):  # reading makes room
         next(stalled.call)
     wait_until(lambda: core.pulled > stopped_at)
