@@ -37,7 +37,7 @@ check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
 
 pytest: $(VENV)/.check
 	@echo "== pytest"
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # COMPAT_RECORD=1 writes down anew what the real server answers.
 compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmserve and against a real Triton (from PyPI, on the CPU)
