@@ -75,14 +75,15 @@ class EnsembleScheduler:
         except LlmserveError as error:
             problem = type(error)(f"in ensemble '{self._name}', {error}")
             yield InferResponse(self._name, self._version, request.request_id, error=problem, final=True)
-        finally:
-            timing.add(steps_timing)
+        else:
             self._statistics.batch_executed(
                 self._signature.batch_size(request),
                 input_ns=steps_timing.input_ns,
                 infer_ns=steps_timing.infer_ns,
                 output_ns=steps_timing.output_ns,
             )
+        finally:
+            timing.add(steps_timing)
 
     async def _responses(
         self, current: _Pass, index: int, tensors: Mapping[str, Tensor], final: bool

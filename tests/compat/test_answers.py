@@ -13,40 +13,39 @@ from pathlib import Path
 import pytest
 
 from tests.compat import record
-from tests.compat.cases import binary, extensions, grpc, http, statistics, streams
-from tests.compat.differences import DIFFERENCES, EXPECTED, PENDING
+from tests.compat.cases import binary, clients, control, extensions, grpc, http, scheduling, statistics, streams
+from tests.compat.conftest import GetServer
+from tests.compat.differences import DIFFERENCES, EXPECTED
 from tests.compat.observe import Case
-from tools.servers import Endpoint
 
 GROUPS: Mapping[str, Mapping[str, Case]] = {
     "http": http.CASES,
     "binary": binary.CASES,
     "grpc": grpc.CASES,
     "streams": streams.CASES,
+    "scheduling": scheduling.CASES,
     "statistics": statistics.CASES,
     "extensions": extensions.CASES,
+    "control": control.CASES,
+    "clients": clients.CASES,
 }
 RECORDED = {group: record.load(group) for group in GROUPS}
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
 PAGE = Path(__file__).parents[2] / "docs/compatibility.md"
 
 
-def params() -> list[object]:
-    pending = {key: pytest.mark.xfail(reason=reason) for key, reason in PENDING.items()}
-    return [pytest.param(key, marks=pending.get(key, ()), id=key) for key in CASES]
-
-
-@pytest.mark.parametrize("key", params())
-def test_llmserve(llmserve: Endpoint, key: str) -> None:
+@pytest.mark.parametrize("key", CASES)
+def test_llmserve(llmserve: GetServer, key: str) -> None:
     group, _, name = key.partition(": ")
     case = CASES[key]
     expected = EXPECTED[key] if key in EXPECTED else case.reduce(RECORDED[group][name])
-    assert case.observe(llmserve) == expected
+    assert case.observe(llmserve(group)) == expected
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_triton_answers_as_recorded(triton: Endpoint, group: str) -> None:
-    observed = {name: case.observe(triton) for name, case in GROUPS[group].items()}
+def test_triton_answers_as_recorded(triton: GetServer, group: str) -> None:
+    server = triton(group)
+    observed = {name: case.observe(server) for name, case in GROUPS[group].items()}
     if os.environ.get("COMPAT_RECORD"):
         record.store(group, observed)
         return
@@ -55,7 +54,7 @@ def test_triton_answers_as_recorded(triton: Endpoint, group: str) -> None:
 
 def test_the_record_has_these_cases_and_no_others() -> None:
     assert {group: set(RECORDED[group]) for group in GROUPS} == {group: set(cases) for group, cases in GROUPS.items()}
-    assert CASES.keys() >= EXPECTED.keys() | PENDING.keys()
+    assert CASES.keys() >= EXPECTED.keys()
 
 
 def test_differences_are_real_and_on_the_page() -> None:

@@ -30,7 +30,7 @@ def ticket(size: int = 1, key: str = "", arrival_ns: int = 0, level: int = 1) ->
         ((4,), [1] * 4, 0, 4),
         ((4,), [1] * 6, 0, 4),
         ((2, 4), [1] * 3, 0, 0),  # could still become 4
-        ((2, 4), [1] * 3, DELAY_NS, 2),  # the largest preferred size there is
+        ((2, 4), [1] * 3, DELAY_NS, 3),  # late, and all of them go
         ((), [1] * 7, 0, 0),
         ((), [1] * 8, 0, 8),
         ((), [1] * 9, 0, 8),

@@ -39,7 +39,7 @@ class BatchRule:
 
         The candidates are the longest run of requests, from the front, that may share a batch. They go when they cannot
         grow, when they reach the largest preferred size, or when the first has waited for the delay; then at the
-        largest preferred size that they reach, else all of them.
+        largest preferred size that they reach; all of them when there is none or the delay is over.
         """
         candidates: list[Ticket] = []
         total = num_preferred = preferred_total = 0
@@ -61,7 +61,8 @@ class BatchRule:
         complete = bool(preferred_total) and preferred_total == max(self.preferred_sizes)
         if can_grow and not complete and now_ns < oldest_ns + self.max_delay_ns:
             return [], oldest_ns + self.max_delay_ns
-        return candidates[: num_preferred or len(candidates)], 0
+        is_late = self.max_delay_ns > 0 and now_ns >= oldest_ns + self.max_delay_ns
+        return candidates if is_late else candidates[: num_preferred or len(candidates)], 0
 
 
 def batch_key(signature: ModelSignature, request: InferRequest) -> BatchKey:
