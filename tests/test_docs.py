@@ -26,7 +26,9 @@ import typer
 from llmserve.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+EXAMPLES = sorted((ROOT / "docs/examples").rglob("README.md"))
+PAGES = [ROOT / "README.md", *GUIDES, *EXAMPLES]
 LINKED = ("README.md", "Makefile", "pyproject.toml", "build", "eval", "pipelines", "docs", "tools", "llmserve", "tests")
 FENCE = re.compile(r"^```bash( background)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("git clone", "pip install", "python3.11 -m venv", ". .venv", "cd ")  # set-up that the suite itself stands on
@@ -75,12 +77,13 @@ def servers() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_work(
     page: Path, scratch: Path, environment: dict[str, str], servers: list[subprocess.Popen[bytes]]
 ) -> None:
     engine = "llmserve build build/checkpoints/baichuan2-tiny-docsum --output-dir engines/baichuan2-tiny-docsum-fp16"
-    subprocess.run(engine.split(), cwd=scratch, env=environment, check=True, capture_output=True)
+    if page not in EXAMPLES:  # which build what they need
+        subprocess.run(engine.split(), cwd=scratch, env=environment, check=True, capture_output=True)
     for background, script in blocks(page):
         command = ["bash", "-euo", "pipefail", "-c", runnable(script)]
         if background:
@@ -107,4 +110,4 @@ def test_commands_in_other_fences_exist_with_their_flags() -> None:
 
 def test_every_guide_is_listed_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme] == []
+    assert [page.name for page in GUIDES if f"docs/{page.name}" not in readme] == []
