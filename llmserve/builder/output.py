@@ -22,11 +22,13 @@ from llmserve.errors import AlreadyExists
 
 def check_replaceable(output: Path) -> None:
     """`AlreadyExists` unless `output` is free, empty or an engine directory: nothing else is ever deleted."""
-    if not os.path.lexists(output):
+    try:
+        names = os.listdir(output)  # one look: between two, another build may have moved the directory away
+    except FileNotFoundError:
         return
-    if not output.is_dir():
-        raise AlreadyExists(f"{output} is a file; choose another --output-dir")
-    if not (output / MANIFEST_FILE).exists() and any(output.iterdir()):
+    except NotADirectoryError:
+        raise AlreadyExists(f"{output} is a file; choose another --output-dir") from None
+    if names and MANIFEST_FILE not in names:
         raise AlreadyExists(
             f"{output} exists and is not an engine directory, so it is not replaced; choose another --output-dir"
         )
