@@ -27,6 +27,8 @@ def check_replaceable(output: Path) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError:
+        if not os.path.lexists(output):
+            return  # a part of the path is a file: creating it says so
         raise AlreadyExists(f"{output} is a file; choose another --output-dir") from None
     if names and MANIFEST_FILE not in names:
         raise AlreadyExists(
