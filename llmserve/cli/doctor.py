@@ -9,11 +9,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from llmserve.cli.machine import Fact, machine_facts
 from llmserve.cli.targets import DEFAULT_TARGET, NEEDS, Check, check_targets, works
 from llmserve.errors import InvalidArgument
+
+ADVICE_INDENT = 4
 
 
 def command(
@@ -52,13 +55,17 @@ def _print(facts: Sequence[Fact], targets: Mapping[str, Sequence[Check]]) -> Non
         is_default = " (the default)" if name == DEFAULT_TARGET else ""
         verdict = "works here" if works(checks) else "does not work here"
         console.print(f"\n[bold]target {name}[/bold]{is_default}: {verdict}")
-        console.print(_table([row for check in checks for row in _rows(check)]))
+        _print_checks(console, checks)
 
 
-def _rows(check: Check) -> list[tuple[str, str, str]]:
-    mark = "ok" if check.is_met else "[bold]missing[/bold]"
-    rows = [(f"  {mark}", check.need, _plain(check.found))]
-    return [*rows, ("", "", f"-> {_plain(check.advice)}")] if check.advice else rows
+def _print_checks(console: Console, checks: Sequence[Check]) -> None:
+    """Advice has the whole width: most of it is a command."""
+    width = max(len(check.need) for check in checks)
+    for check in checks:
+        mark = "ok     " if check.is_met else "[bold]missing[/bold]"
+        console.print(_table([(f"  {mark}", check.need.ljust(width), _plain(check.found))]))
+        if check.advice:
+            console.print(Padding(f"-> {_plain(check.advice)}", (0, 0, 0, ADVICE_INDENT)))
 
 
 def _plain(text: str) -> str:

@@ -16,13 +16,16 @@ from llmserve.engine.artifact import CACHE_FILE, PROGRAM_FILE, EngineDirectory
 from llmserve.engine.cpu.layout import LinearShape
 from llmserve.engine.cpu.tactics import Choice, Machine, TacticCache, choose, linear_shapes
 from llmserve.engine.fits import problems_here
+from llmserve.engine.open import CPU_TARGET
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.verify import verify_engine
 
 
 def command(
     engine: Annotated[Path, typer.Argument(help="Engine directory.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Hash every file and run the self-test.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every file, and run the self-test of an engine for the cpu target.")
+    ] = False,
     program: Annotated[bool, typer.Option("--program", help="Print the network that was compiled, op by op.")] = False,
     tactics: Annotated[bool, typer.Option("--tactics", help="Print the tactic of each linear layer, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
@@ -31,9 +34,9 @@ def command(
     directory = EngineDirectory.open(engine)
     result = verify_engine(directory) if verify else None
     if as_json:
-        typer.echo(json.dumps(_as_json(directory, result), indent=2))
+        typer.echo(json.dumps(_as_json(directory, result, is_verified=verify), indent=2))
     else:
-        _print_table(directory, result)
+        _print_table(directory, _verdict(directory, result) if verify else "")
     if tactics and not as_json:
         _print_tactics(directory)
     if program:
@@ -42,25 +45,36 @@ def command(
         raise typer.Exit(1)
 
 
-def _as_json(directory: EngineDirectory, result: SelfTestResult | None) -> dict[str, Any]:
+def _verdict(directory: EngineDirectory, result: SelfTestResult | None) -> str:
+    """In words, once every file was hashed without an error."""
+    if result is None:
+        target = directory.manifest.target
+        return f"every file is as built; the self-test is for {CPU_TARGET} engines, and this one is for {target}"
+    return f"every file is as built; {result}"
+
+
+def _as_json(directory: EngineDirectory, result: SelfTestResult | None, *, is_verified: bool) -> dict[str, Any]:
     selftest = None if result is None else {**dataclasses.asdict(result), "passed": result.passed}
     manifest = json.loads(directory.manifest.to_json())
     tactics = {str(shape): [dataclasses.asdict(choice) for choice in choices] for shape, choices in _tactics(directory)}
     return {
         "manifest": manifest, "config": directory.config, "problems_here": problems_here(directory),
-        "selftest": selftest, "tactics": tactics,
+        "files_verified": is_verified, "selftest": selftest, "tactics": tactics,
     }  # fmt: skip
 
 
 def _tactics(directory: EngineDirectory) -> list[tuple[LinearShape, list[Choice]]]:
     """What this machine would use, for every distinct shape of a linear layer. Engines for GPUs hold their own."""
-    if directory.manifest.target != "cpu":
+    if directory.manifest.target != CPU_TARGET:
         return []
     cache = TacticCache.load(directory.path / CACHE_FILE, Machine.here())
     return [(shape, choose(cache, shape)) for shape in linear_shapes(directory.engine_file)]
 
 
 def _print_tactics(directory: EngineDirectory) -> None:
+    if directory.manifest.target != CPU_TARGET:
+        typer.echo(f"tactics: those of a {directory.manifest.target} engine were chosen when it was compiled")
+        return
     table = Table(title=f"tactics on {Machine.here().cpu}, {Machine.here().isa}", title_justify="left", box=None)
     for column in ("layers", "rows up to", "tactic (rows x vectors)", "why"):
         table.add_column(column, no_wrap=column != "why")
@@ -71,16 +85,16 @@ def _print_tactics(directory: EngineDirectory) -> None:
     Console(highlight=False).print(table)
 
 
-def _print_table(directory: EngineDirectory, result: SelfTestResult | None) -> None:
+def _print_table(directory: EngineDirectory, verdict: str) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for what, value in _rows(directory, result):
+    for what, value in _rows(directory, verdict):
         table.add_row(f"[bold]{what}[/bold]", value)
     Console(highlight=False).print(table)
 
 
-def _rows(directory: EngineDirectory, result: SelfTestResult | None) -> list[tuple[str, str]]:
+def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
     manifest, info = directory.manifest, directory.info()
     size = sum(record.num_bytes for record in manifest.files.values())
     model = directory.config["pretrained_config"]
@@ -98,9 +112,7 @@ def _rows(directory: EngineDirectory, result: SelfTestResult | None) -> list[tup
         ("files", ", ".join(manifest.files)),
         ("runs here", "\n".join(f"no: {problem}" for problem in problems_here(directory)) or "yes"),
     ]  # fmt: skip
-    if result is not None:
-        rows.append(("verified", f"every file is as built; {result}"))
-    return rows
+    return [*rows, ("verified", verdict)] if verdict else rows
 
 
 def _plain(facts: Mapping[str, Any]) -> str:

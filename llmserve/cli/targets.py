@@ -20,6 +20,7 @@ from llmserve.errors import Unsupported
 DEFAULT_TARGET = BuildOptions().target
 OLDEST_PYTHON = (3, 11)
 LITTLE_MEMORY_BYTES = 2**30
+OLDEST_LISTED_CAPABILITY = (8, 0)  # Ampere, the oldest in TensorRT-LLM's published support matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,12 @@ def _memory(need: str) -> Check:
 
 
 def _gpu(need: str) -> Check:
-    return Check(need, True, "; ".join(str(gpu) for gpu in visible_gpus()))
+    gpus = visible_gpus()
+    oldest = min(tuple(map(int, gpu.compute_capability.split("."))) for gpu in gpus)
+    listed = ".".join(map(str, OLDEST_LISTED_CAPABILITY))
+    unlisted = f"TensorRT-LLM lists GPUs of compute capability {listed} and newer; on an older one it may not work"
+    advice = unlisted if oldest < OLDEST_LISTED_CAPABILITY else ""
+    return Check(need, True, "; ".join(map(str, gpus)), advice)
 
 
 def _tensorrt_llm(need: str) -> Check:
@@ -105,7 +111,7 @@ def _mpi(need: str) -> Check:
     return Check(need, found is not None, found or "no libmpi", "apt-get install libopenmpi-dev" if not found else "")
 
 
-COMMON: Mapping[str, Callable[[str], Check]] = {"Python": _python, "packages": _packages}
+COMMON: Mapping[str, Callable[[str], Check]] = {"Python": _python, "llmserve's packages": _packages}
 NEEDS: Mapping[str, Mapping[str, Callable[[str], Check]]] = {
     "cpu": {
         **COMMON,

@@ -19,7 +19,7 @@ from llmserve.cli.main import main
 from llmserve.engine import cgroups
 from llmserve.engine.cpu import library
 from llmserve.errors import Unsupported
-from tests.fakes.gpu_machine import environment
+from tests.fakes.gpu_machine import environment, gpu_machine
 
 LLMSERVE = Path(sys.executable).with_name("llmserve")
 
@@ -86,6 +86,24 @@ def test_fake_gpus_and_tensorrt_llm_are_found() -> None:
     checks = {check["need"]: check for check in found["targets"]["tensorrt_llm"]["checks"]}
     assert "1.2.1, engine mode" in checks["TensorRT-LLM"]["found"]
     assert checks["TensorRT"]["is_met"]
+    assert checks["NVIDIA GPU and driver"]["advice"] == ""
+
+
+def test_an_old_gpu_is_told_and_not_refused() -> None:
+    with gpu_machine("1.2", FAKE_GPU_CAPABILITY="7.5"):
+        (check,) = [check for check in targets.check_targets()["tensorrt_llm"] if "GPU" in check.need]
+    assert check.is_met
+    assert "compute capability 8.0 and newer" in check.advice
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_advice_has_a_narrow_terminals_whole_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, text = doctor(monkeypatch, capsys)
+    assert "\n    -> use a machine with one, or build with --target cpu" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("stderr", ["NVIDIA-SMI has failed because it couldn't communicate with the driver", ""])
@@ -139,7 +157,7 @@ def test_packages_that_are_missing_are_one_command(
     monkeypatch.setattr(targets, "required_packages", lambda: {"numpy": "2.0", "grpcio": "", "jinja2": ""})
     code, found = report(monkeypatch, capsys)
     assert code == 1
-    assert unmet(found, "cpu")["packages"]["advice"] == "pip install grpcio jinja2"
+    assert unmet(found, "cpu")["llmserve's packages"]["advice"] == "pip install grpcio jinja2"
 
 
 def test_code_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +165,7 @@ def test_code_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> 
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(machine, "requires", no_metadata)
-    (check,) = [check for check in targets.check_targets()["cpu"] if check.need == "packages"]
+    (check,) = [check for check in targets.check_targets()["cpu"] if check.need == "llmserve's packages"]
     assert check.advice == "pip install llmserve"
 
 

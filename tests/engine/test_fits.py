@@ -64,3 +64,19 @@ def test_an_engine_for_an_unknown_target_is_explained(
     seal(directory, replace(MANIFEST, target="tpu"))
     (problem,) = json.loads(inspected(directory, monkeypatch, capsys, "--json"))["problems_here"]
     assert "'tpu'" in problem
+
+
+def test_verify_hashes_the_files_of_an_engine_without_a_self_test(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seal(directory, replace(MANIFEST, target="tensorrt_llm", device=GPU))
+    text = " ".join(inspected(directory, monkeypatch, capsys, "--verify", "--tactics").split())
+    assert "verified every file is as built; the self-test is for cpu engines, and this one is for tensorrt_llm" in text
+    assert "tactics: those of a tensorrt_llm engine were chosen when it was compiled" in text
+    found = json.loads(inspected(directory, monkeypatch, capsys, "--verify", "--json"))
+    assert (found["files_verified"], found["selftest"]) == (True, None)
+    monkeypatch.setattr("llmserve.engine.artifact.HASHED_AT_OPEN_BYTES", 0)  # as with a large file
+    (directory / "rank0.engine").write_bytes(bytes(4096))
+    with pytest.raises(AssertionError):
+        inspected(directory, monkeypatch, capsys, "--verify")
+    assert "rank0.engine has been changed" in capsys.readouterr().err
