@@ -11,9 +11,6 @@ import grpc
 
 from llmserve.errors import InternalError, LlmserveError
 
-MAX_DETAILS_BYTES = 4096  # details travel as a header, and clients refuse headers over 8 KiB
-PLAIN_BYTES = frozenset(range(0x20, 0x7F)) - {ord("%")}  # the others are percent-encoded, three bytes each
-
 Reply = TypeVar("Reply")
 Handler = Callable[[Any, Any, Any], Awaitable[Reply]]
 logger = logging.getLogger(__name__)
@@ -22,17 +19,6 @@ logger = logging.getLogger(__name__)
 def status_of(error: LlmserveError) -> grpc.StatusCode:
     """The neutral codes are gRPC's, by name."""
     return grpc.StatusCode[error.code.value]
-
-
-def details_of(error: LlmserveError) -> str:
-    """The error's text, as much of it as fits into a header."""
-    text = str(error).encode("utf-8", errors="replace").decode("utf-8")
-    size = 0
-    for position, character in enumerate(text):
-        size += sum(1 if byte in PLAIN_BYTES else 3 for byte in character.encode("utf-8"))
-        if size > MAX_DETAILS_BYTES:
-            return text[:position]
-    return text
 
 
 def answers_errors(handler: Handler[Reply]) -> Handler[Reply]:
@@ -47,7 +33,7 @@ def answers_errors(handler: Handler[Reply]) -> Handler[Reply]:
         except Exception as error:  # border: a fault of ours is INTERNAL to the client, a traceback in the log
             logger.exception("%s failed", handler.__name__)
             failure = InternalError(f"internal error: {error!r}")
-        await context.abort(status_of(failure), details_of(failure))
+        await context.abort(status_of(failure), str(failure))
         raise AssertionError("abort raises")
 
     return answered

@@ -5,6 +5,8 @@ many times what the rest of a small request does. Here a frame is read, handled 
 the header blocks.
 
     frames.py      bytes of frames; what a peer did wrong
+    reader.py      what comes in: bytes to frames
+    patience.py    how much of what is of no use
     headers.py     header blocks to request heads, statuses to trailers
     messages.py    DATA to gRPC messages, and back
     sender.py      what goes out: one piece per turn of the loop, within the client's windows

@@ -37,7 +37,7 @@ class Message(Protocol):
 class Call:
     __slots__ = (
         "_assembler", "_callbacks", "_deadline", "_has_begun", "_held", "_messages", "_parse", "_reader", "_sender",
-        "_window", "has_ended", "head", "is_closed", "send_window", "stream", "task",
+        "_window", "expiry", "has_ended", "head", "is_closed", "send_window", "stream", "task",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class Call:
         self.has_ended = False  # the client has sent everything
         self.is_closed = False  # nothing more can be sent
         self.task: asyncio.Task[None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
         self._sender = sender
         self._parse = parse
         self._assembler = Assembler(head.encoding)
@@ -141,7 +142,10 @@ class Call:
         if self.task is not None:
             self.task.cancel()
 
-    def run_callbacks(self) -> None:
+    def forget(self) -> None:
+        """The call is over, and so is everything that waits for its end."""
+        if self.expiry is not None:
+            self.expiry.cancel()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)

@@ -15,12 +15,15 @@ from llmserve.frontends.http2.call import WINDOW, Aborted, Call
 from llmserve.frontends.http2.frames import ConnectionFailed, frame
 from llmserve.frontends.http2.headers import MAX_LIST_BYTES, UNSUPPORTED_MEDIA_TYPE, HeadDecoder, RequestHead
 from llmserve.frontends.http2.messages import BadMessage
+from llmserve.frontends.http2.patience import Patience
+from llmserve.frontends.http2.reader import MAX_FRAME, FrameReader
 from llmserve.frontends.http2.sender import CallClosed, Sender
 
 MAX_CALLS = 4096  # at the same time
-MAX_FRAME = 1024 * 1024
 CONNECTION_WINDOW = 64 * 1024 * 1024
 PREFACE_TIMEOUT_S = 20.0
+CLOSE_TIMEOUT_S = 2.0  # for a client to read what it has been told at the end
+DEADLINE_GRACE_S = 0.5  # for a handler to end by itself when its client's time is over
 
 OUR_SETTINGS = h2.settings({
     h2.MAX_CONCURRENT_STREAMS: MAX_CALLS, h2.INITIAL_WINDOW_SIZE: WINDOW, h2.MAX_FRAME_SIZE: MAX_FRAME,
@@ -47,15 +50,15 @@ class Connection(asyncio.Protocol):
         self._methods = methods
         self._connections = connections
         self._sender = Sender(self._loop)
+        self._reader = FrameReader(self._take)
         self._decoder = HeadDecoder()
+        self._patience = Patience()
         self._calls: dict[int, Call] = {}
-        self._buffer = bytearray()
-        self._has_preface = False
-        self._block: tuple[int, int, bytearray] | None = None  # stream, flags, headers whose end has not come
         self._last_stream = 0
         self._received = 0  # bytes of data that the connection's window does not have back
         self._send_window = h2.DEFAULT_WINDOW  # of a new call
         self._is_leaving = False  # takes no new calls
+        self._has_failed = False
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._give_up)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -77,10 +80,10 @@ class Connection(asyncio.Protocol):
         self._sender.resume()
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
+        if self._has_failed:
+            return
         try:
-            if self._has_preface or self._take_preface():
-                self._take_frames()
+            self._reader.feed(data)
         except ConnectionFailed as failure:
             self._fail(failure)
 
@@ -97,9 +100,12 @@ class Connection(asyncio.Protocol):
         self._sender.flush()
         if self._sender.transport is not None:
             self._sender.transport.close()
+            self._abort_soon()
 
     def abort(self) -> None:
-        """Cancel what runs and close, whether the client reads or not."""
+        """End what runs and close, whether the client reads or not."""
+        for call in self._calls.values():
+            call.finish(StatusCode.UNAVAILABLE, "the server is shutting down")
         self.close()
         if self._sender.transport is not None:
             self._sender.transport.abort()
@@ -114,69 +120,51 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, failure: ConnectionFailed) -> None:
         logger.info("a connection is closed: %s", failure)
-        self._buffer.clear()
+        self._has_failed = True
+        self._cancel_all()
         self._sender.write(self._goaway(failure.code, str(failure)))
-        self.close()
+        self._sender.finish()
+        self._abort_soon()
+
+    def _abort_soon(self) -> None:
+        if self._sender.transport is not None:
+            self._loop.call_later(CLOSE_TIMEOUT_S, self._sender.transport.abort)
 
     def _give_up(self) -> None:
-        if not self._has_preface and self._sender.transport is not None:
+        if not self._reader.has_preface and self._sender.transport is not None:
             self._sender.transport.abort()
 
     # frames
 
-    def _take_preface(self) -> bool:
-        start = bytes(self._buffer[: len(h2.PREFACE)])
-        if not h2.PREFACE.startswith(start):
-            raise ConnectionFailed(h2.PROTOCOL_ERROR, "this is a port for gRPC over HTTP/2")
-        if len(start) < len(h2.PREFACE):
-            return False
-        del self._buffer[: len(h2.PREFACE)]
-        self._preface_timer.cancel()
-        self._has_preface = True
-        return True
-
-    def _take_frames(self) -> None:
-        buffer, offset = self._buffer, 0
-        while len(buffer) - offset >= h2.HEAD.size:
-            high, low, kind, flags, stream = h2.HEAD.unpack_from(buffer, offset)
-            length = high << 8 | low
-            if length > MAX_FRAME:
-                raise ConnectionFailed(h2.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-            end = offset + h2.HEAD.size + length
-            if end > len(buffer):
-                break
-            payload = bytes(buffer[offset + h2.HEAD.size : end])
-            offset = end
-            self._take(kind, flags, stream & h2.LARGEST_WINDOW, payload)
-        del buffer[:offset]
-
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if (self._block is not None) != (kind == h2.CONTINUATION):
-            raise ConnectionFailed(h2.PROTOCOL_ERROR, "headers are interrupted, or continued without a beginning")
+        self._sender.check_read()
         if kind == h2.DATA:
             self._take_data(flags, stream, payload)
         elif kind == h2.HEADERS:
-            block = h2.without_priority(flags, h2.without_padding(flags, payload))
-            self._take_block(flags, stream, block)
-        elif kind == h2.CONTINUATION:
-            self._take_continuation(flags, stream, payload)
+            self._take_head(flags, stream, self._decoder.decode(payload))
         elif kind == h2.WINDOW_UPDATE:
-            self._take_window(stream, h2.word(payload, "WINDOW_UPDATE"))
+            self._take_window(stream, h2.word(payload))
         elif kind == h2.SETTINGS:
-            self._take_settings(flags, stream, payload)
+            self._take_settings(flags, payload)
         elif kind == h2.PING:
-            self._take_ping(flags, stream, payload)
+            if not flags & h2.ACK:
+                self._sender.write(frame(h2.PING, h2.ACK, 0, payload))
         elif kind == h2.RST_STREAM:
-            self._take_reset(stream, payload)
+            self._take_reset(stream)
         elif kind == h2.PUSH_PROMISE:
             raise ConnectionFailed(h2.PROTOCOL_ERROR, "clients do not push")
+        else:
+            self._patience.spend("frames without a use")
 
     def _check_known(self, stream: int) -> None:
-        if stream == 0 or stream > self._last_stream or stream % 2 == 0:
+        if stream > self._last_stream or stream % 2 == 0:
             raise ConnectionFailed(h2.PROTOCOL_ERROR, f"there has been no stream {stream}")
 
     def _take_data(self, flags: int, stream: int, payload: bytes) -> None:
         self._check_known(stream)
+        data, is_last = h2.without_padding(flags, payload), bool(flags & h2.END_STREAM)
+        if not data and not is_last:
+            self._patience.spend("empty pieces of messages")
         self._received += len(payload)
         if self._received >= CONNECTION_WINDOW // 2:
             self._sender.write(h2.window_update(0, self._received))
@@ -187,46 +175,44 @@ class Connection(asyncio.Protocol):
         if call.has_ended:
             raise ConnectionFailed(h2.STREAM_CLOSED, f"data after the end of stream {stream}")
         try:
-            call.receive(h2.without_padding(flags, payload), len(payload))
+            call.receive(data, len(payload))
+            if call.num_messages > 1 and call.task is None:
+                raise BadMessage(StatusCode.INTERNAL, "the call has more than one message")
         except BadMessage as problem:
             self._refuse(call, problem)
             return
-        if flags & h2.END_STREAM:
+        if is_last:
             self._take_end(call)
 
-    def _take_block(self, flags: int, stream: int, block: bytes) -> None:
-        if flags & h2.END_HEADERS:
-            self._take_head(flags, stream, self._decoder.decode(block))
-        else:
-            self._block = (stream, flags, bytearray(block))
-
-    def _take_continuation(self, flags: int, stream: int, payload: bytes) -> None:
-        assert self._block is not None
-        begun, first_flags, block = self._block
-        block += payload
-        if stream != begun or len(block) > MAX_LIST_BYTES:
-            raise ConnectionFailed(h2.ENHANCE_YOUR_CALM, "headers without an end, or of two streams at a time")
-        if flags & h2.END_HEADERS:
-            self._block = None
-            self._take_head(first_flags, stream, self._decoder.decode(bytes(block)))
-
     def _take_head(self, flags: int, stream: int, head: RequestHead) -> None:
-        if stream <= self._last_stream:  # trailers of a call, or headers of one that has ended here
-            self._check_known(stream)
-            call = self._calls.get(stream)
-            if call is not None and flags & h2.END_STREAM:
-                self._take_end(call)
-            return
         if stream % 2 == 0:
             raise ConnectionFailed(h2.PROTOCOL_ERROR, f"stream {stream} is not a client's")
+        if stream <= self._last_stream:
+            self._take_trailers(flags, stream)
+            return
         self._last_stream = stream
         if self._is_leaving or len(self._calls) >= MAX_CALLS:
-            self._sender.write_answer(h2.reset(stream, h2.REFUSED_STREAM))
+            self._sender.write(h2.reset(stream, h2.REFUSED_STREAM))
+        elif head.fault:
+            logger.info("a request is malformed: %s", head.fault)
+            self._sender.write(h2.reset(stream, h2.PROTOCOL_ERROR))
         elif not head.is_grpc:
-            ending = h2.END_HEADERS | h2.END_STREAM
-            self._sender.write_answer(frame(h2.HEADERS, ending, stream, UNSUPPORTED_MEDIA_TYPE))
+            self._sender.write(frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream, UNSUPPORTED_MEDIA_TYPE))
         else:
             self._open(flags, stream, head)
+
+    def _take_trailers(self, flags: int, stream: int) -> None:
+        """The end of what a client sends; or headers of a call that has ended here, which are of no use."""
+        call = self._calls.get(stream)
+        if call is None or call.is_closed:
+            return
+        if call.has_ended:
+            raise ConnectionFailed(h2.STREAM_CLOSED, f"headers after the end of stream {stream}")
+        if flags & h2.END_STREAM:
+            self._take_end(call)
+        else:
+            self._sender.write(h2.reset(stream, h2.PROTOCOL_ERROR))
+            self._cancel(call)
 
     def _take_window(self, stream: int, increment: int) -> None:
         if increment == 0:
@@ -242,11 +228,10 @@ class Connection(asyncio.Protocol):
                 raise ConnectionFailed(h2.FLOW_CONTROL_ERROR, f"the window of stream {stream} is too large")
             self._sender.wake()
 
-    def _take_settings(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream != 0 or len(payload) % h2.SETTING.size or (flags & h2.ACK and payload):
-            raise ConnectionFailed(h2.FRAME_SIZE_ERROR, "settings in a form that they cannot have")
+    def _take_settings(self, flags: int, payload: bytes) -> None:
         if flags & h2.ACK:
             return
+        self._patience.spend("settings")
         for name, value in h2.SETTING.iter_unpack(payload):
             if name == h2.INITIAL_WINDOW_SIZE:
                 self._resize_windows(value)
@@ -254,31 +239,26 @@ class Connection(asyncio.Protocol):
                 if not h2.DEFAULT_MAX_FRAME <= value <= h2.LARGEST_FRAME:
                     raise ConnectionFailed(h2.PROTOCOL_ERROR, f"frames of at most {value} bytes")
                 self._sender.max_frame = value
-        self._sender.write_answer(frame(h2.SETTINGS, h2.ACK, 0))
+            elif name == h2.ENABLE_PUSH and value > 1:
+                raise ConnectionFailed(h2.PROTOCOL_ERROR, f"pushing that is neither on nor off: {value}")
+        self._sender.write(frame(h2.SETTINGS, h2.ACK, 0))
 
     def _resize_windows(self, size: int) -> None:
         if size > h2.LARGEST_WINDOW:
             raise ConnectionFailed(h2.FLOW_CONTROL_ERROR, "the initial window is too large")
         for call in self._calls.values():
             call.send_window += size - self._send_window
+            if call.send_window > h2.LARGEST_WINDOW:
+                raise ConnectionFailed(h2.FLOW_CONTROL_ERROR, f"the window of stream {call.stream} is too large")
         self._send_window = size
         self._sender.wake()
 
-    def _take_ping(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream != 0 or len(payload) != 8:
-            raise ConnectionFailed(h2.FRAME_SIZE_ERROR, "a ping in a form that it cannot have")
-        if not flags & h2.ACK:
-            self._sender.write_answer(frame(h2.PING, h2.ACK, 0, payload))
-
-    def _take_reset(self, stream: int, payload: bytes) -> None:
-        h2.word(payload, "RST_STREAM")
+    def _take_reset(self, stream: int) -> None:
         self._check_known(stream)
         call = self._calls.get(stream)
         if call is not None:
-            call.cancel()
-            self._sender.wake()
-            if call.task is None:
-                self._forget(call)
+            self._patience.spend("cancelled calls")
+            self._cancel(call)
 
     # calls
 
@@ -288,14 +268,24 @@ class Connection(asyncio.Protocol):
         call = Call(self._sender, stream, head, parse=parse, send_window=self._send_window)
         if flags & h2.END_STREAM:
             call.end()
+        if head.refusal is not None:
+            call.finish(head.refusal.code, str(head.refusal))
+            return
         if method is None:
             call.finish(StatusCode.UNIMPLEMENTED, "Method not found!")
             return
         self._calls[stream] = call
+        if head.timeout_s is not None:
+            late = BadMessage(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            call.expiry = self._loop.call_later(head.timeout_s + DEADLINE_GRACE_S, self._refuse, call, late)
         if method.streams:
-            call.task = self._loop.create_task(self._run(call, method.handle(call)))
+            self._start(call)
         elif call.has_ended:
             self._refuse(call, BadMessage(StatusCode.INTERNAL, "the call has no message"))
+
+    def _start(self, call: Call) -> None:
+        call.task = self._loop.create_task(self._run(call))
+        call.task.add_done_callback(lambda _: self._forget(call))  # not at its end: one cancelled at once has none
 
     def _take_end(self, call: Call) -> None:
         call.end()
@@ -305,41 +295,47 @@ class Connection(asyncio.Protocol):
             problem = f"the call has {call.num_messages} complete messages instead of one"
             self._refuse(call, BadMessage(StatusCode.INTERNAL, problem))
             return
-        call.task = self._loop.create_task(self._run(call, self._answer(call)))
+        self._start(call)
 
-    async def _answer(self, call: Call) -> None:
-        request = call.take()
-        reply = await self._methods[call.head.path].handle(request, call)
-        await call.answer(reply)
-
-    async def _run(self, call: Call, work: Awaitable[Any]) -> None:
-        try:
-            await work
+    async def _handle(self, call: Call) -> None:
+        method = self._methods[call.head.path]
+        if method.streams:
+            await method.handle(call)
             call.finish()
+        else:
+            await call.answer(await method.handle(call.take(), call))
+
+    async def _run(self, call: Call) -> None:
+        try:
+            await self._handle(call)
         except Aborted as ending:
             call.finish(ending.code, ending.details)
         except BadMessage as problem:
             call.finish(problem.code, str(problem))
         except CallClosed:
             pass
+        except asyncio.CancelledError:
+            call.finish(StatusCode.CANCELLED, "the server has cancelled the call")  # unless the client has
+            raise
         except Exception as error:  # border: a fault of ours is this call's status
             if isinstance(error, ExceptionGroup) and (bad := error.subgroup(BadMessage)) is not None:  # of a task group
                 call.finish(StatusCode.INTERNAL, str(bad.exceptions[0]))
             else:
                 logger.exception("%s failed", call.head.path)
                 call.finish(StatusCode.INTERNAL, f"internal error: {error!r}")
-        finally:
-            self._forget(call)
 
     def _refuse(self, call: Call, problem: BadMessage) -> None:
         call.finish(problem.code, str(problem))
+        self._cancel(call)
+
+    def _cancel(self, call: Call) -> None:
+        call.cancel()
+        self._sender.wake()
         if call.task is None:
             self._forget(call)
-        else:
-            call.task.cancel()
 
     def _forget(self, call: Call) -> None:
         self._calls.pop(call.stream, None)
-        call.run_callbacks()
+        call.forget()
         if self._is_leaving and not self._calls:
             self.close()

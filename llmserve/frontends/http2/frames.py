@@ -11,10 +11,14 @@ END_HEADERS = 0x4
 PADDED = 0x8
 HAS_PRIORITY = 0x20
 
-MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = range(3, 7)  # settings
+ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = range(2, 7)  # settings
 
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED = 0, 1, 3, 5
 FRAME_SIZE_ERROR, REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 6, 7, 9, 11
+
+OF_STREAMS = frozenset((DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION))
+OF_CONNECTIONS = frozenset((SETTINGS, PING, GOAWAY))
+SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}  # bytes
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DEFAULT_WINDOW = 65_535
@@ -52,12 +56,20 @@ def settings(values: dict[int, int]) -> bytes:
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in values.items()))
 
 
-def word(payload: bytes, kind: str) -> int:
-    """The one number that a frame of this kind carries."""
-    if len(payload) != WORD.size:
-        raise ConnectionFailed(FRAME_SIZE_ERROR, f"a {kind} frame of {len(payload)} bytes")
+def check_form(kind: int, flags: int, stream: int, size: int) -> None:
+    """What frames of a kind have in common, whatever they carry (RFC 9113, section 6)."""
+    if (kind in OF_STREAMS and stream == 0) or (kind in OF_CONNECTIONS and stream != 0):
+        raise ConnectionFailed(PROTOCOL_ERROR, f"a frame of kind {kind} on stream {stream}")
+    if size != SIZES.get(kind, size):
+        raise ConnectionFailed(FRAME_SIZE_ERROR, f"a frame of kind {kind} with {size} bytes")
+    if kind == SETTINGS and (size % SETTING.size or (flags & ACK and size)):
+        raise ConnectionFailed(FRAME_SIZE_ERROR, f"settings of {size} bytes")
+
+
+def word(payload: bytes) -> int:
+    """The number in 31 bits that a frame carries; the bit before it has no meaning."""
     (number,) = WORD.unpack(payload)
-    return int(number)
+    return int(number) & LARGEST_WINDOW
 
 
 def without_padding(flags: int, payload: bytes) -> bytes:

@@ -46,6 +46,8 @@ class Assembler:
         offset = 0
         while len(partial) - offset >= PREFIX.size:
             flag, length = PREFIX.unpack_from(partial, offset)
+            if flag > 1:
+                raise BadMessage(StatusCode.INTERNAL, f"a message begins with {flag} instead of 0 or 1")
             if length > MAX_MESSAGE_BYTES:
                 raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, f"a message of {length} bytes is too large")
             end = offset + PREFIX.size + length
@@ -57,6 +59,8 @@ class Assembler:
         del partial[:offset]
 
     def _decompressed(self, message: bytes) -> bytes:
+        if self._encoding == "identity":
+            raise BadMessage(StatusCode.INTERNAL, "a message is compressed, and grpc-encoding does not say how")
         if self._encoding not in WINDOW_BITS:
             raise BadMessage(StatusCode.UNIMPLEMENTED, f"cannot decompress '{self._encoding}': use gzip or deflate")
         decompressor = zlib.decompressobj(WINDOW_BITS[self._encoding])

@@ -11,7 +11,7 @@ from typing import Protocol
 from llmserve.frontends.http2 import frames as h2
 from llmserve.frontends.http2.frames import ConnectionFailed, frame
 
-MAX_UNREAD_BYTES = 1024 * 1024  # of answers to pings and settings
+MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of answers that no window holds back: to pings, to settings, statuses
 
 
 class CallClosed(Exception):
@@ -35,25 +35,34 @@ class Sender:
         self._window = h2.DEFAULT_WINDOW  # bytes that the client lets us send, all calls together
         self._outgoing: list[bytes] = []
         self._num_unread = 0
+        self._is_finished = False
         self._waiting: list[asyncio.Future[None]] = []
 
     def write(self, data: bytes) -> None:
         if not self._outgoing:
             self._loop.call_soon(self.flush)
         self._outgoing.append(data)
-
-    def write_answer(self, data: bytes) -> None:
-        """To what a client may send without end and without reading."""
         if self.is_paused:
             self._num_unread += len(data)
-            if self._num_unread > MAX_UNREAD_BYTES:
-                raise ConnectionFailed(h2.ENHANCE_YOUR_CALM, "answers to pings and settings are not read")
-        self.write(data)
+
+    def check_read(self) -> None:
+        """A client may not ask without end for what it does not read."""
+        if self._num_unread > MAX_UNREAD_BYTES:
+            raise ConnectionFailed(h2.ENHANCE_YOUR_CALM, "answers are not read")
 
     def flush(self) -> None:
-        if self._outgoing and self.transport is not None:
+        if self._outgoing and self.transport is not None and not self._is_finished:
             self.transport.write(b"".join(self._outgoing))
         self._outgoing.clear()
+
+    def finish(self) -> None:
+        """Nothing more comes. What the client still sends is read: to close on it would take back our last words."""
+        self.flush()
+        self._is_finished = True
+        if self.transport is not None and self.transport.can_write_eof():
+            self.transport.write_eof()
+        elif self.transport is not None:
+            self.transport.close()
 
     async def send(self, call: Outlet, head: bytes, data: bytes, tail: bytes) -> None:
         """`head`, DATA and `tail`; returns when the connection has taken them. `CallClosed` when the call is over."""

@@ -18,7 +18,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 class RawClient:
     def __init__(self, port: int, *, preface: bytes = h2.PREFACE + frame(h2.SETTINGS, 0, 0)) -> None:
         self.socket = socket.create_connection((HOST, port), timeout=10)
-        self.encoder, self._decoder = Encoder(), Decoder()
+        self.encoder, self.decoder = Encoder(), Decoder()
         self._buffer = b""
         self.send(preface)
 
@@ -45,14 +45,19 @@ class RawClient:
             if (found, where) == (kind, stream):
                 return payload
             if found == h2.HEADERS:
-                self._decoder.decode(payload)
+                self.decoder.decode(payload)
+
+    def reset(self, stream: int) -> int:
+        """The code with which the server ends a stream."""
+        (code,) = h2.WORD.unpack(self.until(h2.RST_STREAM, stream))
+        return int(code)
 
     def status(self, stream: int) -> dict[str, str]:
         """The trailers of a call."""
         while True:
             kind, flags, where, payload = self.receive()
             if kind == h2.HEADERS:
-                fields = self._decoder.decode(payload)
+                fields = self.decoder.decode(payload)
                 if where == stream and flags & h2.END_STREAM:
                     return {str(name): str(value) for name, value in fields}
 

@@ -90,38 +90,6 @@ def test_padding_priority_and_continuation(client: RawClient) -> None:
     assert client.status(1) == OK
 
 
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        (frame(h2.DATA, 0, 0, b"x"), h2.PROTOCOL_ERROR),
-        (frame(h2.DATA, 0, 1, b"x"), h2.PROTOCOL_ERROR),
-        (frame(h2.HEADERS, h2.END_HEADERS, 2, b"\x83"), h2.PROTOCOL_ERROR),
-        (frame(h2.HEADERS, h2.END_HEADERS, 1, b"\xff\xff\xff\xff\xff"), h2.COMPRESSION_ERROR),
-        (frame(h2.HEADERS, h2.END_HEADERS | h2.PADDED, 1, b"\x09abc"), h2.PROTOCOL_ERROR),
-        (frame(h2.HEADERS, 0, 1, b"\x83") + frame(h2.PING, 0, 0, bytes(8)), h2.PROTOCOL_ERROR),
-        (frame(h2.HEADERS, 0, 1, b"\x83") + frame(h2.CONTINUATION, 0, 3, b""), h2.ENHANCE_YOUR_CALM),
-        (frame(h2.HEADERS, 0, 1, b"\x83") + frame(h2.CONTINUATION, 0, 1, bytes(70_000)), h2.ENHANCE_YOUR_CALM),
-        (frame(h2.CONTINUATION, 0, 1, b""), h2.PROTOCOL_ERROR),
-        (frame(h2.PUSH_PROMISE, 0, 1, bytes(4)), h2.PROTOCOL_ERROR),
-        (frame(h2.RST_STREAM, 0, 5, bytes(4)), h2.PROTOCOL_ERROR),
-        (frame(h2.RST_STREAM, 0, 1, bytes(3)), h2.FRAME_SIZE_ERROR),
-        (frame(h2.PING, 0, 0, b"short"), h2.FRAME_SIZE_ERROR),
-        (frame(h2.SETTINGS, 0, 0, b"short"), h2.FRAME_SIZE_ERROR),
-        (h2.settings({h2.INITIAL_WINDOW_SIZE: 2**31}), h2.FLOW_CONTROL_ERROR),
-        (h2.settings({h2.MAX_FRAME_SIZE: 1}), h2.PROTOCOL_ERROR),
-        (h2.window_update(0, 0), h2.PROTOCOL_ERROR),
-        (h2.window_update(0, 2**31 - 1), h2.FLOW_CONTROL_ERROR),
-        (b"\xff\xff\xff\x00\x00\x00\x00\x00\x01", h2.FRAME_SIZE_ERROR),
-    ],
-)
-def test_what_breaks_the_protocol_ends_the_connection(
-    server: RunningServer, client: RawClient, data: bytes, code: int
-) -> None:
-    client.send(data)
-    assert client.goaway() == code
-    assert still_works(server)
-
-
 def test_a_client_of_another_protocol(server: RunningServer) -> None:
     client = RawClient(server.grpc_port, preface=b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert client.goaway() == h2.PROTOCOL_ERROR
@@ -129,14 +97,20 @@ def test_a_client_of_another_protocol(server: RunningServer) -> None:
 
 
 def test_a_timeout_that_is_none(client: RawClient) -> None:
+    """It ends its call only: the connection may be a proxy's, with other clients' calls on it."""
     client.call(1, "ServerReady", READY, grpc_timeout="soon")
-    assert client.goaway() == h2.PROTOCOL_ERROR
+    assert client.status(1) == {"grpc-status": "13", "grpc-message": "grpc-timeout is no time: 'soon'"}
+    client.call(3, "ServerReady", READY)
+    assert client.status(3) == OK
 
 
 def test_requests_that_are_not_grpc(client: RawClient) -> None:
-    block = client.encoder.encode([(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "x")])
-    client.send(frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, block))
+    client.send(frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, client.headers("", **{":method": "GET"})))
     assert client.status(1) == {":status": "415"}
+    client.call(3, "ServerReady", READY, content_type="application/grpc-web")
+    assert client.status(3) == {":status": "415"}
+    client.call(5, "ServerReady", READY, content_type="application/grpc+proto")
+    assert client.status(5) == OK
 
 
 @pytest.mark.parametrize(
@@ -146,7 +120,8 @@ def test_requests_that_are_not_grpc(client: RawClient) -> None:
         (framed(READY) * 2, "13"),
         (framed(b"\xff\xff"), "13"),  # no protobuf
         (framed(b"xxx")[:-1], "13"),  # cut off
-        (b"\x01\0\0\0\x01x", "12"),  # compressed, nobody knows how
+        (b"\x01\0\0\0\x01x", "13"),  # compressed, nobody knows how
+        (b"\x02\0\0\0\x01x", "13"),
         (b"\0\xff\xff\xff\xff", "8"),
     ],
 )
