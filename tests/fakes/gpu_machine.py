@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,19 @@ ROOT = FAKES.parents[1]
 RELEASES = {"1.2": FAKES / "tensorrt_llm_1_2", "1.3": FAKES / "tensorrt_llm_1_3"}
 
 
+def altered(release: str, folder: Path, changes: dict[str, tuple[str, str]]) -> str:
+    """A release in which something differs: file -> (text, what stands there instead). To be given as a release."""
+    shutil.copytree(RELEASES[release], folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, (before, after) in changes.items():
+        text = (folder / "tensorrt_llm" / name).read_text()
+        assert before in text, f"{name} has no {before!r}"
+        (folder / "tensorrt_llm" / name).write_text(text.replace(before, after))
+    return str(folder)
+
+
 def environment(release: str, **settings: str) -> dict[str, str]:
     """For a process; it needs the repository on its path too, where the fakes' shared part is."""
-    paths = [str(RELEASES[release]), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(RELEASES.get(release, release)), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -29,7 +40,7 @@ def gpu_machine(release: str, **settings: str) -> Iterator[None]:
     """Within, this process and those that it spawns are on that machine."""
     before, path = dict(os.environ), list(sys.path)
     os.environ.update(environment(release, **settings))
-    sys.path[:0] = [str(RELEASES[release]), str(ROOT)]
+    sys.path[:0] = [str(RELEASES.get(release, release)), str(ROOT)]
     _forget()
     try:
         yield

@@ -1,19 +1,19 @@
-"""Every name of tensorrt_llm that we use, with the parameters that we pass: an installed package is checked against it.
+"""Every name of tensorrt_llm that we use, and how: an installed package is checked against it, name by name.
 
 Where the names are from: release 1.2 of the public source. tensorrt_llm/builder.py, plugin/plugin.py,
 models/modeling_utils.py, cpp/tensorrt_llm/nanobind/executor/{executor,executorConfig,request}.cpp; for the LLM class
-tensorrt_llm/llmapi/{llm,llm_args}.py and sampling_params.py. Nobody has run this list against an installed wheel yet.
+tensorrt_llm/llmapi/{llm,llm_args}.py, executor/result.py and sampling_params.py. Nobody has run this list against an
+installed wheel yet. A test records what we really pass and compares it with this table.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from llmserve.engine.tensorrt_llm.library import Mode
+from llmserve.engine.tensorrt_llm.signatures import call_problems, has_member
 
 EXECUTOR = "tensorrt_llm.bindings.executor"
 
@@ -22,16 +22,23 @@ EXECUTOR = "tensorrt_llm.bindings.executor"
 class Name:
     module: str
     attribute: str  # dotted: "Executor.cancel_request"
-    parameters: tuple[str, ...] = ()
-    members: tuple[str, ...] = ()  # of an enumeration, or attributes of a class
+    parameters: tuple[str, ...] = ()  # that we pass by name
+    num_positional: int = 0  # that we pass before these, without a name
+    members: tuple[str, ...] = ()  # of an enumeration; attributes of a class's objects
+    is_called: bool = True
 
     def __str__(self) -> str:
         return f"{self.module}.{self.attribute}"
 
 
+def _members(module: str, attribute: str, *members: str) -> Name:
+    """Something of which we read these, and which we do not call."""
+    return Name(module, attribute, members=members, is_called=False)
+
+
 ENGINE_NAMES = (
-    Name("tensorrt_llm.builder", "build", ("model", "build_config")),
-    Name("tensorrt_llm.builder", "Engine.save", ("engine_dir",)),
+    Name("tensorrt_llm.builder", "build", num_positional=2),
+    Name("tensorrt_llm.builder", "Engine.save", num_positional=2),
     Name("tensorrt_llm.builder", "BuildConfig", (
         "max_batch_size", "opt_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width",
         "input_timing_cache", "output_timing_cache", "plugin_config",
@@ -40,28 +47,25 @@ ENGINE_NAMES = (
         "gpt_attention_plugin", "gemm_plugin", "weight_only_quant_matmul_plugin", "context_fmha",
         "remove_input_padding", "tokens_per_block", "multiple_profiles", "reduce_fusion", "use_fused_mlp",
     )),
-    Name("tensorrt_llm.models", "MODEL_MAP"),
-    Name("tensorrt_llm.models.modeling_utils", "PretrainedConfig.from_json_file", ("config_file",)),
-    Name("tensorrt_llm.models.modeling_utils", "PretrainedConfig.set_rank", ("rank",)),
-    Name("tensorrt_llm.models.modeling_utils", "PretrainedModel.from_checkpoint", ("ckpt_dir", "config")),
+    _members("tensorrt_llm.models", "MODEL_MAP"),
+    Name("tensorrt_llm.models.modeling_utils", "PretrainedConfig.from_json_file", num_positional=1),
+    Name("tensorrt_llm.models.modeling_utils", "PretrainedConfig.set_rank", num_positional=2),
+    Name("tensorrt_llm.models.modeling_utils", "PretrainedModel.from_checkpoint", ("config",), num_positional=1),
     Name(EXECUTOR, "Executor", ("model_path", "model_type", "executor_config")),
-    Name(EXECUTOR, "Executor.enqueue_request", ("request",)),
-    Name(EXECUTOR, "Executor.await_responses", ("timeout",)),
-    Name(EXECUTOR, "Executor.cancel_request", ("id",)),
-    Name(EXECUTOR, "Executor.get_latest_iteration_stats"),
-    Name(EXECUTOR, "Executor.can_enqueue_requests"),
-    Name(EXECUTOR, "Executor.shutdown"),
-    Name(EXECUTOR, "ModelType", members=("DECODER_ONLY",)),
-    Name(EXECUTOR, "CapacitySchedulerPolicy", members=("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")),
-    Name(EXECUTOR, "CommunicationType", members=("MPI",)),
-    Name(EXECUTOR, "CommunicationMode", members=("LEADER", "ORCHESTRATOR")),
-    Name(EXECUTOR, "FinishReason", members=(
-        "NOT_FINISHED", "END_ID", "STOP_WORDS", "LENGTH", "TIMED_OUT", "CANCELLED",
-    )),
+    Name(EXECUTOR, "Executor.enqueue_request", num_positional=2),
+    Name(EXECUTOR, "Executor.await_responses", ("timeout",), num_positional=1),
+    Name(EXECUTOR, "Executor.cancel_request", num_positional=2),
+    Name(EXECUTOR, "Executor.get_latest_iteration_stats", num_positional=1),
+    Name(EXECUTOR, "Executor.can_enqueue_requests", num_positional=1),
+    Name(EXECUTOR, "Executor.shutdown", num_positional=1),
+    _members(EXECUTOR, "ModelType", "DECODER_ONLY"),
+    _members(EXECUTOR, "CapacitySchedulerPolicy", "GUARANTEED_NO_EVICT", "MAX_UTILIZATION"),
+    _members(EXECUTOR, "CommunicationType", "MPI"),
+    _members(EXECUTOR, "CommunicationMode", "ORCHESTRATOR"),
+    _members(EXECUTOR, "FinishReason", "END_ID", "STOP_WORDS", "LENGTH", "TIMED_OUT", "CANCELLED"),
     Name(EXECUTOR, "ExecutorConfig", (
         "max_beam_width", "scheduler_config", "kv_cache_config", "enable_chunked_context", "normalize_log_probs",
-        "iter_stats_max_iterations", "max_batch_size", "max_num_tokens", "parallel_config", "gpu_weights_percent",
-        "extended_runtime_perf_knob_config",
+        "iter_stats_max_iterations", "parallel_config", "gpu_weights_percent", "extended_runtime_perf_knob_config",
     )),
     Name(EXECUTOR, "SchedulerConfig", ("capacity_scheduler_policy",)),
     Name(EXECUTOR, "KvCacheConfig", (
@@ -84,63 +88,80 @@ ENGINE_NAMES = (
         "presence_penalty", "frequency_penalty", "length_penalty", "early_stopping", "beam_search_diversity_rate",
     )),
     Name(EXECUTOR, "OutputConfig", ("return_log_probs", "exclude_input_from_output", "return_perf_metrics")),
-    Name(EXECUTOR, "Response", members=("request_id", "has_error", "error_msg", "result")),
-    Name(EXECUTOR, "Result", members=(
-        "is_final", "output_token_ids", "log_probs", "cum_log_probs", "finish_reasons", "request_perf_metrics",
-    )),
-    Name(EXECUTOR, "IterationStats", members=("to_json_str",)),
+    _members(EXECUTOR, "Response", "request_id", "has_error", "error_msg", "result"),
+    _members(EXECUTOR, "Result", "is_final", "output_token_ids", "log_probs", "finish_reasons", "request_perf_metrics"),
+    _members(EXECUTOR, "RequestPerfMetrics", "timing_metrics", "kv_cache_metrics"),
+    _members(EXECUTOR, "TimingMetrics", "arrival_time", "first_scheduled_time"),
+    _members(EXECUTOR, "KvCacheMetrics", "num_reused_blocks"),
+    _members(EXECUTOR, "IterationStats", "to_json_str"),
+    # what comes with it
+    _members("torch", "ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix"),
+    _members("tensorrt", "__version__"),
 )  # fmt: skip
 
 LLM_NAMES = (
-    Name("tensorrt_llm", "LLM", ("model", "skip_tokenizer_init", "tensor_parallel_size", "dtype")),
-    Name("tensorrt_llm", "LLM.generate_async", ("inputs", "sampling_params", "streaming")),
-    Name("tensorrt_llm", "LLM.get_stats", ("timeout",)),
-    Name("tensorrt_llm", "LLM.shutdown"),
+    Name("tensorrt_llm", "LLM", ("model", "skip_tokenizer_init")),
+    Name("tensorrt_llm.llmapi.llm_args", "TorchLlmArgs", (  # what LLM passes on
+        "model", "skip_tokenizer_init", "tensor_parallel_size", "pipeline_parallel_size", "dtype", "max_batch_size",
+        "max_num_tokens", "max_seq_len", "max_beam_width", "kv_cache_config", "scheduler_config",
+        "enable_chunked_prefill", "enable_iter_perf_stats", "iter_stats_max_iterations",
+    )),
+    Name("tensorrt_llm", "LLM.generate_async", ("sampling_params", "streaming"), num_positional=2),
+    Name("tensorrt_llm", "LLM.get_stats", ("timeout",), num_positional=1),
+    Name("tensorrt_llm", "LLM.shutdown", num_positional=1),
     Name("tensorrt_llm", "SamplingParams", (
-        "end_id", "pad_id", "max_tokens", "bad_token_ids", "stop_token_ids", "embedding_bias", "logits_processor", "n",
-        "best_of", "use_beam_search", "top_k", "top_p", "min_p", "seed", "temperature", "min_tokens",
-        "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty", "early_stopping",
-        "beam_search_diversity_rate", "logprobs", "ignore_eos", "detokenize", "add_special_tokens",
+        "end_id", "pad_id", "max_tokens", "embedding_bias", "logits_processor", "n", "best_of", "use_beam_search",
+        "top_k", "top_p", "min_p", "seed", "temperature", "min_tokens", "repetition_penalty", "presence_penalty",
+        "frequency_penalty", "length_penalty", "early_stopping", "beam_search_diversity_rate", "logprobs", "ignore_eos",
+        "detokenize", "add_special_tokens",
     )),
     Name("tensorrt_llm.llmapi", "KvCacheConfig", (
         "enable_block_reuse", "max_tokens", "max_attention_window", "sink_token_length", "free_gpu_memory_fraction",
         "host_cache_size", "onboard_blocks", "tokens_per_block",
     )),
     Name("tensorrt_llm.llmapi", "SchedulerConfig", ("capacity_scheduler_policy",)),
-    Name("tensorrt_llm.llmapi", "CapacitySchedulerPolicy", members=("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")),
-    Name("tensorrt_llm.llmapi", "RequestError"),
+    _members("tensorrt_llm.llmapi", "CapacitySchedulerPolicy", "GUARANTEED_NO_EVICT", "MAX_UTILIZATION"),
+    _members("tensorrt_llm.llmapi", "RequestOutput", "outputs", "finished", "abort", "aresult", "__aiter__"),
+    _members(
+        "tensorrt_llm.llmapi", "CompletionOutput",
+        "token_ids", "logprobs", "token_ids_diff", "logprobs_diff", "finish_reason", "stop_reason",
+    ),
+    _members("tensorrt_llm.llmapi", "RequestError"),
 )  # fmt: skip
 NAMES = {Mode.ENGINE: ENGINE_NAMES, Mode.LLM: LLM_NAMES}
 
 
-def problems(mode: Mode) -> Iterator[str]:
-    """What the installed package lacks of the names of `mode`. Imports tensorrt_llm."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of an installed package with the table."""
+
+    num_names: int
+    problems: tuple[str, ...]  # what it lacks, or takes otherwise
+    untold: tuple[str, ...]  # names that are there and do not say what they take
+
+
+def compare(mode: Mode) -> Comparison:
+    """Imports tensorrt_llm."""
+    found, untold = [], []
     for name in NAMES[mode]:
         try:
-            found: Any = import_module(name.module)
-            for part in name.attribute.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError) as error:
-            yield f"{name}: {error}"
+            thing = _find(name)
+        except (ImportError, AttributeError, RuntimeError) as error:  # RuntimeError: torch, of an unknown operator
+            found.append(f"{name}: {error}")
             continue
-        yield from (f"{name} has no {member}" for member in name.members if not hasattr(found, member))
-        known = _parameters(found)
-        if known is not None:
-            yield from (
-                f"{name} takes no parameter {parameter}" for parameter in name.parameters if parameter not in known
-            )
+        found += [f"{name} has no {member}" for member in name.members if not has_member(thing, member)]
+        if not name.is_called:
+            continue
+        texts = call_problems(thing, name.num_positional, name.parameters)
+        if texts is None:
+            untold.append(str(name))
+        else:
+            found += [f"{name} {text}" for text in texts]
+    return Comparison(len(NAMES[mode]), tuple(found), tuple(untold))
 
 
-def _parameters(found: Any) -> str | frozenset[str] | None:
-    """Names of parameters, or a text that holds them (compiled functions have only their documentation).
-
-    None when anything may be passed.
-    """
-    if fields := getattr(found, "model_fields", None):  # pydantic's __init__ is (**data)
-        return frozenset(fields)
-    try:
-        parameters = inspect.signature(found).parameters
-    except (TypeError, ValueError):
-        return f"{found.__doc__} {getattr(found, '__init__', found).__doc__}"
-    takes_more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return None if takes_more else frozenset(parameters)
+def _find(name: Name) -> Any:
+    found: Any = import_module(name.module)
+    for part in name.attribute.split("."):
+        found = getattr(found, part)
+    return found

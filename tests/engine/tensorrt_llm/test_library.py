@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.tensorrt_llm import names
 from llmserve.engine.tensorrt_llm.fits import fit_problems
 from llmserve.engine.tensorrt_llm.gpus import visible_gpus
 from llmserve.engine.tensorrt_llm.library import BannedSequences, Mode, installed, mode_of
@@ -50,19 +49,6 @@ def test_nothing_installed_says_what_to_install() -> None:
         installed()
     with gpu_machine("1.2"):
         assert str(installed()) == "tensorrt-llm 1.2.1, engine mode (ahead-of-time engines)"
-
-
-@pytest.mark.parametrize("release", ["1.2", "1.3"])
-def test_the_fakes_have_every_name_that_we_use(release: str) -> None:
-    with gpu_machine(release):
-        assert list(names.problems(installed().mode)) == []
-
-
-def test_a_package_without_our_names_is_told_apart() -> None:
-    with gpu_machine("1.3"):
-        found = list(names.problems(Mode.ENGINE))
-    assert "tensorrt_llm.builder.build: No module named 'tensorrt_llm.builder'" in found
-    assert len(found) > 10
 
 
 def test_gpus_are_those_that_cuda_would_see() -> None:
