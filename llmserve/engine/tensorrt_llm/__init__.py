@@ -8,6 +8,8 @@ fits.py        whether an engine directory can run here, and if not, what to do
 settings.py    what an operator may set, and which of it each mode honours
 sampling.py    our requests in TensorRT-LLM's words
 answers.py     its tokens in ours: stop words, log-probs, usage
+queue.py       how many requests may wait
+statistics.py  its iteration statistics as ours
 open.py        an engine directory and settings -> a running engine
 executor.py    `Engine` over tensorrt_llm.bindings.executor.Executor (1.2)
 llm.py         `Engine` over tensorrt_llm.LLM (1.3 and newer)

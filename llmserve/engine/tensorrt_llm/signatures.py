@@ -60,7 +60,7 @@ def _documented(found: Any) -> list[Parameters]:
 
 
 def _says_nothing(parameters: Parameters) -> bool:
-    """(*args, **kwargs): what `inspect` reads from nanobind's objects, and how pybind11 announces overloads."""
+    """(*args, **kwargs): of a wrapped function, or how pybind11 announces overloads."""
     return tuple(each.kind for each in parameters if each.name != "self") == VARIADIC
 
 

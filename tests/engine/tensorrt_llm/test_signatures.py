@@ -9,7 +9,7 @@ from llmserve.engine.tensorrt_llm.signatures import call_problems
 
 
 class Nanobind:
-    """As nanobind documents its classes; `inspect` sees (*args, **kwargs)."""
+    """As nanobind documents its classes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """__init__(self, policy: m.Policy = <Policy.FIRST: 1>, windows: collections.abc.Sequence[tuple[int, int]] | None = None, *, on_log: collections.abc.Callable[[int, str], None] | None = None) -> None"""  # noqa: E501
