@@ -16,7 +16,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-arm check pytest compat format wheel bench bench-peers bench-server clean
+.PHONY: help demo serve test test-arm check pytest compat test-clients format wheel bench bench-peers bench-server clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,13 @@ pytest: $(VENV)/.check
 compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmserve and against a real Triton (from PyPI, on the CPU)
 	@echo "== asking both servers"
 	COMPAT_TRITON=.venv-compat COMPAT_RECORD=$(COMPAT_RECORD) $(BIN)/python -m pytest tests/compat $(PYTEST_ARGS)
+
+# npm installs grpc-js; the other clients are Debian's. A test whose client is not there is skipped, and says so.
+test-clients: $(VENV)/.check .clients/.created ## gRPC clients in JavaScript, Go and Java, nghttp, h2load and curl against llmserve
+	@echo "== clients of other makes; on Debian: apt-get install nodejs npm golang-go golang-google-grpc-dev \
+	golang-goprotobuf-dev protobuf-compiler default-jdk-headless libgrpc-java libnetty-java libperfmark-java \
+	libgeronimo-annotation-1.3-spec-java protobuf-compiler-grpc-java-plugin nghttp2-client curl"
+	TEST_CLIENTS=1 $(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
 test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cross compiler and QEMU)
 	@for tool in $(ARM_COMPILER) $(firstword $(ARM_EMULATOR)); do command -v $$tool > /dev/null || \
@@ -74,7 +81,7 @@ bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Tri
 	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat engines dist .cmake-build llmserve/engine/cpu/*.so
+	rm -rf $(VENV) .venv-bench .venv-compat .clients engines dist .cmake-build llmserve/engine/cpu/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)
@@ -90,6 +97,11 @@ $(VENV)/.created:
 	@echo "== installing a real Triton, and llmserve beside it, into .venv-compat"
 	$(TRITON_PYTHON) -m venv --clear .venv-compat
 	.venv-compat/bin/python -m pip --disable-pip-version-check --quiet install nvidia-pytriton==0.7.0 --editable .
+	@touch $@
+
+.clients/.created: tests/clients/js/package.json
+	@mkdir -p .clients && cp $< .clients/
+	@if command -v npm > /dev/null; then npm install --prefix .clients --no-package-lock --no-audit --no-fund; fi
 	@touch $@
 
 # The editable install compiles the C++ kernels; it is repeated when they change.
