@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -151,7 +152,21 @@ def listen_settings(options: ServeOptions) -> Listen:
         grpc=Address(options.grpc_address or options.host, options.grpc_port) if options.allow_grpc else None,
         metrics=Address(options.metrics_address or http_host, options.metrics_port) if options.allow_metrics else None,
         max_input_bytes=options.http_max_input_size,
+        grpc_tls=tls_context(options) if options.allow_grpc else None,
     )
+
+
+def tls_context(options: ServeOptions) -> ssl.SSLContext | None:
+    from llmserve.frontends.tls import TlsFiles, server_context
+
+    files = TlsFiles(
+        options.grpc_server_cert, options.grpc_server_key, options.grpc_root_cert, mutual=options.grpc_use_ssl_mutual
+    )
+    if options.grpc_use_ssl or options.grpc_use_ssl_mutual:
+        return server_context(files)
+    given = {"cert": files.certificate, "key": files.key}
+    say_without_effect([f"--grpc-server-{name} (without --grpc-use-ssl)" for name, path in given.items() if path])
+    return None
 
 
 def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple[Path | str, ...]:

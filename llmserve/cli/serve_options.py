@@ -115,6 +115,19 @@ class ListenOptions:
     grpc_header_forward_pattern: Annotated[
         str, typer.Option(help="The same for gRPC metadata.", show_default=False, rich_help_panel=LISTENING)
     ] = ""
+    grpc_use_ssl: Annotated[bool, typer.Option(help="gRPC over TLS only.", rich_help_panel=LISTENING)] = False
+    grpc_use_ssl_mutual: Annotated[
+        bool, typer.Option(help="And only for clients with a certificate.", rich_help_panel=LISTENING)
+    ] = False
+    grpc_server_cert: Annotated[
+        str, typer.Option(help="PEM: the server's certificates.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
+    grpc_server_key: Annotated[
+        str, typer.Option(help="PEM: the key of the first of them.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
+    grpc_root_cert: Annotated[
+        str, typer.Option(help="PEM: who signs clients' certificates.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
     exit_timeout_secs: Annotated[
         float, typer.Option(help="How long running requests may finish.", min=0, rich_help_panel=LISTENING)
     ] = 30

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import textwrap
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -41,6 +42,7 @@ class Listen:
     grpc: Address | None
     metrics: Address | None
     max_input_bytes: int
+    grpc_tls: ssl.SSLContext | None = None
 
 
 class StopSignals:
@@ -104,9 +106,12 @@ class ServerProcess:
         listen, extensions, lines = self.listen, self.extensions, []
         started.callback(extensions.close)
         if listen.grpc is not None:
-            grpc = await start_grpc(core, listen.grpc.host, listen.grpc.port, extensions=extensions)
+            grpc = await start_grpc(
+                core, listen.grpc.host, listen.grpc.port, extensions=extensions, tls=listen.grpc_tls
+            )
             started.push_async_callback(grpc.stop)
-            lines.append(f"Started GRPCInferenceService at {url_host(listen.grpc.host)}:{grpc.port}")
+            security = "" if listen.grpc_tls is None else " (TLS)"
+            lines.append(f"Started GRPCInferenceService at {url_host(listen.grpc.host)}:{grpc.port}{security}")
         if listen.http is not None:
             http = await start_http(
                 core,

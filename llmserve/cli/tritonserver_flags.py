@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 OWN_BOOLEANS = (
     "allow-http", "allow-grpc", "allow-metrics", "allow-cpu-metrics", "allow-gpu-metrics", "strict-readiness",
-    "exit-on-error", "log-info", "log-warning", "log-error",
+    "exit-on-error", "log-info", "log-warning", "log-error", "grpc-use-ssl", "grpc-use-ssl-mutual",
 )  # fmt: skip
 WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
@@ -33,7 +33,6 @@ NO_EFFECT = {
         "grpc-keepalive-timeout", "grpc-keepalive-permit-without-calls", "grpc-http2-max-pings-without-data",
         "grpc-http2-min-recv-ping-interval-without-data", "grpc-http2-max-ping-strikes", "grpc-max-connection-age",
         "grpc-max-connection-age-grace",
-        "grpc-server-cert", "grpc-server-key", "grpc-root-cert",
     ),
     "traces, whose one flag is --trace-config": (
         "trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency",
@@ -45,8 +44,6 @@ NO_EFFECT = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "grpc-use-ssl": "connections would not be encrypted; put a proxy in front that ends TLS",
-    "grpc-use-ssl-mutual": "clients would not be authenticated; put a proxy in front that does",
     "http-restricted-api": "everybody could call the restricted parts; put a proxy in front",
     "grpc-restricted-protocol": "everybody could call the restricted parts; put a proxy in front",
     "model-namespacing": "models of the same name cannot be served side by side",

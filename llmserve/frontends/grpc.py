@@ -11,6 +11,7 @@ A client that cancels, goes away or runs out of its deadline cancels the handler
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 from google.protobuf.message_factory import GetMessageClass
@@ -110,10 +111,12 @@ def methods_of(service: InferenceService) -> dict[str, Method]:
     }
 
 
-async def start_grpc(core: Core, host: str, port: int, *, extensions: Extensions | None = None) -> Http2Server:
+async def start_grpc(
+    core: Core, host: str, port: int, *, extensions: Extensions | None = None, tls: ssl.SSLContext | None = None
+) -> Http2Server:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
-    `extensions` are those of the server's other front ends.
+    `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
     """
     service = InferenceService(core, extensions or Extensions())
-    return await serve({**methods_of(service), **health_methods(core)}, host, port, flag="--grpc-port")
+    return await serve({**methods_of(service), **health_methods(core)}, host, port, flag="--grpc-port", tls=tls)

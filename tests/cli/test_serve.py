@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 import pytest
 import tritonclient.grpc as triton
+import trustme
 
 from llmserve.cli.backends import make_backends, parse_backend_settings
 from llmserve.cli.main import main
@@ -265,7 +266,7 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
             ["--model-repository", "{repository}", "--model-control-mode=explicit", "--load-model=nope"],
             "there is no model 'nope'",
         ),
-        (["--model-repository", "{repository}", "--grpc-use-ssl=true"], "connections would not be encrypted"),
+        (["--model-repository", "{repository}", "--grpc-use-ssl=true"], "--grpc-server-cert is missing"),
         (["--model-repository", "ftp://there/models"], "known URLs are s3://, gs://, as://, oss://"),
         (["--model-repository", "{repository}", "--allow-http=false", "--allow-grpc=0"], "nothing to listen on"),
         (["--model-repository", "{repository}", "--rate-limit=sometimes"], "expected off or execution_count"),
@@ -354,6 +355,23 @@ def test_a_tritonserver_command_line(tmp_path: Path, servers: list[Server]) -> N
     assert 'nv_inference_request_summary_us{model="first",version="1",quantile="0.5"}' in server.metrics()
     assert "nv_cpu_utilization" not in server.metrics()
     assert server.http("GET", "/v2/health/ready")[0] == 200
+
+
+def test_grpc_over_tls(tmp_path: Path, servers: list[Server]) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert(HOST)
+    authority.cert_pem.write_to_path(tmp_path / "root")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    repository = identity_model(tmp_path / "models", "first")
+    files = [f"--grpc-server-cert={tmp_path / 'cert'}", "--grpc-server-key", str(tmp_path / "key")]
+    servers.append(server := start(f"--model-repository={repository}", "--grpc-use-ssl=true", *files))
+    assert f":{server.port('GRPCInferenceService')} (TLS)" in "".join(server.printed)
+    address = f"{HOST}:{server.port('GRPCInferenceService')}"
+    with triton.InferenceServerClient(address, ssl=True, root_certificates=str(tmp_path / "root")) as client:
+        assert client.is_model_ready("first")
+    servers.append(unprotected := start(f"--model-repository={repository}", *files))
+    assert "Without effect here: --grpc-server-cert (without --grpc-use-ssl)" in "".join(unprotected.printed)
 
 
 def test_services_that_are_not_wanted(tmp_path: Path, servers: list[Server]) -> None:

@@ -19,6 +19,7 @@ from llmserve.cli.tritonserver_flags import BOOLEANS, NO_EFFECT, OWN_BOOLEANS, R
         (["--allow-http", "OFF", "engine"], ["--no-allow-http", "engine"]),
         (["--exit-on-error", "engine"], ["--exit-on-error", "engine"]),
         (["--no-exit-on-error"], ["--no-exit-on-error"]),
+        (["--grpc-use-ssl=1", "--grpc-use-ssl-mutual=false"], ["--grpc-use-ssl", "--no-grpc-use-ssl-mutual"]),
         (["--strict-model-config=true"], ["--disable-auto-complete-config"]),
         (["--strict-model-config=false"], []),
         (["--response-cache-byte-size", "100"], ["--cache-config=local,size=100"]),
@@ -41,14 +42,14 @@ def test_flags_without_effect_take_their_values_along() -> None:
     assert [text.split()[0] for text in done.without_effect] == ["--host-policy", "--grpc-keepalive-time"]
 
 
-@pytest.mark.parametrize("given", [["--grpc-use-ssl=1"], ["--http-restricted-api", "health:key=value"]])
+@pytest.mark.parametrize("given", [["--model-namespacing=1"], ["--http-restricted-api", "health:key=value"]])
 def test_what_would_be_a_hole_is_refused(given: list[str]) -> None:
     done = translate(given)
     assert (done.arguments, len(done.problems)) == ([], 1)
 
 
 def test_a_refused_flag_that_is_off_is_no_problem() -> None:
-    done = translate(["--grpc-use-ssl=false", "--allow-vertex-ai", "false", "--model-namespacing=0"])
+    done = translate(["--allow-sagemaker=false", "--allow-vertex-ai", "false", "--model-namespacing=0"])
     assert (done.arguments, done.without_effect, done.problems) == ([], [], [])
 
 

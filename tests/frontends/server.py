@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,11 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    make_core: Callable[[], Core], *, tracer: Tracer | None = None, headers: ForwardedHeaders | None = None
+    make_core: Callable[[], Core],
+    *,
+    tracer: Tracer | None = None,
+    headers: ForwardedHeaders | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop."""
     loop = asyncio.new_event_loop()
@@ -56,7 +61,7 @@ def running_server(
         core = make_core()
         forwarded = headers or ForwardedHeaders()
         extensions = Extensions(tracer=tracer or Tracer(), http_headers=forwarded, grpc_headers=forwarded)
-        grpc = await start_grpc(core, HOST, 0, extensions=extensions)
+        grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)
         http = await start_http(core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES)
         metrics = await start_metrics(core, HOST, 0)
 

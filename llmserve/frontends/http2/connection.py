@@ -59,17 +59,19 @@ class Connection(asyncio.Protocol):
         self._send_window = h2.DEFAULT_WINDOW  # of a new call
         self._is_leaving = False  # takes no new calls
         self._has_failed = False
-        self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._give_up)
+        self._preface_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._sender.transport = transport  # type: ignore[assignment]  # a TCP transport, whoever implements it
         self._connections.add(self)
+        self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._give_up)
         self._sender.write(OUR_SETTINGS + h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self.closed.set()
-        self._preface_timer.cancel()
+        if self._preface_timer is not None:
+            self._preface_timer.cancel()
         self._sender.transport = None
         self._cancel_all()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from llmserve.frontends.http2.connection import Connection, Method
 from llmserve.frontends.listener import CLOSE_TIMEOUT_S, claim_port
+from llmserve.frontends.tls import HANDSHAKE_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,17 @@ class Http2Server:
             connection.abort()
 
 
-async def serve(methods: Mapping[str, Method], host: str, port: int, *, flag: str) -> Http2Server:
+async def serve(
+    methods: Mapping[str, Method], host: str, port: int, *, flag: str, tls: ssl.SSLContext | None = None
+) -> Http2Server:
     """Listen on `host:port` (0: any free port); `Unavailable`, naming `flag`, when the port is taken."""
     listener = claim_port(host, port, flag)
     connections: set[Connection] = set()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(methods, connections), sock=listener)
+    server = await loop.create_server(
+        lambda: Connection(methods, connections),
+        sock=listener,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
+    )
     return Http2Server(listener.getsockname()[1], server, connections)
