@@ -16,7 +16,8 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-arm check pytest compat test-clients format wheel bench bench-peers bench-server clean
+.PHONY: help demo serve test test-arm check check-gpu pytest compat test-clients format wheel bench bench-peers \
+  bench-server clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +64,12 @@ test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cr
 	  $(BIN)/cmake --build $(ARM_FOLDER)-sanitize
 	LLMSERVE_STEPS_PROGRAM="$(ARM_EMULATOR) $(ARM_FOLDER)-sanitize/$(KERNELS)/kernel_steps" ASAN_OPTIONS=detect_leaks=0 \
 	  $(BIN)/python -m pytest -q tests/engine/cpu/test_sanitizers.py
+
+# In .venv, or in the Python that GPU_PYTHON names, where nothing is installed.
+check-gpu: $(if $(GPU_PYTHON),,$(VENV)/.gpu) ## On a machine with an NVIDIA GPU and TensorRT-LLM: does everything work? One report
+	@$(or $(GPU_PYTHON),$(BIN)/python) -c 'import llmserve.cli.main' || \
+	  { echo "make check-gpu needs llmserve: $(or $(GPU_PYTHON),$(BIN)/python) -m pip install -e '.[check-gpu]'"; exit 1; }
+	$(or $(GPU_PYTHON),$(BIN)/python) -m tools.check_gpu $(CHECK_ARGS)
 
 format: $(VENV)/.check ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
@@ -113,6 +120,11 @@ $(VENV)/.base: $(VENV)/.created pyproject.toml $(NATIVE)
 $(VENV)/.eval: $(VENV)/.base
 	@echo "== installing what the evaluation needs (no torch)"
 	$(PIP) install --editable '.[eval]'
+	@touch $@
+
+$(VENV)/.gpu: $(VENV)/.base
+	@echo "== installing what the check needs beside TensorRT-LLM (no torch)"
+	$(PIP) install --editable '.[check-gpu]'
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.base

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes.util
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmserve.builder.options import BuildOptions
 from llmserve.cli.machine import required_packages
@@ -107,8 +109,14 @@ def _tensorrt(need: str) -> Check:
 
 
 def _mpi(need: str) -> Check:
-    found = ctypes.util.find_library("mpi")
-    return Check(need, found is not None, found or "no libmpi", "apt-get install libopenmpi-dev" if not found else "")
+    found = ctypes.util.find_library("mpi") or _on_library_path("libmpi.so*")
+    return Check(need, bool(found), found or "no libmpi", "apt-get install libopenmpi-dev" if not found else "")
+
+
+def _on_library_path(pattern: str) -> str:
+    """Where the dynamic linker looks too; find_library sees that only where a compiler is installed."""
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    return next((str(path) for folder in folders for path in sorted(Path(folder).glob(pattern))), "")
 
 
 COMMON: Mapping[str, Callable[[str], Check]] = {"Python": _python, "llmserve's packages": _packages}

@@ -1,7 +1,7 @@
 """How far the engine's tokens agree with the baseline's: far more sensitive than ROUGE.
 
 A greedy answer that differs first at a position where the baseline's two best tokens were nearly equal is rounding;
-where they were far apart (more than about 0.1 nat for a 16-bit engine) it is a bug, or quantization.
+where they were far apart (more than ROUNDING_MARGIN for a 16-bit engine) it is a bug, or quantization.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.statistics import first_divergence
+
+ROUNDING_MARGIN = 0.1  # nats: two candidates closer than this may swap in 16 bits
 
 
 @dataclass(frozen=True, slots=True)

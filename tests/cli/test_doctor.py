@@ -96,6 +96,19 @@ def test_an_old_gpu_is_told_and_not_refused() -> None:
     assert "compute capability 8.0 and newer" in check.advice
 
 
+def test_mpi_is_found_where_only_the_dynamic_linker_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere{os.pathsep}{tmp_path}")
+    (check,) = [check for check in targets.check_targets()["tensorrt_llm"] if check.need == "MPI"]
+    assert not check.is_met
+    (tmp_path / "libmpi.so.40").touch()
+    (check,) = [check for check in targets.check_targets()["tensorrt_llm"] if check.need == "MPI"]
+    assert check.is_met
+    assert check.found == str(tmp_path / "libmpi.so.40")
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_advice_has_a_narrow_terminals_whole_width(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

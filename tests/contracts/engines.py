@@ -1,10 +1,12 @@
 """The engines that the contract is tested on. To add one: a function that opens it, and its name in `ENGINES`.
 
-An engine needs a vocabulary of at least 64 tokens and a `max_seq_len` of at least 64 to take part.
+An engine needs a vocabulary of at least 64 tokens and a `max_seq_len` of at least 64 to take part. With
+CONTRACT_ENGINES=installed (`make check-gpu`) it is this machine's TensorRT-LLM alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -15,10 +17,11 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
 from llmserve.engine.base import Engine
 from llmserve.engine.fake import fake_engine
-from llmserve.engine.open import open_engine
+from llmserve.engine.open import EngineSettings, open_engine
 from tests.checkpoints import make_checkpoint
 from tests.fakes.gpu_machine import gpu_machine
 
+MAX_KV_TOKENS = 1 << 15  # several engines are open at once
 EngineFactory = Callable[[pytest.TempPathFactory], Engine]
 
 
@@ -44,9 +47,20 @@ def open_gpu(release: str, folders: pytest.TempPathFactory) -> Engine:
         return open_engine(folder / "engine")
 
 
-ENGINES: dict[str, EngineFactory] = {
+def open_installed(folders: pytest.TempPathFactory) -> Engine:
+    """This machine's own TensorRT-LLM, which has kernels for what published models are like: heads of 64, 16 bits."""
+    folder = folders.mktemp("installed")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
+    make_checkpoint(folder / "checkpoint", "llama", **sizes)
+    build_engine(folder / "checkpoint", folder / "engine", BuildOptions(target="tensorrt_llm"))
+    return open_engine(folder / "engine", EngineSettings(max_kv_tokens=MAX_KV_TOKENS))
+
+
+FAKED: dict[str, EngineFactory] = {
     "fake": open_fake,
     "cpu": open_cpu,
     "tensorrt_llm-1.2": partial(open_gpu, "1.2"),
     "tensorrt_llm-1.3": partial(open_gpu, "1.3"),
 }
+INSTALLED = "tensorrt_llm"
+ENGINES = {INSTALLED: open_installed} if os.environ.get("CONTRACT_ENGINES") == "installed" else FAKED

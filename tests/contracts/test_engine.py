@@ -15,7 +15,7 @@ import pytest
 from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
 from llmserve.engine.base import Engine
 from llmserve.errors import InvalidArgument, Unavailable
-from tests.contracts.engines import ENGINES
+from tests.contracts.engines import ENGINES, INSTALLED
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 RANDOM = SamplingParams(max_tokens=12, temperature=1.0, seed=7)
@@ -87,7 +87,11 @@ async def test_an_answer_has_max_tokens_tokens_and_one_last_event(engine: Engine
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, RANDOM])
-async def test_the_same_request_has_the_same_answer_in_any_company(engine: Engine, sampling: SamplingParams) -> None:
+async def test_the_same_request_has_the_same_answer_in_any_company(
+    engine: Engine, name: str, sampling: SamplingParams
+) -> None:
+    if name == INSTALLED:
+        pytest.skip("TensorRT-LLM does not promise the same bits in any company")
     requests = [
         replace(REQUEST, sampling=replace(sampling, seed=number), prompt_ids=(*PROMPT[number % 5 :], number))
         for number in range(24)

@@ -19,12 +19,12 @@ from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.open import open_engine
 from llmserve.engine.selftest import prompt_logits
+from llmserve.evaluation.parity import ROUNDING_MARGIN
 from tests.checkpoints import KINDS, make_checkpoint
 from tests.e2e.conftest import CHECKPOINT
 from tests.oracle import load_oracle, oracle_logits, relative_error
 
 NUM_STEPS = 64
-ROUNDING_MARGIN = 0.1  # nats: two candidates closer than this may swap in 16 bits
 PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,))
 
 

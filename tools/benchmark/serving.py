@@ -18,7 +18,7 @@ import psutil
 
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.base import Engine, RunnerInfo, StepResult
 from llmserve.engine.cpu.runner import CpuRunner, read_header
 from llmserve.engine.inflight import InflightEngine
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
@@ -89,7 +89,7 @@ class Served:
 class Client:
     """Submits tasks to an engine, on the event loop that runs it."""
 
-    def __init__(self, engine: InflightEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = itertools.count()
 

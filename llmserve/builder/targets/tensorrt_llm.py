@@ -30,7 +30,7 @@ from llmserve.builder.targets.tensorrt_llm_checkpoint import (
 from llmserve.builder.tensorrt_llm_options import DEFAULTS
 from llmserve.engine.artifact import CACHE_FILE, MANIFEST_FILE
 from llmserve.engine.tensorrt_llm import library
-from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, rank_file
+from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, machine_problems, rank_file
 from llmserve.engine.tensorrt_llm.gpus import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm.library import Installed, Mode
 from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
@@ -79,13 +79,7 @@ class TensorrtLlmTarget:
         ]
 
     def machine_problems(self) -> list[str]:
-        found = []
-        for asked in (self._find, self._gpus):
-            try:
-                asked()
-            except LlmserveError as error:
-                found.append(str(error))
-        return found
+        return machine_problems(self._find, self._gpus)
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
         """What the weights take. A compiled engine is a little larger."""

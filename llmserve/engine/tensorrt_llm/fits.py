@@ -24,6 +24,19 @@ def mode_of(directory: EngineDirectory) -> Mode:
     return Mode(directory.manifest.device["mode"])
 
 
+def machine_problems(
+    find: Callable[[], Installed] = library.installed, gpus: Callable[[], Sequence[Gpu]] = visible_gpus
+) -> list[str]:
+    """Why no engine at all can be built or run here; empty when there is a library that we know, and a GPU."""
+    found = []
+    for ask in (find, gpus):
+        try:
+            ask()
+        except LlmserveError as error:
+            found.append(str(error))
+    return found
+
+
 def fit_problems(
     directory: EngineDirectory,
     *,

@@ -1,0 +1,9 @@
+"""What `make check-gpu` does, step by step.
+
+steps.py    a step, what became of it, and the order of steps
+checks.py   the steps
+program.py  one process that may fail, hang or crash
+names.py    in a process of its own: an installed TensorRT-LLM beside the names that we use
+speed.py    in a process of its own: tokens per second of an engine
+page.py     the report for people
+"""

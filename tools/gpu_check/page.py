@@ -1,0 +1,99 @@
+"""The report as a page: a table of the steps, then what each has found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from llmserve import __version__
+from tools.benchmark.markdown import table
+from tools.gpu_check.steps import Details, Result, State
+
+
+def page_of(results: Mapping[str, Result]) -> str:
+    parts = ["# llmserve on TensorRT-LLM", f"llmserve {__version__}", *_machine(results["environment"].details)]
+    rows = [[name, each.state.value, f"{each.seconds:.1f}", _first_line(each)] for name, each in results.items()]
+    parts.append(table(["step", "result", "seconds", ""], rows))
+    for name, result in results.items():
+        found = list(_found(name, result))
+        parts += [f"## {name}", *found] if found else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(doctor: Details) -> Iterator[str]:
+    if not doctor:
+        return
+    facts = doctor["machine"]
+    gpus = [f"{gpu['name']} (compute capability {gpu['compute_capability']}, driver {gpu['driver']})"
+            for gpu in facts["GPUs"]]  # fmt: skip
+    yield "\n".join(f"* {text}" for text in [*gpus, str(facts["processor"])])
+
+
+def _first_line(result: Result) -> str:
+    first, _, rest = result.reason.partition("\n")
+    return (first + (" ..." if rest else "")).replace("|", "\\|")
+
+
+def _found(name: str, result: Result) -> Iterator[str]:
+    if "\n" in result.reason:
+        yield "\n".join(f"* {line}" for line in result.reason.splitlines())
+    if result.details and name in TABLES and (result.state is State.PASSED or "output" not in result.details):
+        yield from TABLES[name](result.details)
+    if output := result.details.get("output"):
+        yield f"```\n{output}\n```"
+
+
+def _environment(details: Details) -> Iterator[str]:
+    checks = details["targets"]["tensorrt_llm"]["checks"]
+    yield table(["need", "", "found"], [[c["need"], "ok" if c["is_met"] else "missing", c["found"]] for c in checks])
+
+
+def _names(details: Details) -> Iterator[str]:
+    yield f"{details['library']}: {details['num_names']} names, {len(details['problems'])} differences"
+    if details["untold"]:
+        yield f"There, but they do not say what they take: {', '.join(details['untold'])}"
+
+
+def _build(details: Details) -> Iterator[str]:
+    size = sum(record["num_bytes"] for record in details["files"].values())
+    facts = {**details["device"], "MiB": f"{size / 2**20:.1f}", "engine digest": details["engine_digest"]}
+    yield table(["", ""], [[key, str(value)] for key, value in facts.items()])
+
+
+def _contract(details: Details) -> Iterator[str]:
+    yield ", ".join(f"{len(tests)} {outcome}" for outcome, tests in details.items())
+
+
+def _evaluation(details: Details) -> Iterator[str]:
+    rows = [
+        [name, f"{each['baseline']:.2f}", f"{each['engine']:.2f}", f"{each['low']:+.2f} to {each['high']:+.2f}"]
+        for name, each in details["rouge"].items()
+    ]
+    yield table(["", "Hugging Face", "engine", "95 % interval of the difference"], rows)
+    rates = [f"{side} {details[side]['tokens_per_second']:,.0f} tokens/s" for side in ("baseline", "engine")]
+    yield f"{details['verdict']}; {details['suite']['num_samples']} samples; {', '.join(rates)}"
+
+
+def _parity(details: Details) -> Iterator[str]:
+    margin = details["largest_margin"]
+    worst = "" if margin is None else f"; largest margin at a first difference {margin:.3f} nat"
+    yield f"the same answer in {100 * details['exact_match_rate']:.1f} % of the samples{worst}"
+
+
+def _benchmark(details: Details) -> Iterator[str]:
+    rows = []
+    for row in details["rows"]:
+        rate = row["tokens_per_s"]
+        spread = f"{rate['median']:,.0f} ({rate['low']:,.0f}-{rate['high']:,.0f})"
+        rows.append([str(row["batch"]), spread, f"{row['ratio']:.2f}", f"{row['first_token_ms']:.1f}"])
+    yield table(["batch", "tokens/s", "times batch 1's", "first token, ms"], rows)
+
+
+TABLES: Mapping[str, Callable[[Details], Iterator[str]]] = {
+    "environment": _environment,
+    "names": _names,
+    "build": _build,
+    "contract": _contract,
+    "evaluation": _evaluation,
+    "parity": _parity,
+    "benchmark": _benchmark,
+}

@@ -1,0 +1,64 @@
+"""A step of the check, what became of it, and the order of steps. One that fails does not stop the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+Details: TypeAlias = Mapping[str, Any]  # for the report
+
+
+class State(Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    state: State
+    seconds: float
+    reason: str = ""  # why it did not pass
+    details: Details = field(default_factory=dict)
+
+
+class StepFailed(Exception):
+    def __init__(self, reason: str, details: Details | None = None) -> None:
+        super().__init__(reason)
+        self.details = details or {}
+
+
+class NotRun(Exception):
+    """What the step needs is not there."""
+
+
+def run_steps(steps: Mapping[str, Callable[[], Details]], say: Callable[[str], None]) -> Mapping[str, Result]:
+    results = {}
+    for name, step in steps.items():
+        say(f"== {name}")
+        result = results[name] = _run(step)
+        say(f"   {result.state.value} ({result.seconds:.1f} s){_indented(result.reason)}")
+    return results
+
+
+def _run(step: Callable[[], Details]) -> Result:
+    started = time.monotonic()
+
+    def result(state: State, reason: str = "", details: Details | None = None) -> Result:
+        return Result(state, time.monotonic() - started, reason, details or {})
+
+    try:
+        return result(State.PASSED, details=step())
+    except StepFailed as failure:
+        return result(State.FAILED, str(failure), failure.details)
+    except NotRun as missing:
+        return result(State.NOT_RUN, str(missing))
+    except Exception as error:  # border: whatever a machine that we have never seen does, the report is written
+        return result(State.FAILED, f"{type(error).__name__}: {error}")
+
+
+def _indented(reason: str) -> str:
+    return "".join(f"\n   {line}" for line in reason.splitlines())
