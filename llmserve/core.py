@@ -102,6 +102,10 @@ class GenerateRequest:
         """Sequences that come back: `num_sequences`, or the beams."""
         return self.beam.width if self.beam else self.num_sequences
 
+    def max_new_tokens(self, max_seq_len: int) -> int:
+        """Of each answer: as many as it asks for, and as there is room for behind the prompt."""
+        return min(self.sampling.max_tokens, max_seq_len - len(self.prompt_ids))
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

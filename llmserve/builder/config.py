@@ -34,7 +34,8 @@ def engine_config(spec: DecoderSpec, program: Program, options: BuildOptions) ->
     }
 
 
-def _pretrained_config(spec: DecoderSpec, program: Program, options: BuildOptions) -> dict[str, Any]:
+def network_config(spec: DecoderSpec, options: BuildOptions) -> dict[str, Any]:
+    """Keys of PretrainedConfig that say the same on every target: sizes, positions, ranks."""
     return {
         "architecture": spec.architecture,
         "dtype": options.dtype,
@@ -47,17 +48,23 @@ def _pretrained_config(spec: DecoderSpec, program: Program, options: BuildOption
         "num_attention_heads": spec.num_heads,
         "num_key_value_heads": spec.num_kv_heads,
         "head_size": spec.head_dim,
-        "hidden_act": next(op.attrs["activation"] for op in program.ops if op.kind is OpKind.GATED_ACTIVATION),
         "norm_epsilon": spec.norm_eps,
         "position_embedding_type": "alibi" if spec.alibi_slopes else "rope_gpt_neox",
-        "quantization": {
-            "quant_algo": QUANT_ALGO[options.quantization],
-            "kv_cache_quant_algo": "INT8" if options.kv_cache_dtype == "int8" else None,
-            **({"group_size": options.int4_group_size} if options.quantization == "int4" else {}),
-        },
         "mapping": {
             "world_size": options.tensorrt_llm.world_size,
             "tp_size": options.tensorrt_llm.tp_size,
             "pp_size": options.tensorrt_llm.pp_size,
+        },
+    }
+
+
+def _pretrained_config(spec: DecoderSpec, program: Program, options: BuildOptions) -> dict[str, Any]:
+    return {
+        **network_config(spec, options),
+        "hidden_act": next(op.attrs["activation"] for op in program.ops if op.kind is OpKind.GATED_ACTIVATION),
+        "quantization": {
+            "quant_algo": QUANT_ALGO[options.quantization],
+            "kv_cache_quant_algo": "INT8" if options.kv_cache_dtype == "int8" else None,
+            **({"group_size": options.int4_group_size} if options.quantization == "int4" else {}),
         },
     }

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator
 
 from llmserve.core import GenerateRequest, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats, Runner
-from llmserve.engine.stream import Outbox, TokenStream
+from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
 from llmserve.errors import InternalError, LlmserveError, Unavailable
 from llmserve.scheduler.plan import StepPlan
@@ -55,7 +55,7 @@ class InflightEngine:
         self._arriving: list[Sequence] = []
         self._leaving: list[int] = []
         self._outbox = Outbox()
-        self._end: LlmserveError | None = None  # why the engine takes no more requests
+        self._end = EngineEnd()
         self._load = (0, 0)  # sequences waiting and running, as the step thread last left them
         self._num_steps = 0
         self._stats = self._snapshot(StepPlan(()))
@@ -68,7 +68,7 @@ class InflightEngine:
 
     def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """See `Engine.submit`. A request whose answer can never fit is `InvalidArgument` too."""
-        self._check_open()
+        self._end.check()
         limits = self._limits
         check_request(request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len)
         check_pool(request, max_seq_len=limits.max_seq_len, num_pool_tokens=limits.num_blocks * limits.block_size)
@@ -80,7 +80,7 @@ class InflightEngine:
         return self._stats
 
     def healthy(self) -> bool:
-        return self._end is None
+        return self._end.reason is None
 
     def close(self) -> None:
         """Stop the step loop; open streams end with `Unavailable`. Waits for the step that runs. Idempotent."""
@@ -100,13 +100,9 @@ class InflightEngine:
         finally:
             self._leave(sequences)
 
-    def _check_open(self) -> None:
-        if self._end is not None:
-            raise Unavailable(str(self._end))
-
     def _enqueue(self, sequences: list[Sequence], stream: TokenStream) -> None:
         with self._lock:
-            self._check_open()
+            self._end.check()
             num_waiting, num_running = self._load
             self._scheduler.config.check_room(
                 len(sequences), num_waiting=num_waiting + len(self._arriving), num_running=num_running
@@ -121,14 +117,9 @@ class InflightEngine:
             self._leaving += [sequence.id for sequence in sequences if self._streams.pop(sequence.id, None)]
 
     def _shut(self, error: LlmserveError) -> None:
-        """End every open stream with `error`, and take no more requests. The first reason stays."""
-        outbox = Outbox()
+        """End every open stream with `error`, and take no more requests."""
         with self._lock:
-            if self._end is not None:
-                return
-            self._end = error
-            for stream in set(self._streams.values()):
-                outbox.put(stream, type(error)(str(error)))  # one exception each: they collect tracebacks
+            outbox = self._end.say(error, self._streams.values())
             self._streams.clear()
             self._wake.notify()
         outbox.flush()
@@ -148,7 +139,7 @@ class InflightEngine:
         """Sleep until there is work, then pass on what has arrived and left. False: the engine is closed."""
         scheduler = self._scheduler
         with self._lock:
-            while not (self._end or self._arriving or self._leaving or scheduler.has_work):
+            while not (self._end.reason or self._arriving or self._leaving or scheduler.has_work):
                 scheduler.check_integrity()
                 self._wake.wait()
             for sequence in self._arriving:
@@ -158,7 +149,7 @@ class InflightEngine:
             self._arriving.clear()
             self._leaving.clear()
             self._publish_load()
-            return self._end is None
+            return self._end.reason is None
 
     def _step(self) -> None:
         updates = self._scheduler.expire()

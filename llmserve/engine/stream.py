@@ -1,17 +1,19 @@
 """The border between the step thread and the event loops that consume tokens.
 
 `TokenStream` is the consumer's end of one request: filled and read on its own event loop, so without a lock.
-`Outbox` collects what one step has to say and hands it over with one thread-safe call per loop.
+`Outbox` collects what one step has to say and hands it over with one thread-safe call per loop. `EngineEnd` is the
+last that an engine says.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from llmserve.core import TokenEvent
-from llmserve.errors import LlmserveError
+from llmserve.errors import LlmserveError, Unavailable
 
 Item = TokenEvent | LlmserveError  # an error is the last item of a stream
 
@@ -53,6 +55,27 @@ class Outbox:
                 closed.append(loop)
         self._by_loop.clear()
         return closed
+
+
+class EngineEnd:
+    """Why an engine takes no more requests, once it does not. Guarded by the engine's lock where it matters."""
+
+    def __init__(self) -> None:
+        self.reason: LlmserveError | None = None
+
+    def check(self) -> None:
+        """`Unavailable` after the end."""
+        if self.reason is not None:
+            raise Unavailable(str(self.reason))
+
+    def say(self, reason: LlmserveError, streams: Iterable[TokenStream]) -> Outbox:
+        """What ends the open streams, to be flushed. The first reason stays; after it there is nothing more to say."""
+        outbox = Outbox()
+        if self.reason is None:
+            self.reason = reason
+            for stream in set(streams):
+                outbox.put(stream, type(reason)(str(reason)))  # one exception each: they collect tracebacks
+        return outbox
 
 
 def _deliver(items: list[tuple[TokenStream, Item]]) -> None:

@@ -31,7 +31,7 @@ def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int
 def check_pool(request: GenerateRequest, *, max_seq_len: int, num_pool_tokens: int) -> None:
     """Raise `InvalidArgument` for a valid request whose answer could never fit the KV pool, even alone."""
     num_prompt = len(request.prompt_ids)
-    max_tokens = min(request.sampling.max_tokens, max_seq_len - num_prompt)
+    max_tokens = request.max_new_tokens(max_seq_len)
     if num_prompt + max_tokens - 1 > num_pool_tokens:
         raise InvalidArgument(
             f"request {request.request_id!r} can never run: prompt ({num_prompt} tokens) and max_tokens ({max_tokens}) "

@@ -165,7 +165,7 @@ def sequences_for(request: GenerateRequest, ids: Iterator[int], *, max_seq_len: 
     """The `num_sequences` answers to a valid request made at `arrival_ns`, with ids taken from `ids`."""
     stop_words = StopWords(request.stop_ids + (() if request.end_id is None else ((request.end_id,),)))
     bad_words = BadWords(request.bad_ids)
-    max_tokens = min(request.sampling.max_tokens, max_seq_len - len(request.prompt_ids))
+    max_tokens = request.max_new_tokens(max_seq_len)
     leader = Sequence(next(ids), request, max_tokens, stop_words, bad_words, arrival_ns=arrival_ns)
     return [leader] + [
         Sequence(

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.builder.config import network_config
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.tensorrt_llm_shards import Mapping, Shard, mappings, shards_of
@@ -102,26 +103,13 @@ def checkpoint_bytes(params: Sequence[Param], spec: DecoderSpec, options: BuildO
 
 
 def checkpoint_config(spec: DecoderSpec, config: HfConfig, options: BuildOptions) -> dict[str, Any]:
-    library = options.tensorrt_llm
     return {
+        **network_config(spec, options),
         "architecture": checkpoint_architecture(spec),
-        "dtype": options.dtype,
-        "logits_dtype": "float32",
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_size": spec.head_dim,
         "qk_layernorm": spec.qk_norm,
         "hidden_act": "silu",
-        "norm_epsilon": spec.norm_eps,
-        "position_embedding_type": "alibi" if spec.alibi_slopes else "rope_gpt_neox",
         "use_parallel_embedding": False,
         "embedding_sharding_dim": 0,
-        "mapping": {"world_size": library.world_size, "tp_size": library.tp_size, "pp_size": library.pp_size},
         "quantization": {"quant_algo": QUANT_ALGO[options.quantization], "kv_cache_quant_algo": None},
         **_own_keys(spec, config),
     }

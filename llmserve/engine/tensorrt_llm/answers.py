@@ -95,8 +95,11 @@ class SequenceAnswer:
         )
 
 
-def timed_out(request: GenerateRequest, index: int) -> TokenEvent:
-    """The whole answer to a request whose deadline was over before it began."""
-    event = SequenceAnswer(request, index).add((), (), FinishReason.TIMED_OUT)
-    assert event is not None
-    return event
+def too_late(request: GenerateRequest) -> list[TokenEvent]:
+    """All answers to a request whose deadline is over before it begins; empty for one that is in time."""
+    if request.deadline is None or request.deadline > time.monotonic():
+        return []
+    events = [
+        SequenceAnswer(request, index).add((), (), FinishReason.TIMED_OUT) for index in range(request.num_answers)
+    ]
+    return [event for event in events if event is not None]

@@ -18,15 +18,18 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from llmserve.core import FinishReason, GenerateRequest, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats
-from llmserve.engine.stream import Outbox, TokenStream
-from llmserve.engine.tensorrt_llm import library
-from llmserve.engine.tensorrt_llm.answers import Measured, SequenceAnswer, timed_out
+from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
+from llmserve.engine.tensorrt_llm.answers import Measured, SequenceAnswer, too_late
 from llmserve.engine.tensorrt_llm.queue import check_room
-from llmserve.engine.tensorrt_llm.sampling import beam_arguments, check_top_k, priority_of, sampling_arguments
+from llmserve.engine.tensorrt_llm.sampling import (
+    beam_arguments,
+    bias_tensor,
+    check_top_k,
+    priority_of,
+    sampling_arguments,
+)
 from llmserve.engine.tensorrt_llm.statistics import engine_stats, idle
 from llmserve.engine.validation import check_request
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, Unavailable
@@ -65,7 +68,7 @@ class ExecutorEngine:
         self._limits = limits
         self._lock = threading.Lock()
         self._waiting: dict[int, _Waiting] = {}  # by the executor's request id
-        self._end: LlmserveError | None = None  # why the engine takes no more requests
+        self._end = EngineEnd()
         self._statistics = EngineStats(tokens_per_block=limits.tokens_per_block)
         self._reasons = {
             names.FinishReason.END_ID: FinishReason.END_ID,
@@ -83,7 +86,7 @@ class ExecutorEngine:
 
     def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """See `Engine.submit`."""
-        self._check_open()
+        self._end.check()
         info = self._info
         check_request(
             request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width
@@ -100,7 +103,7 @@ class ExecutorEngine:
         """As of the last step."""
         with self._lock:
             is_idle = not self._waiting
-            if self._end is None and (latest := self._latest_statistics()):
+            if self._end.reason is None and (latest := self._latest_statistics()):
                 self._statistics = engine_stats(json.loads(latest))
         return idle(self._statistics) if is_idle else self._statistics
 
@@ -113,9 +116,9 @@ class ExecutorEngine:
         return latest[-1].to_json_str() if latest else ""
 
     def healthy(self) -> bool:
-        if self._end is None and not self._executor.can_enqueue_requests():
+        if self._end.reason is None and not self._executor.can_enqueue_requests():
             self._shut(InternalError("the executor takes no more requests; its log says why. Start the server again"))
-        return self._end is None
+        return self._end.reason is None
 
     def close(self) -> None:
         """Shut the executor down; open streams end with `Unavailable`. Idempotent."""
@@ -123,9 +126,9 @@ class ExecutorEngine:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        if request.deadline is not None and request.deadline <= time.monotonic():
-            for index in range(request.num_answers):
-                yield timed_out(request, index)
+        if late := too_late(request):
+            for event in late:
+                yield event
             return
         stream = TokenStream(asyncio.get_running_loop())
         ids = self._enqueue(request, stream)
@@ -144,7 +147,7 @@ class ExecutorEngine:
         try:
             wanted = [self._request(request, index) for index in range(request.num_sequences)]
             with self._lock:
-                self._check_open()
+                self._end.check()
                 check_room(len(wanted), len(self._waiting), self._info, self._limits.max_queue_size)
                 for index, one in enumerate(wanted):
                     answers = [SequenceAnswer(request, index + beam) for beam in range(self._width(request))]
@@ -160,18 +163,11 @@ class ExecutorEngine:
 
     def _request(self, request: GenerateRequest, index: int) -> Any:
         names = self._names
-        max_tokens = min(request.sampling.max_tokens, self._info.max_seq_len - len(request.prompt_ids))
         left = None if request.deadline is None else max(0.001, request.deadline - time.monotonic())
-        bias = None
-        if request.embedding_bias:
-            dense = np.zeros(self._info.vocab_size, np.float32)
-            for token, value in request.embedding_bias:
-                dense[token] += np.float32(value)
-            bias = library.float_tensor(dense)
         width = self._width(request)
         return names.Request(
             input_token_ids=list(request.prompt_ids),
-            max_tokens=max_tokens,
+            max_tokens=request.max_new_tokens(self._info.max_seq_len),
             streaming=width == 1,
             sampling_config=names.SamplingConfig(
                 beam_width=width, **sampling_arguments(request.sampling, index=index), **beam_arguments(request)
@@ -183,39 +179,30 @@ class ExecutorEngine:
             pad_id=request.end_id,
             bad_words=[list(word) for word in request.bad_ids] or None,
             stop_words=[list(word) for word in request.stop_ids] or None,
-            embedding_bias=bias,
+            embedding_bias=bias_tensor(request, self._info.vocab_size),
             priority=priority_of(request),
             allotted_time_ms=None if left is None else timedelta(seconds=left),
         )
-
-    def _check_open(self) -> None:
-        if self._end is not None:
-            raise Unavailable(str(self._end))
 
     def _leave(self, ids: list[int]) -> None:
         """The consumer is gone: what still runs is cancelled."""
         with self._lock:
             running = [request_id for request_id in ids if self._waiting.pop(request_id, None)]
-            if self._end is None:
+            if self._end.reason is None:
                 for request_id in running:
                     self._executor.cancel_request(request_id)
 
     def _shut(self, error: LlmserveError) -> None:
-        """End every open stream with `error`, and take no more requests. The first reason stays."""
-        outbox = Outbox()
+        """End every open stream with `error`, and take no more requests."""
         with self._lock:
-            if self._end is not None:
-                return
-            self._end = error
-            for stream in {waiting.stream for waiting in self._waiting.values()}:
-                outbox.put(stream, type(error)(str(error)))  # one exception each: they collect tracebacks
+            outbox = self._end.say(error, (waiting.stream for waiting in self._waiting.values()))
             self._waiting.clear()
         outbox.flush()
 
     def _read(self) -> None:
         """The reader thread."""
         try:
-            while self._end is None:
+            while self._end.reason is None:
                 self._deliver(self._executor.await_responses(timeout=POLL))
         except Exception as error:  # the border: whatever failed, every open stream hears of it
             logger.exception("the executor of engine %s failed", self._info.name)

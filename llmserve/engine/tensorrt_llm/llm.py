@@ -13,15 +13,13 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import numpy as np
-
 from llmserve.core import FinishReason, GenerateRequest, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats
-from llmserve.engine.stream import Outbox, TokenStream
+from llmserve.engine.stream import EngineEnd, TokenStream
 from llmserve.engine.tensorrt_llm import library
-from llmserve.engine.tensorrt_llm.answers import SequenceAnswer, timed_out
+from llmserve.engine.tensorrt_llm.answers import SequenceAnswer, too_late
 from llmserve.engine.tensorrt_llm.queue import check_room
-from llmserve.engine.tensorrt_llm.sampling import beam_arguments, sampling_arguments
+from llmserve.engine.tensorrt_llm.sampling import beam_arguments, bias_tensor, sampling_arguments
 from llmserve.engine.tensorrt_llm.statistics import engine_stats, idle
 from llmserve.engine.validation import check_request
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, Unavailable
@@ -49,7 +47,7 @@ class LlmEngine:
         self._max_queue_size = max_queue_size
         self._lock = threading.Lock()
         self._open: dict[TokenStream, int] = {}  # sequences of each
-        self._end: LlmserveError | None = None
+        self._end = EngineEnd()
         self._ended = threading.Event()
         self._statistics = EngineStats(tokens_per_block=tokens_per_block)
         self._thread = threading.Thread(target=self._watch, name=f"llmserve-llm-{info.name}", daemon=True)
@@ -61,7 +59,7 @@ class LlmEngine:
 
     def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """See `Engine.submit`."""
-        self._check_open()
+        self._end.check()
         info = self._info
         check_request(
             request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width
@@ -74,21 +72,20 @@ class LlmEngine:
             return self._statistics if self._open else idle(self._statistics)
 
     def healthy(self) -> bool:
-        return self._end is None
+        return self._end.reason is None
 
     def close(self) -> None:
         """Shut the LLM down; open streams end with `Unavailable`. Idempotent."""
-        if self._end is None:
-            self._shut(Unavailable("the engine has been closed"))
+        self._shut(Unavailable("the engine has been closed"))
         if not self._ended.is_set():
             self._ended.set()
             self._thread.join()
             self._llm.shutdown()
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        if request.deadline is not None and request.deadline <= time.monotonic():
-            for index in range(request.num_answers):
-                yield timed_out(request, index)
+        if late := too_late(request):
+            for event in late:
+                yield event
             return
         stream = TokenStream(asyncio.get_running_loop())
         self._enter(stream, request.num_sequences)
@@ -108,7 +105,7 @@ class LlmEngine:
 
     def _enter(self, stream: TokenStream, num_sequences: int) -> None:
         with self._lock:
-            self._check_open()
+            self._end.check()
             check_room(num_sequences, sum(self._open.values()), self._info, self._max_queue_size)
             self._open[stream] = num_sequences
 
@@ -176,14 +173,11 @@ class LlmEngine:
         if request.bad_ids:
             arguments["logits_processor"] = library.BannedSequences(request.bad_ids)
         if request.embedding_bias:
-            dense = np.zeros(self._info.vocab_size, np.float32)
-            for token, value in request.embedding_bias:
-                dense[token] += np.float32(value)
-            arguments["embedding_bias"] = library.float_tensor(dense)
+            arguments["embedding_bias"] = bias_tensor(request, self._info.vocab_size)
         if request.return_log_probs:
             arguments["logprobs"] = 1
         return self._names.sampling_params(
-            max_tokens=min(request.sampling.max_tokens, self._info.max_seq_len - len(request.prompt_ids)),
+            max_tokens=request.max_new_tokens(self._info.max_seq_len),
             end_id=end_id,
             pad_id=end_id,
             ignore_eos=request.end_id is None,
@@ -192,19 +186,10 @@ class LlmEngine:
             **arguments,
         )
 
-    def _check_open(self) -> None:
-        if self._end is not None:
-            raise Unavailable(str(self._end))
-
     def _shut(self, error: LlmserveError) -> None:
-        """End every open stream with `error`, and take no more requests. The first reason stays."""
-        outbox = Outbox()
+        """End every open stream with `error`, and take no more requests."""
         with self._lock:
-            if self._end is not None:
-                return
-            self._end = error
-            for stream in self._open:
-                outbox.put(stream, type(error)(str(error)))
+            outbox = self._end.say(error, self._open)
             self._open.clear()
         outbox.flush()
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.tensorrt_llm.library import float_tensor
 from llmserve.errors import InvalidArgument
 
 MAX_TOP_K = 1024  # of the executor's kernels
@@ -50,6 +53,16 @@ def beam_arguments(request: GenerateRequest) -> dict[str, Any]:
         "beam_search_diversity_rate": beam.diversity_rate,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def bias_tensor(request: GenerateRequest, vocab_size: int) -> Any:
+    """What is added to each logit, float32 [vocab_size]; None for nothing."""
+    if not request.embedding_bias:
+        return None
+    dense = np.zeros(vocab_size, np.float32)
+    for token, value in request.embedding_bias:
+        dense[token] += np.float32(value)
+    return float_tensor(dense)
 
 
 def check_top_k(params: SamplingParams) -> None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
-from llmserve.engine.tensorrt_llm.answers import Measured, SequenceAnswer, timed_out
+from llmserve.engine.tensorrt_llm.answers import Measured, SequenceAnswer, too_late
 
 REQUEST = GenerateRequest("r", (1, 2, 3), SamplingParams(max_tokens=9), end_id=2, return_log_probs=True)
 
@@ -76,6 +76,11 @@ def test_log_probs_only_where_asked_for() -> None:
 
 
 def test_a_request_that_is_too_late() -> None:
-    event = timed_out(REQUEST, 1)
-    assert (event.token_ids, event.finish_reason, event.sequence_index) == ((), FinishReason.TIMED_OUT, 1)
-    assert event.usage is not None
+    assert too_late(REQUEST) == []
+    assert too_late(replace(REQUEST, deadline=time.monotonic() + 9)) == []
+    events = too_late(replace(REQUEST, deadline=time.monotonic(), num_sequences=2))
+    assert [(event.token_ids, event.finish_reason, event.sequence_index) for event in events] == [
+        ((), FinishReason.TIMED_OUT, 0),
+        ((), FinishReason.TIMED_OUT, 1),
+    ]
+    assert all(event.usage for event in events)
