@@ -4,6 +4,7 @@ reported. Nothing here is about how fast anything is."""
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +194,13 @@ def test_a_failing_engine_is_reported_and_stops_nobody(tmp_path: Path) -> None:
     assert "* counting float16 tiny: " in page
     assert "| counting float32 |" in page
     assert json.loads(json.dumps(json_report("a machine", entries, findings)))["failures"] == reasons
+
+
+def test_peak_memory_is_not_that_of_the_parent() -> None:
+    held = np.ones(2**26)  # 512 MiB
+    program = "from tools.benchmark.worker import peak_bytes; print(peak_bytes())"
+    child = subprocess.run([sys.executable, "-c", program], cwd=rounds.ROOT, capture_output=True, text=True, check=True)
+    assert int(child.stdout) < held.nbytes / 2
 
 
 def test_no_round_is_begun_that_would_end_too_late(tmp_path: Path) -> None:

@@ -79,9 +79,14 @@ def _opening_table(findings: Findings) -> str:
 def _serving_parts(findings: Findings) -> list[str]:
     parts = []
     for name, found in findings.serving.items():
-        lines = [[what, key, f"{value:,.3f}"] for what, numbers in found.items() for key, value in numbers.items()]
+        lines = [[what, key, number(value)] for what, numbers in found.items() for key, value in numbers.items()]
         parts += [f"### {name}", table(["", "", ""], lines)]
     return parts
+
+
+def number(value: float) -> str:
+    """Three digits behind the point, where there is anything behind it."""
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.3f}"
 
 
 def write_reports(folder: Path, name: str, content: dict[str, Any], page: str) -> tuple[Path, Path]:

@@ -19,7 +19,7 @@ from tools.benchmark.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "tools.benchmark.worker"
-TIMEOUTS_S = {"prepare": 1800, "measure": 420, "serve": 420}
+TIMEOUTS_S = {"prepare": 1800, "measure": 420, "serve": 1200}
 
 Say = Callable[[str], None]
 MeasureLimits = Callable[[], dict[str, float]]

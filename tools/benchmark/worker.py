@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -51,7 +50,13 @@ def measure(engine: EngineModule, job: Job, say: Say) -> None:
             sample = measure_cell(model, cell, prompts, max_seconds=job.max_seconds)
             say({"kind": "sample", "cell": cell.name, "tokens": sample.tokens, "seconds": sample.seconds,
                  "ids": sample.ids})  # fmt: skip
-    say({"kind": "memory", "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+    say({"kind": "memory", "peak_bytes": peak_bytes()})
+
+
+def peak_bytes() -> int:
+    """Of resident memory, since this program began; `getrusage` would begin with what its parent held."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].removesuffix("kB")) * 1024
 
 
 def main(command: str, job_json: str, report: str) -> None:
