@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
+from llmserve.builder.tensorrt_llm_options import WEIGHT_ONLY_PRECISIONS, TensorrtLlmOptions
 from llmserve.errors import RecipeError
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -41,7 +41,7 @@ class BuildOptions:
         library = TensorrtLlmOptions(**{name: value for name, value in values.items() if name in other})
         own = {name: value for name, value in values.items() if name not in other}
         options = cls(**own, tensorrt_llm=library)
-        if not library.use_weight_only:
+        if not library.use_weight_only or library.weight_only_precision not in WEIGHT_ONLY_PRECISIONS:
             return options
         if options.quantization not in ("", library.weight_only_precision):
             raise RecipeError(

@@ -12,13 +12,13 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import DTYPES, TENSORRT_LLM, BuildOptions
 from llmserve.builder.plan import plan_build
 from llmserve.builder.recipe import OPTION_TYPES, Recipe, load_recipe
 from llmserve.builder.tensorrt_llm_options import CHOICES
+from llmserve.cli.facts_table import facts_table
 from llmserve.engine.manifest import Manifest
 from llmserve.errors import RecipeError
 
@@ -26,6 +26,8 @@ SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 DEFAULTS = BuildOptions()
 GPU = DEFAULTS.tensorrt_llm
 GPU_PANEL = "With --target tensorrt_llm"
+# trtllm-build's flags have underscores
+CONTEXT_SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
 def _flag(text: str, default: object = None, *, panel: str | None = None) -> typer.models.OptionInfo:
@@ -105,12 +107,7 @@ def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
 
 def _print_plan(checkpoint: Path, options: BuildOptions, *, show_program: bool) -> None:
     plan = plan_build(checkpoint, options)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for what, how_much in plan.rows():
-        table.add_row(f"[bold]{what}[/bold]", how_much)
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(facts_table(plan.rows()))
     if show_program:
         typer.echo(f"\n{plan.program}")
 

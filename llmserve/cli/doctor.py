@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
+from llmserve.cli.facts_table import facts_table
 from llmserve.cli.machine import Fact, machine_facts
 from llmserve.cli.targets import DEFAULT_TARGET, NEEDS, Check, check_targets, works
 from llmserve.errors import InvalidArgument
@@ -50,7 +52,7 @@ def _as_json(facts: Sequence[Fact], targets: Mapping[str, Sequence[Check]]) -> d
 
 def _print(facts: Sequence[Fact], targets: Mapping[str, Sequence[Check]]) -> None:
     console = Console(highlight=False)
-    console.print(_table([(f"[bold]{fact.name}[/bold]", _plain(fact.text)) for fact in facts]))
+    console.print(facts_table((fact.name, fact.text) for fact in facts))
     for name, checks in targets.items():
         is_default = " (the default)" if name == DEFAULT_TARGET else ""
         verdict = "works here" if works(checks) else "does not work here"
@@ -62,21 +64,9 @@ def _print_checks(console: Console, checks: Sequence[Check]) -> None:
     """Advice has the whole width: most of it is a command."""
     width = max(len(check.need) for check in checks)
     for check in checks:
-        mark = "ok     " if check.is_met else "[bold]missing[/bold]"
-        console.print(_table([(f"  {mark}", check.need.ljust(width), _plain(check.found))]))
+        row = Table(box=None, show_header=False, pad_edge=False)
+        mark = Text("  ok     ") if check.is_met else Text("  missing", "bold")
+        row.add_row(mark, Text(check.need.ljust(width), no_wrap=True), Text(check.found, overflow="fold"))
+        console.print(row)
         if check.advice:
-            console.print(Padding(f"-> {_plain(check.advice)}", (0, 0, 0, ADVICE_INDENT)))
-
-
-def _plain(text: str) -> str:
-    """Not markup, whatever it holds."""
-    return text.replace("[", "\\[")
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for column in range(len(rows[0])):
-        table.add_column(no_wrap=column < len(rows[0]) - 1, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+            console.print(Padding(Text(f"-> {check.advice}"), (0, 0, 0, ADVICE_INDENT)))

@@ -59,9 +59,8 @@ def command(
     judged = engine.resolve().name if engine and not url else "server"
     path = output or RESULTS / f"{judged}-{report.suite}.json"
     report.save(path)
-    console = Console(highlight=False)
-    console.print(render(report))
-    console.print(f"report: {path}")
+    Console(highlight=False).print(render(report))
+    typer.echo(f"report: {path}")
     raise typer.Exit(0 if report.passed else 1)
 
 

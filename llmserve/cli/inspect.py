@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from llmserve.cli.facts_table import facts_table
 from llmserve.engine.artifact import CACHE_FILE, PROGRAM_FILE, EngineDirectory
 from llmserve.engine.cpu.layout import LinearShape
 from llmserve.engine.cpu.tactics import Choice, Machine, TacticCache, choose, linear_shapes
@@ -36,7 +37,8 @@ def command(
     if as_json:
         typer.echo(json.dumps(_as_json(directory, result, is_verified=verify), indent=2))
     else:
-        _print_table(directory, _verdict(directory, result) if verify else "")
+        rows = _rows(directory, _verdict(directory, result) if verify else "")
+        Console(highlight=False).print(facts_table(rows))
     if tactics and not as_json:
         _print_tactics(directory)
     if program:
@@ -82,15 +84,6 @@ def _print_tactics(directory: EngineDirectory) -> None:
         for choice in choices:
             rows = str(choice.rows) if choice is not choices[-1] else "any"
             table.add_row(str(shape) if choice is choices[0] else "", rows, choice.tactic, choice.reason)
-    Console(highlight=False).print(table)
-
-
-def _print_table(directory: EngineDirectory, verdict: str) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for what, value in _rows(directory, verdict):
-        table.add_row(f"[bold]{what}[/bold]", value)
     Console(highlight=False).print(table)
 
 

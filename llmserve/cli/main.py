@@ -25,7 +25,8 @@ app = typer.Typer(
 )
 for module in (build, run, serve, chat, eval, inspect, export, doctor):
     command_class = serve.ServeCommand if module is serve else None
-    app.command(module.__name__.rpartition(".")[2], cls=command_class)(module.command)
+    settings = build.CONTEXT_SETTINGS if module is build else None
+    app.command(module.__name__.rpartition(".")[2], cls=command_class, context_settings=settings)(module.command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -52,7 +52,7 @@ class EngineDirectory:
         """Raise `NotFound` for a path that is not there, `EngineFileError` listing everything else that is wrong."""
         manifest = _read_manifest(path)
         problems = [text for name in sorted(manifest.files) if (text := _problem(path, manifest, name))]
-        raise_problems(EngineFileError, f"{path} is damaged; build it again or copy it again", problems)
+        raise_problems(EngineFileError, _damaged(path, manifest), problems)
         try:
             config = json.loads((path / CONFIG_FILE).read_text())
         except (OSError, ValueError) as error:
@@ -95,13 +95,18 @@ class EngineDirectory:
             for name, record in sorted(self.manifest.files.items())
             if hash_file(self.path / name, progress) != record.sha256
         ]
-        raise_problems(EngineFileError, f"{self.path} is damaged; build it again or copy it again", problems)
+        raise_problems(EngineFileError, _damaged(self.path, self.manifest), problems)
 
     def _optional_json(self, name: str) -> dict[str, Any]:
         if name not in self.manifest.files:
             return {}
         content: dict[str, Any] = json.loads((self.path / name).read_text())
         return content
+
+
+def _damaged(path: Path, manifest: Manifest) -> str:
+    command = f"llmserve build CHECKPOINT --target {manifest.target} --output-dir {path}"
+    return f"{path} is damaged; copy it again, or build it again: {command}"
 
 
 def hash_file(path: Path, progress: Callable[[int], None] = lambda num_bytes: None) -> str:

@@ -26,7 +26,7 @@ def render(report: Report) -> RenderableType:
     table.add_section()
     for row in _performance_rows(report):
         table.add_row(*row, "", "", "")
-    return Group(table, *_notes(report), _verdict(report))
+    return Group(table, *map(Text, _notes(report)), _verdict(report))
 
 
 def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:

@@ -66,6 +66,23 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_for_gpus_says_what_this_machine_lacks(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert llmserve(monkeypatch, "build", checkpoint, "--dry-run", "--target", "tensorrt_llm") == 0
+    shown = capsys.readouterr().out
+    assert "pip install 'llmserve[tensorrt]'" in shown  # and not taken for markup
+    assert "there is no nvidia-smi" in shown
+
+
+def test_flags_may_have_underscores_as_trtllm_builds_have(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert llmserve(monkeypatch, "build", checkpoint, "--dry-run", "--max_batch_size", "5", "--max_num_tokens=77") == 0
+    assert "5 sequences and 77 tokens a step" in capsys.readouterr().out
+
+
 def test_a_recipe_replaces_the_flags(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +101,10 @@ def test_a_recipe_replaces_the_flags(
         (["build"], "no checkpoint"),
         (["build", "CHECKPOINT", "--dtype", "float8", "--max-batch-size", "0"], "2 problems"),
         (["build", "CHECKPOINT", "--max-seq-len", "100000", "--dry-run"], "at most 256 positions"),
+        (
+            ["build", "CHECKPOINT", "--use-weight-only", "--weight-only-precision", "int3"],
+            "precision must be one of int8",
+        ),
         (["build", "nowhere"], "nowhere"),
         (["build", "--recipe", "nowhere.yaml"], "no recipe"),
         (["inspect", "CHECKPOINT"], "is a Hugging Face checkpoint, not an engine"),
@@ -158,7 +179,9 @@ def test_inspect_fails_by_name_when_a_file_is_damaged(
     with (engine / "rank0.engine").open("r+b") as file:
         file.truncate(1000)
     assert llmserve(monkeypatch, "inspect", engine) == 2
-    assert "rank0.engine has 1000 bytes" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "rank0.engine has 1000 bytes" in shown
+    assert f"llmserve build CHECKPOINT --target cpu --output-dir {engine}" in shown
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

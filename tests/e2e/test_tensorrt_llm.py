@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +93,33 @@ def test_beams_are_one_answer(gpu_server: ServerProcess) -> None:
             list(stream.responses())
     finally:
         stream.close()
+
+
+def test_an_executor_that_dies_ends_streams_and_readiness(release: str, gpu_engine: Path) -> None:
+    server = start_server(str(gpu_engine), env=environment(release, FAKE_TRTLLM_CRASH="77"))
+    try:
+        assert status(f"{server.http}/v2/health/ready") == 200
+        other, fatal = Stream(server.grpc), Stream(server.grpc)
+        other.send("ensemble", [*client_inputs("Tell me everything.", max_tokens=450), tensor("end_id", -1, np.int32)])
+        next(other.responses())
+        fatal.send("ensemble", [*client_inputs("The end.", max_tokens=77), tensor("end_id", -1, np.int32)])
+        for stream in (other, fatal):
+            with pytest.raises(Exception, match="failed: "):
+                list(stream.responses())
+            stream.close()
+        assert status(f"{server.http}/v2/health/ready") != 200
+        assert status(f"{server.http}/v2/models/tensorrt_llm/ready") != 200
+        assert status(f"{server.http}/v2/health/live") == 200
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+
+
+def status(url: str) -> int:
+    try:
+        return int(urllib.request.urlopen(url, timeout=10).status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def test_without_the_library_the_server_says_what_is_missing(gpu_engine: Path) -> None:

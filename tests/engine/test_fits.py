@@ -55,6 +55,7 @@ def test_an_engine_for_another_machine_is_explained(
     monkeypatch.setenv("PATH", str(tmp_path))
     text = " ".join(inspected(directory, monkeypatch, capsys).split())
     assert "runs here no: the tensorrt_llm target needs tensorrt-llm" in text
+    assert "pip install 'llmserve[tensorrt]'" in text  # and not taken for markup
     assert "there is no nvidia-smi" in text
 
 

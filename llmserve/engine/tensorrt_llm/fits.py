@@ -42,11 +42,12 @@ def fit_problems(
     *,
     find: Callable[[], Installed] = library.installed,
     gpus: Callable[[], Sequence[Gpu]] = visible_gpus,
+    tensorrt: Callable[[], str] = library.tensorrt_version,
 ) -> list[str]:
     """Everything that keeps this engine from running here; empty when nothing does."""
     found = _file_problems(directory)
     try:
-        found += _version_problems(directory, find())
+        found += _version_problems(directory, find(), tensorrt)
     except LlmserveError as error:
         found.append(str(error))
     try:
@@ -75,15 +76,19 @@ def _file_problems(directory: EngineDirectory) -> list[str]:
     return [f"the engine is for {_world_size(directory)} GPUs and lacks {name}; {REBUILD}" for name in missing]
 
 
-def _version_problems(directory: EngineDirectory, here: Installed) -> list[str]:
-    """A compiled engine belongs to one version of TensorRT-LLM; a checkpoint in canonical form to none."""
-    built = directory.manifest.device["tensorrt_llm"]
-    mode = mode_of(directory)
-    if mode is Mode.LLM and here.mode is Mode.LLM:
+def _version_problems(directory: EngineDirectory, here: Installed, tensorrt: Callable[[], str]) -> list[str]:
+    """A compiled engine belongs to one version of TensorRT-LLM, and of TensorRT; a canonical checkpoint to none."""
+    built, mode = directory.manifest.device["tensorrt_llm"], mode_of(directory)
+    if mode is not here.mode or (mode is Mode.ENGINE and built != here.version):
+        return [f"built with tensorrt-llm {built} ({mode.value} mode); here is {here}; {REBUILD}"]
+    if mode is Mode.LLM:
         return []
-    if mode is Mode.ENGINE and here.mode is Mode.ENGINE and built == here.version:
-        return []
-    return [f"built with tensorrt-llm {built} ({mode.value} mode); here is {here}; {REBUILD}"]
+    compiled_by = directory.manifest.device["tensorrt"]
+    try:
+        version = tensorrt()
+    except ImportError as error:
+        return [f"TensorRT cannot be imported: {error}; install tensorrt-llm again, TensorRT comes with it"]
+    return [] if version == compiled_by else [f"compiled by TensorRT {compiled_by}; here is {version}; {REBUILD}"]
 
 
 def _gpu_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
@@ -109,12 +114,16 @@ def _memory_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[st
     weights = [record.num_bytes for name, record in directory.manifest.files.items() if _is_weight_file(Path(name))]
     needed = sum(weights) // _world_size(directory)
     return [
-        f"a GPU's part of the weights is {needed / 2**30:.1f} GiB, and GPU {gpu.index} ({gpu.name}) has "
-        f"{gpu.free_bytes / 2**30:.1f} GiB free; end what else runs on it, or build with a larger --tp-size or with "
-        "--use-weight-only"
+        f"a GPU's part of the weights is {_size(needed)}, and GPU {gpu.index} ({gpu.name}) has "
+        f"{_size(gpu.free_bytes)} free; end what else runs on it (nvidia-smi lists it), or build with a larger "
+        "--tp-size or with --use-weight-only"
         for gpu in gpus
         if gpu.total_bytes and gpu.free_bytes < needed
     ]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _is_weight_file(path: Path) -> bool:

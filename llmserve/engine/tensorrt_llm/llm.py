@@ -7,6 +7,7 @@ comes to the one stream. A thread of ours polls the iteration statistics, which 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 import time
@@ -19,7 +20,7 @@ from llmserve.engine.stream import EngineEnd, TokenStream
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.answers import SequenceAnswer, too_late
 from llmserve.engine.tensorrt_llm.queue import check_room
-from llmserve.engine.tensorrt_llm.sampling import beam_arguments, bias_tensor, sampling_arguments
+from llmserve.engine.tensorrt_llm.sampling import beam_arguments, bias_tensor, priority_of, sampling_arguments
 from llmserve.engine.tensorrt_llm.statistics import engine_stats, idle
 from llmserve.engine.validation import check_request
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, Unavailable
@@ -45,6 +46,7 @@ class LlmEngine:
         self._names = names
         self._info = info
         self._max_queue_size = max_queue_size
+        self._takes_priorities = "priority" in inspect.signature(llm.generate_async).parameters  # newer releases
         self._lock = threading.Lock()
         self._open: dict[TokenStream, int] = {}  # sequences of each
         self._end = EngineEnd()
@@ -139,6 +141,7 @@ class LlmEngine:
                 list(request.prompt_ids),
                 sampling_params=self._parameters(request, index),
                 streaming=request.beam is None,
+                **({"priority": priority_of(request)} if self._takes_priorities else {}),
             )
         except (ValueError, TypeError) as error:
             raise InvalidArgument(f"request {request.request_id!r}: tensorrt_llm.LLM refuses it: {error}") from error

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,7 @@ from llmserve.scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
-WORKER = ("bin", "executorWorker")  # of the package: what orchestrator mode runs as the ranks
+WORKER = ("bin", "executorWorker")  # of the package
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,30 @@ class Opening:
     def beam_width(self) -> int:
         return self.info.max_beam_width if self.gpu.max_beam_width is None else self.gpu.max_beam_width
 
+    @property
+    def worker(self) -> Path:
+        """The program that orchestrator mode starts once for each rank."""
+        return Path(self.gpu.executor_worker_path or library.installed().folder.joinpath(*WORKER))
+
+    def problems(self) -> list[str]:
+        """Settings that do not go with this engine."""
+        found, given = [], len(self.gpu.gpu_device_ids)
+        if self.beam_width > self.info.max_beam_width:
+            found.append(
+                f"max_beam_width is {self.beam_width}, the engine was built for {self.info.max_beam_width}; build it "
+                f"with --max-beam-width {self.beam_width}"
+            )
+        if mode_of(self.directory) is Mode.LLM:  # whose library places and starts the ranks itself
+            return found
+        if given and given != self.world_size:
+            found.append(f"gpu_device_ids names {given} GPUs, and the engine is for {self.world_size}")
+        if self.world_size > 1 and not self.worker.is_file():
+            found.append(
+                f"the ranks' program {self.worker} is not there; name TensorRT-LLM's executorWorker with the parameter "
+                "executor_worker_path"
+            )
+        return found
+
 
 def open_tensorrt_llm(
     directory: EngineDirectory,
@@ -81,11 +106,7 @@ def open_tensorrt_llm(
         logger.warning("%s", text)
     spec = architecture_for(directory.hf_config).from_hf(directory.hf_config)
     opening = Opening(directory, directory.info(), spec, kv_cache_fraction, max_kv_tokens, scheduler, gpu)
-    if opening.beam_width > opening.info.max_beam_width:
-        raise EngineFileError(
-            f"max_beam_width is {opening.beam_width}, the engine was built for {opening.info.max_beam_width}; build it "
-            f"with --max-beam-width {opening.beam_width}"
-        )
+    raise_problems(EngineFileError, f"{directory.path} cannot be opened with these settings", opening.problems())
     opening = replace(opening, info=replace(opening.info, max_beam_width=opening.beam_width))
     logger.info("opening %s with %s", directory.path, library.installed())
     try:
@@ -159,12 +180,11 @@ def _parallel_config(names: ModuleType, opening: Opening) -> Any:
     devices = list(opening.gpu.gpu_device_ids) or None
     if opening.world_size == 1:
         return None if devices is None else names.ParallelConfig(device_ids=devices)
-    worker = opening.gpu.executor_worker_path or str(library.installed().folder.joinpath(*WORKER))
     return names.ParallelConfig(
         communication_type=names.CommunicationType.MPI,
         communication_mode=names.CommunicationMode.ORCHESTRATOR,
         device_ids=devices,
-        orchestrator_config=names.OrchestratorConfig(is_orchestrator=True, worker_executable_path=worker),
+        orchestrator_config=names.OrchestratorConfig(is_orchestrator=True, worker_executable_path=str(opening.worker)),
     )
 
 

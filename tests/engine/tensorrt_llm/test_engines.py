@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,24 @@ async def test_a_crash_while_nobody_asks_is_noticed(release: str, build: Build) 
             await asyncio.sleep(0.02)
 
 
+async def test_priorities_reach_a_release_that_takes_them(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def generate_async(self: Any, inputs: list[int], *, priority: float = 0.5, **more: Any) -> Any:
+        given.append(priority)
+        return without(self, inputs, **more)
+
+    path = build("1.3")
+    with gpu_machine("1.3"):
+        library = import_module("tensorrt_llm")
+        without = library.LLM.generate_async
+        monkeypatch.setattr(library.LLM, "generate_async", generate_async)
+        engine = open_engine(path)
+    await answer_of(engine, replace(REQUEST, priority=3))
+    engine.close()
+    assert given == [0.53]
+
+
 async def test_beams_come_best_first_and_at_the_end(build: Build) -> None:
     with opened(build("1.2", max_beam_width=3), "1.2") as engine:
         assert engine.info.max_beam_width == 3
@@ -224,14 +243,35 @@ def test_an_engine_that_does_not_fit_is_refused_before_anything_starts(build: Bu
         open_engine(path)
     for words in ("3 problems", "1.2.1", "needs 2 GPUs", "--tp-size 1"):
         assert words in str(caught.value), str(caught.value)
-    with gpu_machine("1.2"), pytest.raises(EngineFileError, match="--max-beam-width 2"):
-        open_engine(path, EngineSettings(gpu=GpuSettings(max_beam_width=2)))
+
+
+def test_settings_that_do_not_go_with_the_engine_are_listed(build: Build) -> None:
+    gpu = GpuSettings(max_beam_width=2, gpu_device_ids=(1,), executor_worker_path="/nowhere/executorWorker")
+    with gpu_machine("1.2"), pytest.raises(EngineFileError) as caught:
+        open_engine(build("1.2", tp_size=2), EngineSettings(gpu=gpu))
+    for words in (
+        "3 problems",
+        "--max-beam-width 2",
+        "names 1 GPUs, and the engine is for 2",
+        "/nowhere/executorWorker",
+    ):
+        assert words in str(caught.value)
+
+
+def test_values_that_no_engine_takes_are_listed() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        GpuSettings(
+            max_beam_width=0, max_attention_window_size=(64, 0), sink_token_length=-1, kv_cache_host_memory_bytes=-1,
+            iter_stats_max_iterations=-1, gpu_device_ids=(0, 0), cuda_graph_cache_size=-1, gpu_weights_percent=2.0,
+        )  # fmt: skip
+    assert "8 problems" in str(caught.value)
+    assert "gpu_device_ids must be different numbers from 0 on, got 0,0" in str(caught.value)
 
 
 def test_what_the_library_refuses_is_one_error(build: Build) -> None:
-    gpu = GpuSettings(executor_worker_path="/nowhere/executorWorker")
-    with gpu_machine("1.2"), pytest.raises(InternalError, match=r"could not open .* worker_executable_path"):
-        open_engine(build("1.2", tp_size=2), EngineSettings(gpu=gpu))
+    refusing = gpu_machine("1.2", FAKE_TRTLLM_OPEN="CUDA out of memory")
+    with refusing, pytest.raises(InternalError, match=r"could not open .*: .*CUDA out of memory"):
+        open_engine(build("1.2"))
 
 
 def test_the_directory_is_the_librarys_own_beside_our_manifest(build: Build) -> None:

@@ -19,8 +19,8 @@ from tests.engine.directories import CONFIG, MANIFEST, make_engine_directory, se
 from tests.fakes.gpu_machine import gpu_machine
 
 DEVICE: dict[str, Any] = {
-    "mode": "engine", "tensorrt_llm": "1.2.1", "gpu": "NVIDIA Fake 80GB", "compute_capability": "9.0",
-    "driver": "570.00", "world_size": 1,
+    "mode": "engine", "tensorrt_llm": "1.2.1", "tensorrt": "10.0.0", "gpu": "NVIDIA Fake 80GB",
+    "compute_capability": "9.0", "driver": "570.00", "world_size": 1,
 }  # fmt: skip
 
 
@@ -71,6 +71,11 @@ def test_an_engine_of_this_machine_fits(tmp_path: Path) -> None:
     ("machine", "device", "words"),
     [
         ({"FAKE_GPU_CAPABILITY": "8.0"}, {}, "built for compute capability 9.0 .* GPU 0 is a NVIDIA Fake .* 8.0"),
+        (
+            {},
+            {"tensorrt": "10.9.0"},
+            r"compiled by TensorRT 10\.9\.0; here is 10\.0\.0; build it again.*llmserve",
+        ),
         ({}, {"tensorrt_llm": "1.2.0"}, r"built with tensorrt-llm 1\.2\.0 .* here is tensorrt-llm 1\.2\.1"),
         (
             {},
@@ -78,7 +83,7 @@ def test_an_engine_of_this_machine_fits(tmp_path: Path) -> None:
             r"lacks llm_args.json.*lacks checkpoint/config.json.*\(llm mode\)",
         ),
         ({"FAKE_GPUS": "1"}, {"world_size": 2}, "for 1 GPUs, the manifest for 2.*needs 2 GPUs, .* sees 1.*--tp-size 1"),
-        ({"FAKE_GPU_FREE_MIB": "0"}, {}, "GPU 0 .* has 0.0 GiB free"),
+        ({"FAKE_GPU_FREE_MIB": "0"}, {}, "the weights is 0.0 MiB, and GPU 0 .* has 0.0 MiB free; end what else"),
         ({"FAKE_GPUS": "0"}, {}, "none is visible"),
     ],
 )

@@ -1,4 +1,5 @@
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -70,7 +71,10 @@ class LLM:
             raise RequestError(f"The prompt length ({len(inputs)}) should not exceed max_seq_len ({self._max_seq_len})")
         if parameters.use_beam_search and (parameters.best_of or parameters.n) > self.arguments["max_beam_width"]:
             raise ValueError("beam width is larger than max_beam_width")
-        return RequestOutput(self, inputs, parameters, streaming)
+        output = RequestOutput(self, inputs, parameters, streaming)
+        if str(parameters.max_tokens) == os.environ.get("FAKE_TRTLLM_CRASH"):
+            self.crash()
+        return output
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
         """Waits for one, as long as `timeout`."""

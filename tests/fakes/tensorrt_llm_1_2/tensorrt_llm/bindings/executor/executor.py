@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -30,6 +31,8 @@ class Executor:
         check("model_path", Path(model_path), Path)
         check("model_type", model_type, ModelType)
         check("executor_config", executor_config, ExecutorConfig)
+        if reason := os.environ.get("FAKE_TRTLLM_OPEN"):
+            raise RuntimeError(f"[TensorRT-LLM][ERROR] Assertion failed: {reason}")
         content = json.loads((Path(model_path) / "config.json").read_text())
         limits, model = content["build_config"], content["pretrained_config"]
         _check_ranks(model["mapping"]["world_size"], executor_config)
@@ -62,6 +65,8 @@ class Executor:
     def enqueue_request(self, request: Request) -> int:
         check("request", request, Request)
         self._check_open()
+        if str(request.max_tokens) == os.environ.get("FAKE_TRTLLM_CRASH"):
+            self.crash()
         if request.sampling_config.beam_width > self.config.max_beam_width:
             raise RuntimeError(
                 "[TensorRT-LLM][ERROR] Assertion failed: Requested beam width is larger than the max beam width"
