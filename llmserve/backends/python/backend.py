@@ -16,11 +16,13 @@ from llmserve.backends.python.instance import Host, PythonInstance
 from llmserve.backends.python.metric_store import MetricStore
 from llmserve.backends.python.parameters import PythonParameters
 from llmserve.backends.python.process.complete import complete_in_process
+from llmserve.backends.python.process.environment import Environment, Environments
 from llmserve.backends.python.process.host import ProcessHost
 from llmserve.backends.python.services import Services
 from llmserve.backends.python.thread_host import ThreadHost
 from llmserve.backends.versions import newest_version_file
 from llmserve.errors import ModelConfigError
+from llmserve.serving.auto_complete import substitute_directory
 from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.proto_json import message_to_dict
 
@@ -32,6 +34,7 @@ class PythonBackend:
 
     def __init__(self) -> None:
         self.custom_metrics = MetricStore()
+        self._environments = Environments()
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
         parameters = PythonParameters.read(config)
@@ -39,13 +42,16 @@ class PythonBackend:
         path = newest_version_file(model_dir, config.default_model_filename)
         if path is None or "auto_complete_config" not in path.read_text(encoding="utf-8", errors="replace"):
             return config
-        complete = complete_in_process if parameters.in_process else run_auto_complete
-        return ModelConfig.FromString(complete(path, config.SerializeToString()))
+        given = config.SerializeToString()
+        if parameters.in_process:
+            return ModelConfig.FromString(complete_in_process(path, given, self._environment(parameters, model_dir)))
+        return ModelConfig.FromString(run_auto_complete(path, given))
 
     def load(self, context: LoadContext) -> LoadedModel:
         parameters = PythonParameters.read(context.config)
+        environment = self._environment(parameters, context.model_dir)
         instances = [
-            self._instance(_spec(name, context, gpu), context, parameters)
+            self._instance(_spec(name, context, gpu), context, parameters, environment)
             for name, gpu in instance_devices(context.config)
         ]
         started = [instance.start() for instance in instances]
@@ -56,12 +62,21 @@ class PythonBackend:
             raise ModelConfigError("\n".join(dict.fromkeys(failures)))
         return LoadedModel(instances)
 
-    def _instance(self, spec: ModelSpec, context: LoadContext, parameters: PythonParameters) -> PythonInstance:
+    def _environment(self, parameters: PythonParameters, model_dir: Path) -> Environment | None:
+        if not parameters.environment:
+            return None
+        return self._environments.open(Path(substitute_directory(parameters.environment, model_dir)))
+
+    def _instance(
+        self, spec: ModelSpec, context: LoadContext, parameters: PythonParameters, environment: Environment | None
+    ) -> PythonInstance:
         services = Services(context, self.custom_metrics)
         door = LocalDoor(context.infer, services)
 
         def make_host(on_death: Callable[[], None]) -> Host:
-            return ProcessHost(spec, door) if parameters.in_process else ThreadHost(spec, door, on_death)
+            if parameters.in_process:
+                return ProcessHost(spec, door, environment)
+            return ThreadHost(spec, door, on_death)
 
         return PythonInstance(spec, services, make_host, limits=parameters.limits)
 

@@ -17,18 +17,17 @@ ABANDONED_TIMEOUT_S = 30.0  # how long a batch may go on that nobody waits for
 class PythonParameters:
     in_process: bool = False  # each instance in a process of its own
     limits: Limits = NO_LIMITS
+    environment: str = ""  # path of the model's own
 
     @staticmethod
     def read(config: ModelConfig) -> PythonParameters:
         values = {key: value.string_value for key, value in config.parameters.items()}
-        mode = values.get("EXECUTION_MODE", MODES[0]).lower()
+        environment = values.get("EXECUTION_ENV_PATH", "")
+        mode = values.get("EXECUTION_MODE", "process" if environment else "thread").lower()
         timeout = values.get("EXECUTION_TIMEOUT_SECS", "")
         problems = []
-        if "EXECUTION_ENV_PATH" in values:
-            problems.append(
-                "EXECUTION_ENV_PATH is not supported: models run in the server's own Python; install what they import "
-                "there and remove the parameter"
-            )
+        if environment and mode == "thread":
+            problems.append("parameter EXECUTION_ENV_PATH needs EXECUTION_MODE process")
         if mode not in MODES:
             problems.append(f"parameter EXECUTION_MODE must be one of {', '.join(MODES)}, got '{mode}'")
         if timeout and mode != "process":
@@ -39,7 +38,7 @@ class PythonParameters:
         raise_problems(ModelConfigError, f"model '{config.name}' cannot be loaded", problems)
         if mode == "thread":
             return PythonParameters()
-        return PythonParameters(True, Limits(execution_s, ABANDONED_TIMEOUT_S))
+        return PythonParameters(True, Limits(execution_s, ABANDONED_TIMEOUT_S), environment)
 
 
 def _seconds(text: str) -> float:

@@ -200,13 +200,6 @@ async def test_missing_model_file(tmp_path: Path) -> None:
         assert reason(core, "empty").endswith("empty/1/model.py does not exist")
 
 
-async def test_packed_environment_is_refused(tmp_path: Path) -> None:
-    config = ECHO_CONFIG + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }'
-    write_model(tmp_path, "env", config, echo_model("pass"))
-    async with serving(tmp_path) as core:
-        assert "EXECUTION_ENV_PATH is not supported" in reason(core, "env")
-
-
 AUTO_COMPLETE = """
 class TritonPythonModel:
     @staticmethod

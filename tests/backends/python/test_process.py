@@ -337,7 +337,6 @@ async def test_log_lines_reach_the_servers_log(tmp_path: Path, caplog: pytest.Lo
         (parameter("EXECUTION_MODE", "cloud"), "EXECUTION_MODE must be one of thread, process, got 'cloud'"),
         (parameter("EXECUTION_TIMEOUT_SECS", "3"), "EXECUTION_TIMEOUT_SECS needs EXECUTION_MODE process"),
         (PROCESS + parameter("EXECUTION_TIMEOUT_SECS", "soon"), "must be a number above 0, got 'soon'"),
-        (parameter("EXECUTION_ENV_PATH", "env.tar.gz"), "EXECUTION_ENV_PATH is not supported"),
     ],
 )
 async def test_wrong_parameters_are_load_errors(tmp_path: Path, extra: str, expected: str) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llmserve.backends.python.process.environment import Environment
 from llmserve.backends.python.process.launch import ModelProcess
 from llmserve.backends.python.process.messages import Complete, Completed, LogLine
 from llmserve.errors import ModelConfigError
 
 
-def complete_in_process(file: Path, config: bytes) -> bytes:
-    """See `complete.run_auto_complete`."""
-    process = ModelProcess()
+def complete_in_process(file: Path, config: bytes, environment: Environment | None = None) -> bytes:
+    """See `complete.run_auto_complete`. `environment`: the model's own."""
+    process = ModelProcess(environment)
     answer: object = None
     try:
         process.channel.send(Complete(file, config))

@@ -25,6 +25,7 @@ from llmserve.backends.python.host import ModelSpec
 from llmserve.backends.python.instance import Kill
 from llmserve.backends.python.line import ServerLine
 from llmserve.backends.python.process import messages as m
+from llmserve.backends.python.process.environment import Environment
 from llmserve.backends.python.process.launch import ModelProcess
 from llmserve.errors import InternalError, LlmserveError, Unavailable
 from llmserve.serving.types import InferRequest, InferResponse
@@ -74,8 +75,9 @@ class _Life:
 class ProcessHost:
     """See `instance.Host`."""
 
-    def __init__(self, spec: ModelSpec, door: LocalDoor) -> None:
+    def __init__(self, spec: ModelSpec, door: LocalDoor, environment: Environment | None = None) -> None:
         self.is_async = False
+        self._environment = environment
         self._spec = spec
         self._door = door
         self._opened: Future[None] = Future()
@@ -170,7 +172,7 @@ class ProcessHost:
     def _live(self) -> str:
         """One process, from its start to its end: how it ended."""
         try:
-            process = ModelProcess()
+            process = ModelProcess(self._environment)
         except OSError as error:
             self._fail(f"its process cannot be started: {error}")
             return f"could not be started: {error}"

@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 
 from llmserve.backends.python.process.channel import Channel
+from llmserve.backends.python.process.environment import Environment
 
 STUB = "llmserve.backends.python.process.stub"
 EXIT_TIMEOUT_S = 5.0
@@ -19,14 +20,21 @@ EXIT_TIMEOUT_S = 5.0
 class ModelProcess:
     """A running process, with those that the model starts, and the channel to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Environment | None = None) -> None:
+        """`environment`: the model's own; the server's without it."""
         mine, its = socket.socketpair()
         with its:
+            if environment is None:
+                command = [sys.executable, "-P", "-u", "-m", STUB, str(its.fileno())]
+                variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            else:
+                command = environment.command(STUB, str(its.fileno()))
+                variables = environment.variables(os.environ)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", STUB, str(its.fileno())],
+                command,
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env=variables,
                 start_new_session=True,  # a group, so that nothing of it is left behind
             )
         self.channel = Channel(mine, writable=False)
