@@ -143,6 +143,7 @@ def server_settings(options: ServeOptions) -> ServerSettings:
 
 def listen_settings(options: ServeOptions) -> Listen:
     from llmserve.cli.server import Address, Listen
+    from llmserve.frontends.http2.keepalive import ConnectionLimits
 
     if not (options.allow_http or options.allow_grpc):
         raise InvalidArgument("nothing to listen on: allow one of HTTP and gRPC")
@@ -152,6 +153,13 @@ def listen_settings(options: ServeOptions) -> Listen:
         grpc=Address(options.grpc_address or options.host, options.grpc_port) if options.allow_grpc else None,
         metrics=Address(options.metrics_address or http_host, options.metrics_port) if options.allow_metrics else None,
         max_input_bytes=options.http_max_input_size,
+        grpc_limits=ConnectionLimits(
+            ping_after_s=options.grpc_keepalive_time / 1000,
+            ping_timeout_s=options.grpc_keepalive_timeout / 1000,
+            pings_without_calls=options.grpc_keepalive_permit_without_calls,
+            max_age_s=options.grpc_max_connection_age / 1000,
+            max_age_grace_s=options.grpc_max_connection_age_grace / 1000,
+        ),
         grpc_tls=tls_context(options) if options.allow_grpc else None,
     )
 

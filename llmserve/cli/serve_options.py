@@ -128,6 +128,21 @@ class ListenOptions:
     grpc_root_cert: Annotated[
         str, typer.Option(help="PEM: who signs clients' certificates.", show_default=False, rich_help_panel=LISTENING)
     ] = ""
+    grpc_keepalive_time: Annotated[
+        int, typer.Option(help="Milliseconds of silence until a client is asked.", min=0, rich_help_panel=LISTENING)
+    ] = 7_200_000
+    grpc_keepalive_timeout: Annotated[
+        int, typer.Option(help="Milliseconds that it has for an answer.", min=1, rich_help_panel=LISTENING)
+    ] = 20_000
+    grpc_keepalive_permit_without_calls: Annotated[
+        bool, typer.Option(help="Ask clients without a running call, too.", rich_help_panel=LISTENING)
+    ] = False
+    grpc_max_connection_age: Annotated[
+        int, typer.Option(help="Milliseconds; 0: as long as clients like.", min=0, rich_help_panel=LISTENING)
+    ] = 0
+    grpc_max_connection_age_grace: Annotated[
+        int, typer.Option(help="Milliseconds for calls to end then; 0: any.", min=0, rich_help_panel=LISTENING)
+    ] = 0
     exit_timeout_secs: Annotated[
         float, typer.Option(help="How long running requests may finish.", min=0, rich_help_panel=LISTENING)
     ] = 30

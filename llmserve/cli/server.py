@@ -19,6 +19,7 @@ from typing import Any
 from llmserve.frontends.extensions import Extensions
 from llmserve.frontends.grpc import start_grpc
 from llmserve.frontends.http import start_http
+from llmserve.frontends.http2.keepalive import ConnectionLimits
 from llmserve.frontends.listener import url_host
 from llmserve.frontends.metrics import start_metrics
 from llmserve.serving.backend import Backend
@@ -42,6 +43,7 @@ class Listen:
     grpc: Address | None
     metrics: Address | None
     max_input_bytes: int
+    grpc_limits: ConnectionLimits
     grpc_tls: ssl.SSLContext | None = None
 
 
@@ -107,7 +109,12 @@ class ServerProcess:
         started.callback(extensions.close)
         if listen.grpc is not None:
             grpc = await start_grpc(
-                core, listen.grpc.host, listen.grpc.port, extensions=extensions, tls=listen.grpc_tls
+                core,
+                listen.grpc.host,
+                listen.grpc.port,
+                extensions=extensions,
+                limits=listen.grpc_limits,
+                tls=listen.grpc_tls,
             )
             started.push_async_callback(grpc.stop)
             security = "" if listen.grpc_tls is None else " (TLS)"

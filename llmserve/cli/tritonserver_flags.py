@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 OWN_BOOLEANS = (
     "allow-http", "allow-grpc", "allow-metrics", "allow-cpu-metrics", "allow-gpu-metrics", "strict-readiness",
     "exit-on-error", "log-info", "log-warning", "log-error", "grpc-use-ssl", "grpc-use-ssl-mutual",
+    "grpc-keepalive-permit-without-calls",
 )  # fmt: skip
 WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
@@ -29,10 +30,9 @@ NO_EFFECT = {
     ),
     "shared libraries": ("backend-directory", "repoagent-directory", "cache-directory"),
     "connections": (
-        "reuse-http-port", "reuse-grpc-port", "grpc-infer-response-compression-level", "grpc-keepalive-time",
-        "grpc-keepalive-timeout", "grpc-keepalive-permit-without-calls", "grpc-http2-max-pings-without-data",
-        "grpc-http2-min-recv-ping-interval-without-data", "grpc-http2-max-ping-strikes", "grpc-max-connection-age",
-        "grpc-max-connection-age-grace",
+        "reuse-http-port", "reuse-grpc-port", "grpc-infer-response-compression-level",
+        "grpc-http2-max-pings-without-data", "grpc-http2-min-recv-ping-interval-without-data",
+        "grpc-http2-max-ping-strikes",
     ),
     "traces, whose one flag is --trace-config": (
         "trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency",

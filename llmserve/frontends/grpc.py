@@ -28,7 +28,9 @@ from llmserve.frontends.grpc_messages import deadline_after, parse_request, resp
 from llmserve.frontends.grpc_stream import InferStream
 from llmserve.frontends.headers import accompanied
 from llmserve.frontends.http2.call import Call
-from llmserve.frontends.http2.connection import Method
+from llmserve.frontends.http2.calls import Method
+from llmserve.frontends.http2.connection import NO_LIMITS
+from llmserve.frontends.http2.keepalive import ConnectionLimits
 from llmserve.frontends.http2.server import Http2Server, serve
 from llmserve.serving.trace import Trace
 
@@ -112,11 +114,17 @@ def methods_of(service: InferenceService) -> dict[str, Method]:
 
 
 async def start_grpc(
-    core: Core, host: str, port: int, *, extensions: Extensions | None = None, tls: ssl.SSLContext | None = None
+    core: Core,
+    host: str,
+    port: int,
+    *,
+    extensions: Extensions | None = None,
+    limits: ConnectionLimits = NO_LIMITS,
+    tls: ssl.SSLContext | None = None,
 ) -> Http2Server:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
     `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
     """
     service = InferenceService(core, extensions or Extensions())
-    return await serve({**methods_of(service), **health_methods(core)}, host, port, flag="--grpc-port", tls=tls)
+    return await serve({**methods_of(service), **health_methods(core)}, host, port, limits=limits, tls=tls)

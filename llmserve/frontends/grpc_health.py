@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmserve.frontends.door import Core
-from llmserve.frontends.http2.connection import Method
+from llmserve.frontends.http2.calls import Method
 
 
 class HealthCheckResponse(bytes):

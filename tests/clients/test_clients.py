@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 from tritonclient.grpc import service_pb2
 
 from llmserve.frontends.http2.messages import framed
@@ -60,6 +61,23 @@ def output(*command: str) -> str:
 def test_calls(server: Endpoint, program: list[str]) -> None:
     done = subprocess.run([*program, server.grpc, *SCENARIOS], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.stdout.splitlines() == [f"ok {name}" for name in SCENARIOS], done.stderr
+
+
+def test_calls_over_tls(program: list[str], tmp_path: Path) -> None:
+    if program[0] == "java":
+        pytest.skip("Debian's Netty cannot negotiate HTTP/2 over TLS")
+    authority = trustme.CA()
+    issued = authority.issue_cert(HOST)
+    authority.cert_pem.write_to_path(tmp_path / "root")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    files = (f"--grpc-server-cert={tmp_path / 'cert'}", f"--grpc-server-key={tmp_path / 'key'}")
+    scenarios = ["unary", "large", "many", "stream", "cancel"]
+    environment = {**os.environ, "ROOT": str(tmp_path / "root")}
+    with llmserve_server(HERE / "repository", tmp_path / "log.txt", "--grpc-use-ssl=true", *files) as server:
+        command = [*program, server.grpc, *scenarios]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert done.stdout.splitlines() == [f"ok {name}" for name in scenarios], done.stderr
 
 
 def test_a_restart(program: list[str], tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ the header blocks.
     messages.py    DATA to gRPC messages, and back
     sender.py      what goes out: one piece per turn of the loop, within the client's windows
     call.py        one call, which is its handler's context
-    connection.py  one connection: frames to calls
+    calls.py       those of one connection: heads to handlers, handlers to statuses
+    keepalive.py   how long a connection may be silent, and live
+    connection.py  one connection: what its frames mean
     server.py      the methods, the listening socket, the end
 """

@@ -1,29 +1,29 @@
-"""One connection: frames to calls. Everything happens on the event loop."""
+"""One connection: frames and what they mean. Everything happens on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 from grpc import StatusCode
 
 from llmserve.frontends.http2 import frames as h2
-from llmserve.frontends.http2.call import WINDOW, Aborted, Call
+from llmserve.frontends.http2.call import WINDOW
+from llmserve.frontends.http2.calls import Calls, Method
 from llmserve.frontends.http2.frames import ConnectionFailed, frame
 from llmserve.frontends.http2.headers import MAX_LIST_BYTES, UNSUPPORTED_MEDIA_TYPE, HeadDecoder, RequestHead
-from llmserve.frontends.http2.messages import BadMessage
+from llmserve.frontends.http2.keepalive import ConnectionLimits, Keepalive
 from llmserve.frontends.http2.patience import Patience
 from llmserve.frontends.http2.reader import MAX_FRAME, FrameReader
-from llmserve.frontends.http2.sender import CallClosed, Sender
+from llmserve.frontends.http2.sender import Sender
 
 MAX_CALLS = 4096  # at the same time
 CONNECTION_WINDOW = 64 * 1024 * 1024
 PREFACE_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 2.0  # for a client to read what it has been told at the end
-DEADLINE_GRACE_S = 0.5  # for a handler to end by itself when its client's time is over
+OUR_PING = b"llmserve"
+NO_LIMITS = ConnectionLimits()
 
 OUR_SETTINGS = h2.settings({
     h2.MAX_CONCURRENT_STREAMS: MAX_CALLS, h2.INITIAL_WINDOW_SIZE: WINDOW, h2.MAX_FRAME_SIZE: MAX_FRAME,
@@ -33,47 +33,44 @@ OUR_SETTINGS = h2.settings({
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """`handle(request, context)` gives the answer; of a streaming method, `handle(context)` does everything."""
-
-    handle: Callable[..., Awaitable[Any]]
-    parse: Callable[[bytes], Any]
-    streams: bool = False
-
-
 class Connection(asyncio.Protocol):
-    def __init__(self, methods: Mapping[str, Method], connections: set[Connection]) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method], connections: set[Connection], limits: ConnectionLimits = NO_LIMITS
+    ) -> None:
         """`methods` by path; `connections` holds this one for as long as it lives."""
         self.closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._methods = methods
         self._connections = connections
+        self._limits = limits
+        self._keepalive: Keepalive | None = None
         self._sender = Sender(self._loop)
         self._reader = FrameReader(self._take)
         self._decoder = HeadDecoder()
         self._patience = Patience()
-        self._calls: dict[int, Call] = {}
+        self._calls = Calls(methods, self._sender, on_empty=self._close_if_leaving)
         self._last_stream = 0
         self._received = 0  # bytes of data that the connection's window does not have back
         self._send_window = h2.DEFAULT_WINDOW  # of a new call
         self._is_leaving = False  # takes no new calls
-        self._has_failed = False
+        self._is_over = False  # what the client still sends is of no use
         self._preface_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._sender.transport = transport  # type: ignore[assignment]  # a TCP transport, whoever implements it
         self._connections.add(self)
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._give_up)
+        self._keepalive = Keepalive(self._limits, self)
         self._sender.write(OUR_SETTINGS + h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self.closed.set()
-        if self._preface_timer is not None:
+        if self._preface_timer is not None and self._keepalive is not None:
             self._preface_timer.cancel()
+            self._keepalive.stop()
         self._sender.transport = None
-        self._cancel_all()
+        self._is_over = True
+        self._calls.cancel_all()
 
     def pause_writing(self) -> None:
         self._sender.is_paused = True
@@ -82,12 +79,26 @@ class Connection(asyncio.Protocol):
         self._sender.resume()
 
     def data_received(self, data: bytes) -> None:
-        if self._has_failed:
+        if self._is_over or self._keepalive is None:
             return
+        self._keepalive.heard()
         try:
             self._reader.feed(data)
         except ConnectionFailed as failure:
             self._fail(failure)
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+        transport = self._sender.transport
+        return "" if transport is None else str(transport.get_extra_info("peername"))
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
+    def ping(self) -> None:
+        self._sender.write(frame(h2.PING, 0, 0, OUR_PING))
 
     def leave(self) -> None:
         """Take no new calls; those that run may end."""
@@ -97,40 +108,33 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Cancel what runs, send what is to be sent, and close."""
-        self._cancel_all()
-        self._sender.flush()
+        """Cancel what runs, send what is to be sent, and wait a moment for the client to go."""
+        self._is_over = True
+        self._calls.cancel_all()
+        self._sender.finish()
         if self._sender.transport is not None:
-            self._sender.transport.close()
-            self._abort_soon()
+            self._loop.call_later(CLOSE_TIMEOUT_S, self._sender.transport.abort)
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "the server is shutting down") -> None:
         """End what runs and close, whether the client reads or not."""
-        for call in self._calls.values():
-            call.finish(StatusCode.UNAVAILABLE, "the server is shutting down")
-        self.close()
+        for call in self._calls:
+            call.finish(StatusCode.UNAVAILABLE, reason)
+        self._calls.cancel_all()
+        self._sender.flush()
         if self._sender.transport is not None:
             self._sender.transport.abort()
 
-    def _cancel_all(self) -> None:
-        for call in self._calls.values():
-            call.cancel()
-        self._sender.wake()
+    def _close_if_leaving(self) -> None:
+        if self._is_leaving and not self._is_over:
+            self.close()
 
     def _goaway(self, code: int, text: str = "") -> bytes:
         return frame(h2.GOAWAY, 0, 0, h2.WORD.pack(self._last_stream) + h2.WORD.pack(code) + text.encode())
 
     def _fail(self, failure: ConnectionFailed) -> None:
         logger.info("a connection is closed: %s", failure)
-        self._has_failed = True
-        self._cancel_all()
         self._sender.write(self._goaway(failure.code, str(failure)))
-        self._sender.finish()
-        self._abort_soon()
-
-    def _abort_soon(self) -> None:
-        if self._sender.transport is not None:
-            self._loop.call_later(CLOSE_TIMEOUT_S, self._sender.transport.abort)
+        self.close()
 
     def _give_up(self) -> None:
         if not self._reader.has_preface and self._sender.transport is not None:
@@ -171,20 +175,12 @@ class Connection(asyncio.Protocol):
         if self._received >= CONNECTION_WINDOW // 2:
             self._sender.write(h2.window_update(0, self._received))
             self._received = 0
-        call = self._calls.get(stream)
-        if call is None or call.is_closed:
+        call = self._calls.running(stream)
+        if call is None:
             return  # it has ended here, and what was still on its way is of no use
         if call.has_ended:
             raise ConnectionFailed(h2.STREAM_CLOSED, f"data after the end of stream {stream}")
-        try:
-            call.receive(data, len(payload))
-            if call.num_messages > 1 and call.task is None:
-                raise BadMessage(StatusCode.INTERNAL, "the call has more than one message")
-        except BadMessage as problem:
-            self._refuse(call, problem)
-            return
-        if is_last:
-            self._take_end(call)
+        self._calls.receive(call, data, size=len(payload), is_last=is_last)
 
     def _take_head(self, flags: int, stream: int, head: RequestHead) -> None:
         if stream % 2 == 0:
@@ -201,20 +197,20 @@ class Connection(asyncio.Protocol):
         elif not head.is_grpc:
             self._sender.write(frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream, UNSUPPORTED_MEDIA_TYPE))
         else:
-            self._open(flags, stream, head)
+            self._calls.open(stream, head, self._send_window, has_ended=bool(flags & h2.END_STREAM))
 
     def _take_trailers(self, flags: int, stream: int) -> None:
         """The end of what a client sends; or headers of a call that has ended here, which are of no use."""
-        call = self._calls.get(stream)
-        if call is None or call.is_closed:
+        call = self._calls.running(stream)
+        if call is None:
             return
         if call.has_ended:
             raise ConnectionFailed(h2.STREAM_CLOSED, f"headers after the end of stream {stream}")
         if flags & h2.END_STREAM:
-            self._take_end(call)
+            self._calls.end(call)
         else:
             self._sender.write(h2.reset(stream, h2.PROTOCOL_ERROR))
-            self._cancel(call)
+            self._calls.cancel(call)
 
     def _take_window(self, stream: int, increment: int) -> None:
         if increment == 0:
@@ -248,7 +244,7 @@ class Connection(asyncio.Protocol):
     def _resize_windows(self, size: int) -> None:
         if size > h2.LARGEST_WINDOW:
             raise ConnectionFailed(h2.FLOW_CONTROL_ERROR, "the initial window is too large")
-        for call in self._calls.values():
+        for call in self._calls:
             call.send_window += size - self._send_window
             if call.send_window > h2.LARGEST_WINDOW:
                 raise ConnectionFailed(h2.FLOW_CONTROL_ERROR, f"the window of stream {call.stream} is too large")
@@ -260,84 +256,4 @@ class Connection(asyncio.Protocol):
         call = self._calls.get(stream)
         if call is not None:
             self._patience.spend("cancelled calls")
-            self._cancel(call)
-
-    # calls
-
-    def _open(self, flags: int, stream: int, head: RequestHead) -> None:
-        method = self._methods.get(head.path)
-        parse = bytes if method is None else method.parse
-        call = Call(self._sender, stream, head, parse=parse, send_window=self._send_window)
-        if flags & h2.END_STREAM:
-            call.end()
-        if head.refusal is not None:
-            call.finish(head.refusal.code, str(head.refusal))
-            return
-        if method is None:
-            call.finish(StatusCode.UNIMPLEMENTED, "Method not found!")
-            return
-        self._calls[stream] = call
-        if head.timeout_s is not None:
-            late = BadMessage(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-            call.expiry = self._loop.call_later(head.timeout_s + DEADLINE_GRACE_S, self._refuse, call, late)
-        if method.streams:
-            self._start(call)
-        elif call.has_ended:
-            self._refuse(call, BadMessage(StatusCode.INTERNAL, "the call has no message"))
-
-    def _start(self, call: Call) -> None:
-        call.task = self._loop.create_task(self._run(call))
-        call.task.add_done_callback(lambda _: self._forget(call))  # not at its end: one cancelled at once has none
-
-    def _take_end(self, call: Call) -> None:
-        call.end()
-        if call.task is not None:
-            return
-        if call.num_messages != 1:
-            problem = f"the call has {call.num_messages} complete messages instead of one"
-            self._refuse(call, BadMessage(StatusCode.INTERNAL, problem))
-            return
-        self._start(call)
-
-    async def _handle(self, call: Call) -> None:
-        method = self._methods[call.head.path]
-        if method.streams:
-            await method.handle(call)
-            call.finish()
-        else:
-            await call.answer(await method.handle(call.take(), call))
-
-    async def _run(self, call: Call) -> None:
-        try:
-            await self._handle(call)
-        except Aborted as ending:
-            call.finish(ending.code, ending.details)
-        except BadMessage as problem:
-            call.finish(problem.code, str(problem))
-        except CallClosed:
-            pass
-        except asyncio.CancelledError:
-            call.finish(StatusCode.CANCELLED, "the server has cancelled the call")  # unless the client has
-            raise
-        except Exception as error:  # border: a fault of ours is this call's status
-            if isinstance(error, ExceptionGroup) and (bad := error.subgroup(BadMessage)) is not None:  # of a task group
-                call.finish(StatusCode.INTERNAL, str(bad.exceptions[0]))
-            else:
-                logger.exception("%s failed", call.head.path)
-                call.finish(StatusCode.INTERNAL, f"internal error: {error!r}")
-
-    def _refuse(self, call: Call, problem: BadMessage) -> None:
-        call.finish(problem.code, str(problem))
-        self._cancel(call)
-
-    def _cancel(self, call: Call) -> None:
-        call.cancel()
-        self._sender.wake()
-        if call.task is None:
-            self._forget(call)
-
-    def _forget(self, call: Call) -> None:
-        self._calls.pop(call.stream, None)
-        call.forget()
-        if self._is_leaving and not self._calls:
-            self.close()
+            self._calls.cancel(call)

@@ -6,6 +6,7 @@ What is written in one turn of the event loop goes out in one piece.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Protocol
 
 from llmserve.frontends.http2 import frames as h2
@@ -60,7 +61,8 @@ class Sender:
         self.flush()
         self._is_finished = True
         if self.transport is not None and self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client was faster
+                self.transport.write_eof()
         elif self.transport is not None:
             self.transport.close()
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from llmserve.frontends.http2.connection import Connection, Method
+from llmserve.frontends.http2.calls import Method
+from llmserve.frontends.http2.connection import NO_LIMITS, Connection
+from llmserve.frontends.http2.keepalive import ConnectionLimits
 from llmserve.frontends.listener import CLOSE_TIMEOUT_S, claim_port
 from llmserve.frontends.tls import HANDSHAKE_TIMEOUT_S
 
@@ -18,6 +20,10 @@ class Http2Server:
     port: int
     _server: asyncio.Server
     _connections: set[Connection]
+
+    def peers(self) -> set[str]:
+        """Addresses of the clients that are connected."""
+        return {connection.peer for connection in self._connections}
 
     async def stop(self) -> None:
         """Close the port, give running calls `CLOSE_TIMEOUT_S`, then cancel them."""
@@ -32,14 +38,19 @@ class Http2Server:
 
 
 async def serve(
-    methods: Mapping[str, Method], host: str, port: int, *, flag: str, tls: ssl.SSLContext | None = None
+    methods: Mapping[str, Method],
+    host: str,
+    port: int,
+    *,
+    limits: ConnectionLimits = NO_LIMITS,
+    tls: ssl.SSLContext | None = None,
 ) -> Http2Server:
-    """Listen on `host:port` (0: any free port); `Unavailable`, naming `flag`, when the port is taken."""
-    listener = claim_port(host, port, flag)
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
+    listener = claim_port(host, port, "--grpc-port")
     connections: set[Connection] = set()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: Connection(methods, connections),
+        lambda: Connection(methods, connections, limits),
         sock=listener,
         ssl=tls,
         ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,

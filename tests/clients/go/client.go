@@ -19,6 +19,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
@@ -30,8 +31,14 @@ const unlimited = 1<<31 - 1
 var address = os.Args[1]
 
 func connect(more ...grpc.DialOption) (*grpc.ClientConn, pb.GRPCInferenceServiceClient) {
+	security := grpc.WithInsecure()
+	if root := os.Getenv("ROOT"); root != "" {
+		trusted, err := credentials.NewClientTLSFromFile(root, "")
+		must(err)
+		security = grpc.WithTransportCredentials(trusted)
+	}
 	sizes := grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(unlimited), grpc.MaxCallSendMsgSize(unlimited))
-	connection, err := grpc.Dial(address, append(more, grpc.WithInsecure(), sizes)...)
+	connection, err := grpc.Dial(address, append(more, security, sizes)...)
 	must(err)
 	return connection, pb.NewGRPCInferenceServiceClient(connection)
 }

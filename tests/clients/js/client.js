@@ -10,10 +10,13 @@ const loader = require("@grpc/proto-loader");
 const [descriptors, address, ...chosen] = process.argv.slice(2);
 const definition = loader.loadFileDescriptorSetFromBuffer(fs.readFileSync(descriptors), { keepCase: true, longs: Number });
 const { GRPCInferenceService } = grpc.loadPackageDefinition(definition).inference;
+const CREDENTIALS = process.env.ROOT
+  ? grpc.credentials.createSsl(fs.readFileSync(process.env.ROOT))
+  : grpc.credentials.createInsecure();
 const OPTIONS = { "grpc.max_receive_message_length": -1, "grpc.max_send_message_length": -1 };
 
 const connect = (options = {}) =>
-  new GRPCInferenceService(address, grpc.credentials.createInsecure(), { ...OPTIONS, ...options });
+  new GRPCInferenceService(address, CREDENTIALS, { ...OPTIONS, ...options });
 
 // One unary call, as a promise of the reply.
 function call(client, method, request, { metadata = new grpc.Metadata(), ...options } = {}) {
@@ -139,7 +142,7 @@ const SCENARIOS = {
     const [code, details] = await failure(call(client, "ModelInfer", { model_name: "100% \u00fc\n\u6f22" }));
     assert.strictEqual(code, grpc.status.NOT_FOUND);
     assert.match(details, /'100% \u00fc\n\u6f22' is not found/);
-    const unknown = new grpc.Client(address, grpc.credentials.createInsecure());
+    const unknown = new grpc.Client(address, CREDENTIALS);
     const bytes = (value) => value;
     const missing = new Promise((resolve) =>
       unknown.makeUnaryRequest("/inference.GRPCInferenceService/Nope", bytes, bytes, Buffer.alloc(9), resolve));
