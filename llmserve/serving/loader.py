@@ -23,6 +23,7 @@ from llmserve.serving.model_config import (
     absent_versions,
     apply_overrides,
     config_problems,
+    drop_repeated_outputs,
     fill_defaults,
     is_ensemble,
     served_versions,
@@ -79,13 +80,14 @@ def prepare(source: ModelSource, backends: Mapping[str, Backend], settings: Serv
     apply_overrides(config, settings.parameter_overrides.get(source.name, {}))
     if not is_ensemble(config) and settings.auto_complete:
         config = backends[config.backend].complete_config(config, source.path)
+    repeated = drop_repeated_outputs(config)
     fill_defaults(config)
     versions = served_versions(config, source.versions)
     problems = config_problems(config)
     if not versions:
         problems.append(f"at least one version must be available under the version policy of model '{source.name}'")
     raise_problems(ModelConfigError, headline, problems)
-    for warning in (*ignored_features(config), *absent_versions(config, source.versions)):
+    for warning in (*repeated, *ignored_features(config), *absent_versions(config, source.versions)):
         logger.warning("model '%s': %s", source.name, warning)
     return PreparedModel(source, config, tuple(map(str, versions)), read_labels(config, source.path))
 

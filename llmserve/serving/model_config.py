@@ -32,6 +32,20 @@ def apply_overrides(config: ModelConfig, overrides: Mapping[str, str]) -> None:
         config.parameters[key].string_value = value
 
 
+def drop_repeated_outputs(config: ModelConfig) -> list[str]:
+    """Remove outputs that are declared again in the same words, as published configs do; what was removed."""
+    kept: list[ModelOutput] = []
+    for output in config.output:
+        if output not in kept:
+            kept.append(output)
+    names = Counter(output.name for output in config.output) - Counter(output.name for output in kept)
+    if names:
+        kept = [ModelOutput.FromString(output.SerializeToString()) for output in kept]
+        del config.output[:]
+        config.output.extend(kept)
+    return [f"output '{name}' is declared more than once, always the same" for name in names]
+
+
 def fill_defaults(config: ModelConfig) -> None:
     """Write what the config leaves open as Triton does, so that clients which read it see no gaps."""
     if config.version_policy.WhichOneof("policy_choice") is None:

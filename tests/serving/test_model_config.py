@@ -13,6 +13,7 @@ from llmserve.serving.config_features import ignored_features
 from llmserve.serving.model_config import (
     apply_overrides,
     config_problems,
+    drop_repeated_outputs,
     fill_defaults,
     instance_names,
     served_versions,
@@ -45,6 +46,19 @@ def test_ensembles_have_no_instances() -> None:
     config = completed(identity_config("ensemble_scheduling { }"))
     assert config.platform == "ensemble"
     assert not config.instance_group
+
+
+def test_an_output_that_is_declared_again_in_the_same_words_is_dropped() -> None:
+    config: ModelConfig = text_format.Parse(identity_config("max_batch_size: 4"), ModelConfig())
+    names = [output.name for output in config.output]
+    config.output.append(config.output[0])
+    assert drop_repeated_outputs(config) == [f"output '{names[0]}' is declared more than once, always the same"]
+    assert [output.name for output in config.output] == names
+    assert drop_repeated_outputs(config) == []
+    config.output.append(config.output[0])
+    config.output[-1].dims.append(7)
+    assert drop_repeated_outputs(config) == []
+    assert "is declared 2 times" in str(config_problems(config))
 
 
 def test_good_config_has_no_problems() -> None:

@@ -141,6 +141,8 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def _policy(text: str) -> Policy:
+    if text == "guaranteed_completion":  # its name in the first releases
+        return Policy.GUARANTEED_NO_EVICT
     names = [policy.value for policy in Policy]
     if text not in names:
         raise ValueError(f"expected {' or '.join(names)}")

@@ -24,15 +24,16 @@ from llmserve.stages.word_lists import unpack_word_list
 Value = TypeVar("Value")
 
 UNSUPPORTED_INPUTS = (  # refused rather than swallowed
-    "draft_input_ids", "draft_logits", "draft_acceptance_threshold", "decoder_input_ids", "decoder_input_lengths",
-    "encoder_input_features", "encoder_output_lengths", "prompt_embedding_table", "prompt_table_extra_ids",
-    "prompt_vocab_size", "cross_attention_mask", "skip_cross_attn_blocks", "mrope_rotary_cos_sin",
+    "draft_input_ids", "draft_logits", "draft_acceptance_threshold", "encoder_input_features", "encoder_output_lengths",
+    "prompt_embedding_table", "prompt_table_extra_ids", "prompt_vocab_size", "cross_attention_mask",
+    "skip_cross_attn_blocks", "mrope_rotary_cos_sin",
     "mrope_position_deltas", "lora_task_id", "lora_weights", "lora_config", "context_phase_params",
     "guided_decoding_guide_type", "guided_decoding_guide", "runtime_top_p_min", "runtime_top_p_decay",
     "runtime_top_p_reset_ids", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
     "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
     "retention_token_range_durations_ms", "retention_decode_priority", "retention_decode_duration_ms",
 )  # fmt: skip
+DECODER_INPUTS = ("decoder_input_ids", "decoder_input_lengths")  # one id is what preprocessing makes of no text
 UNSUPPORTED_FLAGS = ("return_context_logits", "return_generation_logits")
 
 
@@ -56,7 +57,8 @@ def read_request(
 ) -> TensorRequest:
     """Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`."""
     reader = _Reader(inputs)
-    unsupported = [f"{name} is not supported by this engine" for name in UNSUPPORTED_INPUTS if reader.has(name)]
+    names = UNSUPPORTED_INPUTS + (DECODER_INPUTS if reader.size("decoder_input_ids") > 1 else ())
+    unsupported = [f"{name} is not supported by this engine" for name in names if reader.has(name)]
     unsupported += [f"{name} = true is not supported by this engine" for name in UNSUPPORTED_FLAGS if reader.flag(name)]
     request = TensorRequest(
         GenerateRequest(
@@ -131,7 +133,11 @@ class _Reader:
         self.problems: list[str] = []
 
     def has(self, name: str) -> bool:
-        return name in self._inputs and self._inputs[name].data.size > 0
+        return self.size(name) > 0
+
+    def size(self, name: str) -> int:
+        """Number of elements; 0 when absent."""
+        return int(self._inputs[name].data.size) if name in self._inputs else 0
 
     def flag(self, name: str, default: bool = False) -> bool:
         return self._scalar((name,), default, bool)

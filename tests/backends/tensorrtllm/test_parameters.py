@@ -42,6 +42,11 @@ def test_parameters_become_settings(tmp_path: Path) -> None:
     assert not parameters.excludes_input
 
 
+def test_the_first_name_of_the_careful_policy(tmp_path: Path) -> None:
+    policy = read(tmp_path, batch_scheduler_policy="guaranteed_completion").engine.scheduler.policy
+    assert policy is Policy.GUARANTEED_NO_EVICT
+
+
 def test_parameters_for_gpus_are_passed_on_to_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whether the engine honours them is its own to say: see tests/engine/tensorrt_llm."""
     parameters = read(

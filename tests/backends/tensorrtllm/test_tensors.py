@@ -148,6 +148,13 @@ def test_what_is_not_supported_is_named(name: str) -> None:
         read(**{name: 1})
 
 
+def test_what_preprocessing_makes_of_no_text_for_a_decoder_is_ignored() -> None:
+    """Published preprocessing sends the id of padding with every request."""
+    read(decoder_input_ids=[0], decoder_input_lengths=1)
+    with pytest.raises(Unsupported, match="decoder_input_ids"):
+        read(decoder_input_ids=[5, 6], decoder_input_lengths=2)
+
+
 def test_logits_are_refused_only_when_asked_for() -> None:
     read(return_context_logits=False, return_generation_logits=False)
     with pytest.raises(Unsupported, match="return_context_logits = true"):
