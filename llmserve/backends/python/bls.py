@@ -116,7 +116,8 @@ class _Mailbox:
 
 
 class ResponseIterator:
-    """The responses of a request, then an empty one. To be left is to be cancelled."""
+    """The responses of a request; then an empty one, unless the last says itself that it is. To be left is to be
+    cancelled."""
 
     def __init__(self, door: Door, request: InferRequest) -> None:
         self._mailbox = _Mailbox()  # what the door knows, so that this object ends when the model drops it
@@ -150,4 +151,5 @@ class ResponseIterator:
         if response is None:
             self._is_over = True
             return InferenceResponse()
+        self._is_over = response.final
         return InferenceResponse.received(response)

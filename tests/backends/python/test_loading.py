@@ -317,6 +317,30 @@ class TritonPythonModel:
     assert [values(response) for response in responses[:-1]] == [[0], [1], [2]]
 
 
+@pytest.mark.parametrize("extra", ["", 'parameters { key: "EXECUTION_MODE" value { string_value: "process" } }'])
+async def test_a_last_response_that_says_so_is_the_last_one(tmp_path: Path, extra: str) -> None:
+    """As in Triton: the empty one comes only where the end comes alone."""
+    caller = echo_model(
+        """
+        inner = pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], "inner").exec(decoupled=True)
+        lengths = [len(response.output_tensors()) for response in inner]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(lengths, np.float32))])"""
+    )
+    inner = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, x = request.get_response_sender(), request.inputs()[0].as_numpy()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
+            last = pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)])
+            sender.send(last, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    write_model(tmp_path, "outer", ECHO_CONFIG + extra, "import numpy as np\n" + caller)
+    write_model(tmp_path, "inner", ECHO_CONFIG + DECOUPLED, inner)
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("outer", floats(5)))) == [1, 1]
+
+
 async def test_many_callers_of_a_decoupled_model_at_once(tmp_path: Path) -> None:
     code = echo_model(
         """
