@@ -22,7 +22,7 @@ from demo_checkpoint.decontaminate import Decontaminator
 REPOSITORY = Path(__file__).resolve().parent.parent
 EVALUATION_PAIRS = REPOSITORY / "eval" / "data" / "docstrings.jsonl"
 PAIRS_PER_PACKAGE = 2000
-STANDARD_LIBRARY_REPEATS = 4  # the evaluation pairs' own kind of text, and little of it: 2 % of the pairs
+STANDARD_LIBRARY_REPEATS = 2  # the evaluation pairs' own kind of text, and little of it: 2 % of the pairs
 EVALUATION_PAIRS_PER_PACKAGE = 25
 STANDARD_LIBRARY = "py" + sysconfig.get_python_version()  # as the origin of a pair
 

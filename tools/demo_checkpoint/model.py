@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+INIT_STD = 0.02
+EMBEDDING_STD = 0.1  # most rows are seldom met, and their updates small beside those of the layers
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -104,8 +107,10 @@ class TinyBaichuan(nn.Module):
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.num_layers) if residual else 0.02)
+                is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                depth = 2 * self.config.num_layers if is_residual else 1
+                nn.init.normal_(parameter, std=INIT_STD / math.sqrt(depth))
+        nn.init.normal_(self.embed_tokens.weight, std=EMBEDDING_STD)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits [B, T, V]."""

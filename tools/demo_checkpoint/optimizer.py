@@ -16,6 +16,8 @@ EMBEDDING_LR = 2.5e-3
 HEAD_LR = 2.5e-3
 NORM_LR = 2.5e-3
 MOMENTUM = 0.95
+MATRIX_DECAY = 0.1  # of a weight per unit of learning rate: old updates fade, and late ones still turn the matrix
+DECAY = 0.01  # of everything else
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the quintic that Muon's authors published
 NEWTON_SCHULZ_STEPS = 5
 
@@ -42,7 +44,7 @@ class Muon:
             update = _orthogonalise(gradient.lerp(momentum, MOMENTUM))
             rate = self._lr * scale * max(1.0, shape[0] / shape[1]) ** 0.5
             for (parameter, rows), change in zip(group, update, strict=True):
-                parameter[rows].sub_(change, alpha=rate)
+                parameter[rows].mul_(1 - self._lr * scale * MATRIX_DECAY).sub_(change, alpha=rate)
 
     def state(self) -> dict[torch.Size, Tensor]:
         return self._momenta
@@ -91,7 +93,7 @@ class Optimizer:
             {"params": [model.lm_head.weight], "lr": HEAD_LR},
             {"params": norms, "lr": NORM_LR},
         ]
-        self._adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+        self._adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=DECAY)
         self._rates = [float(group["lr"]) for group in self._adam.param_groups]
 
     def state(self) -> dict[str, Any]:
