@@ -111,7 +111,7 @@ class _Reader:
         try:
             return parse(text)
         except ValueError as error:
-            self.problems.append(f"{key} is {text!r}: {error}")
+            self.problems.append(f"{key} is {text!r}: {EXPECTED.get(parse, error)}")
             return default
 
     def made(self, make: Callable[[], Value], default: Value) -> Value:
@@ -147,6 +147,14 @@ def _policy(text: str) -> Policy:
     if text not in names:
         raise ValueError(f"expected {' or '.join(names)}")
     return Policy(text)
+
+
+# Python's own parsers do not say it to people
+EXPECTED: dict[object, str] = {
+    int: "expected a whole number",
+    float: "expected a number",
+    _integers: "expected whole numbers with commas between them",
+}
 
 
 def _placeholders(given: Mapping[str, str]) -> list[str]:

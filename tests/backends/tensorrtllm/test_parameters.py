@@ -126,3 +126,12 @@ def test_an_engine_path_is_required(tmp_path: Path) -> None:
     config = with_parameters(read_config("tensorrt_llm"), gpt_model_path="${engine_dir}")
     with pytest.raises(ModelConfigError, match="gpt_model_path is not set"):
         ModelParameters.read(config, tmp_path / "r/m")
+
+
+def test_what_is_no_number_is_said_to_people_all_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ModelConfigError) as raised:
+        read(tmp_path, num_threads="two", kv_cache_free_gpu_mem_fraction="half", max_attention_window_size="1;2")
+    message = str(raised.value)
+    assert "num_threads is 'two': expected a whole number" in message
+    assert "kv_cache_free_gpu_mem_fraction is 'half': expected a number" in message
+    assert "max_attention_window_size is '1;2': expected whole numbers with commas between them" in message
