@@ -96,7 +96,8 @@ def test_beams_are_one_answer(gpu_server: ServerProcess) -> None:
 
 
 def test_an_executor_that_dies_ends_streams_and_readiness(release: str, gpu_engine: Path) -> None:
-    server = start_server(str(gpu_engine), env=environment(release, FAKE_TRTLLM_CRASH="77"))
+    slowly = environment(release, FAKE_TRTLLM_CRASH="77", FAKE_TRTLLM_EVENT_S="0.1")
+    server = start_server(str(gpu_engine), env=slowly)
     try:
         assert status(f"{server.http}/v2/health/ready") == 200
         other, fatal = Stream(server.grpc), Stream(server.grpc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ OnEvent = Callable[[TokenEvent], bool]  # False: the rest is not wanted
 class EngineHost:
     def __init__(self, engine: InflightEngine) -> None:
         self.engine = engine
+        self._event_s = float(os.environ.get("FAKE_TRTLLM_EVENT_S", "0"))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -30,6 +32,7 @@ class EngineHost:
     async def _run(self, request: GenerateRequest, on_event: OnEvent) -> None:
         async with aclosing(self.engine.submit(request)) as stream:
             async for event in stream:
+                await asyncio.sleep(self._event_s)
                 if not on_event(event):
                     return
 

@@ -96,7 +96,7 @@ async def test_the_table_is_what_we_pass(release: str, tmp_path: Path, monkeypat
     flags = {"target": "tensorrt_llm", "dtype": "float16", "tp_size": 2, "max_beam_width": 2, "max_batch_size": 4}
     monkeypatch.setattr(target, "build_ranks", build_here)  # another process would keep its calls to itself
     calls = Calls()
-    with gpu_machine(release):
+    with gpu_machine(release, FAKE_TRTLLM_EVENT_S="0.02"):  # so that there is something left to cancel
         mode = installed().mode
         called = [name for name in NAMES[mode] if name.is_called and name.attribute != "TorchLlmArgs"]
         for name in called:
