@@ -40,7 +40,7 @@ def parse_generate(body: bytes, config: ModelConfig, *, model: str, version: str
         if name in declared
     }
     parameters = {name: value for name, value in document.items() if name not in declared}
-    return infer_request(model, version, inputs, sort_http_parameters(parameters), request_id=request_id)
+    return infer_request((model, version), inputs, sort_http_parameters(parameters), request_id=request_id)
 
 
 def _flattened(document: Mapping[str, Json], declared: Container[str]) -> dict[str, Json]:

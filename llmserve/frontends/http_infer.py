@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NoReturn
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -30,7 +29,7 @@ from llmserve.frontends.http_json import (
     wrong_type,
 )
 from llmserve.frontends.http_outputs import BINARY_ONLY, OutputForm, parse_outputs, parse_place
-from llmserve.frontends.parameters import REGION, RequestParameters, sort_parameters
+from llmserve.frontends.parameters import NO_PARAMETERS, REGION, RequestParameters, sort_parameters
 from llmserve.frontends.shared_memory import SharedMemory
 from llmserve.frontends.tensors import LENGTH, decode_tensor, element_count, shaped
 from llmserve.serving.signature import datatype_name
@@ -89,19 +88,30 @@ def parse_infer(
     binary = as_bool(parameters.pop("binary_data_output", False), "binary_data_output")
     names, form = parse_outputs(document, memory, binary=binary)
     request = infer_request(
-        model, version, inputs, sort_http_parameters(parameters), request_id=as_string(document.get("id", ""), "id")
+        (model, version),
+        inputs,
+        sort_http_parameters(parameters),
+        request_id=as_string(document.get("id", ""), "id"),
+        requested_outputs=names,
     )
-    return replace(request, requested_outputs=names), form
+    return request, form
 
 
 def infer_request(
-    model: str, version: str, inputs: Mapping[str, Tensor], known: RequestParameters, *, request_id: str
+    model_and_version: tuple[str, str],
+    inputs: Mapping[str, Tensor],
+    known: RequestParameters,
+    *,
+    request_id: str = "",
+    requested_outputs: tuple[str, ...] = (),
 ) -> InferRequest:
+    model, version = model_and_version
     return InferRequest(
         model_name=model,
         model_version=version,
         request_id=request_id,
         inputs=inputs,
+        requested_outputs=requested_outputs,
         parameters=known.custom,
         priority=known.priority,
         timeout_us=known.timeout_us,
@@ -112,6 +122,8 @@ def infer_request(
 
 
 def sort_http_parameters(parameters: Mapping[str, Json]) -> RequestParameters:
+    if not parameters:
+        return NO_PARAMETERS
     values: dict[str, ParameterValue] = {name: parameter_value(name, value) for name, value in parameters.items()}
     return sort_parameters(values, _wrong_parameter_type)
 
@@ -154,16 +166,20 @@ def _parse_input(entry: Mapping[str, Json], section: BinarySection, memory: Shar
 def _binary_data(name: str, entry: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> bytes | None:
     """An input's bytes, from behind the JSON or from shared memory; None when its data is in the JSON."""
     parameters = as_object(entry.get("parameters", {}), "parameters")
-    sources = [f"'{key}'" for key in ("data",) if key in entry]
-    sources += [f"'{key}' in 'parameters'" for key in ("binary_data_size", REGION) if key in parameters]
-    if len(sources) != 1:
-        found = "no field is set" if not sources else f"these fields are set: {', '.join(sources)}"
-        raise InvalidArgument(f"Input must set only one of the following fields: {DATA_SOURCES}. But {found}")
+    if ("data" in entry) + ("binary_data_size" in parameters) + (REGION in parameters) != 1:
+        _refuse_sources(entry, parameters)
     if REGION in parameters:
         return memory.read(parse_place(parameters))
     if "binary_data_size" in parameters:
         return section.take(name, as_unsigned(parameters["binary_data_size"], "binary_data_size"))
     return None
+
+
+def _refuse_sources(entry: Mapping[str, Json], parameters: Mapping[str, Json]) -> NoReturn:
+    sources = ["'data'"] if "data" in entry else []
+    sources += [f"'{key}' in 'parameters'" for key in ("binary_data_size", REGION) if key in parameters]
+    found = "no field is set" if not sources else f"these fields are set: {', '.join(sources)}"
+    raise InvalidArgument(f"Input must set only one of the following fields: {DATA_SOURCES}. But {found}")
 
 
 def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) -> InferRequest:
@@ -180,7 +196,7 @@ def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) 
     if config.max_batch_size > 0:
         shape = [1, *shape]
     tensor = decode_tensor(declared.name, datatype, shape, body, model=model)
-    return infer_request(model, version, {declared.name: tensor}, RequestParameters(), request_id="")
+    return infer_request((model, version), {declared.name: tensor}, NO_PARAMETERS)
 
 
 def _deduced_shape(dims: list[int], size: int, itemsize: int) -> list[int]:

@@ -22,6 +22,7 @@ from llmserve.serving.types import NUMPY_DTYPES, ParameterValue
 Json: TypeAlias = Any  # what `json.loads` returns
 
 MAX_NESTING = 100
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 PIECE_VALUES = 16 * 1024  # converted in one call, which holds the interpreter lock
 
 
@@ -46,7 +47,7 @@ def parse_json(body: bytes) -> Json:
 
 
 def encode_json(document: Json) -> bytes:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", errors="replace")
+    return ENCODER.encode(document).encode("utf-8", errors="replace")
 
 
 def unparsable(member: str, problem: str) -> NoReturn:

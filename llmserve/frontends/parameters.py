@@ -33,6 +33,9 @@ class RequestParameters:
     custom: Mapping[str, ParameterValue] = field(default_factory=dict)
 
 
+NO_PARAMETERS = RequestParameters()
+
+
 class WrongType(Protocol):
     """How a protocol says that a parameter has the wrong type; raises."""
 

@@ -27,7 +27,7 @@ def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
         raise InvalidArgument(
             f"{where} has an unusable shape of {len(shape)} dimensions; at most {MAX_RANK} are possible"
         )
-    if any(dim < 0 for dim in shape):
+    if min(shape, default=0) < 0:
         raise InvalidArgument(f"{where} has a negative dimension in its shape {list(shape)}")
     count = 0 if 0 in shape else 1
     for dim in shape:
