@@ -10,7 +10,8 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from llmserve.errors import InternalError, LlmserveError, Unavailable, Unsupported
-from llmserve.serving.backend import LoadContext
+from llmserve.serving.backend import Execution, LoadContext, Released
 from llmserve.serving.collation import Collator
 from llmserve.serving.config_sequences import implicit_inputs, implicit_outputs
 from llmserve.serving.signature import datatype_name
@@ -44,11 +45,11 @@ class TensorFunction(Protocol):
 class _Batch:
     requests: Sequence[InferRequest]
     streams: Sequence[ResponseStream]
-    on_done: Callable[[], None] | None = None
+    on_done: Released | None = None
 
-    def done(self) -> None:
+    def done(self, execution: Execution) -> None:
         if self.on_done is not None:
-            self.on_done()
+            self.on_done(execution)
 
 
 class FunctionInstance:
@@ -75,7 +76,7 @@ class FunctionInstance:
         self._inbox.put(self._last_batch)
         return streams
 
-    def when_released(self, callback: Callable[[], None]) -> None:
+    def when_released(self, callback: Released) -> None:
         assert self._last_batch is not None
         self._last_batch.on_done = callback
         self._last_batch = None
@@ -97,10 +98,13 @@ class FunctionInstance:
         while (batch := self._inbox.get()) is not None:
             assert self._outbox is not None
             wanted = [pair for pair in zip(batch.requests, batch.streams, strict=True) if not pair[1].closed]
+            began_ns = time.monotonic_ns()
             answers = self._answers([request for request, _ in wanted]) if wanted else []
-            self._outbox.put(batch.done)  # first, so that who has an answer finds it counted
-            for (_, stream), answer in zip(wanted, answers, strict=True):
-                self._outbox.put(partial(stream.push, answer))
+            execution = Execution(began_ns, time.monotonic_ns())
+            with self._outbox:
+                self._outbox.put(partial(batch.done, execution))  # first: who has an answer finds it counted
+                for (_, stream), answer in zip(wanted, answers, strict=True):
+                    self._outbox.put(partial(stream.push, answer))
             del batch  # what it holds must not live on here until the next one comes
 
     def _answers(self, requests: Sequence[InferRequest]) -> list[InferResponse]:

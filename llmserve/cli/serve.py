@@ -65,7 +65,10 @@ command = DataclassCommand(ServeOptions, serve)
 
 
 def run(process: ServerProcess) -> int:
-    return asyncio.run(process.run())
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(process.run())
 
 
 def make_extensions(options: ServeOptions) -> Extensions:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from prometheus_client.registry import Collector
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -39,6 +39,16 @@ class ModelInstance(Protocol):
     async def close(self) -> None: ...
 
 
+class Execution(NamedTuple):
+    """When an instance began with a batch and when it was through, in `time.monotonic_ns()`."""
+
+    began_ns: int
+    ended_ns: int
+
+
+Released: TypeAlias = Callable[[Execution | None], None]  # None: the instance does not know when it began
+
+
 @runtime_checkable
 class ReleasingInstance(ModelInstance, Protocol):
     """An instance that says itself when it can take another batch.
@@ -47,9 +57,16 @@ class ReleasingInstance(ModelInstance, Protocol):
     without it) or later (a cancelled batch is still running).
     """
 
-    def when_released(self, callback: Callable[[], None]) -> None:
+    def when_released(self, callback: Released) -> None:
         """Call `callback` once, on the loop, when the batch that was just started no longer occupies the instance."""
         ...
+
+
+@runtime_checkable
+class QueueingInstance(ReleasingInstance, Protocol):
+    """A releasing instance that keeps a line of its own, so that it need not wait for the loop between two batches."""
+
+    room: int  # how many batches it would have now, the one that it executes included; at least 1
 
 
 class ModelControl(Protocol):

@@ -34,6 +34,12 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
         self._responses.append(response)
         self._wake()
 
+    def wake_first(self, reader: asyncio.Future[None]) -> None:
+        """The reader sleeps until `reader` is done: wake it with the first response, or the end."""
+        self._waiter = reader
+        if self._responses or self.closed:
+            self._wake()
+
     async def __anext__(self) -> InferResponse:
         while not self._responses:
             if self.closed or self._ended:
@@ -69,23 +75,45 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
 
 
 class Outbox:
-    """Carries calls from any thread to the loop, in order, with one wake-up for all that are waiting."""
+    """Carries calls from any thread to the loop, in order, with one wake-up for all that are waiting.
+
+    `with outbox:` delays that wake-up: what belongs together arrives together.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.RLock()  # a destructor may put while its own thread is in here
         self._waiting: list[Callable[[], None]] = []
+        self._num_holds = 0
+        self._is_called = False  # the loop has been woken and has not come yet
 
     def put(self, call: Callable[[], None]) -> None:
         with self._lock:
-            first = not self._waiting
             self._waiting.append(call)
-        if first:
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to read
-                self._loop.call_soon_threadsafe(self._flush)
+            wakes = not self._is_called and not self._num_holds
+            self._is_called |= wakes
+        if wakes:
+            self._wake()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._num_holds += 1
+
+    def __exit__(self, *failure: object) -> None:
+        with self._lock:
+            self._num_holds -= 1
+            wakes = bool(self._waiting) and not self._is_called and not self._num_holds
+            self._is_called |= wakes
+        if wakes:
+            self._wake()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to read
+            self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
         with self._lock:
             calls, self._waiting = self._waiting, []
+            self._is_called = False
         for call in calls:
             call()

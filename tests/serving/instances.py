@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from llmserve.serving.backend import Execution, Released
 from llmserve.serving.schedulers.base import ModelScheduler
 from llmserve.serving.statistics import RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
@@ -56,8 +58,23 @@ class ReleasingOne(Instance):
 
     release: Callable[[], None] = lambda: None
 
-    def when_released(self, callback: Callable[[], None]) -> None:
-        self.release = callback
+    def when_released(self, callback: Released) -> None:
+        self.release = partial(callback, None)
+
+
+@dataclass(eq=False)
+class QueueingOne(Instance):
+    """Has a line of its own, and says when it began and ended with each batch."""
+
+    room: int = 1
+    releases: list[Released] = field(default_factory=list)
+
+    def when_released(self, callback: Released) -> None:
+        self.releases.append(callback)
+
+    def finish(self, execution: Execution) -> None:
+        """The batch at the head of the line."""
+        self.releases.pop(0)(execution)
 
 
 class Client:

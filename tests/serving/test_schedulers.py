@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -10,13 +11,14 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Unavailable
+from llmserve.serving.backend import Execution
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.passthrough import PassThroughScheduler
 from llmserve.serving.schedulers.queued import QueuedScheduler
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
-from tests.serving.instances import Client, Instance, ReleasingOne, settle
+from tests.serving.instances import Client, Instance, QueueingOne, ReleasingOne, settle
 from tests.serving.models import identity_config, request
 
 
@@ -51,6 +53,52 @@ async def test_requests_spread_over_instances() -> None:
     assert two.batches == [["b"], ["c"]]
     one.gate.set()
     await client.wait()
+
+
+async def test_an_instance_with_a_line_gets_as_many_batches_as_it_has_room_for() -> None:
+    instance = QueueingOne(room=3)
+    client = Client(scheduler(instance))
+    await client.send("a", "b", "c", "d", "e")
+    assert instance.batches == [["a"], ["b"], ["c"]]
+    instance.room = 1  # it has become slow: no more ahead
+    instance.finish(Execution(0, 1))
+    instance.finish(Execution(1, 2))
+    assert len(instance.batches) == 3
+    instance.finish(Execution(2, 3))
+    assert instance.batches[3:] == [["d"]]
+    instance.finish(Execution(3, 4))
+    instance.gate.set()
+    await client.wait()
+    assert instance.batches[4:] == [["e"]]
+
+
+async def test_nothing_is_run_ahead_where_another_instance_or_a_larger_batch_could_take_it() -> None:
+    one, two = QueueingOne("one", room=3), QueueingOne("two", room=3)
+    client = Client(scheduler(one, two))
+    await client.send("a", "b", "c")
+    assert (one.batches, two.batches) == ([["a"]], [["b"]])
+    batching = QueueingOne(room=3)
+    other = Client(scheduler(batching, config=BATCHING % ""))
+    await other.send("a", "b", "c")
+    assert batching.batches == [["a"]]
+    batching.finish(Execution(0, 1))
+    assert batching.batches == [["a"], ["b", "c"]]
+
+
+async def test_time_in_the_line_of_an_instance_is_queue_time() -> None:
+    instance, statistics = QueueingOne(room=2), ModelStatistics("m", "1")
+    client = Client(scheduler(instance, statistics=statistics))
+    await client.send("a", "b")
+    await asyncio.sleep(0.03)
+    now_ns = time.monotonic_ns()
+    instance.finish(Execution(now_ns - 30_000_000, now_ns - 20_000_000))
+    instance.finish(Execution(now_ns - 20_000_000, now_ns))
+    instance.gate.set()
+    await client.wait()
+    assert statistics.batches[1].compute_infer.ns == 30_000_000
+    a, b = client.timings["a"], client.timings["b"]
+    assert b.queue_ns - a.queue_ns > 9_000_000
+    assert a.infer_ns > b.infer_ns > 19_000_000
 
 
 async def test_cancelled_in_the_queue_never_runs() -> None:

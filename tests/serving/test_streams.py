@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -77,6 +78,49 @@ async def test_outbox_keeps_the_order_and_wakes_the_loop_once_for_many() -> None
         loop.call_soon_threadsafe = schedule  # type: ignore[method-assign]
     assert seen == list(range(1000))
     assert len(wakes) == 1
+
+
+async def test_what_is_put_together_arrives_together() -> None:
+    loop = asyncio.get_running_loop()
+    outbox = Outbox(loop)
+    turns: list[int] = []
+    turn = 0
+
+    def put_three() -> None:
+        with outbox:
+            for _ in range(3):
+                outbox.put(lambda: turns.append(turn))
+                time.sleep(0.005)  # the loop would have come meanwhile
+        outbox.put(lambda: turns.append(turn))
+
+    thread = threading.Thread(target=put_three)
+    thread.start()
+    while len(turns) < 4:
+        turn += 1
+        await asyncio.sleep(0.001)
+    assert turns[0] > 1
+    assert turns[0] == turns[1] == turns[2]
+
+
+async def test_a_reader_that_sleeps_already_is_woken_with_the_first_response() -> None:
+    stream = ResponseStream()
+    reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    stream.wake_first(reader)
+    assert not reader.done()
+    stream.push(response("a"))
+    assert reader.done()
+    assert (await anext(stream)).request_id == "a"
+
+
+@pytest.mark.parametrize("close_first", [False, True])
+async def test_a_reader_that_sleeps_already_is_woken_by_the_end(close_first: bool) -> None:
+    stream = ResponseStream()
+    reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if close_first:
+        await stream.aclose()
+    stream.wake_first(reader)
+    await stream.aclose()
+    assert reader.done()
 
 
 def test_outbox_of_a_closed_loop_drops() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from llmserve.backends.python.errors import TritonModelException, batch_failure, describe_failure
 from llmserve.backends.python.requests import InferenceRequest
 from llmserve.backends.python.responses import InferenceResponse, Reply
+from llmserve.errors import Cancelled
+from llmserve.serving.backend import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -19,31 +23,60 @@ class _WrongAnswer(Exception):
 
 class PythonBatch:
     def __init__(
-        self, instance_name: str, requests: list[InferenceRequest], on_done: Callable[[], None], *, decoupled: bool
+        self,
+        instance_name: str,
+        requests: list[InferenceRequest],
+        on_done: Callable[[Execution], None],
+        together: AbstractContextManager[None],
+        *,
+        decoupled: bool,
     ) -> None:
-        """`on_done` is called on the model's thread when `execute` is over."""
+        """`on_done` is called on the model's thread when `execute` is over, within `together` with what that returns.
+
+        It says when `execute` began and ended.
+        """
         self._instance_name = instance_name
         self._requests = requests
         self._on_done = on_done
+        self._together = together
+        self._began_ns = 0
         self._decoupled = decoupled
 
     def run(self, model: Any) -> None:
         requests, self._requests = self._requests, []  # what the model drops must end here
+        self._began_ns = time.monotonic_ns()
+        if all(request.is_cancelled() for request in requests):  # while they stood in line
+            self._end(requests, error=Cancelled("the request was cancelled before it ran"))
+            return
         try:
-            self._settle(requests, model.execute(requests))
+            answers = model.execute(requests)
         except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
-            self._fail(requests, error)
-        finally:
-            self._on_done()
+            self._end(requests, error=error)
+        else:
+            self._end(requests, answers)
 
     async def run_async(self, model: Any) -> None:
         requests, self._requests = self._requests, []
+        self._began_ns = time.monotonic_ns()
         try:
-            self._settle(requests, await model.execute(requests))
+            answers = await model.execute(requests)
         except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
-            self._fail(requests, error)
-        finally:
-            self._on_done()
+            self._end(requests, error=error)
+        else:
+            self._end(requests, answers)
+
+    def _end(self, requests: list[InferenceRequest], answers: Any = None, error: BaseException | None = None) -> None:
+        """Answer with what `execute` has returned or raised."""
+        execution = Execution(self._began_ns, time.monotonic_ns())
+        with self._together:
+            try:
+                if error is not None:
+                    raise error
+                self._settle(requests, answers)
+            except BaseException as failure:  # border: as above
+                self._fail(requests, failure)
+            finally:
+                self._on_done(execution)
 
     def _settle(self, requests: list[InferenceRequest], answers: Any) -> None:
         if self._decoupled:
@@ -80,6 +113,10 @@ class PythonBatch:
             reply.fail(batch_failure(self._instance_name, str(error)))
 
     def _fail(self, requests: list[InferenceRequest], error: BaseException) -> None:
+        if isinstance(error, Cancelled):
+            for request in requests:
+                request.reply.fail(error)
+            return
         problem = str(error) if isinstance(error, _WrongAnswer) else describe_failure(error)
         logger.warning("model instance '%s': execute failed: %s", self._instance_name, problem)
         for request in requests:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +18,10 @@ from llmserve.backends.python.responses import Line, Reply
 from llmserve.backends.python.utils_module import make_utils_module
 from llmserve.backends.python.worker import Worker
 from llmserve.errors import InternalError
+from llmserve.serving.backend import Execution
 from llmserve.serving.types import InferRequest
+
+AS_IT_COMES = nullcontext()
 
 Work: TypeAlias = Sequence[tuple[InferRequest, Line]]
 
@@ -57,13 +61,20 @@ class ModelHost:
         self._worker.opened.add_done_callback(on_opened)
         self._worker.run()
 
-    def submit(self, work: Work, on_done: Callable[[], None]) -> None:
+    def submit(
+        self,
+        work: Work,
+        on_done: Callable[[Execution], None],
+        together: AbstractContextManager[None] = AS_IT_COMES,
+    ) -> None:
+        """What is answered within `together` had better arrive at once."""
         request_class: type[InferenceRequest] = self._utils.InferenceRequest
         requests = [
             request_class.received(request, Reply(request, self._spec.version, line), self._spec.output_names)
             for request, line in work
         ]
-        self._worker.submit(PythonBatch(self._spec.instance_name, requests, on_done, decoupled=self._spec.decoupled))
+        decoupled = self._spec.decoupled
+        self._worker.submit(PythonBatch(self._spec.instance_name, requests, on_done, together, decoupled=decoupled))
 
     def alive(self) -> bool:
         return self._worker.alive()

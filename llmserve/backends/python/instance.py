@@ -14,6 +14,7 @@ from llmserve.backends.python.host import ModelSpec
 from llmserve.backends.python.line import ServerLine, StreamLine
 from llmserve.backends.python.services import Services
 from llmserve.errors import Unavailable
+from llmserve.serving.backend import Execution, Released
 from llmserve.serving.streams import Outbox, ResponseStream
 from llmserve.serving.types import InferRequest, InferResponse
 
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 Kill: TypeAlias = Callable[[str], None]
+Done: TypeAlias = Callable[[Execution | None], None]
+
+# A batch whose predecessors took less than BRIEF_NS is given to the instance ahead of time, up to MAX_ROOM of them: to
+# hand over each by itself would cost as much as to execute it.
+BRIEF_NS = 200_000
+MAX_ROOM = 16
 
 
 class Host(Protocol):
@@ -37,8 +44,13 @@ class Host(Protocol):
         """Begin to load the model; done when it can execute."""
         ...
 
-    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> Kill:
-        """`on_done` is called when another batch can be taken.
+    @property
+    def queues(self) -> bool:
+        """Whether it may be given further batches while one runs, to run them one after the other."""
+        ...
+
+    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Done, outbox: Outbox) -> Kill:
+        """`on_done` is called when another batch can be taken; it and what the lines are given end up in `outbox`.
 
         What is returned ends the batch, if that can be done, and says why.
         """
@@ -76,18 +88,18 @@ class _Batch:
 
     streams: Sequence[ResponseStream]
     kill: Kill = lambda why: None
-    on_done: Callable[[], None] | None = None
+    on_done: Done | None = None
     is_done: bool = False
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
-    def done(self) -> None:
+    def done(self, execution: Execution | None) -> None:
         """May be called again."""
         self.is_done = True
         for timer in self.timers:
             timer.cancel()
         on_done, self.on_done = self.on_done, None
         if on_done is not None:
-            on_done()
+            on_done(execution)
 
 
 class PythonInstance:
@@ -101,6 +113,7 @@ class PythonInstance:
     ) -> None:
         """`make_host` gets what the host is to call when the model has died for good."""
         self.name = spec.instance_name
+        self.room = 1
         self._spec = spec
         self._services = services
         self._host = make_host(self._report_death)
@@ -108,7 +121,8 @@ class PythonInstance:
         self._outbox: Outbox | None = None
         self._streams: set[ResponseStream] = set()  # that have no final response yet
         self._last_batch: _Batch | None = None
-        self._busy_with: _Batch | None = None  # what occupies the instance, or did so last
+        self._batches: dict[_Batch, None] = {}  # that occupy the instance
+        self._recent_ns = BRIEF_NS  # how long executions have taken lately: at least the last one, and the mean
 
     def start(self) -> Future[None]:
         """Begin to load the model; done when it can execute."""
@@ -125,18 +139,18 @@ class PythonInstance:
         on_close = partial(self._notice_close, batch)
         lines = [StreamLine(stream, self._post, on_close) for stream in streams]
         work = list(zip(requests, lines, strict=True))
-        batch.kill = self._host.submit(work, partial(self._outbox.put, batch.done))
+        batch.kill = self._host.submit(work, partial(self._put_done, batch), self._outbox)
         if self._limits.execution_s:
             _kill_after(batch, self._limits.execution_s, f"took longer than {self._limits.execution_s:g} s")
         return streams
 
-    def when_released(self, callback: Callable[[], None]) -> None:
+    def when_released(self, callback: Released) -> None:
         assert self._last_batch is not None
         if self._spec.decoupled and self._host.is_async:
-            asyncio.get_running_loop().call_soon(callback)  # its coroutines run side by side
+            asyncio.get_running_loop().call_soon(callback, None)  # its coroutines run side by side
         else:
             self._last_batch.on_done = callback
-            self._busy_with = self._last_batch
+            self._batches[self._last_batch] = None
         self._last_batch = None
 
     def healthy(self) -> bool:
@@ -167,8 +181,8 @@ class PythonInstance:
     def _end_everything(self) -> None:
         """What the host had still to do is answered, and what waits for the instance need not wait."""
         self._end_streams(self._unavailable())
-        if self._busy_with is not None:
-            self._busy_with.done()
+        for batch in list(self._batches):
+            self._finish(batch, None)
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"model instance '{self.name}' {self._host.problem()}")
@@ -177,6 +191,19 @@ class PythonInstance:
         for stream in list(self._streams):
             response = InferResponse(self._spec.model_name, self._spec.version, error=error, final=True)
             self._deliver(stream, response)
+
+    def _put_done(self, batch: _Batch, execution: Execution | None) -> None:
+        """From any thread."""
+        assert self._outbox is not None
+        self._outbox.put(partial(self._finish, batch, execution))
+
+    def _finish(self, batch: _Batch, execution: Execution | None) -> None:
+        self._batches.pop(batch, None)
+        if execution is not None:
+            took_ns = execution.ended_ns - execution.began_ns
+            self._recent_ns = max(took_ns, self._recent_ns + (took_ns - self._recent_ns) // 8)
+            self.room = MAX_ROOM if self._recent_ns < BRIEF_NS and self._host.queues else 1
+        batch.done(execution)
 
     def _post(self, stream: ResponseStream, response: InferResponse) -> None:
         """From any thread."""

@@ -8,8 +8,9 @@ from concurrent.futures import Future
 
 from llmserve.backends.python.door import LocalDoor
 from llmserve.backends.python.host import ModelHost, ModelSpec
-from llmserve.backends.python.instance import Kill
+from llmserve.backends.python.instance import Done, Kill
 from llmserve.backends.python.line import ServerLine
+from llmserve.serving.streams import Outbox
 from llmserve.serving.types import InferRequest
 
 
@@ -27,9 +28,14 @@ class ThreadHost:
     def start(self) -> Future[None]:
         return self._host.start()
 
-    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> Kill:
+    @property
+    def queues(self) -> bool:
+        """One after the other on the model's thread; an async one runs all that it gets side by side."""
+        return not self._host.is_async
+
+    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Done, outbox: Outbox) -> Kill:
         self._door.open(asyncio.get_running_loop())
-        self._host.submit(work, on_done)
+        self._host.submit(work, on_done, outbox)
         return lambda why: None  # a thread cannot be ended from outside
 
     def alive(self) -> bool:

@@ -8,14 +8,14 @@ WAIT   uint32 [1]    milliseconds until the instance takes another request, what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
-from llmserve.serving.backend import LoadContext, LoadedModel
+from llmserve.serving.backend import LoadContext, LoadedModel, Released
 from llmserve.serving.model_config import instance_names
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
@@ -35,8 +35,8 @@ class RepeatInstance:
         self._wait_s = max(int(request.inputs["WAIT"].data[0]) for request in requests) / 1000
         return [self._respond(request) for request in requests]
 
-    def when_released(self, callback: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(self._wait_s, callback)
+    def when_released(self, callback: Released) -> None:
+        asyncio.get_running_loop().call_later(self._wait_s, callback, None)
 
     def healthy(self) -> bool:
         return True

@@ -36,9 +36,14 @@ class ModelScheduler(Protocol):
         ...
 
 
-async def timed_next(stream: AsyncGenerator[InferResponse, None], timing: RequestTiming) -> InferResponse | None:
-    """The next response, or None at the end. The wait is the model's time; what the reader does between is not."""
-    start_ns = time.monotonic_ns()
+async def timed_next(
+    stream: AsyncGenerator[InferResponse, None], timing: RequestTiming, start_ns: int = 0
+) -> InferResponse | None:
+    """The next response, or None at the end. The wait is the model's time; what the reader does between is not.
+
+    `start_ns`: when the model began to make it, if that was before now.
+    """
+    start_ns = start_ns or time.monotonic_ns()
     try:
         return await anext(stream, None)
     finally:

@@ -1,7 +1,8 @@
 """Instances and what runs on them: what schedulers do once they have decided.
 
 A lane is one instance and runs one batch at a time. It is idle again when all streams of the batch have ended, or when
-an instance that knows better says so.
+an instance that knows better says so. An instance with a line of its own is given batches ahead where nothing can be
+gained by waiting: it is the only one, and no batch would grow meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InternalError
-from llmserve.serving.backend import ModelInstance, ReleasingInstance
+from llmserve.serving.backend import Execution, ModelInstance, QueueingInstance, ReleasingInstance
 from llmserve.serving.schedulers.rate_limiter import Claim
 from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.schedulers.tickets import Ticket
@@ -29,11 +30,12 @@ logger = logging.getLogger(__name__)
 class RunningBatch:
     """Tickets that were started together."""
 
-    __slots__ = ("_lane", "input_ns", "num_running", "size", "start_ns")
+    __slots__ = ("_lane", "input_ns", "num_running", "size", "start_ns", "tickets")
 
-    def __init__(self, lane: Lane, size: int, num_running: int) -> None:
+    def __init__(self, lane: Lane, tickets: Sequence[Ticket], num_running: int) -> None:
         self._lane = lane
-        self.size = size
+        self.tickets = tickets
+        self.size = sum([ticket.batch_size for ticket in tickets])
         self.start_ns = time.monotonic_ns()
         self.input_ns = 0
         self.num_running = num_running
@@ -45,15 +47,28 @@ class RunningBatch:
 
 
 class Lane:
-    def __init__(self, instance: ModelInstance, statistics: ModelStatistics, on_idle: Callable[[], None]) -> None:
-        """`on_idle` is called when the lane may be taken again."""
+    def __init__(
+        self,
+        instance: ModelInstance,
+        statistics: ModelStatistics,
+        on_idle: Callable[[], None],
+        *,
+        runs_ahead: bool = False,
+    ) -> None:
+        """`on_idle` is called when the lane may be taken again. `runs_ahead`: fill the line of an instance with one."""
         self.claim: Claim | None = None  # what the instance may run at all; None: always
         self._instance = instance
         self._releasing = instance if isinstance(instance, ReleasingInstance) else None
         self._statistics = statistics
         self._on_idle = on_idle
-        self.is_idle = True
+        self._queueing = instance if runs_ahead and isinstance(instance, QueueingInstance) else None
+        self._num_held = 0  # batches that the instance has
         self._unread: set[asyncio.Task[None]] = set()  # read streams that have no client
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the instance would have a batch."""
+        return not self._num_held or (self._queueing is not None and self._num_held < self._queueing.room)
 
     def healthy(self) -> bool:
         return self._instance.healthy()
@@ -62,7 +77,7 @@ class Lane:
         """Occupy the lane. If it cannot be now, `on_idle` is called when it can."""
         if not self.is_idle or (self.claim is not None and not self.claim.take()):
             return False
-        self.is_idle = False
+        self._num_held += 1
         return True
 
     def give_back(self) -> None:
@@ -88,7 +103,7 @@ class Lane:
         The answer to `requests[places[i]]` is that of `tickets[i]`; without `places`, to `requests[i]`. Answers to the
         other requests are read and dropped.
         """
-        batch = RunningBatch(self, sum(ticket.batch_size for ticket in tickets), len(requests))
+        batch = RunningBatch(self, tickets, len(requests))
         try:
             streams = self._execute(requests)
         except Exception as error:  # border: the backend's fault is these requests' answer
@@ -113,7 +128,7 @@ class Lane:
     def batch_ended(self, batch: RunningBatch) -> None:
         """All its streams have."""
         if self._releasing is None:
-            self._end(batch)
+            self._end(batch, None)
 
     def _execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
         streams = self._instance.execute(requests)
@@ -128,14 +143,18 @@ class Lane:
         self._unread.add(task)
         task.add_done_callback(self._unread.discard)
 
-    def _end(self, batch: RunningBatch) -> None:
-        infer_ns = time.monotonic_ns() - batch.start_ns - batch.input_ns
-        self._statistics.batch_executed(batch.size, input_ns=batch.input_ns, infer_ns=infer_ns)
+    def _end(self, batch: RunningBatch, execution: Execution | None) -> None:
+        given_ns = batch.start_ns + batch.input_ns
+        began_ns, ended_ns = execution or (given_ns, time.monotonic_ns())
+        self._statistics.batch_executed(batch.size, input_ns=batch.input_ns, infer_ns=ended_ns - began_ns)
+        for ticket in batch.tickets:  # what they have waited in the instance's line is not the model's time
+            ticket.timing.queue_ns += began_ns - given_ns
+            ticket.timing.infer_ns -= began_ns - given_ns
         self._free(has_run=True)
         self._on_idle()
 
     def _free(self, *, has_run: bool) -> None:
-        self.is_idle = True
+        self._num_held -= 1
         if self.claim is not None:
             self.claim.give_back(has_run=has_run)
 
@@ -167,8 +186,10 @@ def make_lanes(
     """One per instance, each with a claim of its group when the server limits rates."""
     groups = {f"{group.name}_{index}": group for group in config.instance_group for index in range(group.count)}
     lanes = []
+    batches = config.HasField("dynamic_batching") or config.HasField("sequence_batching")
+    runs_ahead = len(instances) == 1 and not batches and shared.rate_limiter is None
     for instance in instances:
-        lane = Lane(instance, statistics, on_idle)
+        lane = Lane(instance, statistics, on_idle, runs_ahead=runs_ahead)
         if shared.rate_limiter is not None and instance.name in groups:
             lane.claim = shared.rate_limiter.join(groups[instance.name], on_idle)
         lanes.append(lane)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llmserve.serving.schedulers.base import Rejected, timed_next
 from llmserve.serving.signature import request_label
 from llmserve.serving.statistics import RequestTiming
+from llmserve.serving.streams import ResponseStream
 from llmserve.serving.types import InferRequest, InferResponse
 
 if TYPE_CHECKING:
@@ -28,12 +30,13 @@ class Ticket:
     batch_size: int
     key: BatchKey  # requests with equal keys may share a batch
     arrival_ns: int
-    dispatched: asyncio.Future[None] | None = None  # done when `stream` or `error` is set
+    dispatched: asyncio.Future[None] | None = None  # done when `stream` can be read or `error` is set
     stream: AsyncGenerator[InferResponse, None] | None = None
     error: Exception | None = None
     is_over: bool = False  # answered or refused; what ends before is cancelled
     timer: asyncio.TimerHandle | None = None
     batch: RunningBatch | None = None  # that it is part of
+    start_ns: int = 0  # when that was given to an instance
     previous: asyncio.Future[None] | None = None  # preserve_ordering: answer after this one
     finished: asyncio.Future[None] | None = None
 
@@ -52,7 +55,11 @@ class Ticket:
     def start(self, stream: AsyncGenerator[InferResponse, None], batch: RunningBatch) -> None:
         self.stream = stream
         self.batch = batch
-        self.wake()
+        self.start_ns = time.monotonic_ns()
+        if isinstance(stream, ResponseStream) and self.dispatched is not None:
+            stream.wake_first(self.dispatched)  # not before there is something to read
+        else:
+            self.wake()
 
     def end_turn(self) -> None:
         """Let the next in order answer, once those before this one have: a cancelled ticket may end before them."""
@@ -95,7 +102,9 @@ async def read_ticket(
         if ticket.error is not None:
             raise ticket.error
         assert ticket.stream is not None
-        while (response := await timed_next(ticket.stream, ticket.timing)) is not None:
+        start_ns = ticket.start_ns
+        while (response := await timed_next(ticket.stream, ticket.timing, start_ns)) is not None:
+            start_ns = 0
             if receive is not None:
                 response = receive(ticket, response)
             if response.final:

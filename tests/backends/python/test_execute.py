@@ -397,3 +397,40 @@ async def test_invalid_request_never_reaches_the_model(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument):
             await single(core, request("m", floats(1, name="Q")))
     assert not (directory / "1" / "model.py.ran").exists()
+
+
+SLEEPER = """
+import time
+import numpy as np
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.ran = []
+
+    def execute(self, requests):
+        x = float(requests[0].inputs()[0].as_numpy()[0])
+        self.ran.append(x)
+        time.sleep(x if x < 1 else 0)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(self.ran, dtype=np.float32))])]
+"""
+
+
+@pytest.mark.parametrize(("brief_ns", "num_pending"), [(10**12, 0), (0, 2)])
+async def test_brief_executions_are_handed_over_ahead_and_may_still_be_cancelled(
+    brief_ns: int, num_pending: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve.backends.python.instance.BRIEF_NS", brief_ns)
+    write_model(tmp_path, "m", ECHO_CONFIG, SLEEPER)
+    async with serving(tmp_path) as core:
+        for _ in range(20):
+            await single(core, request("m", floats(1)))
+        slow = asyncio.create_task(single(core, request("m", floats(0.2))))
+        await asyncio.sleep(0.02)
+        waiting = [asyncio.create_task(single(core, request("m", floats(number)))) for number in (2, 3, 4)]
+        await asyncio.sleep(0.02)
+        waiting[1].cancel()
+        await asyncio.sleep(0.01)
+        assert f'nv_inference_pending_request_count{{model="m",version="1"}} {num_pending}' in core.metrics_text()
+        await slow
+        last = await waiting[2]
+    assert values(last, "Y")[-3:] == [pytest.approx(0.2), 2, 4]

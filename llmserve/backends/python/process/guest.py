@@ -106,7 +106,7 @@ class Guest:
             case Execute(batch, requests):
                 self._has_work = True
                 work = [(request, self._new_line(number)) for number, request in requests]
-                host.submit(work, partial(self.send, Done(batch)))
+                host.submit(work, lambda execution: self.send(Done(batch)))
             case Cancelled(number):
                 with self._lock:
                     line = self._lines.get(number)

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -22,12 +22,13 @@ from typing import Any
 from llmserve.backends.python.bls import Cancel
 from llmserve.backends.python.door import LocalDoor
 from llmserve.backends.python.host import ModelSpec
-from llmserve.backends.python.instance import Kill
+from llmserve.backends.python.instance import Done, Kill
 from llmserve.backends.python.line import ServerLine
 from llmserve.backends.python.process import messages as m
 from llmserve.backends.python.process.environment import Environment
 from llmserve.backends.python.process.launch import ModelProcess
 from llmserve.errors import InternalError, LlmserveError, Unavailable
+from llmserve.serving.streams import Outbox
 from llmserve.serving.types import InferRequest, InferResponse
 
 SETTLED_AFTER_S = 10.0  # a process that has lived so long is started again at once
@@ -48,7 +49,7 @@ class State(Enum):
 class _Batch:
     lines: dict[int, ServerLine]
     message: m.Execute
-    on_done: Callable[[], None]
+    on_done: Done
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +78,7 @@ class ProcessHost:
 
     def __init__(self, spec: ModelSpec, door: LocalDoor, environment: Environment | None = None) -> None:
         self.is_async = False
+        self.queues = False  # what it is given dies with the process
         self._environment = environment
         self._spec = spec
         self._door = door
@@ -86,7 +88,7 @@ class ProcessHost:
         self._state = State.STARTING
         self._life: _Life | None = None
         self._waiting: list[_Batch] = []  # for a process that can take them
-        self._unreleased: list[Callable[[], None]] = []  # of batches that died with a process
+        self._unreleased: list[Done] = []  # of batches that died with a process
         self._problem = ""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name=f"model-{spec.instance_name}", daemon=True)
@@ -95,7 +97,7 @@ class ProcessHost:
         self._thread.start()
         return self._opened
 
-    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Callable[[], None]) -> Kill:
+    def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Done, outbox: Outbox) -> Kill:
         self._door.open(asyncio.get_running_loop())
         numbered = [(next(self._numbers), request, line) for request, line in work]
         message = m.Execute(next(self._numbers), tuple((number, request) for number, request, _ in numbered))
@@ -222,7 +224,7 @@ class ProcessHost:
             case m.Done(number):
                 with self._lock:
                     batch = life.batches.pop(number)
-                batch.on_done()
+                batch.on_done(None)
             case m.Call(number, request, only_first):
                 receive = partial(self._forward, life, number)
                 life.calls[number] = self._door.call(request, receive, only_first=only_first)
@@ -272,13 +274,13 @@ class ProcessHost:
         with self._lock:
             unreleased, self._unreleased = self._unreleased, []
         for on_done in unreleased:
-            on_done()
+            on_done(None)
 
     def _refuse(self, batches: Sequence[_Batch]) -> None:
         for batch in batches:
             for line in batch.lines.values():
                 line.post(self._failure())
-            batch.on_done()
+            batch.on_done(None)
 
     def _forward(self, life: _Life, number: int, response: InferResponse | None) -> None:
         if response is None:
