@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import ASGIApp
+from collections.abc import Mapping
 
 from llmserve.errors import Code, InternalError, LlmserveError
+from llmserve.frontends.http1.answers import NO_HEADERS, Answer, WholeAnswer
+from llmserve.frontends.http1.connection import Handler
+from llmserve.frontends.http1.request import ClientGone, Request
 from llmserve.frontends.http_body import BodyTooLarge, BodyTooSlow
 from llmserve.frontends.http_json import Json, encode_json
 
@@ -31,18 +28,17 @@ STATUS: Mapping[Code, int] = {
 }
 REQUEST_TIMEOUT = 408
 CONTENT_TOO_LARGE = 413
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 RETRY_AFTER_S = 1
+JSON = "application/json"
 
-Handler = Callable[[Request], Awaitable[ASGIApp]]
 logger = logging.getLogger(__name__)
 
 
-def json_response(document: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(encode_json(document), status, headers, media_type="application/json")
+def json_response(document: Json, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> WholeAnswer:
+    return WholeAnswer(encode_json(document), status, JSON, headers)
 
 
-def error_response(error: LlmserveError) -> Response:
+def error_response(error: LlmserveError) -> WholeAnswer:
     for kind, status in ((BodyTooLarge, CONTENT_TOO_LARGE), (BodyTooSlow, REQUEST_TIMEOUT)):
         if isinstance(error, kind):  # the rest of the body may still be on its way: this connection is spent
             return json_response({"error": str(error)}, status, {"Connection": "close"})
@@ -64,23 +60,14 @@ def internal_error(error: Exception) -> InternalError:
 def answers_errors(handler: Handler) -> Handler:
     """Turn the core's errors into error bodies."""
 
-    @functools.wraps(handler)
-    async def answered(request: Request) -> ASGIApp:
+    async def answered(request: Request) -> Answer:
         try:
             return await handler(request)
         except LlmserveError as error:
             return error_response(error)
-        except HTTPException:
+        except ClientGone:
             raise
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:  # border: a fault of ours must not reach the client as a broken connection
             return error_response(internal_error(error))
 
     return answered
-
-
-async def routing_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and wrong methods: `{"error": "Not Found"}`, `{"error": "Method Not Allowed"}`."""
-    assert isinstance(error, HTTPException)
-    return json_response({"error": error.detail}, error.status_code, error.headers)

@@ -1,4 +1,4 @@
-"""Request and response bodies: size limits, gzip and deflate, and the client that goes away.
+"""Request and response bodies: size limits, gzip and deflate.
 
 What takes long on more than a quarter of a mebibyte (parsing, compressing) is done in a worker thread: the event loop
 also streams tokens. A compressed body counts as what it may inflate to.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
-
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from collections.abc import Callable
+from typing import TypeVar
 
 from llmserve.errors import DeadlineExceeded, InvalidArgument, Unsupported
+from llmserve.frontends.http1.request import Request
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's: deflate means the zlib format, as in RFC 9110
 COMPRESSION_LEVEL = 1
 MIN_COMPRESSED_BYTES = 256
 INLINE_BYTES = 256 * 1024
-WATCH_AFTER_S = 0.01
 BODY_PAUSE_S = 60  # longest time without a byte of a body
 MAX_INFLATION = 1032  # deflate: 258 bytes from two bits
 
@@ -37,7 +34,7 @@ class BodyTooSlow(DeadlineExceeded):
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The decompressed request body, at most `limit` bytes."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    encoding = (request.header(b"content-encoding") or "identity").strip().lower()
     if encoding not in ("identity", "", *WINDOW_BITS):
         raise Unsupported(f"Unsupported compression type '{encoding}': use gzip or deflate")
     body = await _read_raw(request, limit)
@@ -48,25 +45,17 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 async def _read_raw(request: Request, limit: int) -> bytes:
     """Read up to `limit`; of a larger body, read as much again and drop it, so that most clients get to the answer."""
-    chunks: list[bytes] = []
-    size = 0
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(BODY_PAUSE_S) as patience:
-            async for chunk in request.stream():
-                patience.reschedule(loop.time() + BODY_PAUSE_S)
-                size += len(chunk)
-                if size <= limit:
-                    chunks.append(chunk)
-                else:
-                    chunks.clear()
-                if size > 2 * limit:
-                    break
-    except TimeoutError:
-        raise BodyTooSlow(f"nothing more of the request body has come for {BODY_PAUSE_S} seconds") from None
-    if size > limit:
+    while not request.has_ended and request.num_bytes <= 2 * limit:
+        try:
+            async with asyncio.timeout(BODY_PAUSE_S):
+                await request.more_body()
+        except TimeoutError:
+            raise BodyTooSlow(f"nothing more of the request body has come for {BODY_PAUSE_S} seconds") from None
+        if request.num_bytes > limit:
+            request.forget_body()
+    if request.num_bytes > limit:
         raise _too_large(limit)
-    return b"".join(chunks)
+    return request.body()
 
 
 def _too_large(limit: int) -> BodyTooLarge:
@@ -98,8 +87,9 @@ async def off_loop(work: Callable[[], Result], *, size: int) -> Result:
 
 async def compress_for(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
     """`body` in the encoding that the client prefers, and the header that says so."""
-    encoding = preferred_encoding(request.headers.get("accept-encoding", ""))
-    if encoding is None or len(body) < MIN_COMPRESSED_BYTES:
+    accepted = request.header(b"accept-encoding")
+    encoding = preferred_encoding(accepted) if accepted and len(body) >= MIN_COMPRESSED_BYTES else None
+    if encoding is None:
         return body, {}
 
     def compress() -> bytes:
@@ -130,41 +120,3 @@ def _quality(parameter: str) -> float:
         return float(value)
     except ValueError:
         return 0.0
-
-
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await `work`; cancel it and raise `ClientDisconnect` when the client goes away. The body must have been read.
-
-    Whether the client is there is not asked of work that is done at once.
-    """
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
-    watching: list[asyncio.Task[None]] = []
-    gone: list[bool] = []
-
-    def cancel_work(watcher: asyncio.Task[None]) -> None:
-        if not watcher.cancelled():
-            gone.append(True)
-            task.cancel()
-
-    def watch() -> None:
-        watching.append(loop.create_task(_disconnected(receive)))
-        watching[0].add_done_callback(cancel_work)
-
-    timer = loop.call_later(WATCH_AFTER_S, watch)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if gone and not task.uncancel():
-            raise ClientDisconnect from None
-        raise
-    finally:
-        timer.cancel()
-        for watcher in watching:
-            watcher.remove_done_callback(cancel_work)
-            watcher.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -7,13 +7,13 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from llmserve.errors import InvalidArgument, NotFound, Unsupported
 from llmserve.frontends.door import Core, check_known_model
 from llmserve.frontends.extensions import Extensions
-from llmserve.frontends.http_answers import Handler, json_response
+from llmserve.frontends.http1.answers import WholeAnswer
+from llmserve.frontends.http1.connection import Handler
+from llmserve.frontends.http1.request import Request
+from llmserve.frontends.http_answers import json_response
 from llmserve.frontends.http_body import off_loop, read_body
 from llmserve.frontends.http_json import Json, as_array, as_bool, as_object, as_string, as_unsigned, parse_json
 from llmserve.frontends.log_settings import FLAGS, MAX_UINT32, LogValue
@@ -38,46 +38,46 @@ class ExtensionApi:
     extensions: Extensions
     max_input_bytes: int
 
-    async def repository_index(self, request: Request) -> Response:
+    async def repository_index(self, request: Request) -> WholeAnswer:
         document = await self._document(request, empty={})
         rows = self.core.repository_index(ready=as_bool(document.get("ready", False), "ready"))
         return json_response([{key: value for key in ROW_MEMBERS if (value := getattr(row, key))} for row in rows])
 
-    async def load_model(self, request: Request) -> Response:
+    async def load_model(self, request: Request) -> WholeAnswer:
         check_repository_name(request.path_params.get("repository", ""))
         document = await self._document(request, empty={})
         config, files = _load_parameters(as_object(document.get("parameters", {}), "parameters"))
         await self.core.load_model(request.path_params["model"], config, files)
-        return Response()
+        return WholeAnswer()
 
-    async def unload_model(self, request: Request) -> Response:
+    async def unload_model(self, request: Request) -> WholeAnswer:
         check_repository_name(request.path_params.get("repository", ""))
         document = await self._document(request, empty={})
         parameters = as_object(document.get("parameters", {}), "parameters")
         dependents = as_bool(parameters.get(UNLOAD_DEPENDENTS, False), UNLOAD_DEPENDENTS)
         await self.core.unload_model(request.path_params["model"], unload_dependents=dependents)
-        return Response()
+        return WholeAnswer()
 
-    async def log_settings(self, request: Request) -> Response:
+    async def log_settings(self, request: Request) -> WholeAnswer:
         return json_response(self.extensions.logs.describe())
 
-    async def set_log_settings(self, request: Request) -> Response:
+    async def set_log_settings(self, request: Request) -> WholeAnswer:
         document = await self._document(request)
         self.extensions.logs.update({name: _log_value(name, value) for name, value in document.items()})
         return json_response(self.extensions.logs.describe())
 
-    async def trace_settings(self, request: Request) -> Response:
+    async def trace_settings(self, request: Request) -> WholeAnswer:
         model = self._traced_model(request)
         return json_response(self.extensions.tracer.describe(model))
 
-    async def set_trace_settings(self, request: Request) -> Response:
+    async def set_trace_settings(self, request: Request) -> WholeAnswer:
         model = self._traced_model(request)
         document = await self._document(request)
         update = {name: _trace_value(name, value) for name, value in document.items() if name in SETTINGS}
         self.extensions.tracer.update(model, update)
         return json_response(self.extensions.tracer.describe(model))
 
-    async def shared_memory_status(self, request: Request) -> Response:
+    async def shared_memory_status(self, request: Request) -> WholeAnswer:
         regions = self.extensions.memory.status(request.path_params.get("region", ""))
         return json_response(
             [
@@ -86,7 +86,7 @@ class ExtensionApi:
             ]
         )
 
-    async def register_shared_memory(self, request: Request) -> Response:
+    async def register_shared_memory(self, request: Request) -> WholeAnswer:
         document = await self._document(request)
         for member in ("key", "byte_size"):
             if member not in document:
@@ -97,27 +97,27 @@ class ExtensionApi:
             offset=as_unsigned(document.get("offset", 0), "offset"),
             byte_size=as_unsigned(document["byte_size"], "byte_size"),
         )
-        return Response()
+        return WholeAnswer()
 
-    async def unregister_shared_memory(self, request: Request) -> Response:
+    async def unregister_shared_memory(self, request: Request) -> WholeAnswer:
         self.extensions.memory.unregister(request.path_params["region"])
-        return Response()
+        return WholeAnswer()
 
-    async def unregister_all_shared_memory(self, request: Request) -> Response:
+    async def unregister_all_shared_memory(self, request: Request) -> WholeAnswer:
         self.extensions.memory.unregister_all()
-        return Response()
+        return WholeAnswer()
 
-    async def cuda_memory_status(self, request: Request) -> Response:
+    async def cuda_memory_status(self, request: Request) -> WholeAnswer:
         if region := request.path_params.get("region", ""):
             raise NotFound(f"Unable to find cuda shared memory region: '{region}'")
         return json_response([])
 
-    async def register_cuda_memory(self, request: Request) -> Response:
+    async def register_cuda_memory(self, request: Request) -> WholeAnswer:
         raise Unsupported(CUDA_REFUSAL)
 
-    async def unregister_cuda_memory(self, request: Request) -> Response:
+    async def unregister_cuda_memory(self, request: Request) -> WholeAnswer:
         """There is none, so there is none to forget."""
-        return Response()
+        return WholeAnswer()
 
     def _traced_model(self, request: Request) -> str:
         """The model whose settings are meant; "" for the server's."""

@@ -36,6 +36,7 @@ from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+HEADER_LENGTH_NAME = HEADER_LENGTH.lower().encode()  # as requests have it
 DATA_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from llmserve.errors import LlmserveError
+from llmserve.frontends.http1.answers import Answer, Reply
 from llmserve.frontends.http_answers import error_response
 from llmserve.frontends.tracer import Tracer
 from llmserve.serving.trace import Trace
@@ -17,21 +16,21 @@ from llmserve.serving.trace import Trace
 class TracedAnswer:
     """An answer that finishes its request's trace when it has been sent."""
 
-    answer: ASGIApp
+    answer: Answer
     tracer: Tracer
     model: str
     trace: Trace
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send(self, reply: Reply) -> None:
         self.trace.stamp("HTTP_SEND_START")
         try:
-            await self.answer(scope, receive, send)
+            await self.answer.send(reply)
         finally:
             self.trace.stamp("HTTP_SEND_END")
             self.tracer.finish(self.model, self.trace)
 
 
-async def traced_answer(tracer: Tracer, model: str, trace: Trace, handling: Awaitable[ASGIApp]) -> TracedAnswer:
+async def traced_answer(tracer: Tracer, model: str, trace: Trace, handling: Awaitable[Answer]) -> TracedAnswer:
     """The answer of a handler, errors included."""
     try:
         return TracedAnswer(await handling, tracer, model, trace)

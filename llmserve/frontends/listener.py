@@ -1,22 +1,13 @@
-"""Listening sockets, and an ASGI application on one of them (uvicorn without signal handlers)."""
+"""Listening sockets."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-
-import uvicorn
-from starlette.types import ASGIApp
 
 from llmserve.errors import Unavailable
-from llmserve.frontends.bounded_http import BoundedHttpProtocol
 
 BACKLOG = 2048
-KEEP_ALIVE_S = 75  # idle connections of pooling clients
 CLOSE_TIMEOUT_S = 2  # for connections that are still writing when the server has to go
 
 
@@ -59,55 +50,3 @@ def _notice_dead_peers(listener: socket.socket) -> None:
     if hasattr(socket, "TCP_KEEPIDLE"):
         for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):
             listener.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-class _QuietServer(uvicorn.Server):
-    """Leaves signals to the program (draining starts long before the listener closes), and says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@dataclass(frozen=True, slots=True)
-class HttpServer:
-    """A running ASGI application."""
-
-    port: int
-    server: uvicorn.Server
-    task: asyncio.Task[None]
-
-    async def stop(self) -> None:
-        """Close the port and idle connections, give the others `CLOSE_TIMEOUT_S`, then cut them."""
-        self.server.should_exit = True
-        with suppress(asyncio.CancelledError):
-            await self.task
-
-
-async def listen(app: ASGIApp, host: str, port: int, *, flag: str) -> HttpServer:
-    """Serve `app` on `host:port` (0: any free port) from a task of the running loop."""
-    listener = claim_port(host, port, flag)
-    config = uvicorn.Config(
-        app,
-        http=BoundedHttpProtocol,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-    )
-    server = _QuietServer(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    await server.listening.wait()
-    return HttpServer(listener.getsockname()[1], server, task)

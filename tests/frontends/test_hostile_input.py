@@ -120,7 +120,7 @@ def test_every_code_has_a_place_on_both_wires(code: Code) -> None:
     error = type("AnyError", (LlmserveError,), {"code": code})("text")
     assert isinstance(status_of(error), grpc.StatusCode)
     assert status_of(error).name == code.name
-    assert error_response(error).status_code == STATUS[code] >= 400
+    assert error_response(error).status == STATUS[code] >= 400
 
 
 @pytest.mark.parametrize("data", [{"data": []}, {"parameters": {"binary_data_size": 4}}], ids=["json", "binary"])

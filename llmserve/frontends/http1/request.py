@@ -1,0 +1,111 @@
+"""One request, as its handler sees it: the body may still be on its way, and the client may go at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Request:
+    """Made by a connection, which also adds to the body. Names of headers are in lower case."""
+
+    __slots__ = (
+        "_body", "_cancelled_with_client", "_fields", "_index", "_is_gone", "_on_wait", "_waiter", "has_ended",
+        "is_http10", "keeps_alive", "method", "num_bytes", "path", "path_params",
+    )  # fmt: skip
+
+    def __init__(
+        self, method: str, path: str, fields: list[tuple[bytes, bytes]], *, keeps_alive: bool, is_http10: bool
+    ) -> None:
+        self.method = method
+        self.path = path  # decoded, without the query
+        self.path_params = NO_PARAMETERS  # what a route reads from the path
+        self.keeps_alive = keeps_alive  # the connection serves further requests after this one
+        self.is_http10 = is_http10  # knows no chunks
+        self.has_ended = False  # the body is complete
+        self.num_bytes = 0  # of the body so far, forgotten ones included
+        self._fields = fields
+        self._index = dict(reversed(fields))  # the first of several wins
+        self._body: bytes | bytearray = b""
+        self._is_gone = False
+        self._cancelled_with_client: asyncio.Task[Any] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_wait: Callable[[], None] | None = None
+
+    def header(self, name: bytes) -> str | None:
+        value = self._index.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def header_items(self) -> list[tuple[str, str]]:
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._fields]
+
+    def body(self) -> bytes:
+        """What has come and is not forgotten."""
+        return bytes(self._body)
+
+    def forget_body(self) -> None:
+        self._body = b""
+
+    async def more_body(self) -> None:
+        """Wait until more of the body has come, or its end. Raises `ClientGone`."""
+        if self._is_gone:
+            raise ClientGone
+        if self._on_wait is not None:
+            self._on_wait()
+            self._on_wait = None
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def while_connected(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await `work`, which the client cancels by going away: with it, what handles this request."""
+        if self._is_gone:
+            work.close()
+            raise ClientGone
+        self._cancelled_with_client = asyncio.current_task()
+        try:
+            return await work
+        finally:
+            self._cancelled_with_client = None
+
+    # for the connection
+
+    def before_waiting(self, action: Callable[[], None]) -> None:
+        """What to do before the first wait for a body."""
+        self._on_wait = action
+
+    def add(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        if not self._body:
+            self._body = data
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += data
+        self._wake()
+
+    def end(self) -> None:
+        self.has_ended = True
+        self._wake()
+
+    def client_is_gone(self) -> None:
+        self._is_gone = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(ClientGone())
+        if self._cancelled_with_client is not None:
+            self._cancelled_with_client.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,37 @@
+"""The listening socket, and the end of what came through it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+
+from llmserve.frontends.http1.connection import Connection, Handler
+from llmserve.frontends.listener import BACKLOG, CLOSE_TIMEOUT_S, claim_port
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    port: int
+    _server: asyncio.Server
+    _connections: set[Connection]
+
+    async def stop(self) -> None:
+        """Close the port and idle connections, give the others `CLOSE_TIMEOUT_S`, then cut them."""
+        self._server.close()
+        for connection in list(self._connections):
+            connection.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.gather(*(connection.closed.wait() for connection in self._connections))
+        for connection in list(self._connections):
+            connection.abort()
+
+
+async def serve(handler: Handler, host: str, port: int, *, flag: str) -> HttpServer:
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
+    listener = claim_port(host, port, flag)
+    connections: set[Connection] = set()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(handler, connections), sock=listener, backlog=BACKLOG)
+    return HttpServer(listener.getsockname()[1], server, connections)
