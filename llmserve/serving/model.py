@@ -94,7 +94,10 @@ class ServedModel:
         self._hold()
         try:
             async with aclosing(self._scheduler.infer(prepared, timing)) as stream:
-                while (response := await self._next(stream)) is not None:
+                while True:
+                    response = await (anext(stream, None) if self._decoupled else self._single(stream))
+                    if response is None:
+                        break
                     converted = self._to_client(response, wanted, timing)
                     if response.error is not None:
                         outcome.failure = self._failure_reason(response.error)
@@ -162,13 +165,8 @@ class ServedModel:
         timing.output_ns += time.monotonic_ns() - start_ns
         return finished
 
-    async def _next(self, stream: AsyncGenerator[InferResponse, None]) -> InferResponse | None:
-        """The next response; None at the end.
-
-        A model that is not decoupled answers once, data or an error, however its backend splits that.
-        """
-        if self._decoupled:
-            return await anext(stream, None)
+    async def _single(self, stream: AsyncGenerator[InferResponse, None]) -> InferResponse | None:
+        """The answer of a model that is not decoupled: one, data or an error, however its backend splits that."""
         answer: InferResponse | None = None
         async for response in stream:
             if answer is not None and answer.outputs and response.outputs:

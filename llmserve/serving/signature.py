@@ -50,8 +50,9 @@ class TensorSpec:
 
     def accepts(self, shape: Sequence[int]) -> bool:
         """Whether a shape without the batch dimension fits."""
-        return len(shape) == len(self.dims) and all(
-            want in (-1, have) for want, have in zip(self.dims, shape, strict=True)
+        return shape == self.dims or (
+            len(shape) == len(self.dims)
+            and all(want in (-1, have) for want, have in zip(self.dims, shape, strict=True))
         )
 
 
@@ -79,7 +80,9 @@ class ModelSignature:
         """Of a checked request; 1 for a model that does not batch."""
         if not self._batch_dims:
             return 1
-        return next((tensor.shape[0] for tensor in request.inputs.values()), 1)
+        for tensor in request.inputs.values():
+            return tensor.shape[0]
+        return 1
 
     def check(self, request: InferRequest) -> None:
         """Raise `InvalidArgument` when the request does not fit the config."""
