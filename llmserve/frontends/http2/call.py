@@ -14,7 +14,7 @@ from grpc import StatusCode
 from llmserve.frontends.http2 import frames as h2
 from llmserve.frontends.http2.frames import ConnectionFailed, frame
 from llmserve.frontends.http2.headers import RESPONSE, RequestHead, trailers
-from llmserve.frontends.http2.messages import Assembler, BadMessage, framed
+from llmserve.frontends.http2.messages import Assembler, BadMessage, Compressed, framed
 from llmserve.frontends.http2.sender import CallClosed, Sender
 
 OK = trailers(0)
@@ -53,7 +53,7 @@ class Call:
         self._sender = sender
         self._parse = parse
         self._assembler = Assembler(head.encoding)
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[bytes | Compressed] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._window = WINDOW
         self._held = 0  # bytes received that the client's window does not have back
@@ -87,7 +87,7 @@ class Call:
                 await self._reader
             finally:
                 self._reader = None
-        message = self.take()
+        message = await self.take()
         if not self._messages:
             self._give_back()
         return message
@@ -102,10 +102,11 @@ class Call:
     def num_messages(self) -> int:
         return len(self._messages)
 
-    def take(self) -> Any:
+    async def take(self) -> Any:
         """The oldest message. Raises `BadMessage`."""
+        message = self._messages.popleft()
         try:
-            return self._parse(self._messages.popleft())
+            return self._parse(await message.plain() if isinstance(message, Compressed) else message)
         except DecodeError as error:
             raise BadMessage(StatusCode.INTERNAL, f"a message cannot be read: {error}") from error
 

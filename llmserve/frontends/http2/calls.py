@@ -117,7 +117,7 @@ class Calls:
             await method.handle(call)
             call.finish()
         else:
-            await call.answer(await method.handle(call.take(), call))
+            await call.answer(await method.handle(await call.take(), call))
 
     async def _run(self, call: Call) -> None:
         try:

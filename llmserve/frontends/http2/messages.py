@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import zlib
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from grpc import StatusCode
 PREFIX = struct.Struct(">BI")
 MAX_MESSAGE_BYTES = 2**31 - 1
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
+INLINE_BYTES = 256 * 1024  # what is inflated on the event loop; more of a message in a worker thread
 
 
 class BadMessage(Exception):
@@ -25,6 +27,40 @@ def framed(message: bytes) -> bytes:
     return PREFIX.pack(0, len(message)) + message
 
 
+class Compressed:
+    """A message as it came."""
+
+    __slots__ = ("_data", "_encoding", "_inflater")
+
+    def __init__(self, data: bytes, encoding: str) -> None:
+        if encoding == "identity":
+            raise BadMessage(StatusCode.INTERNAL, "a message is compressed, and grpc-encoding does not say how")
+        if encoding not in WINDOW_BITS:
+            raise BadMessage(StatusCode.UNIMPLEMENTED, f"cannot decompress '{encoding}': use gzip or deflate")
+        self._data = data
+        self._encoding = encoding
+        self._inflater = zlib.decompressobj(WINDOW_BITS[encoding])
+
+    async def plain(self) -> bytes:
+        """Raises `BadMessage`."""
+        plain = self._inflate(self._data, INLINE_BYTES)
+        if len(plain) == INLINE_BYTES and not self._inflater.eof:
+            plain = await asyncio.to_thread(self._inflate_rest, plain)
+        if not self._inflater.eof:
+            problem = "it is too large" if self._inflater.unconsumed_tail else "it is cut off"
+            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: {problem}")
+        return plain
+
+    def _inflate_rest(self, begun: bytes) -> bytes:
+        return begun + self._inflate(self._inflater.unconsumed_tail, MAX_MESSAGE_BYTES - len(begun))
+
+    def _inflate(self, data: bytes, limit: int) -> bytes:
+        try:
+            return self._inflater.decompress(data, limit)
+        except zlib.error as error:
+            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: {error}") from error
+
+
 class Assembler:
     """Collects what a client sends in one call."""
 
@@ -34,7 +70,7 @@ class Assembler:
         self._encoding = encoding
         self._partial = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Iterator[bytes | Compressed]:
         """The messages that are complete with `data`."""
         if not self._partial and len(data) >= PREFIX.size:
             flag, length = PREFIX.unpack_from(data)
@@ -55,19 +91,5 @@ class Assembler:
                 break
             message = bytes(partial[offset + PREFIX.size : end])
             offset = end
-            yield self._decompressed(message) if flag else message
+            yield Compressed(message, self._encoding) if flag else message
         del partial[:offset]
-
-    def _decompressed(self, message: bytes) -> bytes:
-        if self._encoding == "identity":
-            raise BadMessage(StatusCode.INTERNAL, "a message is compressed, and grpc-encoding does not say how")
-        if self._encoding not in WINDOW_BITS:
-            raise BadMessage(StatusCode.UNIMPLEMENTED, f"cannot decompress '{self._encoding}': use gzip or deflate")
-        decompressor = zlib.decompressobj(WINDOW_BITS[self._encoding])
-        try:
-            plain = decompressor.decompress(message, MAX_MESSAGE_BYTES)
-        except zlib.error as error:
-            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: {error}") from error
-        if not decompressor.eof:
-            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: it is cut off")
-        return plain

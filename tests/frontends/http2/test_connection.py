@@ -205,8 +205,8 @@ def test_unread_answers_to_pings_have_an_end(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_compressed_requests(stub: service_pb2_grpc.GRPCInferenceServiceStub, compression: grpc.Compression) -> None:
-    reply = stub.ModelInfer(echo_message(bytes(50_000)), compression=compression)
-    assert reply.raw_output_contents == [bytes(50_000)]
+    for data in (bytes(50_000), bytes(3_000_000), np.random.default_rng(1).bytes(3_000_000)):
+        assert stub.ModelInfer(echo_message(data), compression=compression).raw_output_contents == [data]
 
 
 def test_messages_larger_than_the_windows_of_both_directions(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
