@@ -28,7 +28,7 @@ from llmserve.frontends.http_json import (
     unparsable,
     wrong_type,
 )
-from llmserve.frontends.http_outputs import BINARY_ONLY, OutputForm, parse_outputs, parse_place
+from llmserve.frontends.http_outputs import ALL_BINARY, BINARY_ONLY, OutputForm, parse_outputs, parse_place
 from llmserve.frontends.parameters import NO_PARAMETERS, REGION, RequestParameters, sort_parameters
 from llmserve.frontends.shared_memory import SharedMemory
 from llmserve.frontends.tensors import LENGTH, decode_tensor, element_count, shaped
@@ -82,7 +82,7 @@ def parse_infer(
     model = config.name
     length = json_length(header, len(body))
     if length == 0:
-        return _raw_request(body, config, model=model, version=version), OutputForm(binary=True)
+        return _raw_request(body, config, model=model, version=version), ALL_BINARY
     document = as_object(parse_json(body[:length]), "request")
     inputs = _parse_inputs(document, BinarySection(body[length:], model), memory)
     parameters = dict(as_object(document.get("parameters", {}), "parameters"))

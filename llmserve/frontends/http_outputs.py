@@ -37,15 +37,20 @@ class OutputForm:
         return self.by_name.get(name, self.binary)
 
 
+ALL_JSON, ALL_BINARY = OutputForm(), OutputForm(binary=True)
+
+
 def parse_outputs(
     document: Mapping[str, Json], memory: SharedMemory, *, binary: bool
 ) -> tuple[tuple[str, ...], OutputForm]:
     """The names of the wanted outputs (none: all), and their form; `binary` is that of outputs which are not named."""
+    if "outputs" not in document:
+        return (), ALL_BINARY if binary else ALL_JSON
     by_name: dict[str, bool] = {}
     names: dict[str, None] = {}
     num_classes: dict[str, int] = {}
     places: dict[str, Place] = {}
-    for entry in as_array(document.get("outputs", []), "outputs"):
+    for entry in as_array(document["outputs"], "outputs"):
         output = as_object(entry, "outputs")
         name = as_string(required(output, "name"), "name")
         parameters = as_object(output.get("parameters", {}), "parameters")

@@ -48,6 +48,7 @@ class Connection(asyncio.Protocol):
         self._reply: Reply | None = None  # to `_running`
         self._is_leaving = False
         self._in_headers = False
+        self._holds_end = False  # what is being parsed has the end of a request in it
         self._num_header_bytes = 0
         self._url = b""
         self._fields: list[tuple[bytes, bytes]] = []
@@ -80,6 +81,7 @@ class Connection(asyncio.Protocol):
         self._can_write.set()
 
     def data_received(self, data: bytes) -> None:
+        self._holds_end = False
         while data and self._is_open():
             try:
                 self._parser.feed_data(data)
@@ -90,7 +92,7 @@ class Connection(asyncio.Protocol):
                 logger.debug("no HTTP: %r", error)
                 self._refuse(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received.")
         if self._in_headers and self._is_open():
-            self._wait_for_headers(len(data))
+            self._wait_for_headers(0 if self._holds_end else len(data))  # how much is a request's before is unknown
 
     def leave(self) -> None:
         """Serve no further request."""
@@ -165,6 +167,7 @@ class Connection(asyncio.Protocol):
             self._pause_reading()
 
     def on_message_complete(self) -> None:
+        self._holds_end = True
         if self._arriving is not None:
             self._arriving.end()
 

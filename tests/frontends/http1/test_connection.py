@@ -282,6 +282,16 @@ async def test_many_requests_at_once_are_answered_in_order(client: Client, handl
     assert [await client.body() for _ in range(count)] == [b"%d" % number * 1000 for number in range(count)]
 
 
+async def test_headers_behind_a_large_body_are_not_large(client: Client) -> None:
+    """They are read together."""
+    for _ in range(3):
+        client.post("/echo", b"x" * 100_000)
+        client.send(b"GET /next HTTP/1.1\r\nHost:")
+        assert len(await client.body()) == 100_000
+        client.send(b" x\r\n\r\n")
+        assert await client.body() == b"/next"
+
+
 async def test_requests_behind_a_running_one_are_bounded(client: Client, handlers: Handlers) -> None:
     """What does not fit into the buffers stays with the client, and comes when there is room."""
     client.get("/forever")
