@@ -186,8 +186,9 @@ class Connection(asyncio.Protocol):
             self._refuse(HTTPStatus.BAD_REQUEST, "This server is no proxy.")
             return b""
         lines = [b"%b: %b\r\n" % field for field in self._fields if field[0] != b"upgrade"]
+        version = self._parser.get_http_version().encode()
         self._parser = self._make_parser()
-        return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self._url, b"".join(lines), rest)
+        return b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self._url, version, b"".join(lines), rest)
 
     # one request after the other
 

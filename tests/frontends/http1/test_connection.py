@@ -176,6 +176,13 @@ async def test_targets(client: Client, target: str, path: str) -> None:
     assert await client.body() == path.encode()
 
 
+@pytest.mark.parametrize("target", [b"http://", b"http://[x/a", b"/\xff", b"a/b"])
+async def test_targets_that_are_none(client: Client, handlers: Handlers, target: bytes) -> None:
+    client.send(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await client.rest()).startswith(b"HTTP/1.1 400")
+    assert handlers.seen == []
+
+
 async def test_chunks_and_what_follows_them(client: Client, handlers: Handlers) -> None:
     head = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     client.send(head + b"3\r\nabc\r\n4;name=value\r\ndefg\r\n0\r\nX-Sum: 1\r\n\r\n")
