@@ -50,17 +50,17 @@ template <size_t N, size_t V, class Matrix>
                                                 F32x16 (&sums)[N * V]) {
   F32x16 local[N * V];  // registers: `sums` is memory
   unroll<N * V>([&](auto i) __attribute__((always_inline)) { local[i] = sums[i]; });
-  RowCursor<N> cursor(reinterpret_cast<const std::byte*>(rows), stride * sizeof(float));
+  Cursor<N> cursor(reinterpret_cast<const std::byte*>(rows), stride * sizeof(float));
   for (size_t k = 0; k < depth; ++k) {
     F32x16 columns[V];
     unroll<V>([&](auto v) __attribute__((always_inline)) { columns[v] = matrix(k, v); });
     unroll<N>([&](auto n) __attribute__((always_inline)) {
-      const F32x16 factor = broadcast(*reinterpret_cast<const float*>(cursor.row(n)));
+      const F32x16 factor = broadcast(*reinterpret_cast<const float*>(cursor.at(n)));
       unroll<V>([&](auto v) __attribute__((always_inline)) {
         local[n * V + v] = fma(factor, columns[v], local[n * V + v]);
       });
     });
-    cursor.advance();
+    cursor.advance(sizeof(float));
   }
   unroll<N * V>([&](auto i) __attribute__((always_inline)) { sums[i] = local[i]; });
 }

@@ -42,10 +42,10 @@ class FloatProduct {
   const std::byte* rows(size_t first) const { return reinterpret_cast<const std::byte*>(args_.x.row(first)); }
   size_t row_bytes() const { return args_.x.stride * sizeof(float); }
 
-  template <size_t R, size_t V, size_t kFirst, size_t kLines>
+  template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
   [[gnu::always_inline]] void accumulate(const TileInput& in, size_t, size_t, F32x16 (&sums)[R * V]) const {
     for (F32x16& sum : sums) sum = Format::zero();
-    multiply<Format, R, V, kFirst, kLines>(in, sums);
+    multiply<Format, R, V, kFirst, kFetch>(in, sums);
   }
 
   // Steps of a panel as `BlockFormat` wants them: where they are, or in `expanded`.

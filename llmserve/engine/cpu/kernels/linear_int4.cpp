@@ -27,7 +27,7 @@ class Int4Product {
   const std::byte* rows(size_t first) const { return reinterpret_cast<const std::byte*>(args_.x.row(first)); }
   size_t row_bytes() const { return args_.x.stride; }
 
-  template <size_t R, size_t V, size_t kFirst, size_t kLines>
+  template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
   [[gnu::always_inline]] void accumulate(const TileInput& in, size_t row, size_t column,
                                          F32x16 (&sums)[R * V]) const {
     const size_t group_steps = args_.group_size / 4;
@@ -43,7 +43,8 @@ class Int4Product {
         const I32x16 start = broadcast_i32(args_.x_sums.row(row + r)[g]);
         unroll<V>([&](auto v) __attribute__((always_inline)) { exact[r * V + v] = start; });
       });
-      add_group<R, V, kFirst, kLines>(group, exact);
+      group.prefetch = prefetch_at<kFetch>(in, g * group_steps);
+      add_group<R, V, kFirst, kFetch>(group, exact);
       F32x16 scale[V];
       unroll<V>([&](auto v) __attribute__((always_inline)) {
         scale[v] = load(scales + (kFirst + v) / 2 * scales_per_panel() + (kFirst + v) % 2 * kLanes);
@@ -53,7 +54,6 @@ class Int4Product {
       });
       group.rows += args_.group_size;
       group.weights += group_steps * Format::kStepBytes;
-      group.prefetch += 64 * kLines * group_steps;
     }
     unroll<R * V>([&](auto i) __attribute__((always_inline)) { sums[i] = local[i]; });
   }
@@ -68,28 +68,34 @@ class Int4Product {
  private:
   size_t scales_per_panel() const { return num_groups_ * kPanelColumns; }
 
-  template <size_t R, size_t V, size_t kFirst, size_t kLines>
+  // What a group that begins with this step prefetches.
+  template <Fetch kFetch>
+  [[gnu::always_inline]] static const std::byte* prefetch_at(const TileInput& in, size_t step) {
+    const size_t first_steps = in.num_steps - (kFetch.own ? in.last_steps : 0);
+    if (!kFetch.own || step < first_steps) return in.prefetch + 64 * kFetch.lines * step;
+    return in.last_prefetch + 64 * kFetch.lines * (step - first_steps);
+  }
+
+  template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
   [[gnu::always_inline]] static void add_group(const TileInput& in, I32x16 (&exact)[R * V]) {
-    RowCursor<R> rows(in.rows, in.row_bytes);
-    const auto* first = reinterpret_cast<const uint8_t*>(in.weights);
-    const auto* second = first + in.panel_bytes;
-    const std::byte* prefetch = in.prefetch;
+    Cursor<R> rows(in.rows, in.row_bytes);
+    Cursor<kPanelsOf<V, kFirst>> panels(in.weights, in.panel_bytes);
+    Prefetcher<kFetch> prefetcher(in.prefetch, in.panel_bytes);
     for (size_t step = in.num_steps; step > 0; --step) {
-      unroll<kLines>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(prefetch + 64 * i, 0, 2); });
-      prefetch += 64 * kLines;
-      decltype(load_nibbles<0>(first)) weights[V];
+      prefetcher.step();
+      decltype(load_nibbles<0>(static_cast<const uint8_t*>(nullptr))) weights[V];
       unroll<V>([&](auto v) __attribute__((always_inline)) {
-        weights[v] = load_nibbles<(kFirst + v) % 2>(v < 2 ? first : second);
+        const auto* place = reinterpret_cast<const uint8_t*>(panels.at((kFirst + v) / 2));
+        weights[v] = load_nibbles<(kFirst + v) % 2>(place);
       });
       unroll<R>([&](auto r) __attribute__((always_inline)) {
-        const NibbleInput x = broadcast_quad(reinterpret_cast<const int8_t*>(rows.row(r)));
+        const NibbleInput x = broadcast_quad(reinterpret_cast<const int8_t*>(rows.at(r)));
         unroll<V>([&](auto v) __attribute__((always_inline)) {
           add_nibble_products(exact[r * V + v], x, weights[v]);
         });
       });
-      rows.advance();
-      first += Format::kStepBytes;
-      second += Format::kStepBytes;
+      rows.advance(kInputStepBytes);
+      panels.advance(Format::kStepBytes);
     }
   }
 

@@ -34,10 +34,10 @@ class Int8Product {
   const std::byte* rows(size_t first) const { return reinterpret_cast<const std::byte*>(args_.x.row(first)); }
   size_t row_bytes() const { return args_.x.stride; }
 
-  template <size_t R, size_t V, size_t kFirst, size_t kLines>
+  template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
   [[gnu::always_inline]] void accumulate(const TileInput& in, size_t, size_t, QuadSums (&sums)[R * V]) const {
     for (QuadSums& sum : sums) sum = Format::zero();
-    multiply<Format, R, V, kFirst, kLines>(in, sums);
+    multiply<Format, R, V, kFirst, kFetch>(in, sums);
   }
 
   template <size_t R, size_t V>

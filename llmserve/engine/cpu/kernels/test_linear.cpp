@@ -36,7 +36,7 @@ void test_linear_case(const KernelTable& k, Random& random, size_t depth, size_t
 void test_linear(const KernelTable& k, Random& random) {
   for (size_t depth : kSizes) {
     for (size_t rows : {1, 2, 3, 4, 5, 7, 13, 35}) {
-      for (DType type : kTypes) test_linear_case(k, random, depth, rows, 1 + random.bits() % 140, type);
+      for (DType type : kTypes) test_linear_case(k, random, depth, rows, 1 + random.bits() % 300, type);
     }
   }
   for (DType type : kTypes) {  // several stretches of the depth, several blocks of rows
@@ -79,7 +79,7 @@ void test_linear_int8_case(const KernelTable& k, Random& random, size_t depth, s
 
 void test_linear_int8(const KernelTable& k, Random& random) {
   for (size_t depth : kSizes) {
-    for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int8_case(k, random, depth, rows, 1 + random.bits() % 100);
+    for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int8_case(k, random, depth, rows, 1 + random.bits() % 200);
   }
   test_linear_int8_case(k, random, 1700, 30, 70);
 }
@@ -123,7 +123,7 @@ void test_linear_int4_case(const KernelTable& k, Random& random, size_t depth, s
 
 void test_linear_int4(const KernelTable& k, Random& random) {
   for (size_t depth : kSizes) {
-    for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int4_case(k, random, depth, rows, 1 + random.bits() % 100);
+    for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int4_case(k, random, depth, rows, 1 + random.bits() % 200);
   }
 }
 

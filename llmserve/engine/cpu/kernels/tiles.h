@@ -8,7 +8,9 @@
 namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr size_t kVectorsPerPanel = kPanelColumns / kLanes;
-inline constexpr size_t kAhead = 4096;  // bytes, in a panel that is read once; one page, where hardware prefetchers stop
+inline constexpr size_t kMostSums = kFloatTactics[0].max_rows * kFloatTactics[0].vectors;  // that find registers
+inline constexpr size_t kMostVectors = 8;  // of a tile that holds all rows
+inline constexpr size_t kAhead = 4096;  // bytes that such a tile fetches ahead, in all its panels together
 inline constexpr size_t kCacheForRows = size_t{1} << 20;  // bytes of input that pass over a panel together
 inline constexpr size_t kBlockSteps = 192;  // of a panel in floats, and of a tile's rows: less than 48 KiB
 inline constexpr size_t kBlockPanels = 4;  // that take a stretch of the depth in turn
@@ -40,7 +42,7 @@ class Prefetch {
 
 // Operation: what differs between number formats.
 //   Format; weights(), panel_bytes(), num_steps(), num_rows(), columns(), rows(first), row_bytes()
-//   accumulate<R, V, kFirst, kLines>(tile input, first row, first column, sums); as `multiply`, from zero
+//   accumulate<R, V, kFirst, kFetch>(tile input, first row, first column, sums); as `multiply`, from zero
 //   store<R, V>(first row, first column, sums)
 //   BlockFormat, kExpandedStepBytes, block(): of blocked tactics; BlockFormat is void where there are none
 template <class Operation>
@@ -51,7 +53,10 @@ class Tiles {
   // Every row over panels [begin, end). kMaxRows rows and kVectors vectors of sixteen outputs are the largest tile.
   template <size_t kMaxRows, size_t kVectors, bool kBlocked>
   void run(size_t begin, size_t end) const {
-    if constexpr (kBlocked) {
+    constexpr size_t kMostFew = kMostSums / kVectorsPerPanel < kMaxRows ? kMostSums / kVectorsPerPanel : kMaxRows;
+    if (op_.num_rows() <= kMostFew) {
+      run_few(begin, end, std::make_index_sequence<kMostFew>{});
+    } else if constexpr (kBlocked) {
       run_blocked<kMaxRows>(begin, end);
     } else {
       run_whole<kMaxRows, kVectors>(begin, end);
@@ -77,20 +82,54 @@ class Tiles {
     }
   }
 
-  template <size_t R, size_t V, size_t kFirst, size_t kLines>
+  template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
   static void tile(const Operation& op, const TileInput& in, size_t row, size_t column) {
     Sums sums[R * V];
-    op.template accumulate<R, V, kFirst, kLines>(in, row, column, sums);
+    op.template accumulate<R, V, kFirst, kFetch>(in, row, column, sums);
     op.template store<R, V>(row, column, sums);
   }
+
+  // Lines of the next panels that a tile fetches per step.
+  static constexpr Fetch next_lines(size_t lines) { return {1, lines, false}; }
 
   // [rows - 1][lines prefetched per step: 0, 1, 2 or 4]
   template <size_t kMaxRows, size_t V, size_t kFirst>
   static constexpr auto tiles() {
     return []<size_t... I>(std::index_sequence<I...>) {
       return std::array<std::array<Tile, 4>, kMaxRows>{
-          {{tile<I + 1, V, kFirst, 0>, tile<I + 1, V, kFirst, 1>, tile<I + 1, V, kFirst, 2>, tile<I + 1, V, kFirst, 4>}...}};
+          {{tile<I + 1, V, kFirst, next_lines(0)>, tile<I + 1, V, kFirst, next_lines(1)>,
+            tile<I + 1, V, kFirst, next_lines(2)>, tile<I + 1, V, kFirst, next_lines(4)>}...}};
     }(std::make_index_sequence<kMaxRows>{});
+  }
+
+  // Rows of one tile, which reads every panel once. Nothing is left for a tactic to choose: what counts is how well the
+  // weights stream, and that is best through many panels at once.
+  template <size_t... I>
+  void run_few(size_t begin, size_t end, std::index_sequence<I...>) const {
+    (void)((op_.num_rows() == I + 1 && (stream<I + 1, stream_vectors(I + 1)>(begin, end), true)) || ...);
+  }
+
+  // Of as many panels as their sums find registers.
+  static constexpr size_t stream_vectors(size_t rows) {
+    size_t vectors = kVectorsPerPanel;
+    while (rows * vectors * 2 <= kMostSums && vectors < kMostVectors) vectors *= 2;
+    return vectors;
+  }
+
+  template <size_t R, size_t V>
+  void stream(size_t panel, size_t end) const {
+    constexpr size_t kPanels = V / kVectorsPerPanel;
+    constexpr size_t kPanelAhead = kAhead / kPanels;
+    const size_t depth = op_.num_steps(), panel_bytes = op_.panel_bytes();
+    const size_t last_steps = kPanelAhead / Format::kStepBytes < depth ? kPanelAhead / Format::kStepBytes : depth;
+    for (; panel + kPanels <= end; panel += kPanels) {
+      const std::byte* weights = op_.weights() + panel * panel_bytes;
+      const std::byte* next = weights + (panel + kPanels < end ? kPanels : 1) * panel_bytes;
+      const TileInput in = {op_.rows(0),           op_.row_bytes(), weights, panel_bytes, depth,
+                            weights + kPanelAhead, last_steps,      next};
+      tile<R, V, 0, Fetch{kPanels, Format::kStepBytes / 64, true}>(op_, in, 0, panel * kPanelColumns);
+    }
+    if constexpr (kPanels > 1) stream<R, V / 2>(panel, end);
   }
 
   // A block of rows over a few panels: stretch of the depth by stretch, so that the rows' part of one stays close by.
@@ -137,7 +176,7 @@ class Tiles {
     const bool last = at.step + at.num_steps == op_.num_steps();
     Prefetch prefetch(next, kBlockSteps * Format::kStepBytes, at.num_steps, num_tiles);
     const std::byte* weights = op_.block(stretch(at.panel, at.step), at.num_steps, expanded);
-    TileInput in = {nullptr, op_.row_bytes(), weights, 0, at.num_steps, nullptr};
+    TileInput in = {nullptr, op_.row_bytes(), weights, 0, at.num_steps, nullptr, 0, nullptr};
     size_t row = row_begin;
     for (size_t tiles_left = num_tiles; tiles_left > 0; --tiles_left) {
       const size_t num_rows = (row_end - row + tiles_left - 1) / tiles_left;
@@ -156,7 +195,7 @@ class Tiles {
   };
   using BlockTile = void (*)(const Operation&, const TileInput&, size_t row, size_t column, Partial partial);
 
-  template <size_t R, size_t kLines>
+  template <size_t R, Fetch kFetch>
   static void block_tile(const Operation& op, const TileInput& in, size_t row, size_t column, Partial partial) {
     constexpr size_t kCount = R * kVectorsPerPanel;
     Sums sums[kCount];
@@ -165,7 +204,7 @@ class Tiles {
     } else {
       unroll<kCount>([&](auto i) __attribute__((always_inline)) { sums[i] = partial.sums[i]; });
     }
-    multiply<typename Operation::BlockFormat, R, kVectorsPerPanel, 0, kLines>(in, sums);
+    multiply<typename Operation::BlockFormat, R, kVectorsPerPanel, 0, kFetch>(in, sums);
     if (partial.last) return op.template store<R, kVectorsPerPanel>(row, column, sums);
     unroll<kCount>([&](auto i) __attribute__((always_inline)) { partial.sums[i] = sums[i]; });
   }
@@ -174,7 +213,8 @@ class Tiles {
   static constexpr auto block_tiles() {
     return []<size_t... I>(std::index_sequence<I...>) {
       return std::array<std::array<BlockTile, 4>, kMaxRows>{
-          {{block_tile<I + 1, 0>, block_tile<I + 1, 1>, block_tile<I + 1, 2>, block_tile<I + 1, 4>}...}};
+          {{block_tile<I + 1, next_lines(0)>, block_tile<I + 1, next_lines(1)>, block_tile<I + 1, next_lines(2)>,
+            block_tile<I + 1, next_lines(4)>}...}};
     }(std::make_index_sequence<kMaxRows>{});
   }
 
@@ -194,16 +234,12 @@ class Tiles {
     const size_t group_bytes = kPanels * op_.panel_bytes();
     const bool has_next = panel + 2 * kPanels <= panel_end;
     Prefetch prefetch(weights + group_bytes, has_next ? group_bytes : 0, op_.num_steps(), num_tiles);
-    TileInput in = {nullptr, op_.row_bytes(), weights, op_.panel_bytes(), op_.num_steps(), nullptr};
+    TileInput in = {nullptr, op_.row_bytes(), weights, op_.panel_bytes(), op_.num_steps(), nullptr, 0, nullptr};
     size_t row = row_begin;
     for (size_t tiles_left = num_tiles; tiles_left > 0; --tiles_left) {
       const size_t count = (row_end - row + tiles_left - 1) / tiles_left;  // balanced: 16 rows are 8 + 8, not 12 + 4
       in.rows = op_.rows(row);
-      size_t choice = prefetch.next(&in.prefetch);
-      if (num_tiles == 1 && V == kVectorsPerPanel) {
-        in.prefetch = weights + kAhead;
-        choice = Format::kStepBytes / 64;  // as many lines as a step reads
-      }
+      const size_t choice = prefetch.next(&in.prefetch);
       kTiles[count - 1][choice](op_, in, row, panel * kPanelColumns);
       if constexpr (V < kVectorsPerPanel) {
         static constexpr auto kSecondHalf = tiles<kMaxRows, V, 1>();
