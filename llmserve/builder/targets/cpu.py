@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.builder.large_pages import LargePages
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import Int4, Int8, quantized_params
@@ -78,13 +80,14 @@ class CpuTarget:
 
     def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
         lowered, metadata = _plan(job.program, job.params, job.options)
-        with out.open("wb") as file:
-            file.write(metadata.blob)
-            writer = TensorWriter(file, lowered, metadata, job)
-            writer.write_constants()
-            for param in job.params:
-                writer.write_param(param.name)
+        with out.open("wb+") as file:
             file.truncate(metadata.file_bytes)
+            with closing(LargePages(file)) as pages:
+                file.write(metadata.blob)
+                writer = TensorWriter(file, pages, lowered, metadata, job)
+                writer.write_constants()
+                for param in job.params:
+                    writer.write_param(param.name)
         return {
             "packing": PACKING,
             "isa": "any",
@@ -103,8 +106,11 @@ class CpuTarget:
 class TensorWriter:
     """Puts numbers where the plan says."""
 
-    def __init__(self, file: BinaryIO, lowered: Lowered, metadata: Metadata, job: CompileJob) -> None:
+    def __init__(
+        self, file: BinaryIO, pages: LargePages, lowered: Lowered, metadata: Metadata, job: CompileJob
+    ) -> None:
         self._file = file
+        self._pages = pages
         self._lowered = lowered
         self._job = job
         self._places = {
@@ -155,6 +161,7 @@ class TensorWriter:
     def _write(self, name: str, pieces: Iterable[NDArray[Any]]) -> None:
         tensor, offset = self._places[name]
         self._file.seek(offset)
+        self._pages.prepare(offset, tensor.num_bytes)
         for piece in pieces:
             values = _packed(np.ascontiguousarray(piece, NUMPY_TYPES[tensor.dtype]), tensor)
             self._file.write(values.reshape(-1).view(np.uint8).data)

@@ -17,6 +17,7 @@ from llmserve.engine.cpu.library import CHUNK, SAMPLE, load_library
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block
 from llmserve.errors import EngineFileError, InvalidArgument, NotFound, ResourceExhausted
 from tests.engine.cpu.conftest import EngineFile
+from tests.engine.cpu.mappings import mapping_of
 from tests.engine.cpu.networks import LIMITS, odd_network
 
 
@@ -195,3 +196,12 @@ def test_an_unknown_packing_says_what_to_do(tmp_path: Path, good: bytes) -> None
     path.write_bytes(patched(good, packing=7))
     with pytest.raises(EngineFileError, match="packing"):
         open_natively(path)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no large pages here")
+def test_the_weights_are_wanted_in_large_pages(engine_file: EngineFile) -> None:
+    path = engine_file("rope", "float16", "")
+    runner = CpuRunner.open(path, num_blocks=4, threads=1)
+    flags = mapping_of(path).split("VmFlags:")[1].split()
+    runner.close()
+    assert "hg" in flags

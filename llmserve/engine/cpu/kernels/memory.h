@@ -1,4 +1,4 @@
-// Memory straight from the kernel: zeroed, page-aligned, paid for when it is first touched.
+// Memory straight from the kernel, zeroed or of a file: page-aligned, paid for when it is first touched.
 #pragma once
 
 #include <sys/mman.h>
@@ -36,9 +36,11 @@ class Mapping {
     return mapping;
   }
 
+  // Large pages here too: what the file cache does not hold yet is read into them, where the file system can do that.
   static Mapping of_file(int descriptor, size_t bytes) {
     Mapping mapping;
     mapping.adopt(mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, 0), bytes);
+    if (mapping.data_) want_large_pages(mapping.data_, bytes);
     return mapping;
   }
 
