@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llmserve.frontends.http2.calls import Method
 from llmserve.frontends.http2.connection import NO_LIMITS, Connection
 from llmserve.frontends.http2.keepalive import ConnectionLimits
-from llmserve.frontends.listener import CLOSE_TIMEOUT_S, claim_port
+from llmserve.frontends.listener import BACKLOG, CLOSE_TIMEOUT_S, claim_port
 from llmserve.frontends.tls import HANDSHAKE_TIMEOUT_S
 
 
@@ -52,6 +52,7 @@ async def serve(
     server = await loop.create_server(
         lambda: Connection(methods, connections, limits),
         sock=listener,
+        backlog=BACKLOG,
         ssl=tls,
         ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
     )
