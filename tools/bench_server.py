@@ -7,6 +7,8 @@ round. The load comes from this process, over the loopback device.
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> None:
     given = options()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # which ends the servers, too
     workloads = choose(given.only)
     findings = Findings({})
     with ExitStack() as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tools.server_benchmark.report import Findings, json_report, markdown_report
@@ -19,6 +20,11 @@ def test_every_kind_of_workload_is_answered(tmp_path: Path) -> None:
             found = measure(workload, server, 0.3)
             assert found.answers_per_s > 20, workload.name
             assert found.server_cpu_ms > 0
+        url = f"http://{server.http}/v2/models/ensemble/stats"
+        (statistics,) = httpx.get(url).json()["model_stats"]
+        counts = {how: int(statistics["inference_stats"][how].get("count", 0)) for how in ("success", "fail")}
+        assert counts["success"] > 0
+        assert counts["fail"] == 0  # none of the last ones was cut off
         slow = measure(SLOW[0], server, 0.3)
         assert slow.p50_ms > SLEEP_MS
         assert slow.answers_per_s < 1000 / SLEEP_MS * 1.3

@@ -38,6 +38,7 @@ class Client(asyncio.Protocol):
         self.tally = tally
         self.sent_at = 0.0
         self.stopped = False
+        self.idle = asyncio.Event()  # it has stopped, and what it has asked is answered
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -46,6 +47,7 @@ class Client(asyncio.Protocol):
         self.send()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.set()
         if not self.stopped:
             self.tally.failures.append(f"the connection was closed: {exc}")
 
@@ -55,7 +57,9 @@ class Client(asyncio.Protocol):
     def answered(self) -> None:
         """The request is over."""
         self.tally.latencies.append(time.perf_counter() - self.sent_at)
-        if not self.stopped:
+        if self.stopped:
+            self.idle.set()
+        else:
             self.send()
 
 

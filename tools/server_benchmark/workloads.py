@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ from tools.server_benchmark.repository import TOKENS
 from tools.servers import HOST, Endpoint
 
 WARM_S = 0.5
+DRAIN_S = 5.0  # for the last answers
 MakeClient = Callable[[Endpoint, Tally], Client]
 ROW = np.arange(16, dtype=np.float32)
 PROMPT = b"Tell me what this function returns."
@@ -139,8 +141,12 @@ async def _run(workload: Workload, endpoint: Endpoint, seconds: float) -> tuple[
     started, cpu_before = time.perf_counter(), cpu_seconds(endpoint.pid)
     await asyncio.sleep(seconds)
     elapsed, cpu_s = time.perf_counter() - started, cpu_seconds(endpoint.pid) - cpu_before
-    for transport, client in pairs:
+    for _, client in pairs:
         client.stopped = True
+    with suppress(TimeoutError):  # the next measurement must not begin with the rest of this one
+        async with asyncio.timeout(0 if tally.failures else DRAIN_S):
+            await asyncio.gather(*(client.idle.wait() for _, client in pairs))
+    for transport, _ in pairs:
         transport.abort()
     return tally, cpu_s, elapsed
 
