@@ -1,14 +1,42 @@
-"""Listening sockets."""
+"""Listening sockets, and the end of what came through them."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Protocol
 
 from llmserve.errors import Unavailable
 
 BACKLOG = 2048
 CLOSE_TIMEOUT_S = 2  # for connections that are still writing when the server has to go
+
+
+class OpenConnection(Protocol):
+    closed: asyncio.Event
+
+    def leave(self) -> None:
+        """Take on nothing new."""
+        ...
+
+    def abort(self) -> None:
+        """End what still runs."""
+        ...
+
+
+async def stop_serving(server: asyncio.Server, connections: Collection[OpenConnection]) -> None:
+    """Close the port, give what runs `CLOSE_TIMEOUT_S`, then end it. Connections that close leave `connections`."""
+    server.close()
+    for connection in list(connections):
+        connection.leave()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await asyncio.gather(*(connection.closed.wait() for connection in connections))
+    for connection in list(connections):
+        connection.abort()
 
 
 def url_host(host: str) -> str:

@@ -70,9 +70,10 @@ class PythonBatch:
         execution = Execution(self._began_ns, time.monotonic_ns())
         with self._together:
             try:
-                if error is not None:
-                    raise error
-                self._settle(requests, answers)
+                if error is None:
+                    self._settle(requests, answers)
+                else:
+                    self._fail(requests, error)  # raised here, it would keep itself and the requests alive
             except BaseException as failure:  # border: as above
                 self._fail(requests, failure)
             finally:

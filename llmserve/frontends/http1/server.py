@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 
 from llmserve.frontends.http1.connection import Connection, Handler
-from llmserve.frontends.listener import BACKLOG, CLOSE_TIMEOUT_S, claim_port
+from llmserve.frontends.listener import BACKLOG, claim_port, stop_serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +16,7 @@ class HttpServer:
     _connections: set[Connection]
 
     async def stop(self) -> None:
-        """Close the port and idle connections, give the others `CLOSE_TIMEOUT_S`, then cut them."""
-        self._server.close()
-        for connection in list(self._connections):
-            connection.leave()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await asyncio.gather(*(connection.closed.wait() for connection in self._connections))
-        for connection in list(self._connections):
-            connection.abort()
+        await stop_serving(self._server, self._connections)
 
 
 async def serve(handler: Handler, host: str, port: int, *, flag: str) -> HttpServer:

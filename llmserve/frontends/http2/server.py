@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from llmserve.frontends.http2.calls import Method
 from llmserve.frontends.http2.connection import NO_LIMITS, Connection
 from llmserve.frontends.http2.keepalive import ConnectionLimits
-from llmserve.frontends.listener import BACKLOG, CLOSE_TIMEOUT_S, claim_port
+from llmserve.frontends.listener import BACKLOG, claim_port, stop_serving
 from llmserve.frontends.tls import HANDSHAKE_TIMEOUT_S
 
 
@@ -26,15 +25,7 @@ class Http2Server:
         return {connection.peer for connection in self._connections}
 
     async def stop(self) -> None:
-        """Close the port, give running calls `CLOSE_TIMEOUT_S`, then cancel them."""
-        self._server.close()
-        for connection in list(self._connections):
-            connection.leave()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await asyncio.gather(*(connection.closed.wait() for connection in self._connections))
-        for connection in list(self._connections):
-            connection.abort()
+        await stop_serving(self._server, self._connections)
 
 
 async def serve(

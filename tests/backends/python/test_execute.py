@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import time
@@ -130,6 +131,7 @@ class TritonPythonModel:
 async def test_async_execute(tmp_path: Path) -> None:
     code = """
 import asyncio
+import gc
 class TritonPythonModel:
     async def execute(self, requests):
         await asyncio.sleep(0.001)
@@ -143,6 +145,7 @@ class TritonPythonModel:
 async def test_async_decoupled_requests_run_side_by_side(tmp_path: Path) -> None:
     code = """
 import asyncio
+import gc
 class TritonPythonModel:
     async def execute(self, requests):
         for request in requests:
@@ -434,3 +437,31 @@ async def test_brief_executions_are_handed_over_ahead_and_may_still_be_cancelled
         await slow
         last = await waiting[2]
     assert values(last, "Y")[-3:] == [pytest.approx(0.2), 2, 4]
+
+
+FORGETFUL = """
+import weakref
+import numpy as np
+
+class TritonPythonModel:
+    last = None
+
+    def execute(self, requests):
+        lives = self.last is not None and self.last() is not None
+        self.last = weakref.ref(requests[0])
+        if requests[0].inputs()[0].as_numpy()[0] < 0:
+            raise ValueError("negative")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([lives], dtype=np.float32))])]
+"""
+
+
+async def test_a_request_that_failed_is_forgotten_at_once(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", ECHO_CONFIG, FORGETFUL)
+    async with serving(tmp_path) as core:
+        gc.disable()  # its tensors must not wait for the collector
+        try:
+            with pytest.raises(LlmserveError, match="negative"):
+                await single(core, request("m", floats(-1)))
+            assert values(await single(core, request("m", floats(1))), "Y") == [0]
+        finally:
+            gc.enable()

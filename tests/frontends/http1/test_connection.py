@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 import pytest_asyncio
 
+from llmserve.frontends import listener
 from llmserve.frontends.http1 import connection as http_connection
-from llmserve.frontends.http1 import server as http_server
 from llmserve.frontends.http1.answers import Answer, Reply, WholeAnswer
 from llmserve.frontends.http1.connection import MAX_WAITING
 from llmserve.frontends.http1.request import Request
@@ -374,7 +374,7 @@ async def test_headers_behind_a_running_request_have_their_time_after_it(
 
 async def test_the_end_of_a_server(handlers: Handlers, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle connections are closed; a request that ends in time is answered; one that does not is told so."""
-    monkeypatch.setattr(http_server, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(listener, "CLOSE_TIMEOUT_S", 0.5)
     server = await serve(handlers, HOST, 0, flag="--http-port")
     idle, slow, never = [await connect(server) for _ in range(3)]
     idle.get("/a")
@@ -395,7 +395,7 @@ async def test_the_end_of_a_server(handlers: Handlers, connect: Connect, monkeyp
 async def test_requests_that_outlast_the_server_are_told(
     handlers: Handlers, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(listener, "CLOSE_TIMEOUT_S", 0.1)
     server = await serve(handlers, HOST, 0, flag="--http-port")
     client = await connect(server)
     client.get("/forever")
