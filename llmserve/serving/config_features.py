@@ -19,11 +19,6 @@ class Feature:
 
 REFUSED = (
     Feature(
-        "sequence_batching.iterative_sequence",
-        lambda config: bool(config.sequence_batching.iterative_sequence),
-        "a model cannot have its requests scheduled again; use a decoupled model",
-    ),
-    Feature(
         "model_operations",
         lambda config: len(config.model_operations.op_library_filename) > 0,
         "custom operator libraries cannot be loaded; remove it",

@@ -134,7 +134,7 @@ class InferenceCore:
         Raises `LlmserveError` when the request is refused (before the first response) and `DeadlineExceeded` at any
         time; a model's own errors are responses with `error` set.
         """
-        self._check_serving(request_label(request))
+        self._check_serving(request)
         model = self._table.find(request.model_name, request.model_version)
         self._num_in_flight += 1
         try:
@@ -192,8 +192,9 @@ class InferenceCore:
     def metrics_text(self) -> str:
         return metrics_text(self._registry)
 
-    def _check_serving(self, label: str = "") -> None:
+    def _check_serving(self, request: InferRequest | None = None) -> None:
         if not self._started or self._stopping:
+            label = "" if request is None else request_label(request)
             state = "stopping" if self._stopping else "starting"
             raise Unavailable(f"{label}Server is {state}, not ready for requests")
 

@@ -46,6 +46,7 @@ class EnsembleScheduler:
         self._name: str = config.name
         self._version = version
         self._plan = plan
+        self._is_decoupled = plan.decoupled
         self._signature = ModelSignature(config)
         self._output_names = tuple(sorted(output.name for output in config.output))
         self._all_stages = plan.stages(self._output_names)
@@ -69,7 +70,7 @@ class EnsembleScheduler:
         wanted = request.requested_outputs
         current = _Pass(request, steps_timing, self._plan.stages(wanted) if wanted else self._all_stages)
         try:
-            async with aclosing(self._responses(current, 0, request.inputs, True)) as responses:
+            async with aclosing(self._responses(current, 0, dict(request.inputs), True)) as responses:
                 async for response in responses:
                     yield response
         except LlmserveError as error:
@@ -86,11 +87,14 @@ class EnsembleScheduler:
             timing.add(steps_timing)
 
     async def _responses(
-        self, current: _Pass, index: int, tensors: Mapping[str, Tensor], final: bool
+        self, current: _Pass, index: int, tensors: dict[str, Tensor], final: bool
     ) -> AsyncGenerator[InferResponse, None]:
-        """The ensemble's responses from stage `index` on. `final`: no earlier step will give more."""
+        """The ensemble's responses from stage `index` on, given `tensors`, to which it adds what it makes once.
+
+        `final`: no earlier step will give more.
+        """
         stage = current.stages[index]
-        tensors = await self._run_unary(current, stage, tensors)
+        await self._run_unary(current, stage, tensors)
         if not stage.decoupled:
             yield self._answer(current.request, tensors, final)
             return
@@ -103,7 +107,8 @@ class EnsembleScheduler:
                     if last:
                         yield InferResponse(self._name, self._version, current.request.request_id, final=True)
                 elif not following.decoupled:
-                    yield self._answer(current.request, await self._run_unary(current, following, known), last)
+                    await self._run_unary(current, following, known)
+                    yield self._answer(current.request, known, last)
                 else:
                     async with aclosing(self._responses(current, index + 1, known, last)) as answers:
                         async for answer in answers:
@@ -116,15 +121,12 @@ class EnsembleScheduler:
         streams = [self._open(current, step, tensors) for step in stage.decoupled]
         return streams[0] if len(streams) == 1 else _rounds(streams, stage.decoupled)
 
-    async def _run_unary(self, current: _Pass, stage: Stage, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """`tensors` and what the unary steps of the stage make of them. The first failure cancels the others."""
-        if not stage.unary:
-            return tensors
-        known = dict(tensors)
+    async def _run_unary(self, current: _Pass, stage: Stage, known: dict[str, Tensor]) -> None:
+        """Add to `known` what the unary steps of the stage make of it. The first failure cancels the others."""
         if stage.is_chain:
             for step in stage.unary:
                 known.update(await self._run(current, step, known))
-            return known
+            return
         tasks: dict[Step, asyncio.Task[None]] = {}
 
         async def run(step: Step) -> None:
@@ -136,7 +138,6 @@ class EnsembleScheduler:
         async with _first_failure(), asyncio.TaskGroup() as group:
             for step in stage.unary:
                 tasks[step] = group.create_task(run(step))
-        return known
 
     async def _run(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         produced: dict[str, Tensor] = {}
@@ -175,7 +176,7 @@ class EnsembleScheduler:
         )
 
     def _answer(self, request: InferRequest, tensors: Mapping[str, Tensor], final: bool) -> InferResponse:
-        if not self._plan.decoupled and any(name not in tensors for name in request.requested_outputs):
+        if not self._is_decoupled and any(name not in tensors for name in request.requested_outputs):
             raise InvalidArgument(
                 "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
             )
@@ -187,13 +188,13 @@ def _produced(steps: Sequence[Step], response: InferResponse) -> dict[str, Tenso
     """The tensors of the ensemble that a response holds; that of several steps is a round. Raises its error."""
     if response.error is not None:
         raise response.error
-    tensors = {tensor.name: tensor for tensor in response.outputs}
     if len(steps) > 1:
-        return tensors
+        return {tensor.name: tensor for tensor in response.outputs}
     return {
-        target: Tensor(target, tensors[name].datatype, tensors[name].data)
+        target: Tensor(target, tensor.datatype, tensor.data)
+        for tensor in response.outputs
         for name, target in steps[0].outputs
-        if name in tensors
+        if name == tensor.name
     }
 
 

@@ -38,7 +38,7 @@ class Stage:
     @property
     def is_chain(self) -> bool:
         """Every unary step reads from the one before it, so that nothing can run at the same time."""
-        return all(reads_from(step, before) for before, step in pairwise(self.unary))
+        return len(self.unary) < 2 or all(reads_from(step, before) for before, step in pairwise(self.unary))
 
 
 def reads_from(step: Step, producer: Step) -> bool:

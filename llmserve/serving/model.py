@@ -57,8 +57,7 @@ class ServedModel:
         self._parts = parts
         self._decoupled = self.decoupled
         self._num_holds = 0
-        self._unused = asyncio.Event()
-        self._unused.set()
+        self._unused: asyncio.Event | None = None  # of whoever waits for that
         self.labels: Labels = {}
 
     @property
@@ -94,10 +93,9 @@ class ServedModel:
         self._hold()
         try:
             async with aclosing(self._scheduler.infer(prepared, timing)) as stream:
-                while True:
-                    response = await (anext(stream, None) if self._decoupled else self._single(stream))
-                    if response is None:
-                        break
+                async for response in stream:
+                    if not response.final and not self._decoupled:
+                        response = await self._single(response, stream)
                     converted = self._to_client(response, wanted, timing)
                     if response.error is not None:
                         outcome.failure = self._failure_reason(response.error)
@@ -126,11 +124,12 @@ class ServedModel:
 
     async def unused(self) -> None:
         """Wait until no request runs, here or in an ensemble that it is a part of."""
-        await self._unused.wait()
+        if self._num_holds:
+            self._unused = self._unused or asyncio.Event()
+            await self._unused.wait()
 
     def _hold(self) -> None:
         self._num_holds += 1
-        self._unused.clear()
         for part in self._parts:
             part._hold()
 
@@ -138,8 +137,9 @@ class ServedModel:
         for part in self._parts:
             part._release()
         self._num_holds -= 1
-        if not self._num_holds:
+        if self._unused is not None and not self._num_holds:
             self._unused.set()
+            self._unused = None
 
     async def close(self) -> None:
         """Refuse what waits, then end the instances; running requests end with an error."""
@@ -159,26 +159,33 @@ class ServedModel:
             self.statistics.first_response(timing)
         start_ns = time.monotonic_ns()
         outputs = self.signature.from_model(response.outputs, wanted)
-        finished = InferResponse(
-            self.name, self.version, response.request_id, outputs, response.parameters, response.error, response.final
-        )
+        is_ours = response.model_name == self.name and response.model_version == self.version
+        if not is_ours or outputs is not response.outputs:
+            response = InferResponse(
+                self.name,
+                self.version,
+                response.request_id,
+                outputs,
+                response.parameters,
+                response.error,
+                response.final,
+            )
         timing.output_ns += time.monotonic_ns() - start_ns
-        return finished
+        return response
 
-    async def _single(self, stream: AsyncGenerator[InferResponse, None]) -> InferResponse | None:
+    async def _single(self, answer: InferResponse, stream: AsyncGenerator[InferResponse, None]) -> InferResponse:
         """The answer of a model that is not decoupled: one, data or an error, however its backend splits that."""
-        answer: InferResponse | None = None
         async for response in stream:
-            if answer is not None and answer.outputs and response.outputs:
+            if answer.outputs and response.outputs:
                 raise InternalError(
                     f"model '{self.name}' sent more than one response to a request; only a decoupled model may: set "
                     "model_transaction_policy { decoupled: true } in its config.pbtxt"
                 )
-            if answer is None or response.outputs or response.error is not None:
+            if response.outputs or response.error is not None:
                 answer = response
             if response.final:
                 break
-        return answer if answer is None or answer.final else replace(answer, final=True)
+        return answer if answer.final else replace(answer, final=True)
 
     def _failure_reason(self, error: Exception) -> FailureReason:
         if not self._loaded.instances:

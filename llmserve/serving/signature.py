@@ -124,7 +124,8 @@ class ModelSignature:
     def from_model(self, outputs: tuple[Tensor, ...], wanted: frozenset[str]) -> tuple[Tensor, ...]:
         """The declared and wanted outputs in the order of the config, with `reshape` undone. Empty `wanted`: all.
 
-        Raises `InternalError` for a shape that the model should not have answered with.
+        `outputs` itself when nothing is to be done. Raises `InternalError` for a shape that the model should not have
+        answered with.
         """
         order = self._output_order
         kept = []
@@ -133,8 +134,9 @@ class ModelSignature:
             if spec is None or (wanted and tensor.name not in wanted):
                 continue
             kept.append(tensor if spec.reshape is None else self._restored(tensor, spec, spec.reshape))
-        if len(kept) > 1:
-            kept.sort(key=lambda tensor: order[tensor.name])
+        if len(kept) == 1 == len(outputs) and kept[0] is outputs[0]:
+            return outputs
+        kept.sort(key=lambda tensor: order[tensor.name])
         return tuple(kept)
 
     def _restored(self, tensor: Tensor, spec: TensorSpec, reshape: tuple[int, ...]) -> Tensor:

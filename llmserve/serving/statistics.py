@@ -135,7 +135,9 @@ class ModelStatistics:
 
     def batch_executed(self, batch_size: int, *, input_ns: int, infer_ns: int, output_ns: int = 0) -> None:
         self.execution_count += 1
-        durations = self.batches.setdefault(batch_size, BatchDurations())
+        durations = self.batches.get(batch_size)
+        if durations is None:
+            durations = self.batches[batch_size] = BatchDurations()
         durations.compute_input.add(input_ns)
         durations.compute_infer.add(infer_ns)
         durations.compute_output.add(output_ns)

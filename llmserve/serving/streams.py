@@ -19,11 +19,10 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
     `push` and the generator methods belong to the loop; `closed` may be read from any thread.
     """
 
-    __slots__ = ("_ended", "_responses", "_waiter", "closed", "on_close")
+    __slots__ = ("_ended", "_responses", "_waiter", "closed")
 
     def __init__(self) -> None:
         self.closed = False  # nobody will read what is still pushed
-        self.on_close: Callable[[], None] | None = None  # called once, on the loop, also after the final response
         self._ended = False  # the final response has been read
         self._responses: deque[InferResponse] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -62,12 +61,14 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
         raise typ
 
     async def aclose(self) -> None:
-        self.closed = True
-        self._responses.clear()
-        self._wake()
-        on_close, self.on_close = self.on_close, None
-        if on_close is not None:
-            on_close()
+        if not self.closed:
+            self.closed = True
+            self._responses.clear()
+            self._wake()
+            self.left()
+
+    def left(self) -> None:
+        """Called once, on the loop, when nobody reads any more, also after the final response."""
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

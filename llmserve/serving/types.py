@@ -78,3 +78,9 @@ class InferResponse:
 
     def output(self, name: str) -> Tensor | None:
         return next((tensor for tensor in self.outputs if tensor.name == name), None)
+
+
+class Rescheduled(InferResponse):
+    """Ends what one execution answers: the model wants the request again, in a later batch. Only schedulers see it."""
+
+    __slots__ = ()

@@ -14,7 +14,7 @@ import numpy as np
 from llmserve.serving.backend import Execution, Released
 from llmserve.serving.schedulers.base import ModelScheduler
 from llmserve.serving.statistics import RequestTiming
-from llmserve.serving.types import InferRequest, InferResponse, Tensor
+from llmserve.serving.types import InferRequest, InferResponse, Rescheduled, Tensor
 from tests.serving.models import request
 
 
@@ -30,6 +30,7 @@ class Instance:
     num_responses: int = 1
     works: bool = True
     answer: Callable[[InferRequest], tuple[Tensor, ...]] = lambda wanted: ()
+    rounds: dict[str, int] = field(default_factory=dict)  # how often a request, by its id, is wanted again
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
         self.batches.append([wanted.request_id for wanted in requests])
@@ -41,7 +42,12 @@ class Instance:
             for index in range(self.num_responses):
                 await self.gate.wait()
                 final = index == self.num_responses - 1
-                yield InferResponse("m", "1", wanted.request_id, self.answer(wanted), final=final)
+                if final and self.rounds.get(wanted.request_id):
+                    self.rounds[wanted.request_id] -= 1
+                    await asyncio.sleep(0)
+                    yield Rescheduled("m", "1", wanted.request_id, final=True)
+                else:
+                    yield InferResponse("m", "1", wanted.request_id, self.answer(wanted), final=final)
         finally:
             self.closed.append(wanted.request_id)
 

@@ -86,7 +86,6 @@ def test_good_config_has_no_problems() -> None:
             "default_priority_level must be in 1 .. 2, got 0",
         ),
         ("version_policy { specific { } }", "version_policy specific lists no versions"),
-        ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence is not supported"),
         ("model_repository_agents { agents { name: 'checksum' } }", "model_repository_agents is not supported"),
     ],
 )
@@ -95,7 +94,7 @@ def test_problem_is_reported(text: str, problem: str) -> None:
 
 
 def test_all_problems_at_once() -> None:
-    problems = config_problems(completed("max_batch_size: -1 sequence_batching { iterative_sequence: true }"))
+    problems = config_problems(completed("max_batch_size: -1 model_repository_agents { agents { name: 'checksum' } }"))
     assert len(problems) == 4  # refused feature, batch size, no input, no output
 
 

@@ -80,25 +80,30 @@ class PythonBatch:
                 self._on_done(execution)
 
     def _settle(self, requests: list[InferenceRequest], answers: Any) -> None:
+        """Requests that have a sender need no answer."""
+        self._check(requests, answers)
+        for request, answer in zip(requests, answers or [None] * len(requests), strict=True):
+            if request.is_rescheduled:
+                request.reply.reschedule()
+            elif not self._decoupled and not (answer is None and request.has_sender):
+                self._answer(request.reply, answer)
+
+    def _check(self, requests: list[InferenceRequest], answers: Any) -> None:
         if self._decoupled:
             if answers is not None:
                 raise _WrongAnswer(
                     f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "
                     "return None."
                 )
+        elif answers is None and all(request.has_sender or request.is_rescheduled for request in requests):
             return
-        if answers is None and all(request.has_sender for request in requests):
-            return
-        if not isinstance(answers, list | tuple):
+        elif not isinstance(answers, list | tuple):
             raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers).__name__}'.")
-        if len(answers) != len(requests):
+        elif len(answers) != len(requests):
             raise _WrongAnswer(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}"
             )
-        for request, answer in zip(requests, answers, strict=True):
-            if not (answer is None and request.has_sender):
-                self._answer(request.reply, answer)
 
     def _answer(self, reply: Reply, answer: Any) -> None:
         if not isinstance(answer, InferenceResponse):

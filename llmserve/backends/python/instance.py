@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -15,7 +15,7 @@ from llmserve.backends.python.line import ServerLine, StreamLine
 from llmserve.backends.python.services import Services
 from llmserve.errors import Unavailable
 from llmserve.serving.backend import Execution, Released
-from llmserve.serving.streams import Outbox, ResponseStream
+from llmserve.serving.streams import Outbox
 from llmserve.serving.types import InferRequest, InferResponse
 
 FINALIZE_TIMEOUT_S = 5.0
@@ -29,7 +29,7 @@ Done: TypeAlias = Callable[[Execution | None], None]
 # A batch whose predecessors took less than BRIEF_NS is given to the instance ahead of time, up to MAX_ROOM of them: to
 # hand over each by itself would cost as much as to execute it.
 BRIEF_NS = 200_000
-MAX_ROOM = 16
+MAX_ROOM = 32
 
 
 class Host(Protocol):
@@ -86,11 +86,11 @@ NO_LIMITS = Limits()
 class _Batch:
     """What occupies the instance. Belongs to the loop."""
 
-    streams: Sequence[ResponseStream]
+    streams: Sequence[StreamLine]
     kill: Kill = lambda why: None
     on_done: Done | None = None
     is_done: bool = False
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    timers: tuple[asyncio.TimerHandle, ...] = ()
 
     def done(self, execution: Execution | None) -> None:
         """May be called again."""
@@ -119,7 +119,7 @@ class PythonInstance:
         self._host = make_host(self._report_death)
         self._limits = limits
         self._outbox: Outbox | None = None
-        self._streams: set[ResponseStream] = set()  # that have no final response yet
+        self._streams: set[StreamLine] = set()  # that have no final response yet
         self._last_batch: _Batch | None = None
         self._batches: dict[_Batch, None] = {}  # that occupy the instance
         self._recent_ns = BRIEF_NS  # how long executions have taken lately: at least the last one, and the mean
@@ -133,12 +133,13 @@ class PythonInstance:
             raise self._unavailable()
         if self._outbox is None:
             self._outbox = Outbox(asyncio.get_running_loop())
-        streams = [ResponseStream() for _ in requests]
+        streams = [StreamLine(self._post) for _ in requests]
         self._streams.update(streams)
         self._last_batch = batch = _Batch(streams)
-        on_close = partial(self._notice_close, batch)
-        lines = [StreamLine(stream, self._post, on_close) for stream in streams]
-        work = list(zip(requests, lines, strict=True))
+        if self._limits.abandoned_s:
+            for stream in streams:
+                stream.when_cancelled(partial(self._notice_close, batch))
+        work = list(zip(requests, streams, strict=True))
         batch.kill = self._host.submit(work, partial(self._put_done, batch), self._outbox)
         if self._limits.execution_s:
             _kill_after(batch, self._limits.execution_s, f"took longer than {self._limits.execution_s:g} s")
@@ -170,7 +171,7 @@ class PythonInstance:
     def _notice_close(self, batch: _Batch) -> None:
         """Somebody does not wait any more."""
         limit_s = self._limits.abandoned_s
-        if limit_s and not batch.is_done and all(stream.closed for stream in batch.streams):
+        if not batch.is_done and all(stream.closed for stream in batch.streams):
             _kill_after(batch, limit_s, f"went on for {limit_s:g} s although nobody waited for it")
 
     def _report_death(self) -> None:
@@ -205,12 +206,12 @@ class PythonInstance:
             self.room = MAX_ROOM if self._recent_ns < BRIEF_NS and self._host.queues else 1
         batch.done(execution)
 
-    def _post(self, stream: ResponseStream, response: InferResponse) -> None:
+    def _post(self, stream: StreamLine, response: InferResponse) -> None:
         """From any thread."""
         assert self._outbox is not None
         self._outbox.put(partial(self._deliver, stream, response))
 
-    def _deliver(self, stream: ResponseStream, response: InferResponse) -> None:
+    def _deliver(self, stream: StreamLine, response: InferResponse) -> None:
         if stream not in self._streams:
             return  # it has ended already, with the instance
         stream.push(response)
@@ -219,4 +220,5 @@ class PythonInstance:
 
 
 def _kill_after(batch: _Batch, limit_s: float, why: str) -> None:
-    batch.timers.append(asyncio.get_running_loop().call_later(limit_s, batch.kill, f"was ended: a batch {why}"))
+    timer = asyncio.get_running_loop().call_later(limit_s, batch.kill, f"was ended: a batch {why}")
+    batch.timers += (timer,)

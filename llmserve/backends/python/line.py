@@ -16,31 +16,29 @@ class ServerLine(Line, Protocol):
         ...
 
 
-class StreamLine:
-    __slots__ = ("_on_close", "_post", "_stream")
+class StreamLine(ResponseStream):
+    """The stream itself."""
+
+    __slots__ = ("_callbacks", "_post")
     shares_memory = True
 
-    def __init__(
-        self,
-        stream: ResponseStream,
-        post: Callable[[ResponseStream, InferResponse], None],
-        on_close: Callable[[], None],
-    ) -> None:
-        self._stream = stream
+    def __init__(self, post: Callable[[StreamLine, InferResponse], None]) -> None:
+        """`post` is called from any thread."""
+        super().__init__()
         self._post = post
-        self._on_close: tuple[Callable[[], None], ...] = (on_close,)
-        stream.on_close = self._close
+        self._callbacks: tuple[Callable[[], None], ...] = ()
 
     @property
     def cancelled(self) -> bool:
-        return self._stream.closed
+        return self.closed
 
     def post(self, response: InferResponse) -> None:
-        self._post(self._stream, response)
+        self._post(self, response)
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        self._on_close += (callback,)
+        self._callbacks += (callback,)
 
-    def _close(self) -> None:
-        for callback in self._on_close:
+    def left(self) -> None:
+        callbacks, self._callbacks = self._callbacks, ()
+        for callback in callbacks:
             callback()

@@ -104,6 +104,7 @@ class InferenceRequest:
         self._flags = flags
         adopt = Tensor.borrow if reply is None or reply.shares_memory else Tensor.own
         self._inputs = {name: adopt(tensor) for name, tensor in request.inputs.items()}
+        self.is_rescheduled = False  # the model wants it again
         self._sender: InferenceResponseSender | None = None
         self._begun: list[Cancel] = []
 
@@ -167,12 +168,10 @@ class InferenceRequest:
         return self._sender
 
     def set_release_flags(self, flags: int) -> None:
+        """What becomes of the request when `execute` returns: it is over, or is to run again."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(f"Unsupported release flag: {flags}")
-        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            raise TritonModelException(
-                "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE is not supported: send the responses from one execute"
-            )
+        self.is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request on another model and wait. Its errors are error responses."""

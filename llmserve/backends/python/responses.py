@@ -9,7 +9,7 @@ from typing import Protocol
 from llmserve.backends.python.errors import TritonError, TritonModelException, to_server_error, to_triton_error
 from llmserve.backends.python.tensors import Tensor
 from llmserve.errors import InternalError, LlmserveError
-from llmserve.serving.types import InferRequest, InferResponse, ParameterValue
+from llmserve.serving.types import InferRequest, InferResponse, ParameterValue, Rescheduled
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
@@ -115,6 +115,11 @@ class Reply:
         else:
             answer = response.to_wire(self, final=final, copy=self.shares_memory)
         self._post(answer)
+
+    def reschedule(self) -> None:
+        """Have the request run again, unless it has ended."""
+        if not self._ended:
+            self._post(Rescheduled(self.model_name, self.model_version, self.request_id, final=True))
 
     def fail(self, error: LlmserveError) -> None:
         """End with an error, unless it has ended."""

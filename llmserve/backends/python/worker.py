@@ -34,7 +34,7 @@ class Worker:
         self._name = name
         self._open_model = open_model
         self._on_death = on_death
-        self._died = False
+        self._is_alive = False  # to ask the thread costs more, and is done for every request
         self.opened: Future[None] = Future()  # done when the model is initialized; carries its exception
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._put: Callable[[Batch | None], None] = self._inbox.put
@@ -42,6 +42,7 @@ class Worker:
 
     def start(self) -> Future[None]:
         """`run` in a thread of its own."""
+        self._is_alive = True
         self._thread.start()
         return self.opened
 
@@ -49,7 +50,7 @@ class Worker:
         self._put(batch)
 
     def alive(self) -> bool:
-        return self._thread.is_alive() and not self._died
+        return self._is_alive
 
     def submit_end(self) -> None:
         """After the batches that wait, finalize."""
@@ -63,6 +64,12 @@ class Worker:
 
     def run(self) -> None:
         """The model's whole life."""
+        try:
+            self._run()
+        finally:
+            self._is_alive = False
+
+    def _run(self) -> None:
         try:
             model = self._open_model()
         except BaseException as error:  # border: handed to whoever loads the model
@@ -83,7 +90,7 @@ class Worker:
             yield
         except BaseException:  # border: such as sys.exit() in a task that the model has started itself
             logger.exception("model instance '%s' has stopped working", self._name)
-            self._died = True
+            self._is_alive = False
             self._on_death()
 
     def _finalize(self, model: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
@@ -34,17 +33,3 @@ class ModelScheduler(Protocol):
     async def stop(self) -> None:
         """Refuse what waits and what comes. Running requests go on."""
         ...
-
-
-async def timed_next(
-    stream: AsyncGenerator[InferResponse, None], timing: RequestTiming, start_ns: int = 0
-) -> InferResponse | None:
-    """The next response, or None at the end. The wait is the model's time; what the reader does between is not.
-
-    `start_ns`: when the model began to make it, if that was before now.
-    """
-    start_ns = start_ns or time.monotonic_ns()
-    try:
-        return await anext(stream, None)
-    finally:
-        timing.infer_ns += time.monotonic_ns() - start_ns

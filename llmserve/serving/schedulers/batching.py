@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -41,6 +42,8 @@ class BatchRule:
         grow, when they reach the largest preferred size, or when the first has waited for the delay; then at the
         largest preferred size that they reach; all of them when there is none or the delay is over.
         """
+        if not self.max_batch_size:
+            return list(islice(waiting, 1)), 0
         candidates: list[Ticket] = []
         total = num_preferred = preferred_total = 0
         can_grow = True
@@ -67,8 +70,7 @@ class BatchRule:
 
 def batch_key(signature: ModelSignature, request: InferRequest) -> BatchKey:
     """Which inputs are there, and their shapes without the batch dimension (any shape for ragged ones)."""
-    return tuple(
-        sorted(
-            (name, () if signature.inputs[name].ragged else tensor.shape[1:]) for name, tensor in request.inputs.items()
-        )
-    )
+    shapes = [
+        (name, () if signature.inputs[name].ragged else tensor.shape[1:]) for name, tensor in request.inputs.items()
+    ]
+    return tuple(sorted(shapes))

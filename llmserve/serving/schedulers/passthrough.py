@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from llmserve.serving.backend import ModelInstance
-from llmserve.serving.schedulers.base import Rejected, timed_next
+from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.statistics import ModelStatistics, RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
 
@@ -42,7 +43,7 @@ class PassThroughScheduler:
         try:
             (stream,) = lane.instance.execute((request,))
             async with aclosing(stream):
-                while (response := await timed_next(stream, timing)) is not None:
+                while (response := await _timed_next(stream, timing)) is not None:
                     yield response
         finally:
             lane.num_running -= 1
@@ -50,3 +51,12 @@ class PassThroughScheduler:
 
     async def stop(self) -> None:
         self._stopped = True
+
+
+async def _timed_next(stream: AsyncGenerator[InferResponse, None], timing: RequestTiming) -> InferResponse | None:
+    """The next response, or None at the end. The wait is the model's time; what the reader does between is not."""
+    start_ns = time.monotonic_ns()
+    try:
+        return await anext(stream, None)
+    finally:
+        timing.infer_ns += time.monotonic_ns() - start_ns

@@ -2,13 +2,18 @@
 
 A request that is cancelled ends its sequence: the model's state is not what the next request would build on. A request
 that the model answers with an error does not.
+
+With `iterative_sequence` every request is a sequence by itself, and the model may have it run again and again: batches
+of requests that come and go between executions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -47,13 +52,18 @@ class SequenceScheduler:
         self._strategy = make_strategy(config)
         self._idle_s = batching.max_sequence_idle_microseconds / 1e6
         self._preserves_ordering = batching.oldest.preserve_ordering
+        self._is_iterative = batching.iterative_sequence
+        self._numbers = itertools.count(1)  # sequences of requests that name none
         self._controls = Controls(config)
         self._state = ImplicitState(config.name, states)
-        self._lanes = make_lanes(config, instances, statistics, shared, self._pump)
+        # Iterative requests that have run together are to do so again: all are back before the next batch is chosen.
+        self._wake = self._pump_soon if self._is_iterative else self._pump
+        self._lanes = make_lanes(config, instances, statistics, shared, self._wake)
         self._table = SequenceTable(len(self._lanes), self._strategy.num_slots)
         self._sequences: dict[Ticket, RequestSequence] = {}
         self._last_finished: asyncio.Future[None] | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
         self._stopped = False
 
     @property
@@ -61,7 +71,8 @@ class SequenceScheduler:
         return sum(len(sequence.waiting) for sequence in self._table)
 
     def infer(self, request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
-        return read_ticket(partial(self._admit, request, timing), self._finish, self._receive)
+        reschedule = self._reschedule if self._is_iterative else None
+        return read_ticket(partial(self._admit, request, timing), self._finish, self._receive, reschedule)
 
     async def stop(self) -> None:
         self._stopped = True
@@ -76,6 +87,8 @@ class SequenceScheduler:
     def _admit(self, request: InferRequest, timing: RequestTiming) -> Ticket:
         if self._stopped:
             raise Rejected(f"{request_label(request)}model '{self._name}' is being unloaded")
+        if self._is_iterative and not request.sequence_id:
+            request = replace(request, sequence_id=self._unused_number(), sequence_start=True)
         sequence = self._sequence_of(request)
         key = batch_key(self._signature, request)
         ticket = Ticket(request, timing, level=1, batch_size=1, key=key, arrival_ns=time.monotonic_ns())
@@ -83,10 +96,27 @@ class SequenceScheduler:
         sequence.waiting.append(ticket)
         if sequence.idle_timer is not None:
             sequence.idle_timer.cancel()
-        if request.sequence_end:
+        if request.sequence_end or self._is_iterative:
             self._table.close(sequence)
-        self._pump()
+        self._wake()
         return ticket
+
+    def _unused_number(self) -> int:
+        return next(number for number in self._numbers if self._table.find(number) is None)
+
+    def _reschedule(self, ticket: Ticket) -> None:
+        """The model wants the request again: it waits once more, in the slot that it has."""
+        sequence = self._sequences[ticket]
+        sequence.running = None
+        ticket.request = replace(ticket.request, sequence_start=False, sequence_end=False)
+        ticket.arrival_ns = time.monotonic_ns()
+        ticket.end_turn()
+        if self._stopped:
+            ticket.refuse(f"model '{self._name}' is being unloaded")
+        else:
+            sequence.waiting.append(ticket)
+        ticket.leave_batch()
+        self._wake()
 
     def _sequence_of(self, request: InferRequest) -> RequestSequence:
         """The sequence that the request continues or starts. A second START goes on in the slot of the first."""
@@ -111,8 +141,13 @@ class SequenceScheduler:
             )
         return self._table.open(sequence_id)
 
+    def _pump_soon(self) -> None:
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._pump)
+
     def _pump(self) -> None:
         """Give slots to sequences and batches to idle instances, and come back when more will be due."""
+        self._soon = None
         if self._delay_timer is not None:
             self._delay_timer.cancel()
             self._delay_timer = None
@@ -193,7 +228,7 @@ class SequenceScheduler:
         elif sequence.is_idle:
             self._rest(sequence)
         ticket.leave_batch()
-        self._pump()
+        self._wake()
 
     def _rest(self, sequence: RequestSequence) -> None:
         """Nothing of it waits or runs."""

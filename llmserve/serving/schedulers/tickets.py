@@ -8,28 +8,33 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from llmserve.serving.schedulers.base import Rejected, timed_next
+from llmserve.errors import InvalidArgument
+from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.signature import request_label
 from llmserve.serving.statistics import RequestTiming
 from llmserve.serving.streams import ResponseStream
-from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.serving.types import InferRequest, InferResponse, Rescheduled
 
 if TYPE_CHECKING:
     from llmserve.serving.schedulers.lanes import RunningBatch
 
 BatchKey: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+NOT_ITERATIVE = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+    "such a flag; that takes sequence_batching { iterative_sequence: true } in its config.pbtxt"
+)
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One request in the scheduler, from its arrival to its end."""
 
-    request: InferRequest
+    request: InferRequest  # as the model is to see it
     timing: RequestTiming
     level: int
     batch_size: int
     key: BatchKey  # requests with equal keys may share a batch
-    arrival_ns: int
+    arrival_ns: int  # in the queue
     dispatched: asyncio.Future[None] | None = None  # done when `stream` can be read or `error` is set
     stream: AsyncGenerator[InferResponse, None] | None = None
     error: Exception | None = None
@@ -85,26 +90,43 @@ async def read_ticket(
     admit: Callable[[], Ticket],
     on_end: Callable[[Ticket], None],
     receive: Callable[[Ticket, InferResponse], InferResponse] | None = None,
+    reschedule: Callable[[Ticket], None] | None = None,
 ) -> AsyncGenerator[InferResponse, None]:
     """The responses of the request that `admit` puts into its queue, or refuses by raising.
 
     `receive` sees each of them first. `on_end` is called once, when the request is answered (before its last response
-    is read, so that the instance is free before the client has taken it), refused or cancelled.
+    is read, so that the instance is free before the client has taken it), refused or cancelled. `reschedule` puts a
+    ticket that the model wants again into its queue once more; without it, that is an error.
     """
     ticket = admit()
+    stream: AsyncGenerator[InferResponse, None] | None = None
+    start_ns = 0
     has_ended = False
     try:
-        if ticket.stream is None and ticket.error is None:
-            ticket.dispatched = asyncio.get_running_loop().create_future()
-            await ticket.dispatched
-        if ticket.previous is not None and not ticket.previous.done():
-            await asyncio.shield(ticket.previous)
-        if ticket.error is not None:
-            raise ticket.error
-        assert ticket.stream is not None
-        start_ns = ticket.start_ns
-        while (response := await timed_next(ticket.stream, ticket.timing, start_ns)) is not None:
-            start_ns = 0
+        while True:
+            if stream is None:  # before each execution
+                if ticket.stream is None and ticket.error is None:
+                    ticket.dispatched = asyncio.get_running_loop().create_future()
+                    await ticket.dispatched
+                if ticket.previous is not None and not ticket.previous.done():
+                    await asyncio.shield(ticket.previous)
+                if ticket.error is not None:
+                    raise ticket.error
+                assert ticket.stream is not None
+                stream, start_ns = ticket.stream, ticket.start_ns
+            try:
+                response = await anext(stream)
+            except StopAsyncIteration:
+                return
+            finally:  # the wait is the model's time; what the reader does between is not
+                ticket.timing.infer_ns += time.monotonic_ns() - start_ns
+            if response.final and isinstance(response, Rescheduled):
+                if reschedule is None:
+                    raise InvalidArgument(NOT_ITERATIVE)
+                await stream.aclose()
+                stream = ticket.stream = ticket.dispatched = None
+                reschedule(ticket)
+                continue
             if receive is not None:
                 response = receive(ticket, response)
             if response.final:
@@ -113,6 +135,7 @@ async def read_ticket(
                 yield response
                 return
             yield response
+            start_ns = time.monotonic_ns()
     except Exception:
         ticket.is_over = True
         raise

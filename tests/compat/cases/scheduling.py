@@ -9,7 +9,7 @@ from typing import Any
 
 from tritonclient.grpc.service_pb2 import InferParameter
 
-from tests.compat.observe import Case, Json, grpc_call, http_call, infer_message, raw_input, stream
+from tests.compat.observe import Case, Json, grpc_call, http_call, infer_message, post, raw_input, stream
 from tools.servers import Endpoint
 
 BETWEEN_S = 0.03  # between requests whose order counts
@@ -129,4 +129,27 @@ SEQUENCES = {
     "an idle sequence": Case(idle),
     "a sequence in a stream": Case(by_stream(InferParameter(int64_param=55))),
 }
-CASES: Mapping[str, Case] = {**BATCHING, **SEQUENCES}
+
+
+def countdown(count: int, request_id: str, **parameters: InferParameter) -> Any:
+    given = [raw_input("COUNT", "INT32", [1, 1])]
+    raw = [count.to_bytes(4, "little")]
+    return infer_message("countdown", given, raw_input_contents=raw, id=request_id, parameters=parameters)
+
+
+def again(count: int, **parameters: Any) -> Case:
+    body = {"inputs": [tensor("COUNT", count)], "parameters": parameters}
+    return Case(lambda endpoint: http_call(endpoint, "POST", "/v2/models/again/infer", body))
+
+
+ITERATIVE = {
+    "run again, three times": Case(stream(countdown(3, "a"))),
+    "run again, several requests": Case(stream(*(countdown(n, f"r{n}") for n in (4, 1, 6)))),
+    "run again, in events": Case(post("/v2/models/countdown/generate_stream", {"COUNT": 3})),
+    "run again, an id and no start": Case(stream(countdown(2, "a", sequence_id=InferParameter(int64_param=77)))),
+    "run again, not decoupled": again(3),
+    "run once": again(1),
+    "run again, a sequence that is named": again(2, sequence_id=5, sequence_start=True),
+    "run again, a sequence that has not started": again(2, sequence_id=6),
+}
+CASES: Mapping[str, Case] = {**BATCHING, **SEQUENCES, **ITERATIVE}
