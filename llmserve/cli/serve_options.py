@@ -6,6 +6,7 @@ What else tritonserver accepts is dealt with in `tritonserver_flags.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,19 @@ from llmserve.serving.settings import ControlMode
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 MODELS, LISTENING, ENGINE, METRICS, LOGGING = "Models", "Listening", "Engine", "Metrics", "Logging"
+
+
+class CompressionLevel(StrEnum):
+    """tritonserver's, as zlib's levels."""
+
+    NONE = "none"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+    @property
+    def zlib_level(self) -> int:
+        return {"none": 0, "low": 1, "medium": 6, "high": 9}[self.value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +129,10 @@ class ListenOptions:
     grpc_header_forward_pattern: Annotated[
         str, typer.Option(help="The same for gRPC metadata.", show_default=False, rich_help_panel=LISTENING)
     ] = ""
+    grpc_infer_response_compression_level: Annotated[
+        CompressionLevel,
+        typer.Option(help="Of answers to clients that understand it.", rich_help_panel=LISTENING),
+    ] = CompressionLevel.NONE
     grpc_use_ssl: Annotated[bool, typer.Option(help="gRPC over TLS only.", rich_help_panel=LISTENING)] = False
     grpc_use_ssl_mutual: Annotated[
         bool, typer.Option(help="And only for clients with a certificate.", rich_help_panel=LISTENING)

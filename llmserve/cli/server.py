@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import ssl
+import sys
 import textwrap
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -82,6 +83,8 @@ class ServerProcess:
 
     async def run(self) -> int:
         """The exit code: 0 after a drain, 1 when a model did not load."""
+        # Every stream is closed by who opened it, so the loop need not know of each; it still closes forgotten ones.
+        sys.set_asyncgen_hooks(firstiter=None)
         core = InferenceCore(self.settings, self.backends)
         signals = StopSignals()
         with signals.installed():

@@ -30,7 +30,7 @@ NO_EFFECT = {
     ),
     "shared libraries": ("backend-directory", "repoagent-directory", "cache-directory"),
     "connections": (
-        "reuse-http-port", "reuse-grpc-port", "grpc-infer-response-compression-level",
+        "reuse-http-port", "reuse-grpc-port",
         "grpc-http2-max-pings-without-data", "grpc-http2-min-recv-ping-interval-without-data",
         "grpc-http2-max-ping-strikes",
     ),

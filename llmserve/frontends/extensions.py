@@ -19,6 +19,7 @@ class Extensions:
     logs: LogControl = field(default_factory=LogControl)
     http_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
     grpc_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
+    grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
 
     def close(self) -> None:
         """After the front ends have stopped."""

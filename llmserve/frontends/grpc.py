@@ -24,7 +24,7 @@ from llmserve.frontends.extensions import Extensions
 from llmserve.frontends.grpc_answers import answers_errors
 from llmserve.frontends.grpc_extensions import ExtensionRpcs
 from llmserve.frontends.grpc_health import health_methods
-from llmserve.frontends.grpc_messages import deadline_after, parse_request, response_message
+from llmserve.frontends.grpc_messages import deadline_after, parse_request, write_response
 from llmserve.frontends.grpc_stream import InferStream
 from llmserve.frontends.headers import accompanied
 from llmserve.frontends.http2.call import Call
@@ -80,9 +80,13 @@ class InferenceService(ExtensionRpcs):
         parsed = accompanied(parsed, trace, self._extensions.grpc_headers.chosen(context.invocation_metadata))
         response = await single_response(self._core, parsed)
         response = deliver(response, delivery, core=self._core, memory=memory, config=config)
+        if self._extensions.grpc_compression:
+            context.compress(self._extensions.grpc_compression)
         if trace is not None:
             trace.stamp("GRPC_SEND_START")
-        return response_message(response, elsewhere=delivery.places)
+        message = service_pb2.ModelInferResponse()
+        write_response(message, response, elsewhere=delivery.places)
+        return message
 
     async def stream(self, context: Call) -> None:
         """`ModelStreamInfer`."""

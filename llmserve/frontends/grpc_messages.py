@@ -235,16 +235,17 @@ def _typed_array(
         ) from error
 
 
-def response_message(response: InferResponse, *, elsewhere: Container[str] = ()) -> service_pb2.ModelInferResponse:
+def write_response(
+    message: service_pb2.ModelInferResponse, response: InferResponse, *, elsewhere: Container[str] = ()
+) -> None:
     """A response with outputs; the tensors travel as raw bytes, but for those that are `elsewhere`."""
-    message = service_pb2.ModelInferResponse(
-        model_name=response.model_name, model_version=response.model_version, id=response.request_id
-    )
+    message.model_name = response.model_name
+    message.model_version = response.model_version
+    message.id = response.request_id
     for tensor in response.outputs:
         message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         message.raw_output_contents.append(b"" if tensor.name in elsewhere else encode_tensor(tensor))
     write_parameters(message.parameters, response.parameters)
-    return message
 
 
 def write_parameters(target: Any, values: Mapping[str, ParameterValue]) -> None:
@@ -273,13 +274,13 @@ def stream_message(
     response: InferResponse, *, decoupled: bool, elsewhere: Container[str] = ()
 ) -> service_pb2.ModelStreamInferResponse:
     """One message of `ModelStreamInfer` for one response of the core, an error included."""
+    message = service_pb2.ModelStreamInferResponse()
     if response.error is not None:
-        message = service_pb2.ModelStreamInferResponse(
-            error_message=str(response.error),
-            infer_response=service_pb2.ModelInferResponse(id=response.request_id, model_name=response.model_name),
-        )
+        message.error_message = str(response.error)
+        message.infer_response.id = response.request_id
+        message.infer_response.model_name = response.model_name
     else:
-        message = service_pb2.ModelStreamInferResponse(infer_response=response_message(response, elsewhere=elsewhere))
+        write_response(message.infer_response, response, elsewhere=elsewhere)
     final = response.final or (not decoupled and response.error is None)
     message.infer_response.parameters[FINAL_RESPONSE].bool_param = final
     return message

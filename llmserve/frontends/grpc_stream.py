@@ -50,6 +50,8 @@ class InferStream:
 
     async def run(self) -> None:
         """Return when the client has half-closed and all its requests are answered."""
+        if self._extensions.grpc_compression:
+            self._context.compress(self._extensions.grpc_compression)
         async with asyncio.TaskGroup() as requests:
             while True:
                 await self._slots.acquire()

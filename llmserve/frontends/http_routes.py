@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmserve.frontends.http1.connection import Handler
 
 PARAMETER = ""  # no path has an empty segment
+NUM_REMEMBERED = 64  # paths; clients ask for few of them, again and again
 
 
 @dataclass(slots=True)
@@ -22,13 +24,14 @@ class _Node:
 @dataclass(frozen=True, slots=True)
 class Found:
     handler: Handler | None  # None: not for this method
-    params: dict[str, str]
+    params: Mapping[str, str]
     methods: Sequence[str]  # for which there is one
 
 
 class Routes:
     def __init__(self) -> None:
         self._root = _Node()
+        self.find = functools.lru_cache(NUM_REMEMBERED)(self._find)  # (method, path)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         node = self._root
@@ -39,8 +42,9 @@ class Routes:
                 node.parameter = segment[1:-1]
             node = child
         node.methods[method] = handler
+        self.find.cache_clear()
 
-    def find(self, method: str, path: str) -> Found | None:
+    def _find(self, method: str, path: str) -> Found | None:
         """None for a path that is none of them. A parameter called version is a number."""
         params: dict[str, str] = {}
         node = _descend(self._root, path.split("/"), 1, params)

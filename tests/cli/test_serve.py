@@ -21,6 +21,7 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 import trustme
+from tritonclient.grpc import service_pb2
 
 from llmserve.cli.backends import make_backends, parse_backend_settings
 from llmserve.cli.main import main
@@ -28,8 +29,10 @@ from llmserve.cli.pipelines import engine_parameters, packaged_repository
 from llmserve.cli.serve import parse_parameters
 from llmserve.cli.server import model_table
 from llmserve.errors import InvalidArgument
+from llmserve.frontends.http2 import frames as h2
 from llmserve.serving.core import ModelStatus
 from llmserve.serving.repository import list_models, open_repository, read_model
+from tests.frontends.http2.raw_client import RawClient
 from tests.frontends.server import HOST, wait_until
 
 LLMSERVE = [sys.executable, "-c", "from llmserve.cli.main import main; main()"]
@@ -372,6 +375,21 @@ def test_grpc_over_tls(tmp_path: Path, servers: list[Server]) -> None:
         assert client.is_model_ready("first")
     servers.append(unprotected := start(f"--model-repository={repository}", *files))
     assert "Without effect here: --grpc-server-cert (without --grpc-use-ssl)" in "".join(unprotected.printed)
+
+
+@pytest.mark.parametrize("level", ["high", "none"])
+def test_answers_over_grpc_are_compressed_when_asked_for(tmp_path: Path, servers: list[Server], level: str) -> None:
+    repository = identity_model(tmp_path, "first")
+    flag = f"--grpc-infer-response-compression-level={level}"
+    servers.append(server := start(f"--model-repository={repository}", flag))
+    assert "Without effect" not in "".join(server.printed)
+    message = service_pb2.ModelInferRequest(model_name="first", raw_input_contents=[bytes(40_000)])
+    message.inputs.add(name="IN", datatype="INT32", shape=[10_000])
+    client = RawClient(server.port("GRPCInferenceService"))
+    client.call(1, "ModelInfer", message.SerializeToString(), grpc_accept_encoding="gzip")
+    head = dict(client.decoder.decode(client.until(h2.HEADERS, 1)))
+    client.socket.close()
+    assert head.get("grpc-encoding") == {"high": "gzip", "none": None}[level]
 
 
 def test_services_that_are_not_wanted(tmp_path: Path, servers: list[Server]) -> None:

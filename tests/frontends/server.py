@@ -50,6 +50,7 @@ def running_server(
     *,
     tracer: Tracer | None = None,
     headers: ForwardedHeaders | None = None,
+    grpc_compression: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop."""
@@ -60,7 +61,12 @@ def running_server(
     async def start() -> tuple[RunningServer, Callable[[], object]]:
         core = make_core()
         forwarded = headers or ForwardedHeaders()
-        extensions = Extensions(tracer=tracer or Tracer(), http_headers=forwarded, grpc_headers=forwarded)
+        extensions = Extensions(
+            tracer=tracer or Tracer(),
+            http_headers=forwarded,
+            grpc_headers=forwarded,
+            grpc_compression=grpc_compression,
+        )
         grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)
         http = await start_http(core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES)
         metrics = await start_metrics(core, HOST, 0)

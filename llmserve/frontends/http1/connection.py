@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
-from llmserve.frontends.http1.answers import Answer, Reply, refusal
+from llmserve.frontends.http1.answers import JOINED_BYTES, Answer, Reply, refusal
 from llmserve.frontends.http1.request import ClientGone, Request
 
 MAX_HEADER_BYTES = 64 * 1024  # request line included
@@ -39,6 +39,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = self._make_parser()
         self._transport: asyncio.Transport | None = None
+        self._outgoing: list[bytes] = []
+        self._num_outgoing = 0  # bytes
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._task: asyncio.Task[None] | None = None  # answers `_running`
@@ -108,14 +110,32 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         if self._running is not None and (self._reply is None or not self._reply.has_begun):
             self.write(refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down"))
+        self._flush()
         if self._transport is not None:
             self._transport.abort()
 
     # of answers
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
+        """What is written in one turn of the event loop goes out in one piece, but for what is large."""
+        if self._transport is None:
+            return
+        if len(data) > JOINED_BYTES:
+            self._flush()
             self._transport.write(data)
+            return
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(data)
+        self._num_outgoing += len(data)
+        if self._num_outgoing > JOINED_BYTES:
+            self._flush()  # which may pause us
+
+    def _flush(self) -> None:
+        if self._outgoing and self._transport is not None:
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()
+        self._num_outgoing = 0
 
     async def writable(self) -> None:
         if not self._can_write.is_set():
@@ -238,6 +258,7 @@ class Connection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Nothing more is read; what has been written is sent."""
+        self._flush()
         self._waiting.clear()
         if self._transport is not None:
             self._transport.close()

@@ -13,8 +13,8 @@ from grpc import StatusCode
 
 from llmserve.frontends.http2 import frames as h2
 from llmserve.frontends.http2.frames import ConnectionFailed, frame
-from llmserve.frontends.http2.headers import RESPONSE, RequestHead, trailers
-from llmserve.frontends.http2.messages import Assembler, BadMessage, Compressed, framed
+from llmserve.frontends.http2.headers import COMPRESSED_RESPONSE, RESPONSE, RequestHead, trailers
+from llmserve.frontends.http2.messages import Assembler, BadMessage, Compressed, Compressor, framed
 from llmserve.frontends.http2.sender import CallClosed, Sender
 
 OK = trailers(0)
@@ -36,8 +36,8 @@ class Message(Protocol):
 
 class Call:
     __slots__ = (
-        "_assembler", "_callbacks", "_deadline", "_has_begun", "_held", "_messages", "_parse", "_reader", "_sender",
-        "_window", "expiry", "has_ended", "head", "is_closed", "send_window", "stream", "task",
+        "_assembler", "_callbacks", "_compressor", "_deadline", "_has_begun", "_held", "_messages", "_parse", "_reader",
+        "_sender", "_window", "expiry", "has_ended", "head", "is_closed", "send_window", "stream", "task",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,7 @@ class Call:
         self._window = WINDOW
         self._held = 0  # bytes received that the client's window does not have back
         self._callbacks: list[Callable[[Any], None]] = []
+        self._compressor: Compressor | None = None
         self._has_begun = False  # the response's head is sent
         self._deadline = None if head.timeout_s is None else time.monotonic() + head.timeout_s
 
@@ -91,6 +92,10 @@ class Call:
         if not self._messages:
             self._give_back()
         return message
+
+    def compress(self, level: int) -> None:
+        """Send messages compressed, if the client understands that; `level` is zlib's. Before the first one."""
+        self._compressor = Compressor.accepted(self.head.accepted, level)
 
     async def write(self, message: Message) -> None:
         """Send a message; returns when the connection has taken it. `CallClosed` when there is nobody to take it."""
@@ -165,7 +170,8 @@ class Call:
     async def _send(self, message: bytes, tail: bytes) -> None:
         if self.is_closed:
             raise CallClosed
-        await self._sender.send(self, self._first_frames(), framed(message), tail)
+        data = framed(message) if self._compressor is None else await self._compressor.framed(message)
+        await self._sender.send(self, self._first_frames(), data, tail)
         if tail:
             self.is_closed = True
 
@@ -173,7 +179,8 @@ class Call:
         if self._has_begun:
             return b""
         self._has_begun = True
-        return frame(h2.HEADERS, h2.END_HEADERS, self.stream, RESPONSE)
+        block = RESPONSE if self._compressor is None else COMPRESSED_RESPONSE[self._compressor.encoding]
+        return frame(h2.HEADERS, h2.END_HEADERS, self.stream, block)
 
     def _last_frames(self, block: bytes) -> bytes:
         """Trailers, and that what the client may still send is not needed."""

@@ -20,7 +20,7 @@ from hpack.exceptions import OversizedHeaderListError
 from hpack.table import HeaderTable
 
 from llmserve.frontends.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, ConnectionFailed
-from llmserve.frontends.http2.messages import BadMessage
+from llmserve.frontends.http2.messages import WINDOW_BITS, BadMessage
 
 MAX_LIST_BYTES = 64 * 1024  # of headers, as the protocol counts them; more is one call's error
 MAX_BLOCK_BYTES = 256 * 1024  # of headers, compressed or not; more ends the connection
@@ -65,6 +65,7 @@ RESPONSE = (
     + _literal(b"content-type", b"application/grpc")
     + _literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
 )
+COMPRESSED_RESPONSE = {encoding: RESPONSE + _literal(b"grpc-encoding", encoding.encode()) for encoding in WINDOW_BITS}
 UNSUPPORTED_MEDIA_TYPE = NO_TABLE + b"\x08\x03415"
 
 
@@ -73,6 +74,7 @@ class RequestHead:
     path: str
     is_grpc: bool
     encoding: str
+    accepted: tuple[str, ...]  # encodings that the client understands
     timeout_s: float | None
     metadata: tuple[tuple[str, str | bytes], ...]  # without what is gRPC's own
     fault: str = ""  # why this is no HTTP request: the stream is reset
@@ -135,6 +137,7 @@ def request_head(pairs: list[tuple[bytes, bytes]]) -> RequestHead:
         path=_text(fields.get(b":path", b"")),
         is_grpc=fields.get(b":method") == b"POST" and GRPC_TYPE.fullmatch(fields.get(b"content-type", b"")) is not None,
         encoding=_text(fields.get(b"grpc-encoding", b"identity")),
+        accepted=tuple(each.strip() for each in _text(fields.get(b"grpc-accept-encoding", b"")).split(",")),
         timeout_s=timeout_s,
         metadata=tuple(
             (_text(name), each) for name, value in pairs if _is_metadata(name) for each in _values(name, value)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from grpc import StatusCode
 
 PREFIX = struct.Struct(">BI")
 MAX_MESSAGE_BYTES = 2**31 - 1
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
-INLINE_BYTES = 256 * 1024  # what is inflated on the event loop; more of a message in a worker thread
+INLINE_BYTES = 256 * 1024  # what is inflated or deflated on the event loop; more of a message in a worker thread
 
 
 class BadMessage(Exception):
@@ -25,6 +25,34 @@ class BadMessage(Exception):
 
 def framed(message: bytes) -> bytes:
     return PREFIX.pack(0, len(message)) + message
+
+
+class Compressor:
+    """Makes messages smaller in `encoding`; `level` is zlib's, 1 (fast) to 9."""
+
+    __slots__ = ("_level", "_window_bits", "encoding")
+
+    def __init__(self, encoding: str, level: int) -> None:
+        self.encoding = encoding
+        self._window_bits = WINDOW_BITS[encoding]
+        self._level = level
+
+    @classmethod
+    def accepted(cls, encodings: Collection[str], level: int) -> Compressor | None:
+        """In one of a client's encodings; None when it takes none of ours."""
+        return next((cls(encoding, level) for encoding in WINDOW_BITS if encoding in encodings), None)
+
+    async def framed(self, message: bytes) -> bytes:
+        """As it is when it would not become smaller."""
+        if len(message) > INLINE_BYTES:
+            small = await asyncio.to_thread(self._deflate, message)
+        else:
+            small = self._deflate(message)
+        return PREFIX.pack(1, len(small)) + small if len(small) < len(message) else framed(message)
+
+    def _deflate(self, message: bytes) -> bytes:
+        deflater = zlib.compressobj(self._level, wbits=self._window_bits)
+        return deflater.compress(message) + deflater.flush()
 
 
 class Compressed:

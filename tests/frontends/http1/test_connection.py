@@ -13,7 +13,7 @@ import pytest_asyncio
 from llmserve.frontends import listener
 from llmserve.frontends.http1 import connection as http_connection
 from llmserve.frontends.http1.answers import Answer, Reply, WholeAnswer
-from llmserve.frontends.http1.connection import MAX_WAITING
+from llmserve.frontends.http1.connection import MAX_WAITING, Connection
 from llmserve.frontends.http1.request import Request
 from llmserve.frontends.http1.server import HttpServer, serve
 from llmserve.frontends.http_body import read_body
@@ -403,3 +403,42 @@ async def test_requests_that_outlast_the_server_are_told(
     await server.stop()
     assert (await client.answer())[0] == 503
     await until(lambda: handlers.running == 0)
+
+
+class Collecting(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[bytes] = []
+        self.has_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.pieces.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.has_closed
+
+    def close(self) -> None:
+        self.has_closed = True
+
+
+async def test_what_is_written_in_one_turn_of_the_loop_goes_out_together(handlers: Handlers) -> None:
+    transport, connection = Collecting(), Connection(handlers, set())
+    connection.connection_made(transport)
+    connection.write(b"one, ")
+    connection.write(b"two")
+    assert transport.pieces == []
+    await asyncio.sleep(0)
+    assert transport.pieces == [b"one, two"]
+    connection.write(b"head")
+    connection.write(b"y" * 100_000)  # too much to copy
+    assert transport.pieces[1:] == [b"head", b"y" * 100_000]
+    for _ in range(7):
+        connection.write(b"z" * 10_000)
+    assert transport.pieces[3:] == [b"z" * 70_000]  # too much to keep
+    connection.write(b"the last words")
+    connection.leave()
+    assert transport.pieces[-1] == b"the last words"
+    assert transport.has_closed
+    connection.connection_lost(None)
