@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 120
@@ -36,6 +38,52 @@ class Endpoint:
     @property
     def http(self) -> str:
         return f"{HOST}:{self.http_port}"
+
+
+class RevivedServer(ExitStack):
+    """A server that is started when it is needed, and again when it has ended by itself or been ended."""
+
+    def __init__(self, start: Callable[[], AbstractContextManager[Endpoint]]) -> None:
+        super().__init__()
+        self._start = start
+        self._endpoint: Endpoint | None = None
+
+    def endpoint(self) -> Endpoint:
+        if self._endpoint is None or self.has_ended():
+            self.end()
+            self._endpoint = self.enter_context(self._start())
+        return self._endpoint
+
+    def end(self) -> None:
+        self.close()
+        self._endpoint = None
+
+    def has_ended(self, *, within_s: float = 0.0) -> bool:
+        """Whether it has ended by itself, or does so within `within_s` seconds."""
+        deadline = time.monotonic() + within_s
+        while self._endpoint is not None:
+            try:
+                if psutil.Process(self._endpoint.pid).status() == psutil.STATUS_ZOMBIE:
+                    return True
+            except psutil.NoSuchProcess:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        return False
+
+
+@contextmanager
+def on_cpus(cpus: Set[int], start: Callable[[], AbstractContextManager[Endpoint]]) -> Iterator[Endpoint]:
+    """A server that keeps to `cpus`, while this thread keeps to the others."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)  # which a process that is started inherits
+    try:
+        with start() as endpoint:
+            os.sched_setaffinity(0, own - cpus)
+            yield endpoint
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def free_ports(count: int) -> list[int]:
@@ -87,12 +135,24 @@ def _running(
         _wait_until_live(process, ports[0], log)
         yield Endpoint(repository, *ports, process.pid)
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With the processes that it has started, which outlive a server that has to be killed."""
+    try:
+        started = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        started = []
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for one in started:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def _wait_until_live(process: subprocess.Popen[bytes], http_port: int, log: Path) -> None:

@@ -18,7 +18,7 @@ from llmserve.evaluation.hf import HfModel
 from tests.tools import benchmark_engine
 from tools.benchmark import environment, ours, rounds
 from tools.benchmark.bounds import Limits, bounds
-from tools.benchmark.cells import Cell, measure_cell, random_prompts
+from tools.benchmark.cells import PREFILL_CALLS, Cell, measure_cell, random_prompts
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.contestants import OURS_MODULE, Contestant
 from tools.benchmark.job import Job
@@ -189,7 +189,8 @@ def test_a_failing_engine_is_reported_and_stops_nobody(tmp_path: Path) -> None:
     assert "only one at a time" in reasons["counting int8 tiny"]
     assert "could not be started" in reasons["gone int8 tiny"]
     assert {entry for entry, _ in findings.samples} == {"counting float32 tiny"}
-    assert [len(findings.samples["counting float32 tiny", cell.name]) for cell in CELLS] == [2, 2, 2]
+    counts = [len(findings.samples["counting float32 tiny", cell.name]) for cell in CELLS]
+    assert counts == [2 * PREFILL_CALLS, 2, 2]
     page = markdown_report("Title", "a machine", entries, findings)
     assert "* counting float16 tiny: " in page
     assert "| counting float32 |" in page

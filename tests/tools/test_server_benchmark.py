@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from argparse import ArgumentTypeError
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tools import bench_server
+from tools.bench_server import cpus, measure_again_if_it_ends
+from tools.server_benchmark import workloads
+from tools.server_benchmark.clients import Client, Tally
 from tools.server_benchmark.report import Findings, json_report, markdown_report
 from tools.server_benchmark.repository import SLEEP_MS, write_repository
-from tools.server_benchmark.workloads import SLOW, STREAMS, UNARY, Measured, measure
-from tools.servers import llmserve_server
+from tools.server_benchmark.workloads import SLOW, STREAMS, UNARY, Measured, NoAnswer, measure
+from tools.servers import Endpoint, RevivedServer, llmserve_server, on_cpus
 
 
 def test_every_kind_of_workload_is_answered(tmp_path: Path) -> None:
@@ -30,14 +39,80 @@ def test_every_kind_of_workload_is_answered(tmp_path: Path) -> None:
         assert slow.answers_per_s < 1000 / SLEEP_MS * 1.3
 
 
-def test_a_server_that_refuses_is_a_failure(tmp_path: Path) -> None:
-    repository = tmp_path / "one"
+def repository_of(model: str, folder: Path) -> Path:
+    repository = folder / "one"
     repository.mkdir()
-    (write_repository(tmp_path / "all") / "slow").rename(repository / "slow")
-    with llmserve_server(repository, tmp_path / "log.txt") as server:
+    (write_repository(folder / "all") / model).rename(repository / model)
+    return repository
+
+
+def test_a_server_that_refuses_is_a_failure(tmp_path: Path) -> None:
+    with RevivedServer(partial(llmserve_server, repository_of("slow", tmp_path), tmp_path / "log.txt")) as server:
         for workload in (UNARY[0], UNARY[3], *STREAMS):
-            with pytest.raises(RuntimeError, match=workload.name):
-                measure(workload, server, 0.1)
+            with pytest.raises(RuntimeError, match=r"unknown model|without an answer"):
+                measure(workload, server.endpoint(), 0.1)
+        assert not server.has_ended()
+
+
+def test_a_server_that_ends_is_started_again_and_measured_again(tmp_path: Path) -> None:
+    victims: list[int] = []
+
+    def connect(endpoint: Endpoint, tally: Tally) -> Client:
+        if not victims:
+            victims.append(endpoint.pid)
+            os.kill(endpoint.pid, signal.SIGKILL)
+        return UNARY[0].connect(endpoint, tally)
+
+    findings = Findings({})
+    workload = replace(UNARY[0], connect=connect)
+    with RevivedServer(partial(llmserve_server, repository_of("identity", tmp_path), tmp_path / "log.txt")) as server:
+        found = measure_again_if_it_ends(workload, "llmserve", server, findings, 0.2)
+        assert server.endpoint().pid not in victims
+    assert found.answers_per_s > 20
+    assert findings.ends == {"llmserve": [workload.name]}
+    assert f"* llmserve: {workload.name}" in markdown_report("A processor", findings, seconds=4)
+
+
+def test_a_server_that_does_not_answer_is_started_again_and_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workloads, "DRAIN_S", 0.1)
+    monkeypatch.setattr(bench_server, "END_S", 0.1)
+    silent: set[int] = set()
+
+    def connect(endpoint: Endpoint, tally: Tally) -> Client:
+        if not silent:
+            silent.add(endpoint.pid)
+        return Client(tally) if endpoint.pid in silent else UNARY[0].connect(endpoint, tally)
+
+    findings = Findings({})
+    workload = replace(UNARY[0], connect=connect)
+    with RevivedServer(partial(llmserve_server, repository_of("identity", tmp_path), tmp_path / "log.txt")) as server:
+        found = measure_again_if_it_ends(workload, "llmserve", server, findings, 0.2)
+        assert server.endpoint().pid not in silent
+        silent.add(server.endpoint().pid)
+        with pytest.raises(NoAnswer):
+            measure(workload, server.endpoint(), 0.2)
+    assert found.answers_per_s > 20
+    assert findings.ends == {"llmserve": [workload.name]}
+
+
+def test_servers_can_keep_to_some_cpus(tmp_path: Path) -> None:
+    usable = os.sched_getaffinity(0)
+    if len(usable) < 2:
+        pytest.skip("one CPU is all there is")
+    chosen = {min(usable)}
+    repository = repository_of("identity", tmp_path)
+    with on_cpus(chosen, partial(llmserve_server, repository, tmp_path / "log.txt")) as server:
+        assert os.sched_getaffinity(0) == usable - chosen
+        threads = list(Path(f"/proc/{server.pid}/task").iterdir())
+        assert len(threads) > 1
+        assert all(os.sched_getaffinity(int(thread.name)) == chosen for thread in threads)
+        assert measure(UNARY[0], server, 0.1).answers_per_s > 20
+    assert os.sched_getaffinity(0) == usable
+    assert cpus(str(min(usable))) == chosen
+    with pytest.raises(ArgumentTypeError, match="but not all"):
+        cpus(",".join(map(str, usable)))
 
 
 def test_report() -> None:
@@ -45,9 +120,11 @@ def test_report() -> None:
     for name, rate in (("llmserve", 200.0), ("Triton", 100.0)):
         findings.add(SLOW[0].name, name, Measured(rate, 1, 2, 0.5))
         findings.add(SLOW[1].name, name, Measured(3 * rate, 1, 2, 0.5))
-    findings.failures["Triton: streams"] = "no answer"
+    findings.failures["Triton, round 2, streams"] = "no answer"
     page = markdown_report("A processor, 2 cores", findings, seconds=4)
     assert f"| {SLOW[0].name} | 200 | 100 | 2.00 |" in page
     assert f"| {SLOW[1].name} | 3.0 | 3.0 |" in page
-    assert "* Triton: streams: no answer" in page
+    assert "* Triton, round 2, streams: no answer" in page
+    assert "Client and servers share it." in page
+    assert "Each server keeps to 1 of them" in markdown_report("A processor", findings, seconds=4, server_cpus=1)
     assert json_report("m", findings)["samples"][SLOW[0].name]["llmserve"][0]["answers_per_s"] == 200.0

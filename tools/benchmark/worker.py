@@ -46,10 +46,11 @@ def measure(engine: EngineModule, job: Job, say: Say) -> None:
         warm_up(model, cell, random_prompts(cell, job.shape.vocab, seed=job.seed))
     for number in range(job.passes):
         for cell in job.cells:
-            prompts = random_prompts(cell, job.shape.vocab, seed=job.seed + 1 + number)
-            sample = measure_cell(model, cell, prompts, max_seconds=job.max_seconds)
-            say({"kind": "sample", "cell": cell.name, "tokens": sample.tokens, "seconds": sample.seconds,
-                 "ids": sample.ids})  # fmt: skip
+            for call in range(cell.calls):
+                prompts = random_prompts(cell, job.shape.vocab, seed=job.seed + 1 + number * cell.calls + call)
+                sample = measure_cell(model, cell, prompts, max_seconds=job.max_seconds)
+                say({"kind": "sample", "cell": cell.name, "tokens": sample.tokens, "seconds": sample.seconds,
+                     "ids": sample.ids})  # fmt: skip
     say({"kind": "memory", "peak_bytes": peak_bytes()})
 
 

@@ -21,14 +21,18 @@ OURS, REAL = "llmserve", "Triton"
 class Findings:
     samples: dict[str, dict[str, list[Measured]]]  # workload -> server -> one of each round
     failures: dict[str, str] = field(default_factory=dict)
+    ends: dict[str, list[str]] = field(default_factory=dict)  # server -> workloads under which it has ended or hung
+
+    def add_end(self, server: str, workload: str) -> None:
+        self.ends.setdefault(server, []).append(workload)
 
     def add(self, workload: str, server: str, found: Measured) -> None:
         self.samples.setdefault(workload, {}).setdefault(server, []).append(found)
 
 
-def host_class() -> str:
-    """For file names."""
-    return f"{len(os.sched_getaffinity(0))}x-{platform.machine()}"
+def host_class(server_cpus: int = 0) -> str:
+    """For file names. `server_cpus`: how many the servers kept to; 0: all."""
+    return f"{server_cpus or len(os.sched_getaffinity(0))}x-{platform.machine()}"
 
 
 def json_report(machine: str, findings: Findings) -> dict[str, Any]:
@@ -40,13 +44,16 @@ def json_report(machine: str, findings: Findings) -> dict[str, Any]:
             for workload, servers in findings.samples.items()
         },
         "failures": findings.failures,
+        "ends": findings.ends,
     }
 
 
-def markdown_report(machine: str, findings: Findings, *, seconds: float) -> str:
+def markdown_report(machine: str, findings: Findings, *, seconds: float, server_cpus: int = 0) -> str:
+    apart = f"Each server keeps to {server_cpus} of them, the client to the others."
+    sharing = apart if server_cpus else "Client and servers share it."
     parts = [
         "# llmserve beside Triton",
-        f"{machine}. Client and servers share it. Each measurement takes {seconds:g} s; medians, lowest and highest in "
+        f"{machine}. {sharing} Each measurement takes {seconds:g} s; medians, lowest and highest in "
         f"brackets. A stream is {TOKENS} responses; the slow model sleeps {SLEEP_MS} ms per execution. [How it is "
         "measured](README.md#the-server-make-bench-server).",
         "## Answers per second",
@@ -56,6 +63,9 @@ def markdown_report(machine: str, findings: Findings, *, seconds: float) -> str:
     ]
     if gains := _gains(findings):
         parts += ["## Gains on the slow model", gains]
+    if findings.ends:
+        ended = [f"* {name}: {', '.join(workloads)}" for name, workloads in findings.ends.items()]
+        parts += ["## Ended by itself or hung, started again and measured again", "\n".join(ended)]
     if findings.failures:
         parts += ["## Not measured", *(f"* {name}: {reason}" for name, reason in findings.failures.items())]
     return "\n\n".join(parts) + "\n"

@@ -113,11 +113,17 @@ SLOW = tuple(
 WORKLOADS = (*UNARY, *STREAMS, *SLOW)
 
 
+class NoAnswer(RuntimeError):
+    """Nothing has failed, and nothing was answered."""
+
+
 def measure(workload: Workload, endpoint: Endpoint, seconds: float) -> Measured:
     """Raises `RuntimeError` when a request fails."""
     tally, cpu_s, elapsed = asyncio.run(_run(workload, endpoint, seconds))
-    if tally.failures or not tally.num_answers:
-        raise RuntimeError(f"{workload.name}: {tally.failures[:1] or 'no answer'}")
+    if tally.failures:
+        raise RuntimeError(tally.failures[0])
+    if not tally.num_answers:
+        raise NoAnswer("no answer")
     milliseconds = [1e3 * latency for latency in tally.latencies] or [math.nan]
     return Measured(
         tally.num_answers / elapsed,
