@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,12 @@ import pytest
 from llmserve.frontends.tracer import Tracer
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
+
+
+def pytest_configure() -> None:
+    """Programs under test hear Ctrl-C, even if this one was started in the background, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

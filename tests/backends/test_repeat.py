@@ -42,9 +42,13 @@ async def test_one_response_per_element_then_the_end(tmp_path: Path) -> None:
 async def test_the_instance_is_free_after_wait(tmp_path: Path) -> None:
     write_model(tmp_path, "repeat", CONFIG)
     async with serving(tmp_path) as core:
-        start = time.monotonic()
-        await asyncio.gather(*(collect(core, ask(1, delay_ms=150)) for _ in range(4)))
-        assert time.monotonic() - start < 0.4
+        ended: list[float] = []
+
+        async def answered(asked: InferRequest) -> None:
+            ended.extend(values((await collect(core, asked))[0], "OUT"))
+
+        await asyncio.gather(answered(ask(1, delay_ms=500)), answered(ask(2)))
+        assert ended == [2, 1]
         start = time.monotonic()
         await asyncio.gather(*(collect(core, ask(1, wait_ms=100)) for _ in range(3)))
         assert time.monotonic() - start > 0.2

@@ -58,6 +58,17 @@ async def tokens_of(stream: AsyncGenerator[TokenEvent, None]) -> list[int]:
         return [token async for event in stream for token in event.token_ids]
 
 
+async def held(
+    engine: InflightEngine, runner: RecordingRunner
+) -> tuple[AsyncGenerator[TokenEvent, None], asyncio.Task[TokenEvent]]:
+    """A request whose first step waits at the gate, and the task that waits for its first token."""
+    runner.gate.clear()
+    running = engine.submit(request(1, max_tokens=20))
+    first = asyncio.ensure_future(anext(running))
+    await until(lambda: runner.plans)
+    return running, first
+
+
 async def until(condition: object) -> None:
     assert callable(condition)
     deadline = time.monotonic() + 10
@@ -113,14 +124,13 @@ async def test_cancelling_the_consumer_cancels_the_sequence() -> None:
 async def test_a_waiting_request_can_be_cancelled() -> None:
     runner = RecordingRunner(replace(FAKE_RUNNER_INFO, max_batch_size=1))
     with opened(runner) as engine:
-        running = engine.submit(request(1, max_tokens=20))
-        await anext(running)
-        runner.gate.clear()
+        running, first = await held(engine, runner)
         waiting = asyncio.create_task(tokens_of(engine.submit(request(2))))
         await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.wait([waiting])
         runner.gate.set()
+        await first
         await tokens_of(running)
         await until(lambda: engine.stats().num_active_requests == 0)
     assert {chunk.sequence_id for plan in runner.plans for chunk in plan.chunks} == {0}
@@ -217,12 +227,10 @@ async def test_an_integrity_error_is_not_hidden() -> None:
 async def test_close_does_not_wait_for_the_consumers_of_a_running_step() -> None:
     runner = RecordingRunner()
     engine = InflightEngine(runner, INFO)
-    stream = engine.submit(request(max_tokens=LONG))
-    await anext(stream)
-    runner.gate.clear()
+    _, first = await held(engine, runner)
     closing = asyncio.create_task(asyncio.to_thread(engine.close))
     with pytest.raises(Unavailable):
-        await tokens_of(stream)
+        await first
     assert not closing.done()
     runner.gate.set()
     await closing
@@ -249,15 +257,14 @@ async def test_a_deadline_ends_a_running_answer() -> None:
 async def test_a_full_queue_refuses_on_the_first_pull() -> None:
     runner = RecordingRunner(replace(FAKE_RUNNER_INFO, max_batch_size=1))
     with opened(runner, SchedulerSettings(max_queue_size=2)) as engine:
-        running = engine.submit(request(1, max_tokens=20))
-        await anext(running)
-        runner.gate.clear()
+        running, first = await held(engine, runner)
         waiting = [asyncio.create_task(tokens_of(engine.submit(request(number)))) for number in (2, 3)]
         await asyncio.sleep(0.01)
         refused = engine.submit(request(4))
         with pytest.raises(ResourceExhausted, match="queue is full"):
             await anext(refused)
         runner.gate.set()
+        await first
         assert await asyncio.gather(*waiting) == [fake_answer([2], 5), fake_answer([3], 5)]
         await running.aclose()
 
@@ -265,14 +272,13 @@ async def test_a_full_queue_refuses_on_the_first_pull() -> None:
 async def test_every_answer_of_a_request_needs_room_in_the_queue() -> None:
     runner = RecordingRunner(replace(FAKE_RUNNER_INFO, max_batch_size=1))
     with opened(runner, SchedulerSettings(max_queue_size=2)) as engine:
-        running = engine.submit(request(1, max_tokens=20))
-        await anext(running)
-        runner.gate.clear()
+        running, first = await held(engine, runner)
         with pytest.raises(ResourceExhausted, match="3 more would"):
             await anext(engine.submit(request(2, num_sequences=3)))
         waiting = asyncio.create_task(tokens_of(engine.submit(request(3, num_sequences=2))))
         await asyncio.sleep(0.01)
         runner.gate.set()
+        await first
         assert len(await waiting) == 10
         with pytest.raises(InvalidArgument, match="asks for 4 answers, and batch and queue have room for 3"):
             engine.submit(request(4, num_sequences=4))
@@ -302,18 +308,19 @@ async def test_a_sequence_that_is_just_starting_does_not_also_wait(monkeypatch: 
 async def test_time_in_front_of_the_step_thread_is_queue_time() -> None:
     runner = RecordingRunner()
     with opened(runner) as engine:
-        running = engine.submit(request(1, max_tokens=LONG))
-        await anext(running)
-        runner.gate.clear()
-        await until(lambda: len(runner.plans) > runner.num_steps)  # a step runs
+        running, first = await held(engine, runner)
         before = time.time_ns()
         late = asyncio.create_task(anext(engine.submit(request(2))))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # it is submitted
+        after = time.time_ns()
+        await asyncio.sleep(0.01)
+        released = time.time_ns()
         runner.gate.set()
+        await first
         usage = (await late).usage
         assert usage is not None
-        assert before <= usage.arrival_ns < before + 40_000_000
-        assert usage.first_scheduled_ns >= before + 45_000_000
+        assert before <= usage.arrival_ns <= after
+        assert usage.first_scheduled_ns >= released
         await running.aclose()
 
 

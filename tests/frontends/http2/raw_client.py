@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import pytest
@@ -24,6 +25,11 @@ class RawClient:
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
+
+    def flood(self, data: bytes) -> None:
+        """Send what the server need not read to its end."""
+        with contextlib.suppress(ConnectionError):
+            self.send(data)
 
     def headers(self, method: str, **more: str) -> bytes:
         fields = {":method": "POST", ":scheme": "http", ":path": SERVICE + method, ":authority": "x", "te": "trailers"}
