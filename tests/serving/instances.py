@@ -106,7 +106,7 @@ class Client:
         await asyncio.gather(self.tasks[name], return_exceptions=True)
 
     async def wait(self) -> None:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     def error(self, name: str) -> BaseException | None:

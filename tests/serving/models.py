@@ -86,7 +86,7 @@ def values(response: InferResponse, name: str = "Y") -> list[Any]:
     return result
 
 
-async def appears(file: Path, timeout_s: float = 3.0) -> bool:
+async def appears(file: Path, timeout_s: float = 30.0) -> bool:
     """Wait for a file that a model writes from its thread."""
     for _ in range(int(timeout_s / 0.01)):
         if await asyncio.to_thread(file.exists):

@@ -103,7 +103,7 @@ async def test_a_cancelled_start_waits_for_no_model(tmp_path: Path) -> None:
     await asyncio.sleep(0.05)
     starting.cancel()
     try:
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await asyncio.gather(starting, return_exceptions=True)
         (loading,) = [thread for thread in threading.enumerate() if thread.name == "load-late"]
         assert loading.daemon
@@ -144,7 +144,7 @@ async def test_drain_refuses_new_requests_and_finishes_running_ones(tmp_path: Pa
         await single(core, request("m", floats(1)))
     assert not stopping.done()
     assert values(await running) == [7]  # its second step was started while draining
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await stopping
     assert core.repository_index(ready=True) == []
 
@@ -155,7 +155,7 @@ async def test_drain_gives_up_after_its_timeout(tmp_path: Path) -> None:
     await core.start()
     running, waiting = (asyncio.create_task(single(core, request("m", floats(i)))) for i in range(2))
     await asyncio.sleep(0.01)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await core.stop(0.05)
         with pytest.raises(Unavailable, match="is being unloaded"):
             await waiting
@@ -170,8 +170,8 @@ async def test_abandoned_requests_do_not_hold_up_the_drain(tmp_path: Path) -> No
     running = asyncio.create_task(single(core, request("m", floats(1))))
     await asyncio.sleep(0.01)
     running.cancel()
-    async with asyncio.timeout(1):
-        await core.stop(30)
+    async with asyncio.timeout(30):
+        await core.stop(300)
 
 
 async def test_statistics_in_numbers(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ async def test_failure_in_one_branch_cancels_the_other(tmp_path: Path) -> None:
         outputs=tensors("output", Y="FP32 [ -1 ]", Z="FP32 [ -1 ]"),
     )
     write_model(tmp_path, "ens", config)
-    async with serving(tmp_path) as core, asyncio.timeout(5):
+    async with serving(tmp_path) as core, asyncio.timeout(30):
         (response,) = await collect(core, request("ens", floats(1)))
     assert "boom" in str(response.error)
 

@@ -82,7 +82,7 @@ def ensemble(script: Script, *steps: Step, outputs: str, limit: int = 0) -> Ense
 
 async def ask(target: EnsembleScheduler, **fields: object) -> list[InferResponse]:
     async with (
-        asyncio.timeout(5),
+        asyncio.timeout(30),
         aclosing(target.infer(request("ens", floats(1), **fields), RequestTiming())) as stream,
     ):
         return [response async for response in stream]

@@ -201,7 +201,7 @@ async def test_wrong_return_is_an_error_and_not_a_hang(tmp_path: Path, answer: s
         ECHO_CONFIG,
         f"class TritonPythonModel:\n    def execute(self, requests):\n        return {answer}\n",
     )
-    async with serving(tmp_path) as core, asyncio.timeout(5):
+    async with serving(tmp_path) as core, asyncio.timeout(30):
         for _ in range(2):
             with pytest.raises(InternalError) as failure:
                 await single(core, request("bad", floats(1)))
@@ -265,7 +265,7 @@ class TritonPythonModel:
             request.get_response_sender().send(pb_utils.InferenceResponse([request.inputs()[0]]))
 """
     write_model(tmp_path, "forgets", ECHO_CONFIG + DECOUPLED, code)
-    async with serving(tmp_path) as core, asyncio.timeout(5):
+    async with serving(tmp_path) as core, asyncio.timeout(30):
         responses = await collect(core, request("forgets", floats(1)))
     assert len(responses) == 2
     assert "TRITONSERVER_RESPONSE_COMPLETE_FINAL" in str(responses[1].error)

@@ -34,7 +34,7 @@ class TritonPythonModel:
 async def test_whatever_execute_raises_ends_its_batch_alone(tmp_path: Path, execute: str, name: str) -> None:
     code = f"import asyncio\nclass TritonPythonModel:\n    async def give_up(self): raise {name}\n    {execute}\n"
     write_model(tmp_path, "m", ECHO_CONFIG, code)
-    async with serving(tmp_path) as core, asyncio.timeout(5):
+    async with serving(tmp_path) as core, asyncio.timeout(30):
         for _ in range(2):
             with pytest.raises(InternalError, match=name.removeprefix("asyncio.")):
                 await single(core, request("m", floats(1)))
@@ -57,7 +57,7 @@ class TritonPythonModel:
     maps = 'input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" }'
     ensemble = ECHO_CONFIG.replace('backend: "python"', 'platform: "ensemble"')
     write_model(tmp_path, "ens", f'{ensemble} ensemble_scheduling {{ step {{ model_name: "m" {maps} }} }}')
-    async with serving(tmp_path) as core, asyncio.timeout(5):
+    async with serving(tmp_path) as core, asyncio.timeout(30):
         assert core.model_ready("ens")
         answers = await asyncio.gather(*(collect(core, request("m", floats(i))) for i in range(4)))
         answers.append(await collect(core, request("m", floats(4))))
@@ -83,7 +83,7 @@ async def test_a_sender_of_a_unary_model_gives_one_response(tmp_path: Path) -> N
 async def test_a_unary_model_that_drops_its_sender_gives_one_error(tmp_path: Path) -> None:
     code = SENDER.replace("sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)", "pass")
     write_model(tmp_path, "m", ECHO_CONFIG, code)
-    async with serving(tmp_path) as core, asyncio.timeout(5):
+    async with serving(tmp_path) as core, asyncio.timeout(30):
         (response,) = await collect(core, request("m", floats(1)))
         assert "dropped a request without a final response" in str(response.error)
 

@@ -61,6 +61,7 @@ class _Life:
     batches: dict[int, _Batch] = field(default_factory=dict)  # not done
     lines: dict[int, ServerLine] = field(default_factory=dict)  # without a final response
     calls: dict[int, Cancel] = field(default_factory=dict)
+    has_answered: bool = False  # whether the model could be opened
     killed_because: str = ""
 
     def send_all(self) -> None:
@@ -159,25 +160,23 @@ class ProcessHost:
         pause_s = 0.0
         while True:
             started = time.monotonic()
-            how = self._live()
+            self._live()
             if self._ending.is_set():
                 self._release()
                 return
-            if not self._opened.done():
-                self._opened.set_exception(self._error(f"its process {how} while the model was loaded"))
             if self._opened.exception() is not None:
                 return
             settled = time.monotonic() - started > SETTLED_AFTER_S
             pause_s = 0.0 if settled else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
             self._ending.wait(pause_s)
 
-    def _live(self) -> str:
-        """One process, from its start to its end: how it ended."""
+    def _live(self) -> None:
+        """One process, from its start to its end."""
         try:
             process = ModelProcess(self._environment)
         except OSError as error:
             self._fail(f"its process cannot be started: {error}")
-            return f"could not be started: {error}"
+            return
         life = _Life(process)
         life.outgoing.put(m.Open(self._spec))
         sender = threading.Thread(target=life.send_all, name=f"to-{self._spec.instance_name}", daemon=True)
@@ -197,23 +196,27 @@ class ProcessHost:
         how = process.wait()
         life.outgoing.put(None)
         self._bury(life, life.killed_because or how)
-        return how
 
     def _bury(self, life: _Life, how: str) -> None:
-        """Answer what the process had, and have later requests wait for the next one."""
+        """Answer what the process had. If it could take requests, later ones wait for the next process."""
         with self._lock:
             self._life = None
-            if self._state is State.OPEN:
+            was_open = self._state is State.OPEN
+            if was_open:
                 self._state = State.STARTING
-            self._problem = f"its process {how}, and is being started again"
+                self._problem = f"its process {how}, and is being started again"
+            elif self._state is State.ENDED:
+                self._problem = f"its process {how}"
             lines, batches = list(life.lines.values()), list(life.batches.values())
             self._unreleased += [batch.on_done for batch in batches]
-        if not self._ending.is_set():
-            logger.warning("model instance '%s': %s", self._spec.instance_name, self._problem)
         for cancel in list(life.calls.values()):
             cancel()
         for line in lines:
             line.post(self._failure())
+        if was_open:
+            logger.warning("model instance '%s': %s", self._spec.instance_name, self._problem)
+        elif not (life.has_answered or self._ending.is_set()):
+            self._fail(f"its process {how} while the model was loaded")
 
     def _take(self, life: _Life, message: object) -> None:
         match message:
@@ -237,10 +240,12 @@ class ProcessHost:
                 self._answer(life, message)
             case m.LogLine(name, level, text):
                 logging.getLogger(name).log(level, "%s", text)
-            case m.Opened(None, is_async):
-                self._open(life, is_async)
-            case m.Opened(error):
-                self._fail(str(error), error)
+            case m.Opened(error, is_async):
+                life.has_answered = True
+                if error is None:
+                    self._open(life, is_async)
+                else:
+                    self._fail(str(error), error)
             case m.Dead():
                 life.process.kill()
 
