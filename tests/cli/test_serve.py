@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -46,7 +45,6 @@ def identity_model(repository: Path, name: str, delay_ms: int = 0) -> Path:
         backend: "identity"
         input {{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }}
         output {{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }}
-        instance_group {{ count: 4 kind: KIND_CPU }}
         parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
     """)
     return repository
@@ -99,6 +97,10 @@ class Server:
         connection.close()
         return text
 
+    def has_waiting(self, model: str) -> bool:
+        """And so one that runs."""
+        return f'nv_inference_pending_request_count{{model="{model}",version="1"}} 1\n' in self.metrics()
+
 
 def start(*arguments: str) -> Server:
     command = [*LLMSERVE, "serve", *ANY_PORTS, *arguments]
@@ -147,8 +149,8 @@ def test_start_serve_and_stop(tmp_path: Path, servers: list[Server]) -> None:
 def test_sigterm_drains(tmp_path: Path, servers: list[Server]) -> None:
     servers.append(server := start("--model-repository", str(identity_model(tmp_path, "slow", delay_ms=2500))))
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(server.infer, "slow")
-        time.sleep(0.5)  # until it is being executed
+        accepted = [pool.submit(server.infer, "slow") for _ in range(2)]
+        wait_until(lambda: server.has_waiting("slow"))
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("Draining")
         assert server.http("GET", "/v2/health/ready") == (400, b"")
@@ -157,7 +159,7 @@ def test_sigterm_drains(tmp_path: Path, servers: list[Server]) -> None:
             assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x02"
         status, body = server.infer("slow")
         assert (status, b"stopping" in body) == (503, True)
-        assert running.result(timeout=30)[0] == 200
+        assert [request.result(timeout=30)[0] for request in accepted] == [200, 200]
     assert server.process.wait(timeout=30) == 0
 
 
@@ -187,7 +189,7 @@ def test_health_is_answered_while_models_load(tmp_path: Path) -> None:
         status, body = server.infer("late")
         assert (status, b"Server is starting" in body) == (503, True)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=10) == 0
+        assert server.process.wait(timeout=30) == 0
     finally:
         server.kill()
 
@@ -203,14 +205,15 @@ def test_what_runs_too_long_is_ended(tmp_path: Path, servers: list[Server], hurr
     timeout = "600" if hurry else "0.5"
     servers.append(server := start("--model-repository", str(repository), "--exit-timeout-secs", timeout))
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(server.infer, "stuck")
-        time.sleep(0.5)  # until it is being executed
+        accepted = [pool.submit(server.infer, "stuck") for _ in range(2)]
+        wait_until(lambda: server.has_waiting("stuck"))
         server.process.send_signal(signal.SIGINT)
         server.wait_for("Draining")
         if hurry:
             server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(timeout=20) == 0
-        assert running.exception(timeout=10) is not None or running.result()[0] >= 400
+        assert server.process.wait(timeout=30) == 0
+        for request in accepted:
+            assert request.exception(timeout=10) is not None or request.result()[0] >= 400
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
