@@ -84,7 +84,7 @@ class Terminal:
         os.write(self.descriptor, text.encode())
 
     def wait_for(self, text: str, *, count: int = 1) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.shown.count(text) < count:
             readable, _, _ = select.select([self.descriptor], [], [], deadline - time.monotonic())
             assert readable, self.shown

@@ -162,7 +162,7 @@ def engine_metric(endpoint: Endpoint, kind: str) -> float:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -129,7 +129,7 @@ def test_sigterm_drains(demo_engine: Path) -> None:
     responses = stream.responses()
     next(responses)
     server.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while is_ready(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -193,7 +193,7 @@ def test_a_killed_build_leaves_nothing_and_the_next_one_works(tmp_path: Path) ->
     engine = tmp_path / "engine"
     command = [LLMSERVE, "build", str(CHECKPOINT), "--output-dir", str(engine)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while process.poll() is None and not list(tmp_path.iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -94,7 +94,7 @@ def used_blocks(server: ServerProcess) -> float:
 
 
 def wait_for_idle(server: ServerProcess) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while metric(server, "nv_trt_llm_request_metrics", 'request_type="active"') or used_blocks(server):
         assert time.monotonic() < deadline, "blocks are still held"
         time.sleep(0.05)

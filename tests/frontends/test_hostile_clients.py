@@ -187,7 +187,7 @@ def test_many_half_open_connections_hold_up_nobody(server: RunningServer, port: 
     start = time.monotonic()
     assert call("POST", PATH.decode(), BODY)[0] == 200
     assert rpc_works(server)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     call.connection.close()
     for connection in connections:
         connection.close()

@@ -133,7 +133,7 @@ def test_shapes_whose_product_is_astronomic(data: dict[str, Any], dims: int, wor
     start = time.monotonic()
     with pytest.raises(InvalidArgument, match=words) as caught:
         parse_infer(document + b"1234", str(len(document)), CORE.model_config("echo"), MEMORY, version="")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     assert len(str(caught.value)) < 2000
 
 

@@ -119,7 +119,7 @@ async def test_deadline_that_has_passed(tmp_path: Path) -> None:
             await single(core, request("m", floats(1), deadline=time.monotonic() - 1))
         with pytest.raises(DeadlineExceeded):
             await single(core, request("m", floats(1), deadline=time.monotonic() + 0.02))
-        assert values(await single(core, request("m", floats(1), deadline=time.monotonic() + 5))) == [1]
+        assert values(await single(core, request("m", floats(1), deadline=time.monotonic() + 60))) == [1]
         assert core.statistics("m")[0].inference_stats.fail.count == 2
 
 

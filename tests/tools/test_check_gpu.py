@@ -115,7 +115,7 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
     done = run([sys.executable, "-c", code], timeout_s=1.5)
     assert done.code is None
     state = Path(f"/proc/{int(done.stdout)}/stat")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while state.exists() and state.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)

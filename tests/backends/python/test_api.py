@@ -351,7 +351,7 @@ async def test_asking_from_a_thread_of_the_model(tmp_path: Path) -> None:
     async with serving(tmp_path) as core:
         start = time.monotonic()
         assert values((await collect(core, request("outer", floats(1))))[0]) == [2]
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
 
 
 COMPLETING = (

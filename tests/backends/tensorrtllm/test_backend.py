@@ -45,7 +45,7 @@ async def slow_engine() -> AsyncIterator[InflightEngine]:
 
 
 async def wait_until_idle(engine: InflightEngine) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while engine.stats().num_active_requests or engine.stats().used_num_blocks:
         assert time.monotonic() < deadline, engine.stats()
         await asyncio.sleep(0.01)
@@ -204,7 +204,7 @@ async def test_stop_ends_the_running_request_of_that_id(slow_engine: InflightEng
     assert stopped.final
     assert stopped.outputs == ()
     assert stopped.error is None
-    parts = await asyncio.wait_for(running, 2)
+    parts = await asyncio.wait_for(running, 30)
     assert parts[-1].final
     assert value(parts[-1], "finish_reason") == "cancelled"
     got = [token for part in parts for token in ids(part)]
