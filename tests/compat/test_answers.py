@@ -39,7 +39,11 @@ def test_llmserve(llmserve: GetServer, key: str) -> None:
     group, _, name = key.partition(": ")
     case = CASES[key]
     expected = EXPECTED[key] if key in EXPECTED else case.reduce(RECORDED[group][name])
-    assert case.observe(llmserve(group)) == expected
+    server = llmserve(group)
+    for _ in range(case.num_tries - 1):
+        if case.observe(server) == expected:
+            return
+    assert case.observe(server) == expected
 
 
 @pytest.mark.parametrize("group", GROUPS)

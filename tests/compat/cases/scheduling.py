@@ -44,7 +44,7 @@ def together(*requests: Callable[[Endpoint], Json]) -> Case:
             answers = [one.result() for one in running]
         return sorted(answers, key=lambda answer: (answer["status"], str(answer["answer"])))
 
-    return Case(run)
+    return Case(run, num_tries=5)
 
 
 def request(milliseconds: int = 1, **fields: Any) -> Callable[[Endpoint], Json]:
