@@ -7,10 +7,15 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from llmserve.frontends.tracer import Tracer
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
+
+# A busy machine takes as long as it takes.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
@@ -53,10 +53,8 @@ REQUESTS = st.fixed_dictionaries({"inputs": st.lists(INPUTS, max_size=3)}, optio
 MODELS = st.sampled_from(sorted(CONFIGS))
 CORE = StubCore()
 MEMORY = SharedMemory()
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of busy machines
 
 
-@patient
 @given(
     st.one_of(ANY_JSON, REQUESTS), st.binary(max_size=20), st.none() | st.integers(-9, 99) | st.text(max_size=3), MODELS
 )
@@ -68,7 +66,6 @@ def test_infer_bodies(document: Any, tail: bytes, header: Any, model: str) -> No
         assert isinstance(request, InferRequest)
 
 
-@patient
 @given(ANY_JSON | st.dictionaries(st.sampled_from(["TEXT", "N", "INPUT0", "id", "parameters"]), ANY_JSON), MODELS)
 def test_generate_bodies(document: Any, model: str) -> None:
     with suppress(LlmserveError):
@@ -76,7 +73,6 @@ def test_generate_bodies(document: Any, model: str) -> None:
         assert isinstance(request, InferRequest)
 
 
-@patient
 @given(st.binary(max_size=100), MODELS)
 def test_bodies_that_are_no_json(body: bytes, model: str) -> None:
     with suppress(LlmserveError):
@@ -85,7 +81,6 @@ def test_bodies_that_are_no_json(body: bytes, model: str) -> None:
         parse_infer(body, None, CORE.model_config(model), MEMORY, version="")
 
 
-@patient
 @given(
     st.lists(
         st.tuples(
@@ -108,7 +103,6 @@ def test_grpc_tensors(tensors: list[tuple[str, list[int], dict[str, Any]]], raw:
         assert len(request.inputs) == len(tensors)
 
 
-@patient
 @given(st.binary(max_size=200))
 def test_messages_from_random_bytes(data: bytes) -> None:
     with suppress(DecodeError, LlmserveError):
@@ -147,7 +141,6 @@ def parsed(parse: Callable[[str], Any], text: str) -> str:
         return "too deep"
 
 
-@patient
 @given(ANY_JSON | st.lists(st.integers() | st.floats()), st.integers(0, 200), st.sampled_from(["", ",", "]", "[", " "]))
 def test_large_documents_are_read_as_small_ones_are(document: Any, position: int, mark: str) -> None:
     """Well-formed and, with a stray mark, malformed; arrays of scalars in pieces of a few characters."""

@@ -85,7 +85,7 @@ def max_num_steps(bench: Bench) -> int:
     return len(bench.sequences) ** 2 * MAX_LENGTH + 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(requests(), st.integers(0, 4)), min_size=1, max_size=8), limits(), scheduler_settings)
 def test_answers_do_not_depend_on_load_limits_or_policy(
     arrivals: list[tuple[GenerateRequest, int]], info: RunnerInfo, options: SchedulerSettings
@@ -103,7 +103,7 @@ def test_answers_do_not_depend_on_load_limits_or_policy(
         assert bench.num_steps <= sum(s.num_tokens for s in bench.sequences.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(requests(), min_size=2, max_size=6), limits(), scheduler_settings, st.randoms())
 def test_answers_do_not_depend_on_order_of_arrival(
     arrivals: list[GenerateRequest], info: RunnerInfo, options: SchedulerSettings, random: random.Random
@@ -164,9 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 def test_any_sequence_of_arrivals_steps_cancellations_and_deadlines() -> None:
     run_state_machine_as_test(
         SchedulerMachine,
-        settings=settings(
-            max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=60, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
     )
 
 

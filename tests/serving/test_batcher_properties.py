@@ -32,7 +32,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(configs, steps, st.integers(1, 3))
 def test_laws_of_dynamic_batches(config: str, script: list[tuple[str, int]], num_instances: int) -> None:
     asyncio.run(play(config, script, num_instances))

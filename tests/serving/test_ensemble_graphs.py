@@ -197,7 +197,7 @@ def graphs(draw: st.DrawFn) -> list[Step]:
     return steps or [step("s0", "X", "t0")]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(graphs(), st.integers(0, 3))
 def test_every_graph_gives_what_its_tensors_say(steps: list[Step], limit: int) -> None:
     """Each unary tensor of each response is the sum of its inputs, of the same response, plus one."""

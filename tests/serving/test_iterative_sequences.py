@@ -108,7 +108,7 @@ async def test_only_iterative_requests_run_again() -> None:
     assert client.ended == ["b"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=8),
     st.sampled_from(["direct { }", "oldest { max_candidate_sequences: 2 }", "oldest { preserve_ordering: true }"]),

@@ -332,7 +332,7 @@ async def test_stop_refuses_what_waits() -> None:
 scripts = st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from(["say", "end", "cancel", "go"])), max_size=30)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(scripts, st.sampled_from(["direct { }", "oldest { max_candidate_sequences: 2 }"]), st.integers(1, 3))
 def test_one_place_and_one_order_for_every_sequence(
     script: list[tuple[str, str]], batching: str, max_batch_size: int

@@ -34,7 +34,7 @@ def one_by_one(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 @KINDS
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_deltas_join_to_the_full_decoding_of_any_ids(
     tokenizers_by_kind: dict[str, Tokenizer], kind: str, data: st.DataObject
@@ -47,7 +47,7 @@ def test_deltas_join_to_the_full_decoding_of_any_ids(
 
 
 @KINDS
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_deltas_join_for_streams_of_few_different_ids(
     tokenizers_by_kind: dict[str, Tokenizer], kind: str, data: st.DataObject
@@ -61,7 +61,7 @@ def test_deltas_join_for_streams_of_few_different_ids(
 
 
 @KINDS
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_deltas_join_for_any_text(tokenizers_by_kind: dict[str, Tokenizer], kind: str, data: st.DataObject) -> None:
     tokenizer = tokenizers_by_kind[kind]
@@ -102,7 +102,7 @@ def test_an_unfinished_character_is_flushed_at_the_end(tokenizers_by_kind: dict[
 
 
 @KINDS
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_visible_special_tokens_join_too(
     tokenizers_by_kind: dict[str, Tokenizer], kind: str, data: st.DataObject

@@ -39,7 +39,7 @@ def in_ones(ids: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", [*WRITERS])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_text_ends_before_the_stop_string_however_it_is_tokenised_and_split(
     tokenizers_by_kind: dict[str, Tokenizer], kind: str, data: st.DataObject
@@ -100,7 +100,7 @@ async def test_a_cut_inside_a_token_keeps_the_tokens_first_part(tokenizers_by_ki
 
 
 @pytest.mark.parametrize("kind", [*WRITERS])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_bytes_that_make_no_character_change_nothing_about_where_the_text_ends(
     tokenizers_by_kind: dict[str, Tokenizer], kind: str, data: st.DataObject

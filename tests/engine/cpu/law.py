@@ -109,7 +109,7 @@ def law(alone: Stepper, choose: Callable[[random.Random], Stepper]) -> None:
     Raises AssertionError when hypothesis finds a counterexample.
     """
 
-    @settings(max_examples=8, deadline=None, derandomize=True, report_multiple_bugs=False)
+    @settings(max_examples=8, derandomize=True, report_multiple_bugs=False)
     @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4), seed=st.integers(0, 2**32))
     def check(lengths: list[int], seed: int) -> None:
         rng = random.Random(seed)

@@ -139,7 +139,7 @@ def test_every_flipped_bit_of_the_metadata_is_noticed(tmp_path: Path, good: byte
     end = metadata_bytes(good)
     path = tmp_path / "flipped.engine"
 
-    @settings(max_examples=80, deadline=None, derandomize=True)
+    @settings(max_examples=80, derandomize=True)
     @given(st.integers(0, end * 8 - 1))
     def check(bit: int) -> None:
         blob = bytearray(good)

@@ -298,7 +298,7 @@ def test_metadata() -> None:
     assert request_head([*REQUEST, *pairs]).metadata == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(max_size=60), max_size=8))
 def test_any_bytes_are_headers_or_a_known_error(blocks: list[bytes]) -> None:
     decoder = HeadDecoder()
@@ -309,7 +309,7 @@ def test_any_bytes_are_headers_or_a_known_error(blocks: list[bytes]) -> None:
         pass
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=30)), max_size=8),
     st.integers(1, 40),
