@@ -260,25 +260,25 @@ async def test_models_load_and_unload_models(tmp_path: Path, mode: str) -> None:
 
 @MODES
 async def test_async_exec_begins_at_once_and_iterators_can_be_cancelled(tmp_path: Path, mode: str) -> None:
-    code = """
-import asyncio
+    has_begun = tmp_path / "begun"
+    code = f"""
+import asyncio, pathlib
 class TritonPythonModel:
     async def execute(self, requests):
         (request,) = requests
         ask = lambda name: pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], name)
-        running = ask("slow").async_exec()
-        await asyncio.sleep(0.3)
-        start = asyncio.get_running_loop().time()
+        running = ask("one").async_exec()
+        while not pathlib.Path({str(has_begun)!r}).exists():
+            await asyncio.sleep(0.01)
         answer = (await running).output_tensors()[0].as_numpy()
-        assert asyncio.get_running_loop().time() - start < 0.25
         responses = await ask("count").async_exec(decoupled=True)
         await anext(responses)
         responses.cancel()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer)])]
 """
     write_model(tmp_path, "outer", ECHO_CONFIG + mode, code)
-    slow = "__import__('time').sleep(0.3); return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])"
-    write_model(tmp_path, "slow", ECHO_CONFIG, echo_model(slow))
+    one = f"open({str(has_begun)!r}, 'w').close(); return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])"
+    write_model(tmp_path, "one", ECHO_CONFIG, echo_model(one))
     count = write_model(tmp_path, "count", ECHO_CONFIG + DECOUPLED, COUNT)
     async with serving(tmp_path) as core:
         assert values(await single(core, request("outer", floats(9000)))) == [9001]
