@@ -23,7 +23,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve import errors
 from llmserve.errors import InvalidArgument, LlmserveError, Unavailable
-from llmserve.frontends.tensors import decode_tensor, encode_tensor
+from llmserve.frontends.shared.raw_tensors import decode_tensor, encode_tensor
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import NUMPY_DTYPES, Tensor
 

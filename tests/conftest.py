@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from llmserve.frontends.tracer import Tracer
+from llmserve.frontends.shared.tracer import Tracer
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "llmserve"
 # From docs/architecture.md: imports point left only.
 LAYERS = (
     ("errors", "metrics", "__init__"),
+    ("wire",),
     ("core",),
     ("models",),
     ("scheduler",),
@@ -45,7 +46,7 @@ LAZY = {
     "tensorrt": {"engine/tensorrt_llm/library.py"},
     "transformers": {"evaluation/hf.py", "evaluation/baichuan_torch.py"},
     "datasets": {"evaluation/data.py"},
-    "pynvml": {"serving/gpu.py"},
+    "pynvml": {"serving/observe/gpu.py"},
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -94,6 +95,11 @@ def test_imports_point_left_only() -> None:
         )
     ]  # fmt: skip
     assert wrong == []
+
+
+def test_the_wire_knows_errors_only() -> None:
+    used = {name for path in (PACKAGE / "wire").rglob("*.py") for name in imports(path) if name.startswith("llmserve")}
+    assert {name for name in used if layer(name) != "wire"} == {"llmserve.errors"}
 
 
 @pytest.mark.parametrize("package", sorted(LAZY))

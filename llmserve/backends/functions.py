@@ -23,7 +23,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from llmserve.errors import InternalError, LlmserveError, Unavailable, Unsupported
 from llmserve.serving.backend import Execution, LoadContext, Released
 from llmserve.serving.collation import Collator
-from llmserve.serving.config_sequences import implicit_inputs, implicit_outputs
+from llmserve.serving.config.sequence_batching import implicit_inputs, implicit_outputs
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.streams import Outbox, ResponseStream
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, Tensor

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.checkpoint.tensors import DTYPES, FLOAT_DTYPES, Tensor, TensorInfo
+from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Tensor, TensorInfo
 from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import Combine, Param
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from llmserve.checkpoint.json_file import read_json_object
 from llmserve.checkpoint.safetensors_file import SafetensorsFile
-from llmserve.checkpoint.tensors import DTYPES, Tensor, TensorFile, TensorInfo
+from llmserve.checkpoint.stored_tensor import DTYPES, Tensor, TensorFile, TensorInfo
 from llmserve.checkpoint.torch_file import TorchFile
 from llmserve.errors import CheckpointError, raise_problems
 

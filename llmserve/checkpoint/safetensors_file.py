@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from llmserve.checkpoint.tensors import DTYPES, Tensor, TensorInfo
+from llmserve.checkpoint.stored_tensor import DTYPES, Tensor, TensorInfo
 from llmserve.errors import CheckpointError
 
 DTYPE_NAMES: Mapping[str, str] = {

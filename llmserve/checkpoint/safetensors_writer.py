@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.checkpoint.safetensors_file import DTYPE_NAMES
-from llmserve.checkpoint.tensors import DTYPES
+from llmserve.checkpoint.stored_tensor import DTYPES
 
 STORED_NAMES = {name: stored for stored, name in DTYPE_NAMES.items()}
 ALIGNMENT = 8

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from llmserve.checkpoint.tensors import DTYPES, Tensor, TensorInfo
+from llmserve.checkpoint.stored_tensor import DTYPES, Tensor, TensorInfo
 from llmserve.checkpoint.torch_pickle import StoredTensor, load_tensors
 from llmserve.errors import CheckpointError
 

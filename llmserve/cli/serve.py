@@ -22,7 +22,7 @@ from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 
 if TYPE_CHECKING:
     from llmserve.cli.server import Listen, ServerProcess
-    from llmserve.frontends.extensions import Extensions
+    from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.serving.settings import ServerSettings
 
 # Requests leave no cycles behind, but what is in flight is enough to have the collector look for some all the time.
@@ -79,9 +79,9 @@ def run(process: ServerProcess) -> int:
 def make_extensions(options: ServeOptions) -> Extensions:
     """What the front ends share; from here on the log flags decide what is printed."""
     from llmserve.cli.tracing import make_tracer
-    from llmserve.frontends.extensions import Extensions
-    from llmserve.frontends.headers import ForwardedHeaders
-    from llmserve.frontends.log_settings import FORMATS, LogControl, LogSettings
+    from llmserve.frontends.shared.extension_state import Extensions
+    from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
+    from llmserve.frontends.shared.log_settings import FORMATS, LogControl, LogSettings
 
     if options.log_format not in FORMATS:
         raise InvalidArgument(f"--log-format {options.log_format}: known formats are {', '.join(FORMATS)}")
@@ -111,8 +111,8 @@ def make_extensions(options: ServeOptions) -> Extensions:
 
 def server_settings(options: ServeOptions) -> ServerSettings:
     from llmserve.cli.pipelines import engine_parameters
-    from llmserve.serving.metrics_settings import parse_metrics_config
-    from llmserve.serving.response_cache import parse_cache_config
+    from llmserve.serving.observe.metrics_settings import parse_metrics_config
+    from llmserve.serving.schedulers.response_cache import parse_cache_config
     from llmserve.serving.settings import ALL_MODELS, ControlMode, ServerSettings
 
     names = tuple(options.load_model or ())
@@ -152,7 +152,7 @@ def server_settings(options: ServeOptions) -> ServerSettings:
 
 def listen_settings(options: ServeOptions) -> Listen:
     from llmserve.cli.server import Address, Listen
-    from llmserve.frontends.http2.keepalive import ConnectionLimits
+    from llmserve.wire.http2.keepalive import ConnectionLimits
 
     if not (options.allow_http or options.allow_grpc):
         raise InvalidArgument("nothing to listen on: allow one of HTTP and gRPC")
@@ -174,7 +174,7 @@ def listen_settings(options: ServeOptions) -> Listen:
 
 
 def tls_context(options: ServeOptions) -> ssl.SSLContext | None:
-    from llmserve.frontends.tls import TlsFiles, server_context
+    from llmserve.wire.tls import TlsFiles, server_context
 
     files = TlsFiles(
         options.grpc_server_cert, options.grpc_server_key, options.grpc_root_cert, mutual=options.grpc_use_ssl_mutual

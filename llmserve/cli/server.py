@@ -17,14 +17,14 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmserve.frontends.extensions import Extensions
-from llmserve.frontends.grpc import start_grpc
-from llmserve.frontends.http import start_http
-from llmserve.frontends.http2.keepalive import ConnectionLimits
-from llmserve.frontends.listener import url_host
-from llmserve.frontends.metrics import start_metrics
+from llmserve.frontends.grpc.inference_service import start_grpc
+from llmserve.frontends.http.inference_api import start_http
+from llmserve.frontends.http.metrics_port import start_metrics
+from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ModelStatus, ServerSettings
+from llmserve.wire.http2.keepalive import ConnectionLimits
+from llmserve.wire.listener import url_host
 
 STATUS_WIDTH = 100
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmserve.errors import InvalidArgument, LlmserveError, raise_problems
-from llmserve.frontends.trace_settings import MODE, TraceSettings, parse_update, with_values
-from llmserve.frontends.tracer import Tracer
+from llmserve.frontends.shared.trace_settings import MODE, TraceSettings, parse_update, with_values
+from llmserve.frontends.shared.tracer import Tracer
 
 SETTINGS = {"rate": "trace_rate", "level": "trace_level", "count": "trace_count", "log-frequency": "log_frequency"}
 KNOWN = "known: mode=triton, triton,file=PATH, triton,log-frequency=N, rate=N, level=TIMESTAMPS, level=TENSORS, count=N"

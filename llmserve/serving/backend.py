@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from prometheus_client.registry import Collector
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.auto_complete import substitute_directory
+from llmserve.serving.config.auto_complete import substitute_directory
 from llmserve.serving.types import InferRequest, InferResponse
 
 
@@ -89,7 +89,9 @@ class LoadContext:
     model_dir: Path  # <repository>/<model>
     version: str
     version_dir: Path  # <model_dir>/<version>
-    infer: Callable[[InferRequest], AsyncGenerator[InferResponse, None]]  # the core's own door, for BLS
+    infer: Callable[
+        [InferRequest], AsyncGenerator[InferResponse, None]
+    ]  # of other models: the core's own way in, for BLS
     control: ModelControl | None = None  # None: no server around
     loop: asyncio.AbstractEventLoop | None = None  # the core's
 

@@ -1,4 +1,4 @@
-"""The server core: loads the models of its repositories and is the one door to them for every protocol.
+"""The server core: loads the models of its repositories and is the one way to them for every protocol.
 
 Lives on one asyncio loop. `infer_stream` looks the model up, admits the request, and enforces the client's deadline;
 the model checks, schedules and counts. Closing the stream is the only way to cancel.
@@ -24,17 +24,17 @@ from llmserve.errors import (
     Unavailable,
 )
 from llmserve.serving.backend import Backend, MetricsSource
-from llmserve.serving.deployment import Deployment
-from llmserve.serving.exposition import ServerCollector, metrics_text
-from llmserve.serving.labels import Labels
-from llmserve.serving.lifecycle import ModelLifecycle
-from llmserve.serving.loader import Surroundings
-from llmserve.serving.response_cache import ResponseCache
+from llmserve.serving.loading.deployment import Deployment
+from llmserve.serving.loading.labels import Labels
+from llmserve.serving.loading.lifecycle import ModelLifecycle
+from llmserve.serving.loading.loader import ServerContext
+from llmserve.serving.loading.table import READY, ModelStatus, ModelTable
+from llmserve.serving.observe.exposition import ServerCollector, metrics_text
 from llmserve.serving.schedulers.rate_limiter import make_rate_limiter
+from llmserve.serving.schedulers.response_cache import ResponseCache
 from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import request_label
-from llmserve.serving.table import READY, ModelStatus, ModelTable
 from llmserve.serving.types import InferRequest, InferResponse
 
 __all__ = ["InferenceCore", "ModelStatus", "ServerSettings"]
@@ -56,8 +56,8 @@ class InferenceCore:
         cache = ResponseCache(settings.cache_bytes) if settings.cache_bytes else None
         limiter = make_rate_limiter(settings.rate_limit, settings.rate_limit_resources)
         self._shared = SharedResources(cache, limiter, settings.metrics)
-        surroundings = Surroundings(self._infer_nested, self, self._shared)
-        deployment = Deployment(self._table, settings, backends, surroundings)
+        server = ServerContext(self._infer_nested, self, self._shared)
+        deployment = Deployment(self._table, settings, backends, server)
         self._lifecycle = ModelLifecycle(settings, self._table, deployment)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(ServerCollector(lambda: self._table, settings.metrics, cache))
@@ -199,7 +199,7 @@ class InferenceCore:
             raise Unavailable(f"{label}Server is {state}, not ready for requests")
 
     async def _infer_nested(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The door for models that call models: part of a request that has been admitted, so open while draining."""
+        """The way in for models that call models: part of a request that has been admitted, so open while draining."""
         async with aclosing(self._table.find(request.model_name, request.model_version).infer(request)) as stream:
             async for response in stream:
                 yield response

@@ -17,10 +17,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Cancelled, InternalError, LlmserveError, ResourceExhausted
 from llmserve.serving.backend import GaugeSample, LoadedModel
-from llmserve.serving.labels import Labels
+from llmserve.serving.loading.labels import Labels
+from llmserve.serving.observe.model_statistics import FailureReason, ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import ModelScheduler, Rejected, SequenceError
 from llmserve.serving.signature import ModelSignature
-from llmserve.serving.statistics import FailureReason, ModelStatistics, RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.errors import LlmserveError
-from llmserve.serving.trace import Trace
+from llmserve.serving.observe.trace import Trace
 
 ParameterValue: TypeAlias = str | int | bool | float
 

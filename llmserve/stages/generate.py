@@ -49,11 +49,11 @@ def generate(
     stops = tuple(dict.fromkeys(stop for stop in stop_strings if stop))
     if stops and tokenizer is None:
         raise InvalidArgument("stop strings need a tokenizer, and there is none beside the engine; set tokenizer_dir")
-    return _watch(engine.submit(request), [_Sequence(request, tokenizer, stops) for _ in range(request.num_answers)])
+    return _watch(engine.submit(request), [_Answer(request, tokenizer, stops) for _ in range(request.num_answers)])
 
 
 async def _watch(
-    stream: AsyncGenerator[TokenEvent, None], sequences: Sequence[_Sequence]
+    stream: AsyncGenerator[TokenEvent, None], sequences: Sequence[_Answer]
 ) -> AsyncGenerator[GeneratedEvent, None]:
     async with aclosing(stream):
         async for event in stream:
@@ -66,7 +66,7 @@ async def _watch(
                 return
 
 
-class _Sequence:
+class _Answer:
     """One answer in the making: what was passed on, and what waits because of a possible stop string."""
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer | None, stops: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.checkpoint.tensors import TensorInfo
+from llmserve.checkpoint.stored_tensor import TensorInfo
 from llmserve.errors import CheckpointError
 from tests.checkpoints import DTYPES, FORMATS, KINDS, make_checkpoint, random_tensors, write_json
 

@@ -16,7 +16,7 @@ import pytest
 import trustme
 from tritonclient.grpc import service_pb2
 
-from llmserve.frontends.http2.messages import framed
+from llmserve.wire.http2.messages import framed
 from tests.clients.programs import HERE, LANGUAGES, build
 from tools.servers import HOST, Endpoint, free_ports, llmserve_server
 

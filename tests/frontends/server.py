@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llmserve.frontends.door import Core
-from llmserve.frontends.extensions import Extensions
-from llmserve.frontends.grpc import start_grpc
-from llmserve.frontends.headers import ForwardedHeaders
-from llmserve.frontends.http import start_http
-from llmserve.frontends.metrics import start_metrics
-from llmserve.frontends.tracer import Tracer
+from llmserve.frontends.grpc.inference_service import start_grpc
+from llmserve.frontends.http.inference_api import start_http
+from llmserve.frontends.http.metrics_port import start_metrics
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
+from llmserve.frontends.shared.server_core import Core
+from llmserve.frontends.shared.tracer import Tracer
 
 HOST = "127.0.0.1"
 MAX_INPUT_BYTES = 600_000

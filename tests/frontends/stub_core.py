@@ -23,8 +23,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, NotFound, Unavailable
+from llmserve.serving.loading.table import version_number
 from llmserve.serving.signature import datatype_name
-from llmserve.serving.table import version_number
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
 

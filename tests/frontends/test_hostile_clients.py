@@ -16,14 +16,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from llmserve.frontends import http_body
-from llmserve.frontends.http1 import connection as http_connection
-from llmserve.frontends.http1.connection import MAX_HEADER_BYTES
-from llmserve.frontends.listener import claim_port
+from llmserve.frontends.http import bodies as http_body
+from llmserve.wire.http1 import connection as http_connection
+from llmserve.wire.http1.connection import MAX_HEADER_BYTES
+from llmserve.wire.listener import claim_port
+from tests.frontends.grpc.test_inference_service import typed
+from tests.frontends.http.test_inference_api import Http
 from tests.frontends.server import HOST, RunningServer, wait_until
 from tests.frontends.stub_core import StubCore
-from tests.frontends.test_grpc import typed
-from tests.frontends.test_http import Http
 
 BODY = b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[1,2]}]}'
 PATH = b"/v2/models/floats/infer"

@@ -16,9 +16,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from llmserve.backends.identity import IdentityBackend
 from llmserve.backends.python.backend import PythonBackend
 from llmserve.serving.core import InferenceCore, ServerSettings
+from tests.frontends.grpc.test_inference_service import Stream, failure, is_final, typed, values
+from tests.frontends.http.test_inference_api import Http
 from tests.frontends.server import RunningServer, running_server, wait_until
-from tests.frontends.test_grpc import Stream, failure, is_final, typed, values
-from tests.frontends.test_http import Http
 
 ADD_TWO = """
 import triton_python_backend_utils as pb_utils

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InternalError
 from llmserve.serving.collation import Collator
-from llmserve.serving.config_scheduling import scheduling_problems
+from llmserve.serving.config.scheduling import scheduling_problems
 from llmserve.serving.types import InferRequest, Tensor
 from tests.serving.models import request, tensors
 

@@ -1,4 +1,4 @@
-"""The one door: look-up, deadline, drain, statistics and metrics; what the server says about itself."""
+"""The core: look-up, deadline, drain, statistics and metrics; what the server says about itself."""
 
 from __future__ import annotations
 

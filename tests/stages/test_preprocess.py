@@ -12,7 +12,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.stages.chat import Message
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
-from llmserve.stages.tensors import prepare_arrays, text_arrays
+from llmserve.stages.stage_arrays import prepare_arrays, text_arrays
 from llmserve.stages.word_lists import pack_word_list, unpack_word_list
 from tests.stages.conftest import write_json
 

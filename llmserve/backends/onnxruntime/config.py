@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from llmserve.backends.functions import input_datatypes
 from llmserve.errors import ModelConfigError
-from llmserve.serving.config_sequences import implicit_inputs, implicit_outputs
+from llmserve.serving.config.sequence_batching import implicit_inputs, implicit_outputs
 from llmserve.serving.signature import datatype_name, format_shape
 
 

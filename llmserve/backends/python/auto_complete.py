@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 
-from llmserve.serving.proto_json import message_to_dict
+from llmserve.serving.config.proto_json import message_to_dict
 
 
 class AutoCompleteConfig:

@@ -10,9 +10,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.backends.functions import instance_devices
 from llmserve.backends.python.complete import run_auto_complete
-from llmserve.backends.python.door import LocalDoor
 from llmserve.backends.python.host import ModelSpec
 from llmserve.backends.python.instance import Host, PythonInstance
+from llmserve.backends.python.local_server import LocalServer
 from llmserve.backends.python.metric_store import MetricStore
 from llmserve.backends.python.parameters import PythonParameters
 from llmserve.backends.python.process.complete import complete_in_process
@@ -22,9 +22,9 @@ from llmserve.backends.python.services import Services
 from llmserve.backends.python.thread_host import ThreadHost
 from llmserve.backends.versions import newest_version_file
 from llmserve.errors import ModelConfigError
-from llmserve.serving.auto_complete import substitute_directory
 from llmserve.serving.backend import LoadContext, LoadedModel
-from llmserve.serving.proto_json import message_to_dict
+from llmserve.serving.config.auto_complete import substitute_directory
+from llmserve.serving.config.proto_json import message_to_dict
 
 DEFAULT_FILENAME = "model.py"
 
@@ -71,12 +71,12 @@ class PythonBackend:
         self, spec: ModelSpec, context: LoadContext, parameters: PythonParameters, environment: Environment | None
     ) -> PythonInstance:
         services = Services(context, self.custom_metrics)
-        door = LocalDoor(context.infer, services)
+        server = LocalServer(context.infer, services)
 
         def make_host(on_death: Callable[[], None]) -> Host:
             if parameters.in_process:
-                return ProcessHost(spec, door, environment)
-            return ThreadHost(spec, door, on_death)
+                return ProcessHost(spec, server, environment)
+            return ThreadHost(spec, server, on_death)
 
         return PythonInstance(spec, services, make_host, limits=parameters.limits)
 

@@ -1,7 +1,7 @@
 """Business logic scripting: how a model calls other models, from a thread of its own.
 
-What carries a call is a `Door`: to the core's loop in this process (`door.py`), or through a channel to the server
-(`process/`).
+What carries a call is a `ServerApi`: to the core's loop in this process (`local_server.py`), or through a channel to
+the server (`process/`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Receive: TypeAlias = Callable[[InferResponse | None], None]
 Cancel: TypeAlias = Callable[[], object]
 
 
-class Door(Protocol):
+class ServerApi(Protocol):
     """What a model may ask of the server, from any thread."""
 
     def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
@@ -40,7 +40,7 @@ class Door(Protocol):
         ...
 
 
-class ClosedDoor:
+class NoServer:
     """Where there is no server to be asked: while a config is completed, and in code that belongs to no model."""
 
     def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
@@ -50,15 +50,15 @@ class ClosedDoor:
         raise TritonModelException("the server cannot be asked from here")
 
 
-def ask(door: Door, method: str, *arguments: Any) -> Any:
-    """`door.ask` as models see it."""
+def ask(server: ServerApi, method: str, *arguments: Any) -> Any:
+    """`server.ask` as models see it."""
     try:
-        return door.ask(method, *arguments)
+        return server.ask(method, *arguments)
     except LlmserveError as error:
         raise TritonModelException(str(error)) from error
 
 
-def call_single(door: Door, request: InferRequest) -> tuple[Future[InferenceResponse], Cancel]:
+def call_single(server: ServerApi, request: InferRequest) -> tuple[Future[InferenceResponse], Cancel]:
     """The one response of a model that is not decoupled; its errors are error responses. And how to cancel it."""
     answer: Future[InferenceResponse] = Future()
 
@@ -76,7 +76,7 @@ def call_single(door: Door, request: InferRequest) -> tuple[Future[InferenceResp
             )
         answer.set_result(InferenceResponse.received(response))
 
-    return answer, door.call(request, receive, only_first=True)
+    return answer, server.call(request, receive, only_first=True)
 
 
 def failed_response(request: InferRequest, error: LlmserveError) -> InferResponse:
@@ -119,10 +119,10 @@ class ResponseIterator:
     """The responses of a request; then an empty one, unless the last says itself that it is. To be left is to be
     cancelled."""
 
-    def __init__(self, door: Door, request: InferRequest) -> None:
-        self._mailbox = _Mailbox()  # what the door knows, so that this object ends when the model drops it
+    def __init__(self, server: ServerApi, request: InferRequest) -> None:
+        self._mailbox = _Mailbox()  # all that the server knows, so that this object ends when the model drops it
         self._is_over = False
-        self.stop = door.call(request, self._mailbox.put)  # knows nothing of this object
+        self.stop = server.call(request, self._mailbox.put)  # knows nothing of this object
 
     def __iter__(self) -> ResponseIterator:
         return self

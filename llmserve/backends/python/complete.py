@@ -7,7 +7,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.backends.python.auto_complete import AutoCompleteConfig
-from llmserve.backends.python.bls import ClosedDoor
+from llmserve.backends.python.bls import NoServer
 from llmserve.backends.python.errors import describe_failure
 from llmserve.backends.python.model_file import forget_model, import_model
 from llmserve.backends.python.utils_module import make_utils_module
@@ -21,7 +21,7 @@ def run_auto_complete(file: Path, config: bytes) -> bytes:
     """
     given = ModelConfig.FromString(config)
     module_name = f"triton_model_{given.name}_auto_complete_{id(given):x}"
-    model_class = import_model(file, module_name, make_utils_module(given.name, ClosedDoor(), file.parent))
+    model_class = import_model(file, module_name, make_utils_module(given.name, NoServer(), file.parent))
     try:
         if not hasattr(model_class, "auto_complete_config"):
             return config

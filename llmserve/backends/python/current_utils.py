@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from llmserve.backends.python.bls import ClosedDoor
+from llmserve.backends.python.bls import NoServer
 from llmserve.backends.python.utils_module import MODULE_NAME, make_utils_module
 
 _CURRENT: ContextVar[ModuleType] = ContextVar("current_utils")
@@ -20,7 +20,7 @@ _CURRENT: ContextVar[ModuleType] = ContextVar("current_utils")
 class CurrentUtils(ModuleType):
     def __init__(self) -> None:
         super().__init__(MODULE_NAME, "What a TritonPythonModel imports.")
-        self._of_no_model = make_utils_module("model", ClosedDoor())  # in threads that a model has started itself
+        self._of_no_model = make_utils_module("model", NoServer())  # in threads that a model has started itself
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_CURRENT.get(self._of_no_model), name)

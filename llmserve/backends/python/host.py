@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from llmserve.backends.python.batch import PythonBatch
-from llmserve.backends.python.bls import Door
+from llmserve.backends.python.bls import ServerApi
 from llmserve.backends.python.errors import describe_failure
 from llmserve.backends.python.model_file import forget_model, import_model
 from llmserve.backends.python.requests import InferenceRequest
@@ -40,10 +40,10 @@ class ModelSpec:
 
 
 class ModelHost:
-    def __init__(self, spec: ModelSpec, door: Door, *, on_death: Callable[[], None]) -> None:
+    def __init__(self, spec: ModelSpec, server: ServerApi, *, on_death: Callable[[], None]) -> None:
         """`on_death` is called on the model's thread when it can serve no more although nobody has asked it to end."""
         self._spec = spec
-        self._utils = make_utils_module(spec.instance_name, door, spec.file.parent)
+        self._utils = make_utils_module(spec.instance_name, server, spec.file.parent)
         self._module_name = f"triton_model_{spec.instance_name}_{id(self):x}"
         self._worker = Worker(spec.instance_name, self._open_model, on_death=on_death)
 

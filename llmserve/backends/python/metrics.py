@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
-from llmserve.backends.python.bls import Door, ask
+from llmserve.backends.python.bls import ServerApi, ask
 from llmserve.backends.python.errors import TritonModelException
 
 _ACTIONS = {"counter": ("increment",), "gauge": ("increment", "set"), "histogram": ("observe",)}
@@ -18,8 +18,8 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 class Metric:
     """Made by a family."""
 
-    def __init__(self, door: Door, family: str, kind: str, labels: Mapping[str, str]) -> None:
-        self._door = door
+    def __init__(self, server: ServerApi, family: str, kind: str, labels: Mapping[str, str]) -> None:
+        self._server = server
         self._family = family
         self._kind = kind
         self._labels = dict(labels)
@@ -38,28 +38,28 @@ class Metric:
     def value(self) -> float:
         if self._kind == "histogram":
             raise TritonModelException(f"histogram '{self._family}' has no single value")
-        return float(ask(self._door, "read_metric", self._family, self._labels))
+        return float(ask(self._server, "read_metric", self._family, self._labels))
 
     def _change(self, action: str, value: float) -> None:
         if action not in _ACTIONS[self._kind]:
             raise TritonModelException(f"{self._kind} '{self._family}' has no operation {action}")
-        ask(self._door, "change_metric", self._family, self._labels, action, float(value))
+        ask(self._server, "change_metric", self._family, self._labels, action, float(value))
 
 
 class MetricFamily:
-    """Models see a subclass that knows their `door`."""
+    """Models see a subclass that knows how to reach the server."""
 
     COUNTER: ClassVar[str] = "counter"
     GAUGE: ClassVar[str] = "gauge"
     HISTOGRAM: ClassVar[str] = "histogram"
-    door: ClassVar[Door]
+    server: ClassVar[ServerApi]
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         if kind not in _ACTIONS:
             raise TritonModelException(f"metric family '{name}': kind must be COUNTER, GAUGE or HISTOGRAM, got {kind}")
         if _FAMILY_NAME.fullmatch(name) is None:
             raise TritonModelException(f"'{name}' cannot be the name of a metric family")
-        ask(self.door, "add_family", name, description, kind)
+        ask(self.server, "add_family", name, description, kind)
         self._name = name
         self._kind = kind
 
@@ -69,8 +69,8 @@ class MetricFamily:
         labels = {str(key): str(value) for key, value in (labels or {}).items()}
         if wrong := [name for name in labels if _LABEL_NAME.fullmatch(name) is None]:
             raise TritonModelException(f"metric family '{self._name}': '{wrong[0]}' cannot be the name of a label")
-        ask(self.door, "add_metric", self._name, labels, self._bounds(buckets))
-        return Metric(self.door, self._name, self._kind, labels)
+        ask(self.server, "add_metric", self._name, labels, self._bounds(buckets))
+        return Metric(self.server, self._name, self._kind, labels)
 
     def _bounds(self, buckets: Sequence[float] | None) -> tuple[float, ...]:
         if self._kind != "histogram":

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import ClassVar
 
-from llmserve.backends.python.bls import Cancel, Door, ResponseIterator, call_single
+from llmserve.backends.python.bls import Cancel, ResponseIterator, ServerApi, call_single
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Reply, checked_parameters
 from llmserve.backends.python.tensors import Tensor
-from llmserve.serving.trace import Trace
+from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest, ParameterValue
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -48,9 +48,9 @@ class InferenceTrace:
 
 
 class InferenceRequest:
-    """Models see a subclass that knows their `door`."""
+    """Models see a subclass that knows how to reach the server."""
 
-    door: ClassVar[Door]
+    server: ClassVar[ServerApi]
 
     def __init__(
         self,
@@ -186,12 +186,12 @@ class InferenceRequest:
         return started
 
     def _call(self) -> Future[InferenceResponse]:
-        answer, cancel = call_single(self.door, self._to_server())
+        answer, cancel = call_single(self.server, self._to_server())
         self._begun.append(cancel)
         return answer
 
     def _iterate(self) -> ResponseIterator:
-        responses = ResponseIterator(self.door, self._to_server())
+        responses = ResponseIterator(self.server, self._to_server())
         self._begun.append(responses.stop)
         return responses
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from llmserve.backends.python.door import LocalDoor
 from llmserve.backends.python.host import ModelHost, ModelSpec
 from llmserve.backends.python.instance import Done, Kill
 from llmserve.backends.python.line import ServerLine
+from llmserve.backends.python.local_server import LocalServer
 from llmserve.serving.streams import Outbox
 from llmserve.serving.types import InferRequest
 
@@ -17,9 +17,9 @@ from llmserve.serving.types import InferRequest
 class ThreadHost:
     """See `instance.Host`."""
 
-    def __init__(self, spec: ModelSpec, door: LocalDoor, on_death: Callable[[], None]) -> None:
-        self._door = door
-        self._host = ModelHost(spec, door, on_death=on_death)
+    def __init__(self, spec: ModelSpec, server: LocalServer, on_death: Callable[[], None]) -> None:
+        self._server = server
+        self._host = ModelHost(spec, server, on_death=on_death)
 
     @property
     def is_async(self) -> bool:
@@ -34,7 +34,7 @@ class ThreadHost:
         return not self._host.is_async
 
     def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Done, outbox: Outbox) -> Kill:
-        self._door.open(asyncio.get_running_loop())
+        self._server.open(asyncio.get_running_loop())
         self._host.submit(work, on_done, outbox)
         return lambda why: None  # a thread cannot be ended from outside
 

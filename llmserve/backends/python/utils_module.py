@@ -1,4 +1,4 @@
-"""The module `triton_python_backend_utils`, one per instance, so that each knows its own door to other models."""
+"""The module `triton_python_backend_utils`, one per instance, so that each calls other models in its own name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from llmserve.backends.python import dtypes, errors, metrics, requests, responses, tensors
-from llmserve.backends.python.bls import Door, ResponseIterator, ask
+from llmserve.backends.python.bls import ResponseIterator, ServerApi, ask
 
 MODULE_NAME = "triton_python_backend_utils"
 
@@ -58,10 +58,10 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
-def make_utils_module(instance_name: str, door: Door, version_dir: Path | None = None) -> ModuleType:
+def make_utils_module(instance_name: str, server: ServerApi, version_dir: Path | None = None) -> ModuleType:
     """`version_dir`: the folder of model.py; None for code that belongs to no model."""
     module = ModuleType(MODULE_NAME, "What a TritonPythonModel imports.")
-    bound = {"door": door, "__module__": MODULE_NAME}
+    bound = {"server": server, "__module__": MODULE_NAME}
     module.__dict__.update(
         InferenceRequest=type("InferenceRequest", (requests.InferenceRequest,), bound),
         InferenceResponse=responses.InferenceResponse,
@@ -78,7 +78,7 @@ def make_utils_module(instance_name: str, door: Door, version_dir: Path | None =
         TritonModelException=errors.TritonModelException,
         **_CONSTANTS,
         **_FUNCTIONS,
-        **_model_control(door),
+        **_model_control(server),
         get_model_dir=lambda: str(version_dir or ""),
         __getattr__=_get_late,
     )
@@ -121,17 +121,17 @@ _FUNCTIONS = {
 }
 
 
-def _model_control(door: Door) -> dict[str, Callable[..., Any]]:
+def _model_control(server: ServerApi) -> dict[str, Callable[..., Any]]:
     """The model loading API. A model that is loaded while others are may wait for them, but not they for it."""
 
     def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
         """`files`: "file:1/model.py" -> its bytes, instead of the repository's; needs a config (JSON)."""
-        ask(door, "load_model", model_name, config, dict(files or {}))
+        ask(server, "load_model", model_name, config, dict(files or {}))
 
     def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-        ask(door, "unload_model", model_name, unload_dependents)
+        ask(server, "unload_model", model_name, unload_dependents)
 
     def is_model_ready(model_name: str, model_version: str = "") -> bool:
-        return bool(ask(door, "is_model_ready", model_name, model_version))
+        return bool(ask(server, "is_model_ready", model_name, model_version))
 
     return {function.__name__: function for function in (load_model, unload_model, is_model_ready)}

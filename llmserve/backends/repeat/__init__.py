@@ -16,7 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
 from llmserve.serving.backend import LoadContext, LoadedModel, Released
-from llmserve.serving.model_config import instance_names
+from llmserve.serving.config.model_config import instance_names
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 

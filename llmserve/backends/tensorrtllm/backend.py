@@ -16,8 +16,8 @@ from llmserve.backends.tensorrtllm.active import ActiveRequests
 from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.gauges import engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
+from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import response_tensors
-from llmserve.backends.tensorrtllm.tensors import TensorRequest, is_stop, read_request
 from llmserve.engine.base import Engine
 from llmserve.engine.open import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound

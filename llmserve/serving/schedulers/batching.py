@@ -8,7 +8,7 @@ from itertools import islice
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.schedulers.tickets import BatchKey, Ticket
+from llmserve.serving.schedulers.queued_request import BatchKey, QueuedRequest
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.types import InferRequest
 
@@ -35,7 +35,7 @@ class BatchRule:
             batching.max_queue_delay_microseconds * 1000,
         )
 
-    def choose(self, waiting: Iterable[Ticket], now_ns: int) -> tuple[list[Ticket], int]:
+    def choose(self, waiting: Iterable[QueuedRequest], now_ns: int) -> tuple[list[QueuedRequest], int]:
         """The batch to run now, or an empty one and the time until which it is worth waiting.
 
         The candidates are the longest run of requests, from the front, that may share a batch. They go when they cannot
@@ -44,15 +44,15 @@ class BatchRule:
         """
         if not self.max_batch_size:
             return list(islice(waiting, 1)), 0
-        candidates: list[Ticket] = []
+        candidates: list[QueuedRequest] = []
         total = num_preferred = preferred_total = 0
         can_grow = True
-        for ticket in waiting:
-            if candidates and (total + ticket.batch_size > self.max_batch_size or ticket.key != candidates[0].key):
+        for queued in waiting:
+            if candidates and (total + queued.batch_size > self.max_batch_size or queued.key != candidates[0].key):
                 can_grow = False
                 break
-            candidates.append(ticket)
-            total += ticket.batch_size
+            candidates.append(queued)
+            total += queued.batch_size
             if total in self.preferred_sizes:
                 num_preferred, preferred_total = len(candidates), total
             if total >= self.max_batch_size:
@@ -60,7 +60,7 @@ class BatchRule:
                 break
         if not candidates:
             return [], 0
-        oldest_ns = min(ticket.arrival_ns for ticket in candidates)
+        oldest_ns = min(queued.arrival_ns for queued in candidates)
         complete = bool(preferred_total) and preferred_total == max(self.preferred_sizes)
         if can_grow and not complete and now_ns < oldest_ns + self.max_delay_ns:
             return [], oldest_ns + self.max_delay_ns

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
 
-from llmserve.serving.response_cache import ResponseCache, response_key
+from llmserve.serving.observe.model_statistics import RequestTiming
 from llmserve.serving.schedulers.base import ModelScheduler
-from llmserve.serving.statistics import RequestTiming
+from llmserve.serving.schedulers.response_cache import ResponseCache, response_key
 from llmserve.serving.types import InferRequest, InferResponse
 
 _loads = count()  # tells a model from the one that it replaces

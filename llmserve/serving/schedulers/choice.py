@@ -9,15 +9,15 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import ModelConfigError
 from llmserve.serving.backend import LoadedModel
+from llmserve.serving.observe.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.base import ModelScheduler
 from llmserve.serving.schedulers.caching import CachingScheduler
 from llmserve.serving.schedulers.controls import StateSpec
 from llmserve.serving.schedulers.passthrough import PassThroughScheduler
-from llmserve.serving.schedulers.queued import QueuedScheduler
-from llmserve.serving.schedulers.sequence import SequenceScheduler
+from llmserve.serving.schedulers.queued_scheduler import QueuedScheduler
+from llmserve.serving.schedulers.sequence_scheduler import SequenceScheduler
 from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.signature import ModelSignature
-from llmserve.serving.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
 

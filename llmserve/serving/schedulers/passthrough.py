@@ -8,13 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from llmserve.serving.backend import ModelInstance
+from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import Rejected
-from llmserve.serving.statistics import ModelStatistics, RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
 
 
 @dataclass(slots=True)
-class _Lane:
+class _CountedInstance:
     instance: ModelInstance
     num_running: int = 0
 
@@ -26,7 +26,7 @@ class PassThroughScheduler:
         statistics: ModelStatistics,
         batch_size: Callable[[InferRequest], int],
     ) -> None:
-        self._lanes = [_Lane(instance) for instance in instances]
+        self._instances = [_CountedInstance(instance) for instance in instances]
         self._statistics = statistics
         self._batch_size = batch_size
         self._stopped = False
@@ -38,15 +38,15 @@ class PassThroughScheduler:
     async def infer(self, request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
         if self._stopped:
             raise Rejected(f"model '{request.model_name}' is being unloaded")
-        lane = min(self._lanes, key=lambda lane: lane.num_running)
-        lane.num_running += 1
+        counted = min(self._instances, key=lambda counted: counted.num_running)
+        counted.num_running += 1
         try:
-            (stream,) = lane.instance.execute((request,))
+            (stream,) = counted.instance.execute((request,))
             async with aclosing(stream):
                 while (response := await _timed_next(stream, timing)) is not None:
                     yield response
         finally:
-            lane.num_running -= 1
+            counted.num_running -= 1
             self._statistics.batch_executed(self._batch_size(request), input_ns=0, infer_ns=timing.infer_ns)
 
     async def stop(self) -> None:

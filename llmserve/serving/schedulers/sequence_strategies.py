@@ -9,8 +9,8 @@ from typing import Protocol
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.serving.schedulers.batching import BatchRule
-from llmserve.serving.schedulers.sequences import Slot
-from llmserve.serving.schedulers.tickets import Ticket
+from llmserve.serving.schedulers.queued_request import QueuedRequest
+from llmserve.serving.schedulers.request_sequences import Slot
 
 
 class Strategy(Protocol):
@@ -24,7 +24,7 @@ class Strategy(Protocol):
         """Whether the place in the batch is the slot: slots without a request are filled up."""
         ...
 
-    def choose(self, slots: Sequence[Slot], now_ns: int) -> tuple[list[Ticket], int]:
+    def choose(self, slots: Sequence[Slot], now_ns: int) -> tuple[list[QueuedRequest], int]:
         """The requests to run now, or none and the time until which it is worth waiting (0: for an event)."""
         ...
 
@@ -41,15 +41,15 @@ class Direct:
     def keeps_places(self) -> bool:
         return self.num_slots > 1
 
-    def choose(self, slots: Sequence[Slot], now_ns: int) -> tuple[list[Ticket], int]:
-        ready = [ticket for slot in slots if (ticket := slot.next_ticket) is not None]
+    def choose(self, slots: Sequence[Slot], now_ns: int) -> tuple[list[QueuedRequest], int]:
+        ready = [queued for slot in slots if (queued := slot.next_request) is not None]
         if not ready:
             return [], 0
-        oldest = min(ready, key=lambda ticket: ticket.arrival_ns)
+        oldest = min(ready, key=lambda queued: queued.arrival_ns)
         wait_until_ns = oldest.arrival_ns + self.max_delay_ns
         if len(ready) < self.min_utilization * len(slots) and now_ns < wait_until_ns:
             return [], wait_until_ns
-        return [ticket for ticket in ready if ticket.key == oldest.key], 0
+        return [queued for queued in ready if queued.key == oldest.key], 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Oldest:
     rule: BatchRule
     keeps_places: bool = False
 
-    def choose(self, slots: Sequence[Slot], now_ns: int) -> tuple[list[Ticket], int]:
-        ready = [ticket for slot in slots if (ticket := slot.next_ticket) is not None]
-        ready.sort(key=lambda ticket: ticket.arrival_ns)
+    def choose(self, slots: Sequence[Slot], now_ns: int) -> tuple[list[QueuedRequest], int]:
+        ready = [queued for slot in slots if (queued := slot.next_request) is not None]
+        ready.sort(key=lambda queued: queued.arrival_ns)
         return self.rule.choose(ready, now_ns)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmserve.serving.metrics_settings import DEFAULT_METRICS, MetricsSettings
-from llmserve.serving.response_cache import ResponseCache
+from llmserve.serving.observe.metrics_settings import DEFAULT_METRICS, MetricsSettings
 from llmserve.serving.schedulers.rate_limiter import RateLimiter
+from llmserve.serving.schedulers.response_cache import ResponseCache
 
 
 @dataclass(frozen=True, slots=True)

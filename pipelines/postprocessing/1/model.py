@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb_utils
 from llmserve.errors import LlmserveError
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.shim import flag_parameter, path_parameter, triton_code
-from llmserve.stages.tensors import text_arrays
+from llmserve.stages.stage_arrays import text_arrays
 
 
 class TritonPythonModel:

@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb_utils
 from llmserve.errors import LlmserveError
 from llmserve.stages.preprocess import Preprocessor
 from llmserve.stages.shim import flag_parameter, path_parameter, triton_code
-from llmserve.stages.tensors import prepare_arrays
+from llmserve.stages.stage_arrays import prepare_arrays
 
 
 class TritonPythonModel:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from llmserve.backends.python import dtypes
-from llmserve.backends.python.bls import ClosedDoor
+from llmserve.backends.python.bls import NoServer
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.tensors import Tensor
 from llmserve.backends.python.utils_module import make_utils_module
@@ -121,7 +121,7 @@ def test_strings_as_bytes() -> None:
 
 
 def test_names_that_models_use() -> None:
-    utils = make_utils_module("m_0", ClosedDoor())
+    utils = make_utils_module("m_0", NoServer())
     names = (
         "InferenceTrace Logger MetricFamily ModelConfig PreferredMemory Tensor TritonError TritonModelException "
         "TRITONSERVER_MEMORY_CPU TRITONSERVER_MEMORY_GPU TRITONSERVER_REQUEST_FLAG_SEQUENCE_END "

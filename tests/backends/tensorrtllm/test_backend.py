@@ -20,7 +20,7 @@ from llmserve.engine.inflight import InflightEngine
 from llmserve.errors import Code, InvalidArgument, LlmserveError
 from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.stages.postprocess import Postprocessor
-from llmserve.stages.tensors import text_arrays
+from llmserve.stages.stage_arrays import text_arrays
 from llmserve.stages.tokenizer import load_tokenizer
 from tests.backends.tensorrtllm.models import ids, instance_over, load_model, read_config, request, responses, value
 from tests.stages.conftest import write_baichuan

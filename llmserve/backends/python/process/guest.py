@@ -51,7 +51,7 @@ class RemoteLine:
 
 
 class Guest:
-    """The process's end of the channel; also the model's `Door`."""
+    """The process's end of the channel; also the model's `ServerApi`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -20,10 +20,10 @@ from functools import partial
 from typing import Any
 
 from llmserve.backends.python.bls import Cancel
-from llmserve.backends.python.door import LocalDoor
 from llmserve.backends.python.host import ModelSpec
 from llmserve.backends.python.instance import Done, Kill
 from llmserve.backends.python.line import ServerLine
+from llmserve.backends.python.local_server import LocalServer
 from llmserve.backends.python.process import messages as m
 from llmserve.backends.python.process.environment import Environment
 from llmserve.backends.python.process.launch import ModelProcess
@@ -77,12 +77,12 @@ class _Life:
 class ProcessHost:
     """See `instance.Host`."""
 
-    def __init__(self, spec: ModelSpec, door: LocalDoor, environment: Environment | None = None) -> None:
+    def __init__(self, spec: ModelSpec, server: LocalServer, environment: Environment | None = None) -> None:
         self.is_async = False
         self.queues = False  # what it is given dies with the process
         self._environment = environment
         self._spec = spec
-        self._door = door
+        self._server = server
         self._opened: Future[None] = Future()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class ProcessHost:
         return self._opened
 
     def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Done, outbox: Outbox) -> Kill:
-        self._door.open(asyncio.get_running_loop())
+        self._server.open(asyncio.get_running_loop())
         numbered = [(next(self._numbers), request, line) for request, line in work]
         message = m.Execute(next(self._numbers), tuple((number, request) for number, request, _ in numbered))
         batch = _Batch({number: line for number, _, line in numbered}, message, on_done)
@@ -230,7 +230,7 @@ class ProcessHost:
                 batch.on_done(None)
             case m.Call(number, request, only_first):
                 receive = partial(self._forward, life, number)
-                life.calls[number] = self._door.call(request, receive, only_first=only_first)
+                life.calls[number] = self._server.call(request, receive, only_first=only_first)
             case m.CancelCall(number):
                 if (cancel := life.calls.get(number)) is not None:
                     cancel()
@@ -296,7 +296,7 @@ class ProcessHost:
         value: Any = None
         error: Exception | None = None
         try:
-            value = self._door.ask(asked.method, *asked.arguments)
+            value = self._server.ask(asked.method, *asked.arguments)
         except LlmserveError as problem:
             error = problem
         except Exception as problem:  # border: whatever goes wrong is the answer

@@ -10,7 +10,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kClosed = 1u << 31;
-constexpr auto kPatience = std::chrono::microseconds(50);
+constexpr auto kSpinTime = std::chrono::microseconds(50);
 constexpr int kSpinsPerLook = 16;  // at the clock
 
 inline void pause() {
@@ -21,10 +21,10 @@ inline void pause() {
 #endif
 }
 
-// Whether `holds` came true within kPatience.
+// Whether `holds` came true within kSpinTime.
 template <class Fn>
 bool spin_until(Fn holds) {
-  const auto end = Clock::now() + kPatience;
+  const auto end = Clock::now() + kSpinTime;
   do {
     for (int i = 0; i < kSpinsPerLook; ++i) {
       if (holds()) return true;

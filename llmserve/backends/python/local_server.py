@@ -1,0 +1,54 @@
+"""What a model that lives in a thread of the server asks it through: straight to the core's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+from llmserve.backends.python.bls import CLOSED, Cancel, Receive, failed_response
+from llmserve.backends.python.errors import TritonModelException
+from llmserve.backends.python.services import Services
+from llmserve.errors import Cancelled, LlmserveError
+from llmserve.serving.types import InferRequest, InferResponse
+
+Infer: TypeAlias = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
+
+
+class LocalServer:
+    """Closed for calls until the first request comes: models may not be called while they are loaded."""
+
+    def __init__(self, infer: Infer, services: Services) -> None:
+        self._infer = infer
+        self._services = services
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
+        if self._loop is None:
+            raise TritonModelException(CLOSED)
+        forwarding = _forward(self._infer, request, receive, only_first=only_first)
+        return asyncio.run_coroutine_threadsafe(forwarding, self._loop).cancel
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return self._services.ask(method, arguments)
+
+
+async def _forward(infer: Infer, request: InferRequest, receive: Receive, *, only_first: bool) -> None:
+    try:
+        async with aclosing(infer(request)) as stream:
+            async for response in stream:
+                if response.outputs or response.error is not None:
+                    receive(response)
+                    if only_first:
+                        return
+    except LlmserveError as error:
+        receive(failed_response(request, error))
+    except asyncio.CancelledError:
+        receive(failed_response(request, Cancelled(f"the request of model '{request.model_name}' was cancelled")))
+        raise
+    finally:
+        receive(None)

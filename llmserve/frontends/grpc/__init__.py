@@ -1,0 +1,1 @@
+"""KServe v2 over gRPC, and the standard health service."""

@@ -1,0 +1,111 @@
+"""One `ModelStreamInfer` call: many requests in flight, each a task; their responses interleave on one wire.
+
+Responses of one request stay in order because one task writes them, and a task pulls its next response only when the
+transport has taken the last one: a slow client slows its own requests down, and nothing piles up. A request that fails
+is answered in-band and the call goes on. When the client cancels, every task is cancelled, which closes the core's
+streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from llmserve.errors import InternalError, LlmserveError
+from llmserve.frontends.grpc.infer_messages import (
+    deadline_after,
+    early_error_message,
+    empty_final_message,
+    parse_request,
+    stream_message,
+    wants_empty_final_response,
+)
+from llmserve.frontends.shared.delivery import deliver
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.server_core import Core, is_decoupled
+from llmserve.serving.observe.trace import Trace
+from llmserve.wire.http2.sender import CallClosed
+
+MAX_IN_FLIGHT = 1024  # requests of one call; reading pauses there, and HTTP/2 flow control holds the client back
+
+logger = logging.getLogger(__name__)
+
+
+class InferStream:
+    """Answers the requests of one call."""
+
+    def __init__(self, core: Core, extensions: Extensions, context: Any) -> None:
+        self._core = core
+        self._extensions = extensions
+        self._context = context
+        self._headers = extensions.grpc_headers.chosen(context.invocation_metadata)
+        self._deadline = deadline_after(context.time_remaining())
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._write_lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Return when the client has half-closed and all its requests are answered."""
+        if self._extensions.grpc_compression:
+            self._context.compress(self._extensions.grpc_compression)
+        async with asyncio.TaskGroup() as requests:
+            while True:
+                await self._slots.acquire()
+                message = await self._context.read()
+                if message is None:
+                    return
+                requests.create_task(self._answer(message))
+
+    async def _answer(self, message: service_pb2.ModelInferRequest) -> None:
+        try:
+            await self._infer(message)
+        except LlmserveError as error:
+            await self._write(early_error_message(message.id, error))
+        except Exception as error:  # border: a fault of ours must not take the other requests down
+            logger.exception("a request of a stream failed")
+            await self._write(early_error_message(message.id, InternalError(f"internal error: {error!r}")))
+        finally:
+            self._slots.release()
+
+    async def _infer(self, message: service_pb2.ModelInferRequest) -> None:
+        trace = self._extensions.tracer.sample(message.model_name)
+        if trace is None:
+            return await self._respond(message, None)
+        trace.stamp("GRPC_WAITREAD_START")  # the message has been read
+        trace.stamp("GRPC_WAITREAD_END")
+        try:
+            return await self._respond(message, trace)
+        finally:
+            self._extensions.tracer.finish(message.model_name, trace)
+
+    async def _respond(self, message: service_pb2.ModelInferRequest, trace: Trace | None) -> None:
+        config = self._core.model_config(message.model_name, message.model_version)
+        decoupled = is_decoupled(config)
+        wants_empty_final = wants_empty_final_response(message)
+        memory = self._extensions.memory
+        request, delivery = parse_request(message, config, memory, deadline=self._deadline)
+        request = accompanied(request, trace, self._headers)
+        async with aclosing(self._core.infer_stream(request)) as responses:
+            async for response in responses:
+                says_only_final = decoupled and response.final and not response.outputs and response.error is None
+                if not says_only_final:
+                    delivered = deliver(response, delivery, core=self._core, memory=memory, config=config)
+                    answer = stream_message(delivered, decoupled=decoupled, elsewhere=delivery.places)
+                    await self._write(answer, trace)
+                elif wants_empty_final:
+                    await self._write(empty_final_message(response), trace)
+
+    async def _write(self, message: service_pb2.ModelStreamInferResponse, trace: Trace | None = None) -> None:
+        async with self._write_lock:
+            if trace is not None:
+                trace.stamp("GRPC_SEND_START")
+            try:
+                await self._context.write(message)
+            except CallClosed as error:  # nobody waits
+                raise asyncio.CancelledError from error
+            if trace is not None:
+                trace.stamp("GRPC_SEND_END")

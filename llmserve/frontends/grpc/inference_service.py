@@ -1,0 +1,134 @@
+"""The gRPC front end: `inference.GRPCInferenceService` and `grpc.health.v1.Health` over `http2`.
+
+    ModelInfer        unary; refused for decoupled models
+    ModelStreamInfer  see `grpc_stream`
+    everything else   a look-up in the core
+
+A client that cancels, goes away or runs out of its deadline cancels the handler's task, which closes the core's stream.
+"""
+
+# ruff: noqa: N802  # method names are the protocol's
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from google.protobuf.message_factory import GetMessageClass
+from tritonclient.grpc import service_pb2
+
+from llmserve.errors import Unsupported
+from llmserve.frontends.grpc.error_status import answers_errors
+from llmserve.frontends.grpc.extension_rpcs import ExtensionRpcs
+from llmserve.frontends.grpc.health import health_methods
+from llmserve.frontends.grpc.infer_messages import deadline_after, parse_request, write_response
+from llmserve.frontends.grpc.infer_stream import InferStream
+from llmserve.frontends.shared.delivery import deliver
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
+from llmserve.serving.observe.trace import Trace
+from llmserve.wire.http2.call import Call
+from llmserve.wire.http2.calls import Method
+from llmserve.wire.http2.connection import NO_LIMITS
+from llmserve.wire.http2.keepalive import ConnectionLimits
+from llmserve.wire.http2.server import Http2Server, serve
+
+
+class InferenceService(ExtensionRpcs):
+    """The whole service."""
+
+    async def ServerLive(self, request: Any, context: Any) -> service_pb2.ServerLiveResponse:
+        return service_pb2.ServerLiveResponse(live=self._core.live())
+
+    async def ServerReady(self, request: Any, context: Any) -> service_pb2.ServerReadyResponse:
+        return service_pb2.ServerReadyResponse(ready=self._core.ready())
+
+    async def ServerMetadata(self, request: Any, context: Any) -> service_pb2.ServerMetadataResponse:
+        core = self._core
+        return service_pb2.ServerMetadataResponse(name=core.name, version=core.version, extensions=core.extensions)
+
+    @answers_errors
+    async def ModelReady(self, request: Any, context: Any) -> service_pb2.ModelReadyResponse:
+        return service_pb2.ModelReadyResponse(ready=self._core.model_ready(request.name, request.version))
+
+    @answers_errors
+    async def ModelMetadata(self, request: Any, context: Any) -> service_pb2.ModelMetadataResponse:
+        return self._core.model_metadata(request.name, request.version)
+
+    @answers_errors
+    async def ModelConfig(self, request: Any, context: Any) -> service_pb2.ModelConfigResponse:
+        config = self._core.model_config(request.name, request.version)
+        return service_pb2.ModelConfigResponse(config=config)
+
+    @answers_errors
+    async def ModelStatistics(self, request: Any, context: Any) -> service_pb2.ModelStatisticsResponse:
+        statistics = self._core.statistics(request.name, request.version)
+        return service_pb2.ModelStatisticsResponse(model_stats=statistics)
+
+    @answers_errors
+    async def ModelInfer(self, request: Any, context: Any) -> service_pb2.ModelInferResponse:
+        trace = self._extensions.tracer.sample(request.model_name)
+        if trace is not None:
+            self._follow(trace, request.model_name, context)
+        config = self._core.model_config(request.model_name, request.model_version)
+        if is_decoupled(config):
+            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        memory = self._extensions.memory
+        deadline = deadline_after(context.time_remaining())
+        parsed, delivery = parse_request(request, config, memory, deadline=deadline)
+        parsed = accompanied(parsed, trace, self._extensions.grpc_headers.chosen(context.invocation_metadata))
+        response = await single_response(self._core, parsed)
+        response = deliver(response, delivery, core=self._core, memory=memory, config=config)
+        if self._extensions.grpc_compression:
+            context.compress(self._extensions.grpc_compression)
+        if trace is not None:
+            trace.stamp("GRPC_SEND_START")
+        message = service_pb2.ModelInferResponse()
+        write_response(message, response, elsewhere=delivery.places)
+        return message
+
+    async def stream(self, context: Call) -> None:
+        """`ModelStreamInfer`."""
+        await InferStream(self._core, self._extensions, context).run()
+
+    def _follow(self, trace: Trace, model: str, context: Any) -> None:
+        """Trace a unary call to its end. The message has been read when the handler starts."""
+
+        def end(context: Any) -> None:
+            trace.stamp("GRPC_SEND_END")
+            self._extensions.tracer.finish(model, trace)
+
+        trace.stamp("GRPC_WAITREAD_START")
+        trace.stamp("GRPC_WAITREAD_END")
+        context.add_done_callback(end)
+
+
+def methods_of(service: InferenceService) -> dict[str, Method]:
+    """By path: every RPC of the protocol's description."""
+    description = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    return {
+        f"/{description.full_name}/{rpc.name}": Method(
+            service.stream if rpc.client_streaming else getattr(service, rpc.name),
+            GetMessageClass(rpc.input_type).FromString,
+            streams=rpc.client_streaming,
+        )
+        for rpc in description.methods
+    }
+
+
+async def start_grpc(
+    core: Core,
+    host: str,
+    port: int,
+    *,
+    extensions: Extensions | None = None,
+    limits: ConnectionLimits = NO_LIMITS,
+    tls: ssl.SSLContext | None = None,
+) -> Http2Server:
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
+
+    `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
+    """
+    service = InferenceService(core, extensions or Extensions())
+    return await serve({**methods_of(service), **health_methods(core)}, host, port, limits=limits, tls=tls)

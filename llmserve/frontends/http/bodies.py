@@ -1,0 +1,122 @@
+"""Request and response bodies: size limits, gzip and deflate.
+
+What takes long on more than a quarter of a mebibyte (parsing, compressing) is done in a worker thread: the event loop
+also streams tokens. A compressed body counts as what it may inflate to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from llmserve.errors import DeadlineExceeded, InvalidArgument, Unsupported
+from llmserve.wire.http1.request import Request
+
+WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's: deflate means the zlib format, as in RFC 9110
+COMPRESSION_LEVEL = 1
+MIN_COMPRESSED_BYTES = 256
+INLINE_BYTES = 256 * 1024
+BODY_PAUSE_S = 60  # longest time without a byte of a body
+MAX_INFLATION = 1032  # deflate: 258 bytes from two bits
+
+Result = TypeVar("Result")
+
+
+class BodyTooLarge(InvalidArgument):
+    """The body, or what it decompresses to, is over the server's limit."""
+
+
+class BodyTooSlow(DeadlineExceeded):
+    """The client has stopped in the middle of its body."""
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The decompressed request body, at most `limit` bytes."""
+    encoding = (request.header(b"content-encoding") or "identity").strip().lower()
+    if encoding not in ("identity", "", *WINDOW_BITS):
+        raise Unsupported(f"Unsupported compression type '{encoding}': use gzip or deflate")
+    body = await _read_raw(request, limit)
+    if encoding in WINDOW_BITS:
+        return await off_loop(lambda: _decompress(body, encoding, limit), size=len(body) * MAX_INFLATION)
+    return body
+
+
+async def _read_raw(request: Request, limit: int) -> bytes:
+    """Read up to `limit`; of a larger body, read as much again and drop it, so that most clients get to the answer."""
+    while not request.has_ended and request.num_bytes <= 2 * limit:
+        try:
+            async with asyncio.timeout(BODY_PAUSE_S):
+                await request.more_body()
+        except TimeoutError:
+            raise BodyTooSlow(f"nothing more of the request body has come for {BODY_PAUSE_S} seconds") from None
+        if request.num_bytes > limit:
+            request.forget_body()
+    if request.num_bytes > limit:
+        raise _too_large(limit)
+    return request.body()
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the request body exceeds the maximum allowed input size of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
+def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    decompressor = zlib.decompressobj(WINDOW_BITS[encoding])
+    try:
+        data = decompressor.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InvalidArgument(f"the request body is not valid {encoding} data: {error}") from error
+    if len(data) > limit:
+        raise _too_large(limit)
+    if not decompressor.eof or decompressor.unused_data:
+        raise InvalidArgument(
+            f"the request body is not valid {encoding} data: it is truncated or has data after its end"
+        )
+    return data
+
+
+async def off_loop(work: Callable[[], Result], *, size: int) -> Result:
+    """Do `work` on about `size` bytes: here when they are few, else in a worker thread."""
+    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
+
+
+async def compress_for(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
+    """`body` in the encoding that the client prefers, and the header that says so."""
+    accepted = request.header(b"accept-encoding")
+    encoding = preferred_encoding(accepted) if accepted and len(body) >= MIN_COMPRESSED_BYTES else None
+    if encoding is None:
+        return body, {}
+
+    def compress() -> bytes:
+        compressor = zlib.compressobj(COMPRESSION_LEVEL, wbits=WINDOW_BITS[encoding])
+        return compressor.compress(body) + compressor.flush()
+
+    return await off_loop(compress, size=len(body)), {"Content-Encoding": encoding}
+
+
+def preferred_encoding(accept: str) -> str | None:
+    """gzip, deflate or None (identity) by the q-values of an Accept-Encoding header; gzip wins a draw."""
+    weights: dict[str, float] = {}
+    for item in accept.lower().split(","):
+        name, _, parameter = item.partition(";")
+        weights[name.strip()] = _quality(parameter)
+    wildcard = weights.get("*", 0.0)
+    choices = {name: weights.get(name, wildcard) for name in WINDOW_BITS}
+    best = max(choices, key=lambda name: choices[name])
+    identity = weights.get("identity", 0.0)
+    return best if choices[best] > 0 and choices[best] >= identity else None
+
+
+def _quality(parameter: str) -> float:
+    key, _, value = parameter.partition("=")
+    if key.strip() != "q":
+        return 1.0
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,73 @@
+"""Errors as HTTP answers: the status of each neutral code, and the one shape of an error body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from llmserve.errors import Code, InternalError, LlmserveError
+from llmserve.frontends.http.bodies import BodyTooLarge, BodyTooSlow
+from llmserve.frontends.http.json_fields import Json, encode_json
+from llmserve.wire.http1.answers import NO_HEADERS, Answer, WholeAnswer
+from llmserve.wire.http1.connection import Handler
+from llmserve.wire.http1.request import ClientGone, Request
+
+UNAVAILABLE = 503
+STATUS: Mapping[Code, int] = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 400,
+    Code.UNIMPLEMENTED: 501,
+    Code.FAILED_PRECONDITION: 400,
+    Code.RESOURCE_EXHAUSTED: UNAVAILABLE,
+    Code.UNAVAILABLE: UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.CANCELLED: 400,
+    Code.INTERNAL: 500,
+    Code.UNKNOWN: 400,
+}
+REQUEST_TIMEOUT = 408
+CONTENT_TOO_LARGE = 413
+RETRY_AFTER_S = 1
+JSON = "application/json"
+
+logger = logging.getLogger(__name__)
+
+
+def json_response(document: Json, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> WholeAnswer:
+    return WholeAnswer(encode_json(document), status, JSON, headers)
+
+
+def error_response(error: LlmserveError) -> WholeAnswer:
+    for kind, status in ((BodyTooLarge, CONTENT_TOO_LARGE), (BodyTooSlow, REQUEST_TIMEOUT)):
+        if isinstance(error, kind):  # the rest of the body may still be on its way: this connection is spent
+            return json_response({"error": str(error)}, status, {"Connection": "close"})
+    return json_response({"error": str(error)}, STATUS[error.code], retry_headers(error))
+
+
+def retry_headers(error: LlmserveError) -> dict[str, str]:
+    """When to come back, for every 503: a full queue empties, a starting server becomes ready, another replaces one
+    that stops."""
+    return {"Retry-After": str(RETRY_AFTER_S)} if STATUS[error.code] == UNAVAILABLE else {}
+
+
+def internal_error(error: Exception) -> InternalError:
+    """What a client learns of a fault of ours; the log has the traceback."""
+    logger.exception("a request failed")
+    return InternalError(f"internal error: {error!r}")
+
+
+def answers_errors(handler: Handler) -> Handler:
+    """Turn the core's errors into error bodies."""
+
+    async def answered(request: Request) -> Answer:
+        try:
+            return await handler(request)
+        except LlmserveError as error:
+            return error_response(error)
+        except ClientGone:
+            raise
+        except Exception as error:  # border: a fault of ours must not reach the client as a broken connection
+            return error_response(internal_error(error))
+
+    return answered

@@ -1,0 +1,199 @@
+"""HTTP routes of the protocol's extensions: model repository, logging, tracing, shared memory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmserve.errors import InvalidArgument, NotFound, Unsupported
+from llmserve.frontends.http.bodies import off_loop, read_body
+from llmserve.frontends.http.error_answers import json_response
+from llmserve.frontends.http.json_fields import Json, as_array, as_bool, as_object, as_string, as_unsigned, parse_json
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.log_settings import FLAGS, MAX_UINT32, LogValue
+from llmserve.frontends.shared.model_control import (
+    CONFIG_PARAMETER,
+    FILE_PREFIX,
+    UNLOAD_DEPENDENTS,
+    check_repository_name,
+    unknown_load_parameter,
+)
+from llmserve.frontends.shared.server_core import Core, check_known_model
+from llmserve.frontends.shared.shared_memory import CUDA_REFUSAL
+from llmserve.frontends.shared.trace_settings import SETTINGS
+from llmserve.wire.http1.answers import WholeAnswer
+from llmserve.wire.http1.connection import Handler
+from llmserve.wire.http1.request import Request
+
+ROW_MEMBERS = ("name", "version", "state", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionApi:
+    """One method per route."""
+
+    core: Core
+    extensions: Extensions
+    max_input_bytes: int
+
+    async def repository_index(self, request: Request) -> WholeAnswer:
+        document = await self._document(request, empty={})
+        rows = self.core.repository_index(ready=as_bool(document.get("ready", False), "ready"))
+        return json_response([{key: value for key in ROW_MEMBERS if (value := getattr(row, key))} for row in rows])
+
+    async def load_model(self, request: Request) -> WholeAnswer:
+        check_repository_name(request.path_params.get("repository", ""))
+        document = await self._document(request, empty={})
+        config, files = _load_parameters(as_object(document.get("parameters", {}), "parameters"))
+        await self.core.load_model(request.path_params["model"], config, files)
+        return WholeAnswer()
+
+    async def unload_model(self, request: Request) -> WholeAnswer:
+        check_repository_name(request.path_params.get("repository", ""))
+        document = await self._document(request, empty={})
+        parameters = as_object(document.get("parameters", {}), "parameters")
+        dependents = as_bool(parameters.get(UNLOAD_DEPENDENTS, False), UNLOAD_DEPENDENTS)
+        await self.core.unload_model(request.path_params["model"], unload_dependents=dependents)
+        return WholeAnswer()
+
+    async def log_settings(self, request: Request) -> WholeAnswer:
+        return json_response(self.extensions.logs.describe())
+
+    async def set_log_settings(self, request: Request) -> WholeAnswer:
+        document = await self._document(request)
+        self.extensions.logs.update({name: _log_value(name, value) for name, value in document.items()})
+        return json_response(self.extensions.logs.describe())
+
+    async def trace_settings(self, request: Request) -> WholeAnswer:
+        model = self._traced_model(request)
+        return json_response(self.extensions.tracer.describe(model))
+
+    async def set_trace_settings(self, request: Request) -> WholeAnswer:
+        model = self._traced_model(request)
+        document = await self._document(request)
+        update = {name: _trace_value(name, value) for name, value in document.items() if name in SETTINGS}
+        self.extensions.tracer.update(model, update)
+        return json_response(self.extensions.tracer.describe(model))
+
+    async def shared_memory_status(self, request: Request) -> WholeAnswer:
+        regions = self.extensions.memory.status(request.path_params.get("region", ""))
+        return json_response(
+            [
+                {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
+                for region in regions
+            ]
+        )
+
+    async def register_shared_memory(self, request: Request) -> WholeAnswer:
+        document = await self._document(request)
+        for member in ("key", "byte_size"):
+            if member not in document:
+                raise InvalidArgument(f"Shared memory register request has no '{member}' field")
+        self.extensions.memory.register(
+            request.path_params["region"],
+            as_string(document["key"], "key"),
+            offset=as_unsigned(document.get("offset", 0), "offset"),
+            byte_size=as_unsigned(document["byte_size"], "byte_size"),
+        )
+        return WholeAnswer()
+
+    async def unregister_shared_memory(self, request: Request) -> WholeAnswer:
+        self.extensions.memory.unregister(request.path_params["region"])
+        return WholeAnswer()
+
+    async def unregister_all_shared_memory(self, request: Request) -> WholeAnswer:
+        self.extensions.memory.unregister_all()
+        return WholeAnswer()
+
+    async def cuda_memory_status(self, request: Request) -> WholeAnswer:
+        if region := request.path_params.get("region", ""):
+            raise NotFound(f"Unable to find cuda shared memory region: '{region}'")
+        return json_response([])
+
+    async def register_cuda_memory(self, request: Request) -> WholeAnswer:
+        raise Unsupported(CUDA_REFUSAL)
+
+    async def unregister_cuda_memory(self, request: Request) -> WholeAnswer:
+        """There is none, so there is none to forget."""
+        return WholeAnswer()
+
+    def _traced_model(self, request: Request) -> str:
+        """The model whose settings are meant; "" for the server's."""
+        model: str = request.path_params.get("model", "")
+        check_known_model(self.core, model)
+        return model
+
+    async def _document(self, request: Request, empty: Json = None) -> Mapping[str, Json]:
+        """The body's JSON object; `empty` for no body."""
+        body = await read_body(request, self.max_input_bytes)
+        if not body and empty is not None:
+            return as_object(empty, "request")
+        return as_object(await off_loop(lambda: parse_json(body), size=len(body)), "request")
+
+
+def _load_parameters(parameters: Mapping[str, Json]) -> tuple[str, dict[str, bytes]]:
+    """The config that replaces the model's own ("": none), and files (base64) by their path in its directory."""
+    config = ""
+    files: dict[str, bytes] = {}
+    for name, value in parameters.items():
+        if name == CONFIG_PARAMETER:
+            config = as_string(value, name)
+        elif name.startswith(FILE_PREFIX):
+            try:
+                files[name.removeprefix(FILE_PREFIX)] = base64.b64decode(as_string(value, name), validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise InvalidArgument(f"load parameter '{name}' is not base64: {error}") from error
+        else:
+            unknown_load_parameter(name)
+    return config, files
+
+
+def _log_value(name: str, value: Json) -> LogValue:
+    if name in FLAGS:
+        return as_bool(value, name)
+    if name == "log_verbose_level":
+        return min(as_unsigned(value, name), MAX_UINT32)
+    return as_string(value, name) if name in ("log_file", "log_format") else ""
+
+
+def _trace_value(name: str, value: Json) -> str | list[str] | None:
+    """null clears a setting."""
+    if value is None:
+        return None
+    if name == "trace_level":
+        return [as_string(level, name) for level in as_array(value, name)]
+    return as_string(value, name)
+
+
+def extension_routes(api: ExtensionApi) -> tuple[list[tuple[str, Handler]], list[tuple[str, Handler]]]:
+    """Paths and handlers of GET, and of POST."""
+    system, cuda = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+    get: list[tuple[str, Handler]] = [
+        ("/v2/logging", api.log_settings),
+        ("/v2/trace/setting", api.trace_settings),
+        ("/v2/models/{model}/trace/setting", api.trace_settings),
+        (f"{system}/status", api.shared_memory_status),
+        (f"{system}/region/{{region}}/status", api.shared_memory_status),
+        (f"{cuda}/status", api.cuda_memory_status),
+        (f"{cuda}/region/{{region}}/status", api.cuda_memory_status),
+    ]
+    post: list[tuple[str, Handler]] = [
+        ("/v2/logging", api.set_log_settings),
+        ("/v2/trace/setting", api.set_trace_settings),
+        ("/v2/models/{model}/trace/setting", api.set_trace_settings),
+        (f"{system}/region/{{region}}/register", api.register_shared_memory),
+        (f"{system}/region/{{region}}/unregister", api.unregister_shared_memory),
+        (f"{system}/unregister", api.unregister_all_shared_memory),
+        (f"{cuda}/region/{{region}}/register", api.register_cuda_memory),
+        (f"{cuda}/region/{{region}}/unregister", api.unregister_cuda_memory),
+        (f"{cuda}/unregister", api.unregister_cuda_memory),
+    ]
+    for repository in ("/v2/repository", "/v2/repository/{repository}"):
+        post += [
+            (f"{repository}/index", api.repository_index),
+            (f"{repository}/models/{{model}}/load", api.load_model),
+            (f"{repository}/models/{{model}}/unload", api.unload_model),
+        ]
+    return get, post

@@ -1,0 +1,211 @@
+"""`POST .../infer`: JSON requests, and JSON followed by binary tensors, to and from the core's values.
+
+With `Inference-Header-Content-Length: n` the first n bytes are JSON and the rest is the binary tensors, in input order.
+n = 0 is a "raw" request: the whole body is the model's one input, and the outputs come back as binary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NoReturn
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import InvalidArgument
+from llmserve.frontends.http.infer_outputs import ALL_BINARY, BINARY_ONLY, OutputForm, parse_outputs, parse_place
+from llmserve.frontends.http.json_fields import (
+    Json,
+    as_array,
+    as_bool,
+    as_object,
+    as_string,
+    as_unsigned,
+    flatten,
+    parameter_value,
+    parse_json,
+    required,
+    tensor_values,
+    unparsable,
+    wrong_type,
+)
+from llmserve.frontends.shared.raw_tensors import LENGTH, decode_tensor, element_count, shaped
+from llmserve.frontends.shared.request_parameters import NO_PARAMETERS, REGION, RequestParameters, sort_parameters
+from llmserve.frontends.shared.shared_memory import SharedMemory
+from llmserve.serving.signature import datatype_name
+from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, Tensor
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+HEADER_LENGTH_NAME = HEADER_LENGTH.lower().encode()  # as requests have it
+DATA_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+
+
+class BinarySection:
+    """The bytes after the JSON header, taken tensor by tensor."""
+
+    def __init__(self, data: bytes, model: str) -> None:
+        self._data = data
+        self._offset = 0
+        self.model = model
+
+    def take(self, name: str, size: int) -> bytes:
+        available = len(self._data) - self._offset
+        if size > available:
+            raise InvalidArgument(
+                f"unexpected size for input '{name}', expecting {size - available} additional bytes "
+                f"for model '{self.model}'"
+            )
+        self._offset += size
+        return self._data[self._offset - size : self._offset]
+
+    def check_empty(self) -> None:
+        if self._offset != len(self._data):
+            raise InvalidArgument(f"unexpected additional input data for model '{self.model}'")
+
+
+def json_length(header: str | None, body_length: int) -> int:
+    """Where the JSON ends; 0 means that there is none."""
+    if header is None:
+        return body_length
+    digits = header.strip()
+    sign, digits = (-1, digits[1:]) if digits.startswith("-") else (1, digits)
+    length = sign * int(digits[:18]) if digits.isascii() and digits.isdigit() else 0
+    if not 0 <= length <= body_length:
+        raise InvalidArgument(f"inference header size should be in range (0, {body_length}), got: {length}")
+    return length
+
+
+def parse_infer(
+    body: bytes, header: str | None, config: ModelConfig, memory: SharedMemory, *, version: str
+) -> tuple[InferRequest, OutputForm]:
+    """The core's request, and how to answer it."""
+    model = config.name
+    length = json_length(header, len(body))
+    if length == 0:
+        return _raw_request(body, config, model=model, version=version), ALL_BINARY
+    document = as_object(parse_json(body[:length]), "request")
+    inputs = _parse_inputs(document, BinarySection(body[length:], model), memory)
+    parameters = dict(as_object(document.get("parameters", {}), "parameters"))
+    binary = as_bool(parameters.pop("binary_data_output", False), "binary_data_output")
+    names, form = parse_outputs(document, memory, binary=binary)
+    request = infer_request(
+        (model, version),
+        inputs,
+        sort_http_parameters(parameters),
+        request_id=as_string(document.get("id", ""), "id"),
+        requested_outputs=names,
+    )
+    return request, form
+
+
+def infer_request(
+    model_and_version: tuple[str, str],
+    inputs: Mapping[str, Tensor],
+    known: RequestParameters,
+    *,
+    request_id: str = "",
+    requested_outputs: tuple[str, ...] = (),
+) -> InferRequest:
+    model, version = model_and_version
+    return InferRequest(
+        model_name=model,
+        model_version=version,
+        request_id=request_id,
+        inputs=inputs,
+        requested_outputs=requested_outputs,
+        parameters=known.custom,
+        priority=known.priority,
+        timeout_us=known.timeout_us,
+        sequence_id=known.sequence_id,
+        sequence_start=known.sequence_start,
+        sequence_end=known.sequence_end,
+    )
+
+
+def sort_http_parameters(parameters: Mapping[str, Json]) -> RequestParameters:
+    if not parameters:
+        return NO_PARAMETERS
+    values: dict[str, ParameterValue] = {name: parameter_value(name, value) for name, value in parameters.items()}
+    return sort_parameters(values, _wrong_parameter_type)
+
+
+def _wrong_parameter_type(name: str, expected: str) -> NoReturn:
+    wrong_type(name, "boolean" if expected == "bool_param" else "unsigned-integer")
+
+
+def _parse_inputs(document: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    for entry in as_array(required(document, "inputs"), "inputs"):
+        tensor = _parse_input(as_object(entry, "inputs"), section, memory)
+        if tensor.name in inputs:
+            raise InvalidArgument(f"input '{tensor.name}' already exists in request")
+        inputs[tensor.name] = tensor
+    section.check_empty()
+    return inputs
+
+
+def _parse_input(entry: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> Tensor:
+    model = section.model
+    name = as_string(required(entry, "name"), "name")
+    shape = [as_unsigned(dim, "shape") for dim in as_array(required(entry, "shape"), "shape")]
+    datatype = as_string(required(entry, "datatype"), "datatype")
+    if datatype not in NUMPY_DTYPES:
+        raise InvalidArgument(f"invalid datatype for input {name}")
+    raw = _binary_data(name, entry, section, memory)
+    if raw is not None:
+        return decode_tensor(name, datatype, shape, raw, model=model)
+    if datatype in BINARY_ONLY:
+        raise InvalidArgument(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    leaves = flatten(entry["data"])
+    if len(leaves) != element_count(name, shape, model=model):
+        unparsable("data", "Shape does not match true shape of 'data' field")
+    return shaped(name, datatype, tensor_values(leaves, datatype), shape)
+
+
+def _binary_data(name: str, entry: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> bytes | None:
+    """An input's bytes, from behind the JSON or from shared memory; None when its data is in the JSON."""
+    parameters = as_object(entry.get("parameters", {}), "parameters")
+    if ("data" in entry) + ("binary_data_size" in parameters) + (REGION in parameters) != 1:
+        _refuse_sources(entry, parameters)
+    if REGION in parameters:
+        return memory.read(parse_place(parameters))
+    if "binary_data_size" in parameters:
+        return section.take(name, as_unsigned(parameters["binary_data_size"], "binary_data_size"))
+    return None
+
+
+def _refuse_sources(entry: Mapping[str, Json], parameters: Mapping[str, Json]) -> NoReturn:
+    sources = ["'data'"] if "data" in entry else []
+    sources += [f"'{key}' in 'parameters'" for key in ("binary_data_size", REGION) if key in parameters]
+    found = "no field is set" if not sources else f"these fields are set: {', '.join(sources)}"
+    raise InvalidArgument(f"Input must set only one of the following fields: {DATA_SOURCES}. But {found}")
+
+
+def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) -> InferRequest:
+    if len(config.input) != 1:
+        raise InvalidArgument(
+            f"a raw request (no JSON header) needs a model with exactly 1 input, and '{model}' has {len(config.input)}"
+        )
+    declared = config.input[0]
+    datatype = datatype_name(declared.data_type)
+    if datatype == "BYTES":  # the body is the one element
+        shape, body = [1] * len(declared.dims), LENGTH.pack(len(body)) + body
+    else:
+        shape = _deduced_shape(declared.dims, len(body), NUMPY_DTYPES[datatype].itemsize)
+    if config.max_batch_size > 0:
+        shape = [1, *shape]
+    tensor = decode_tensor(declared.name, datatype, shape, body, model=model)
+    return infer_request((model, version), {declared.name: tensor}, NO_PARAMETERS)
+
+
+def _deduced_shape(dims: list[int], size: int, itemsize: int) -> list[int]:
+    """The declared dims, the first variable one filled from the number of bytes."""
+    fixed = math.prod(dim for dim in dims if dim >= 0)
+    free = size // (fixed * itemsize) if fixed else 0
+    shape: list[int] = []
+    for dim in dims:
+        shape.append(dim if dim >= 0 else free)
+        free = free if dim >= 0 else 1
+    return shape

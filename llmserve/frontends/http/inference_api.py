@@ -1,0 +1,244 @@
+"""The HTTP front end: KServe v2 with Triton's extensions.
+
+Paths are matched exactly, and HEAD is not GET. A client that goes away cancels its request, streaming or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from llmserve.errors import LlmserveError, Unsupported
+from llmserve.frontends.http.bodies import compress_for, off_loop, read_body
+from llmserve.frontends.http.error_answers import (
+    JSON,
+    STATUS,
+    answers_errors,
+    error_response,
+    internal_error,
+    json_response,
+    retry_headers,
+)
+from llmserve.frontends.http.extension_routes import ExtensionApi, extension_routes
+from llmserve.frontends.http.generate_bodies import (
+    data_responses,
+    error_event,
+    event,
+    generated,
+    parse_generate,
+)
+from llmserve.frontends.http.infer_bodies import HEADER_LENGTH, HEADER_LENGTH_NAME, parse_infer
+from llmserve.frontends.http.infer_outputs import OutputForm, encode_response
+from llmserve.frontends.http.routes import Routes
+from llmserve.frontends.http.traced_answers import traced_answer
+from llmserve.frontends.shared.delivery import deliver
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
+from llmserve.serving.config.proto_json import message_to_dict
+from llmserve.serving.observe.trace import Trace
+from llmserve.serving.types import InferResponse
+from llmserve.wire.http1.answers import Answer, Reply, WholeAnswer
+from llmserve.wire.http1.connection import Handler
+from llmserve.wire.http1.request import Request
+from llmserve.wire.http1.server import HttpServer, serve
+
+DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+UNCACHED = {"Cache-Control": "no-cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class EventStream:
+    """Server-sent events, one per response of the core.
+
+    The status waits for the first response: an error before any model has answered is an ordinary JSON error; a model's
+    error that comes first sets the status of the stream; a later one is an event.
+    """
+
+    responses: AsyncGenerator[InferResponse, None]
+
+    async def send(self, reply: Reply) -> None:
+        await reply.request.while_connected(self._send(reply))
+
+    async def _send(self, reply: Reply) -> None:
+        async with aclosing(self.responses) as responses:
+            try:
+                first = await anext(responses, None)
+            except LlmserveError as error:
+                return await error_response(error).send(reply)
+            except Exception as error:  # border: a fault of ours
+                return await error_response(internal_error(error)).send(reply)
+            failure = None if first is None else first.error
+            status = 200 if failure is None else STATUS[failure.code]
+            reply.begin(status, UNCACHED if failure is None else UNCACHED | retry_headers(failure), EVENT_STREAM)
+            if first is not None:
+                await reply.piece(event(first))
+                await self._send_rest(reply)
+            return reply.end()
+
+    async def _send_rest(self, reply: Reply) -> None:
+        try:
+            async for response in self.responses:
+                await reply.piece(event(response))
+        except LlmserveError as error:
+            await reply.piece(error_event(error))
+        except Exception as error:  # border: a fault of ours ends this stream with an event
+            await reply.piece(error_event(internal_error(error)))
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceApi:
+    """One method per route."""
+
+    core: Core
+    extensions: Extensions
+    max_input_bytes: int
+
+    async def server_metadata(self, request: Request) -> WholeAnswer:
+        core = self.core
+        return json_response({"name": core.name, "version": core.version, "extensions": list(core.extensions)})
+
+    async def live(self, request: Request) -> WholeAnswer:
+        return WholeAnswer(status=200 if self.core.live() else 400)
+
+    async def ready(self, request: Request) -> WholeAnswer:
+        return WholeAnswer(status=200 if self.core.ready() else 400)
+
+    async def model_ready(self, request: Request) -> WholeAnswer:
+        if self.core.model_ready(*_model_and_version(request)):
+            return WholeAnswer()
+        return json_response({"error": "Model version not ready"}, 400)
+
+    async def model_metadata(self, request: Request) -> WholeAnswer:
+        return json_response(message_to_dict(self.core.model_metadata(*_model_and_version(request))))
+
+    async def model_config(self, request: Request) -> WholeAnswer:
+        return json_response(message_to_dict(self.core.model_config(*_model_and_version(request))))
+
+    async def statistics(self, request: Request) -> WholeAnswer:
+        found = self.core.statistics(*_model_and_version(request))
+        return json_response({"model_stats": [message_to_dict(entry) for entry in found]})
+
+    async def infer(self, request: Request) -> Answer:
+        return await self._traced(request, self._infer)
+
+    async def generate(self, request: Request) -> Answer:
+        return await self._traced(request, self._generate)
+
+    async def generate_stream(self, request: Request) -> Answer:
+        return await self._traced(request, self._generate_stream)
+
+    async def _traced(self, request: Request, handle: Callable[[Request, Trace | None], Awaitable[Answer]]) -> Answer:
+        model, _ = _model_and_version(request)
+        trace = self.extensions.tracer.sample(model)
+        if trace is None:
+            return await handle(request, None)
+        return await traced_answer(self.extensions.tracer, model, trace, handle(request, trace))
+
+    async def _infer(self, request: Request, trace: Trace | None) -> WholeAnswer:
+        model, version = _model_and_version(request)
+        config = self.core.model_config(model, version)
+        if is_decoupled(config):
+            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+        body = await self._body(request, trace)
+        header = request.header(HEADER_LENGTH_NAME)
+        memory = self.extensions.memory
+        parsed, form = await off_loop(
+            lambda: parse_infer(body, header, config, memory, version=version), size=len(body)
+        )
+        parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.header_items))
+        response = await request.while_connected(single_response(self.core, parsed))
+        response = deliver(response, form.delivery, core=self.core, memory=memory, config=config)
+        return await _infer_answer(request, response, form)
+
+    async def _generate(self, request: Request, trace: Trace | None) -> WholeAnswer:
+        responses = await self._generate_responses(request, trace)
+        return json_response(await request.while_connected(generated(responses)))
+
+    async def _generate_stream(self, request: Request, trace: Trace | None) -> EventStream:
+        return EventStream(await self._generate_responses(request, trace))
+
+    async def _generate_responses(self, request: Request, trace: Trace | None) -> AsyncGenerator[InferResponse, None]:
+        model, version = _model_and_version(request)
+        config = self.core.model_config(model, version)
+        body = await self._body(request, trace)
+        parsed = await off_loop(lambda: parse_generate(body, config, model=model, version=version), size=len(body))
+        parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.header_items))
+        return data_responses(self.core.infer_stream(parsed), decoupled=is_decoupled(config))
+
+    async def _body(self, request: Request, trace: Trace | None) -> bytes:
+        if trace is None:
+            return await read_body(request, self.max_input_bytes)
+        trace.stamp("HTTP_RECV_START")
+        body = await read_body(request, self.max_input_bytes)
+        trace.stamp("HTTP_RECV_END")
+        return body
+
+
+def _model_and_version(request: Request) -> tuple[str, str]:
+    return request.path_params.get("model", ""), request.path_params.get("version", "")
+
+
+async def _infer_answer(request: Request, response: InferResponse, form: OutputForm) -> WholeAnswer:
+    body, json_length = encode_response(response, form)
+    body, headers = await compress_for(request, body)
+    if json_length is None:
+        return WholeAnswer(body, content_type=JSON, headers=headers)
+    headers[HEADER_LENGTH] = str(json_length)
+    return WholeAnswer(body, content_type="application/octet-stream", headers=headers)
+
+
+def _handlers(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
+    """Method, path, handler."""
+    yield "GET", "/v2", api.server_metadata
+    yield "GET", "/v2/health/live", api.live
+    yield "GET", "/v2/health/ready", api.ready
+    yield "GET", "/v2/models/stats", api.statistics
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        yield "POST", f"{model}/infer", api.infer
+        yield "POST", f"{model}/generate", api.generate
+        yield "POST", f"{model}/generate_stream", api.generate_stream
+        yield "GET", model, api.model_metadata
+        yield "GET", f"{model}/ready", api.model_ready
+        yield "GET", f"{model}/config", api.model_config
+        yield "GET", f"{model}/stats", api.statistics
+    get, post = extension_routes(ExtensionApi(api.core, api.extensions, api.max_input_bytes))
+    for method, routes in (("GET", get), ("POST", post)):
+        for path, handler in routes:
+            yield method, path, handler
+
+
+def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> Handler:
+    """What answers every request."""
+    routes = Routes()
+    for method, path, handler in _handlers(InferenceApi(core, extensions, max_input_bytes)):
+        routes.add(method, path, answers_errors(handler))
+
+    async def answer(request: Request) -> Answer:
+        found = routes.find(request.method, request.path)
+        if found is None:
+            return json_response({"error": "Not Found"}, 404)
+        if found.handler is None:
+            return json_response({"error": "Method Not Allowed"}, 405, {"Allow": ", ".join(found.methods)})
+        request.path_params = found.params
+        return await found.handler(request)
+
+    return answer
+
+
+async def start_http(
+    core: Core,
+    host: str,
+    port: int,
+    *,
+    extensions: Extensions | None = None,
+    max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES,
+) -> HttpServer:
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
+
+    `extensions` are those of the server's other front ends.
+    """
+    handler = http_handler(core, extensions or Extensions(), max_input_bytes=max_input_bytes)
+    return await serve(handler, host, port, flag="--http-port")

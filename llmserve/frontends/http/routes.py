@@ -1,0 +1,70 @@
+"""Which handler a path means. Paths match exactly, each segment as it is or as a `{parameter}`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmserve.wire.http1.connection import Handler
+
+PARAMETER = ""  # no path has an empty segment
+NUM_REMEMBERED = 64  # paths; clients ask for few of them, again and again
+
+
+@dataclass(slots=True)
+class _Node:
+    """What may follow the segments before."""
+
+    children: dict[str, _Node] = field(default_factory=dict)
+    parameter: str = ""  # the name of what `children[PARAMETER]` stands for
+    methods: dict[str, Handler] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    handler: Handler | None  # None: not for this method
+    params: Mapping[str, str]
+    methods: Sequence[str]  # for which there is one
+
+
+class Routes:
+    def __init__(self) -> None:
+        self._root = _Node()
+        self.find = functools.lru_cache(NUM_REMEMBERED)(self._find)  # (method, path)
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        node = self._root
+        for segment in path.split("/")[1:]:
+            is_parameter = segment.startswith("{")
+            child = node.children.setdefault(PARAMETER if is_parameter else segment, _Node())
+            if is_parameter:
+                node.parameter = segment[1:-1]
+            node = child
+        node.methods[method] = handler
+        self.find.cache_clear()
+
+    def _find(self, method: str, path: str) -> Found | None:
+        """None for a path that is none of them. A parameter called version is a number."""
+        params: dict[str, str] = {}
+        node = _descend(self._root, path.split("/"), 1, params)
+        return None if node is None else Found(node.methods.get(method), params, tuple(node.methods))
+
+
+def _descend(node: _Node, segments: Sequence[str], depth: int, params: dict[str, str]) -> _Node | None:
+    """The node of a path; a segment that is there by name is preferred to one that a parameter stands for."""
+    if depth == len(segments):
+        return node if node.methods else None
+    segment = segments[depth]
+    if segment == PARAMETER:
+        return None
+    named = node.children.get(segment)
+    if named is not None and (found := _descend(named, segments, depth + 1, params)) is not None:
+        return found
+    child = node.children.get(PARAMETER)
+    if child is None or (node.parameter == "version" and not (segment.isascii() and segment.isdigit())):
+        return None
+    found = _descend(child, segments, depth + 1, params)
+    if found is not None:
+        params[node.parameter] = segment
+    return found

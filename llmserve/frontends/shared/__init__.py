@@ -1,0 +1,1 @@
+"""What both protocols do alike: extensions of the inference protocol, raw tensors, what they ask of the server core."""

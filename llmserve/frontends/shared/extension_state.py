@@ -1,0 +1,27 @@
+"""What the front ends of one server share besides the core: state that clients set and see over either protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
+from llmserve.frontends.shared.log_settings import LogControl
+from llmserve.frontends.shared.shared_memory import SharedMemory
+from llmserve.frontends.shared.tracer import Tracer
+
+
+@dataclass(frozen=True, slots=True)
+class Extensions:
+    """Made once per server, before its front ends."""
+
+    memory: SharedMemory = field(default_factory=SharedMemory)
+    tracer: Tracer = field(default_factory=Tracer)
+    logs: LogControl = field(default_factory=LogControl)
+    http_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
+    grpc_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
+    grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
+
+    def close(self) -> None:
+        """After the front ends have stopped."""
+        self.memory.unregister_all()
+        self.tracer.close()

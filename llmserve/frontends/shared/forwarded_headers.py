@@ -1,0 +1,43 @@
+"""Headers and metadata of requests that go on to the model as request parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from llmserve.errors import InvalidArgument
+from llmserve.serving.observe.trace import Trace
+from llmserve.serving.types import InferRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedHeaders:
+    """Those whose name contains a match, whatever its case; none without a pattern."""
+
+    pattern: re.Pattern[str] | None = None
+
+    @classmethod
+    def matching(cls, pattern: str, flag: str) -> ForwardedHeaders:
+        """Raises `InvalidArgument`, naming the flag, when `pattern` is no regular expression."""
+        try:
+            return cls(re.compile(pattern, re.IGNORECASE) if pattern else None)
+        except re.error as error:
+            raise InvalidArgument(f"{flag} {pattern}: not a regular expression: {error}") from error
+
+    def chosen(self, headers: Callable[[], Iterable[tuple[str, str | bytes]]]) -> dict[str, str]:
+        """By name; the last of several wins. Without a pattern, `headers` is not asked."""
+        if self.pattern is None:
+            return {}
+        return {
+            name: value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+            for name, value in headers()
+            if self.pattern.search(name)
+        }
+
+
+def accompanied(request: InferRequest, trace: Trace | None, headers: dict[str, str]) -> InferRequest:
+    """The request with its trace, and with headers as parameters, which go before the client's own."""
+    if trace is None and not headers:
+        return request
+    return replace(request, trace=trace, parameters={**request.parameters, **headers})

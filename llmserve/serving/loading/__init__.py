@@ -1,0 +1,1 @@
+"""Repositories to served models: found, loaded, warmed up, replaced, unloaded."""

@@ -1,0 +1,292 @@
+"""Puts models into the table and takes them out, without a request noticing.
+
+All on the event loop; what blocks is done in threads. A model is loaded beside the one that it replaces: requests go to
+the old one until the new one is ready, and the old one is unloaded when its last request has ended. Of a model, all
+versions are loaded or none; a load that fails leaves what is served as it is. An ensemble holds the very models that
+its steps name: when one of them is replaced the ensemble is planned anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+from llmserve.errors import LlmserveError, ModelConfigError
+from llmserve.serving.backend import Backend
+from llmserve.serving.config.model_config import is_ensemble
+from llmserve.serving.ensemble_plan import step_models
+from llmserve.serving.loading.loader import PreparedModel, ServerContext, load_version, prepare, serve_ensemble
+from llmserve.serving.loading.repository import ModelSource, read_again
+from llmserve.serving.loading.table import ModelTable
+from llmserve.serving.model import ServedModel
+from llmserve.serving.settings import ServerSettings
+from llmserve.serving.threads import in_daemon_thread
+
+logger = logging.getLogger(__name__)
+
+NUM_ATTEMPTS = 3  # to load a model whose files change meanwhile
+
+Reasons: TypeAlias = dict[str, str]  # version, or "" for the whole model -> why it was not loaded
+
+
+@dataclass(slots=True)
+class _Entry:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one load or unload at a time
+    source: ModelSource | None = None  # of what is served
+    ensemble: PreparedModel | None = None  # served whenever its steps are
+    reasons: Reasons = field(default_factory=dict)  # of the last load, if it failed
+    has_gone: bool = False  # its files are no more
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one call of `deploy` has come to so far."""
+
+    changed: set[str] = field(default_factory=set)
+    candidates: dict[str, PreparedModel] = field(default_factory=dict)  # ensembles to be planned
+    failures: dict[str, Reasons] = field(default_factory=dict)
+    replaced: list[tuple[str, Sequence[ServedModel], ModelSource | None]] = field(default_factory=list)
+
+
+class _LoadFailed(Exception):
+    def __init__(self, reasons: Reasons) -> None:
+        super().__init__()
+        self.reasons = reasons
+
+
+class Deployment:
+    def __init__(
+        self, table: ModelTable, settings: ServerSettings, backends: Mapping[str, Backend], server: ServerContext
+    ) -> None:
+        self._table = table
+        self._settings = settings
+        self._backends = backends
+        self._server = server
+        self._entries: dict[str, _Entry] = {}
+        self._slots = asyncio.Semaphore(settings.load_threads)
+        self._retiring: set[ServedModel] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def source(self, name: str) -> ModelSource | None:
+        """What is served of a model, or is to be."""
+        entry = self._entries.get(name)
+        return entry.source if entry is not None else None
+
+    def steps(self, name: str) -> list[str]:
+        """The models of an ensemble; none of any other model."""
+        entry = self._entries.get(name)
+        return step_models(entry.ensemble.config) if entry is not None and entry.ensemble is not None else []
+
+    def users(self, name: str) -> list[str]:
+        """The ensembles that have `name` as a step."""
+        return [user for user in self._entries if name in self.steps(user)]
+
+    async def deploy(self, sources: Sequence[ModelSource]) -> dict[str, Reasons]:
+        """Load what is not served as it is now; returns why models could not be loaded."""
+        work = _Round()
+        try:
+            await asyncio.gather(*(self._deploy(source, work) for source in sources))
+        finally:
+            self._plan_ensembles(work)
+            for replaced in work.replaced:  # not before: until here ensembles have used them
+                self._retire(*replaced)
+        return work.failures
+
+    async def withdraw(self, name: str, *, has_gone: bool = False) -> None:
+        """Take a model out. Its requests run to their end, and it is unloaded after the last one.
+
+        `has_gone`: there is no such model any more, and then nothing is to be known of it.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        async with entry.lock:
+            versions = self._table.versions(name) or [version for version in entry.reasons if version]
+            source, entry.source, entry.ensemble, entry.reasons = entry.source, None, None, {}
+            entry.has_gone = has_gone
+            work = _Round({name}, replaced=[(name, self._table.serve(name, ()), source)])
+            self._table.set_unloaded(name, versions)
+            self._plan_ensembles(work)
+            for replaced in work.replaced:
+                self._retire(*replaced)
+
+    async def close(self) -> None:
+        """Unload everything at once."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(_close(model) for model in (*self._table, *self._retiring)))
+        self._retiring.clear()
+        self._table.clear()
+
+    async def _deploy(self, source: ModelSource, work: _Round) -> None:
+        entry = self._entries.setdefault(source.name, _Entry())
+        async with entry.lock:
+            if self._is_current(entry, source):
+                return
+            entry.has_gone = False
+            for attempt in range(1, NUM_ATTEMPTS + 1):
+                try:
+                    await self._attempt(source, work)
+                except _LoadFailed as failure:
+                    newer = await asyncio.to_thread(read_again, source, self._settings.config_name)
+                    if newer is None or attempt == NUM_ATTEMPTS:
+                        self._fail(source.name, failure.reasons, work)
+                        return
+                    source = newer  # somebody is still writing it
+                else:
+                    return
+
+    async def _attempt(self, source: ModelSource, work: _Round) -> None:
+        self._table.set_loading(source.name, [""])
+        prepared = await self._prepare(source)
+        self._table.set_loading(source.name, prepared.versions)
+        if is_ensemble(prepared.config):
+            work.candidates[source.name] = prepared
+            return
+        self._serve(source, await self._load(prepared), work)
+        work.changed.add(source.name)
+
+    def _is_current(self, entry: _Entry, source: ModelSource) -> bool:
+        now = entry.source
+        if now is None or entry.reasons or source.is_override or not self._table.is_served(source.name):
+            return False
+        return (now.path, now.stamp) == (source.path, source.stamp)
+
+    async def _prepare(self, source: ModelSource) -> PreparedModel:
+        async with self._slots:
+            try:
+                work = partial(prepare, source, self._backends, self._settings)
+                return await in_daemon_thread(work, f"prepare-{source.name}")
+            except Exception as error:  # border: one model's failure is its status
+                raise _LoadFailed({"": _reason(error)}) from error
+
+    async def _load(self, prepared: PreparedModel) -> list[ServedModel]:
+        loads = (self._load_version(prepared, version) for version in prepared.versions)
+        outcomes = await asyncio.gather(*loads, return_exceptions=True)
+        models = [outcome for outcome in outcomes if isinstance(outcome, ServedModel)]
+        reasons = {
+            version: _reason(outcome)
+            for version, outcome in zip(prepared.versions, outcomes, strict=True)
+            if isinstance(outcome, BaseException)
+        }
+        if reasons:
+            await asyncio.gather(*map(_close, models))
+            raise _LoadFailed(reasons)
+        return models
+
+    async def _load_version(self, prepared: PreparedModel, version: str) -> ServedModel:
+        backend = self._backends[prepared.config.backend]
+        async with self._slots:
+            return await load_version(prepared, version, backend, self._server)
+
+    def _serve(
+        self,
+        source: ModelSource,
+        models: Sequence[ServedModel],
+        work: _Round,
+        *,
+        ensemble: PreparedModel | None = None,
+    ) -> None:
+        entry = self._entries[source.name]
+        before, entry.source, entry.ensemble, entry.reasons = entry.source, source, ensemble, {}
+        unused = None if before is None or before.path == source.path else before
+        work.replaced.append((source.name, self._table.serve(source.name, models), unused))
+
+    def _fail(self, name: str, reasons: Reasons, work: _Round) -> None:
+        work.failures[name] = reasons
+        entry = self._entries[name]
+        if entry.reasons != reasons:  # a model that is tried again and again is reported once
+            logger.error("model '%s' was not loaded: %s", name, "; ".join(reasons.values()))
+        entry.reasons = reasons
+        self._table.set_failed(name, reasons)
+
+    def _retire(self, name: str, models: Sequence[ServedModel], source: ModelSource | None) -> None:
+        """`source`: where they came from, when nothing else comes from there any more."""
+        for model in models:
+            self._table.set_unloading(name, model.version)
+        self._retiring.update(models)
+        self._spawn(self._unload(name, models, source))
+
+    async def _unload(self, name: str, models: Sequence[ServedModel], source: ModelSource | None) -> None:
+        for model in models:
+            await model.unused()
+            await _close(model)
+            self._retiring.discard(model)
+            self._table.set_unloaded(name, [model.version], only_unloading=True)
+        if self._entries[name].has_gone:
+            self._table.forget(name)
+        if source is not None and source.discard is not None:
+            await asyncio.to_thread(source.discard)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _plan_ensembles(self, work: _Round) -> None:
+        """Those that are new or stand on something that has changed; inner ones before those that use them."""
+        waiting = self._affected(work)
+        while waiting:
+            due = [name for name in waiting if waiting.isdisjoint(self._all_steps(name, work))]
+            for name in sorted(due or waiting):
+                waiting.remove(name)
+                self._plan_ensemble(name, work, cyclic=not due)
+
+    def _affected(self, work: _Round) -> set[str]:
+        ensembles = {name for name, entry in self._entries.items() if entry.ensemble is not None} | set(work.candidates)
+        affected = set(work.candidates)
+        grown = True
+        while grown:
+            changed = affected | work.changed
+            more = {name for name in ensembles - affected if not changed.isdisjoint(self._all_steps(name, work))}
+            grown = bool(more)
+            affected |= more
+        return affected
+
+    def _all_steps(self, name: str, work: _Round) -> Collection[str]:
+        candidate = work.candidates.get(name)
+        return {*self.steps(name), *(step_models(candidate.config) if candidate is not None else ())}
+
+    def _plan_ensemble(self, name: str, work: _Round, *, cyclic: bool) -> None:
+        """Serve the new plan; if that cannot be, the old one on the models that are there now; if not that, none."""
+        entry = self._entries[name]
+        candidate = work.candidates.get(name)
+        reasons: Reasons = {}
+        for prepared in filter(None, (candidate, entry.ensemble)):
+            try:
+                if cyclic and prepared is candidate:
+                    raise ModelConfigError(f"ensemble '{name}' contains itself through its steps")
+                models = [
+                    serve_ensemble(prepared, version, self._table, self._server.shared) for version in prepared.versions
+                ]
+            except LlmserveError as error:
+                reasons = reasons or dict.fromkeys(prepared.versions, str(error))
+            else:
+                self._serve(prepared.source, models, work, ensemble=prepared)
+                break
+        else:
+            entry.ensemble = candidate or entry.ensemble
+            work.replaced.append((name, self._table.serve(name, ()), None))
+        if reasons and any(map(self._table.is_unloaded, self.steps(name))):
+            self._table.set_unloaded(name, list(reasons))
+        elif reasons:
+            self._fail(name, reasons, work)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, LlmserveError):
+        return str(error)
+    logger.error("%s", error, exc_info=error)
+    return f"{type(error).__name__}: {error}"
+
+
+async def _close(model: ServedModel) -> None:
+    try:
+        await model.close()
+    except Exception:  # border: the others are unloaded all the same
+        logger.exception("model '%s' could not be unloaded", model.name)

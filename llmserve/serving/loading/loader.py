@@ -1,0 +1,175 @@
+"""From a model directory to served versions: config, backend, instances, scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import ModelConfigError, raise_problems
+from llmserve.serving.backend import Backend, LoadContext, LoadedModel, ModelControl
+from llmserve.serving.config.auto_complete import complete_backend
+from llmserve.serving.config.features import ignored_features
+from llmserve.serving.config.model_config import (
+    absent_versions,
+    apply_overrides,
+    config_problems,
+    drop_repeated_outputs,
+    fill_defaults,
+    is_ensemble,
+    served_versions,
+)
+from llmserve.serving.config.scheduling import scheduling_problems
+from llmserve.serving.ensemble import EnsembleScheduler
+from llmserve.serving.ensemble_plan import plan_ensemble
+from llmserve.serving.loading.labels import Labels, labels_of_steps, read_labels
+from llmserve.serving.loading.repository import CONFIG_NAME, ModelSource
+from llmserve.serving.loading.table import ModelTable
+from llmserve.serving.loading.warmup import warm_up
+from llmserve.serving.model import ServedModel
+from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.schedulers.choice import cached, make_scheduler
+from llmserve.serving.schedulers.controls import read_states
+from llmserve.serving.schedulers.shared import SharedResources
+from llmserve.serving.settings import ServerSettings
+from llmserve.serving.signature import ModelSignature
+from llmserve.serving.threads import in_daemon_thread
+from llmserve.serving.types import InferRequest, InferResponse
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What a model has to do with the server that it runs in."""
+
+    infer: Callable[[InferRequest], AsyncGenerator[InferResponse, None]]  # of other models
+    control: ModelControl
+    shared: SharedResources
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedModel:
+    """A model whose config is complete and valid; nothing is loaded yet."""
+
+    source: ModelSource
+    config: ModelConfig
+    versions: tuple[str, ...]
+    labels: Labels
+    statistics: dict[str, ModelStatistics] = field(default_factory=dict)  # of an ensemble, by version
+
+
+def prepare(source: ModelSource, backends: Mapping[str, Backend], settings: ServerSettings) -> PreparedModel:
+    """Complete and check the config. Blocking: backends may read the model. Raises `ModelConfigError`."""
+    headline = f"model '{source.name}' cannot be loaded"
+    raise_problems(ModelConfigError, headline, source.problems)
+    config = ModelConfig()
+    config.CopyFrom(source.config)
+    if not source.has_config and not settings.auto_complete:
+        raise ModelConfigError(f"{headline}: {CONFIG_NAME} is missing in {source.path}, and auto-complete is disabled")
+    if not is_ensemble(config):
+        complete_backend(config, source.path / str(source.versions[-1]), backends)
+        raise_problems(ModelConfigError, headline, _backend_problems(source, config, backends))
+    apply_overrides(config, settings.parameters_for(config))
+    apply_overrides(config, settings.parameter_overrides.get(source.name, {}))
+    if not is_ensemble(config) and settings.auto_complete:
+        config = backends[config.backend].complete_config(config, source.path)
+    repeated = drop_repeated_outputs(config)
+    fill_defaults(config)
+    versions = served_versions(config, source.versions)
+    problems = config_problems(config)
+    if not versions:
+        problems.append(f"at least one version must be available under the version policy of model '{source.name}'")
+    raise_problems(ModelConfigError, headline, problems)
+    for warning in (*repeated, *ignored_features(config), *absent_versions(config, source.versions)):
+        logger.warning("model '%s': %s", source.name, warning)
+    return PreparedModel(source, config, tuple(map(str, versions)), read_labels(config, source.path))
+
+
+def _backend_problems(source: ModelSource, config: ModelConfig, backends: Mapping[str, Backend]) -> list[str]:
+    if config.backend in backends:
+        return []
+    known = ", ".join(sorted(backends))
+    if config.backend:
+        return [f"unknown backend '{config.backend}'; known backends: {known}"]
+    if config.platform:
+        return [f"unknown platform '{config.platform}'; write backend: one of {known}"]
+    missing = "names no backend" if source.has_config else f"is missing in {source.path}"
+    return [f"{CONFIG_NAME} {missing}, and no file says which one it is for; known backends: {known}"]
+
+
+async def load_version(prepared: PreparedModel, version: str, backend: Backend, server: ServerContext) -> ServedModel:
+    """One version, ready for requests."""
+    config, directory = prepared.config, prepared.source.path
+    context = LoadContext(
+        config,
+        directory,
+        version,
+        directory / version,
+        infer=server.infer,
+        control=server.control,
+        loop=asyncio.get_running_loop(),
+    )
+    limiter = server.shared.rate_limiter
+    if limiter is not None:
+        raise_problems(ModelConfigError, f"model '{config.name}' cannot be loaded", limiter.problems(config))
+    states = await asyncio.to_thread(read_states, config, directory)
+    loaded = await in_daemon_thread(partial(backend.load, context), f"load-{config.name}")
+    try:
+        await warm_up(config, directory, version, loaded.instances)
+        signature = ModelSignature(config)
+        statistics = ModelStatistics(config.name, version)
+        statistics.keep_distributions(server.shared.metrics, config)
+        scheduler = make_scheduler(
+            config, loaded, signature=signature, statistics=statistics, states=states, shared=server.shared
+        )
+    except BaseException:
+        await asyncio.gather(*(instance.close() for instance in loaded.instances), return_exceptions=True)
+        raise
+    served = ServedModel(
+        config, version, signature=signature, statistics=statistics, scheduler=scheduler, loaded=loaded
+    )
+    served.labels = prepared.labels
+    return served
+
+
+def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, shared: SharedResources) -> ServedModel:
+    """An ensemble of the models that `table` serves now. Raises `ModelConfigError`.
+
+    Its requests run to their end on these, whatever is loaded meanwhile. What it has counted goes on when it is
+    planned anew because a step has been loaded again.
+    """
+    config = ModelConfig()
+    config.CopyFrom(prepared.config)
+    plan = plan_ensemble(config, table.find)
+    if plan.decoupled:
+        config.model_transaction_policy.decoupled = True
+        raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", scheduling_problems(config))
+    steps = {(step.model_name, step.model_version): step for step in plan.steps}
+    parts = {key: table.find(*key) for key in steps}
+    if version not in prepared.statistics:
+        prepared.statistics[version] = ModelStatistics(config.name, version)
+        prepared.statistics[version].keep_distributions(shared.metrics, config)
+    statistics = prepared.statistics[version]
+
+    def infer_step(request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
+        return parts[request.model_name, request.model_version].infer(request, timing)
+
+    scheduler = cached(
+        config, EnsembleScheduler(config, version, plan, statistics=statistics, infer_step=infer_step), shared
+    )
+    served = ServedModel(
+        config,
+        version,
+        signature=ModelSignature(config),
+        statistics=statistics,
+        scheduler=scheduler,
+        loaded=LoadedModel(()),
+        parts=list(parts.values()),
+    )
+    served.labels = {**labels_of_steps(config, {part.name: part.labels for part in parts.values()}), **prepared.labels}
+    return served

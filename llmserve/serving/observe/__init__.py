@@ -1,0 +1,1 @@
+"""What has been done and how long it took: statistics, traces, metrics."""

@@ -1,0 +1,111 @@
+"""What happened to one request, in the form of Triton's trace files: a list of JSON objects.
+
+The front end that samples a request makes its `Trace` and puts it into the `InferRequest`; the model that executes the
+request records in it, an ensemble gives each step a child. Times are time.monotonic_ns(): the clock of the statistics,
+so the phases of a trace are those that the statistics count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmserve.serving.observe.model_statistics import RequestTiming
+
+if TYPE_CHECKING:
+    from llmserve.serving.types import InferRequest, Tensor
+
+Record = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request in one model. `ids` numbers the traces of a server."""
+
+    ids: Iterator[int]
+    timestamps: bool  # level TIMESTAMPS
+    tensors: bool  # level TENSORS
+    parent_id: int = 0
+    id: int = field(init=False)
+    _records: list[Record] = field(default_factory=list)
+    _children: list[Trace] = field(default_factory=list)
+    _queue_ns: int = 0
+    _prepare_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.id = next(self.ids)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A request that goes to another process leaves its trace behind."""
+        return type(None), ()
+
+    def child(self) -> Trace:
+        """The trace of a request that this one's model sends to another."""
+        made = Trace(self.ids, self.timestamps, self.tensors, parent_id=self.id)
+        self._children.append(made)
+        return made
+
+    def stamp(self, name: str, ns: int | None = None) -> None:
+        """Something happened at `ns`, or now."""
+        if self.timestamps:
+            ns = time.monotonic_ns() if ns is None else ns
+            self._records.append({"id": self.id, "timestamps": [{"name": name, "ns": ns}]})
+
+    def begin(self, model: str, version: str, request: InferRequest, timing: RequestTiming) -> None:
+        """The model has accepted the request, and looks for an instance."""
+        head: Record = {"id": self.id, "model_name": model, "model_version": int(version)}
+        if request.request_id:
+            head["request_id"] = request.request_id
+        if self.parent_id:
+            head["parent_id"] = self.parent_id
+        self._records.append(head)
+        self._prepare_ns = timing.input_ns
+        self._queue_ns = time.monotonic_ns()
+        self.stamp("REQUEST_START", timing.start_ns)
+        self.stamp("QUEUE_START", self._queue_ns)
+        self._tensors("TENSOR_QUEUE_INPUT", request.inputs.values())
+
+    def response(self, outputs: Iterable[Tensor]) -> None:
+        """The model has sent a response."""
+        if not self.parent_id:
+            self.stamp("INFER_RESPONSE_COMPLETE")
+        self._tensors("TENSOR_BACKEND_OUTPUT", outputs)
+
+    def end(self, timing: RequestTiming, *, composed: bool) -> None:
+        """The request is over. `composed`: by other models, which have traces of their own, so nothing was computed."""
+        if not composed:
+            moment = self._queue_ns + timing.queue_ns
+            self.stamp("COMPUTE_START", moment)
+            for name, duration_ns in (
+                ("COMPUTE_INPUT_END", timing.input_ns - self._prepare_ns),
+                ("COMPUTE_OUTPUT_START", timing.infer_ns),
+                ("COMPUTE_END", timing.output_ns),
+            ):
+                moment += duration_ns
+                self.stamp(name, moment)
+        self.stamp("REQUEST_END")
+
+    def records(self) -> list[Record]:
+        """Its own and its children's."""
+        return [*self._records, *(record for child in self._children for record in child.records())]
+
+    def _tensors(self, activity: str, tensors: Iterable[Tensor]) -> None:
+        if not self.tensors:
+            return
+        for tensor in tensors:
+            content = {
+                "name": tensor.name,
+                "data": ",".join(_text(value) for value in tensor.data.reshape(-1).tolist()),
+                "shape": ",".join(map(str, tensor.shape)),
+                "dtype": tensor.datatype,
+            }
+            self._records.append({"id": self.id, "activity": activity, "tensor": content})
+
+
+def _text(value: Any) -> str:
+    """As a C++ stream writes it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    return f"{value:g}" if isinstance(value, float) else str(int(value))

@@ -1,0 +1,98 @@
+"""The requests that wait for an instance, in the order in which they are to run.
+
+Lower priority numbers go first; within a level first come first served. A request that timed out under the DELAY action
+runs after the others of its level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tritonclient.grpc.model_config_pb2 import ModelDynamicBatching, ModelQueuePolicy
+
+from llmserve.serving.schedulers.queued_request import QueuedRequest
+from llmserve.serving.types import InferRequest
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    max_size: int = 0  # 0: unlimited
+    timeout_us: int = 0  # 0: none
+    delays: bool = False  # on timeout run late instead of being refused
+    allows_override: bool = False  # a request may shorten its timeout
+
+    @staticmethod
+    def from_config(policy: ModelQueuePolicy) -> QueuePolicy:
+        return QueuePolicy(
+            max_size=policy.max_queue_size,
+            timeout_us=policy.default_timeout_microseconds,
+            delays=policy.timeout_action == ModelQueuePolicy.DELAY,
+            allows_override=policy.allow_timeout_override,
+        )
+
+    def timeout_of(self, request: InferRequest) -> int:
+        """Microseconds that the request may wait; 0: no limit."""
+        if not self.allows_override or not request.timeout_us:
+            return self.timeout_us
+        return min(self.timeout_us, request.timeout_us) if self.timeout_us else request.timeout_us
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicies:
+    """The policy of each priority level."""
+
+    num_levels: int = 1
+    default_level: int = 1
+    default: QueuePolicy = QueuePolicy()
+    by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
+
+    @staticmethod
+    def from_config(batching: ModelDynamicBatching) -> QueuePolicies:
+        return QueuePolicies(
+            num_levels=max(1, batching.priority_levels),
+            default_level=max(1, batching.default_priority_level),
+            default=QueuePolicy.from_config(batching.default_queue_policy),
+            by_level={
+                level: QueuePolicy.from_config(policy) for level, policy in batching.priority_queue_policy.items()
+            },
+        )
+
+    def level_of(self, request: InferRequest) -> int:
+        return request.priority if 1 <= request.priority <= self.num_levels else self.default_level
+
+    def policy(self, level: int) -> QueuePolicy:
+        return self.by_level.get(level, self.default)
+
+
+class RequestQueue:
+    def __init__(self, num_levels: int) -> None:
+        self._waiting: list[dict[QueuedRequest, None]] = [{} for _ in range(num_levels)]
+        self._delayed: list[dict[QueuedRequest, None]] = [{} for _ in range(num_levels)]
+        self.num_waiting = 0  # of all levels
+
+    def __len__(self) -> int:
+        return self.num_waiting
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        for waiting, delayed in zip(self._waiting, self._delayed, strict=True):
+            yield from waiting
+            yield from delayed
+
+    def size(self, level: int) -> int:
+        return len(self._waiting[level - 1]) + len(self._delayed[level - 1])
+
+    def put(self, queued: QueuedRequest) -> None:
+        self._waiting[queued.level - 1][queued] = None
+        self.num_waiting += 1
+
+    def delay(self, queued: QueuedRequest) -> None:
+        """Put a waiting request behind the others of its level."""
+        del self._waiting[queued.level - 1][queued]
+        self._delayed[queued.level - 1][queued] = None
+
+    def discard(self, queued: QueuedRequest) -> None:
+        for level in (self._waiting[queued.level - 1], self._delayed[queued.level - 1]):
+            if queued in level:
+                del level[queued]
+                self.num_waiting -= 1

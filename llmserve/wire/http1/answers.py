@@ -1,0 +1,116 @@
+"""What a client is told: an answer that is whole, or one that comes piece by piece."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from llmserve.wire.http1.request import Request
+
+JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+
+
+class Wire(Protocol):
+    """Where the bytes of an answer go."""
+
+    def write(self, data: bytes) -> None:
+        """Send, without waiting; nothing happens when the client is gone."""
+        ...
+
+    async def writable(self) -> None:
+        """Wait until the client has read most of what was written."""
+        ...
+
+
+class Reply:
+    """The answer to one request, on its way. It is complete after `whole`, or after `begin`, pieces and `end`."""
+
+    __slots__ = ("_chunks", "_head", "_wire", "has_begun", "is_complete", "request")
+
+    def __init__(self, request: Request, wire: Wire) -> None:
+        self.request = request
+        self.has_begun = False
+        self.is_complete = False
+        self._wire = wire
+        self._chunks = not request.is_http10
+        self._head = b""  # not sent yet: it goes with the first piece
+
+    async def whole(self, status: int, headers: Mapping[str, str], content_type: str, body: bytes) -> None:
+        await self._wire.writable()
+        if headers.get("Connection") == "close":
+            self.request.keeps_alive = False
+        self.has_begun = self.is_complete = True
+        head = self._make_head(status, headers, content_type, f"content-length: {len(body)}\r\n")
+        if self.request.method == "HEAD":
+            self._wire.write(head)
+        elif len(body) <= JOINED_BYTES:
+            self._wire.write(head + body)
+        else:
+            self._wire.write(head)
+            self._wire.write(body)
+
+    def begin(self, status: int, headers: Mapping[str, str], content_type: str) -> None:
+        self.has_begun = True
+        framing = "transfer-encoding: chunked\r\n" if self._chunks else ""
+        self._head = self._make_head(status, headers, content_type, framing)
+
+    async def piece(self, data: bytes) -> None:
+        """Waits while the client does not read."""
+        await self._wire.writable()
+        self._wire.write(b"%b%x\r\n%b\r\n" % (self._head, len(data), data) if self._chunks else self._head + data)
+        self._head = b""
+
+    def end(self) -> None:
+        self.is_complete = True
+        self._wire.write(self._head + (b"0\r\n\r\n" if self._chunks else b""))
+
+    def _make_head(self, status: int, headers: Mapping[str, str], content_type: str, framing: str) -> bytes:
+        lines = "".join([f"{name.lower()}: {value}\r\n" for name, value in headers.items()])
+        if content_type:
+            lines += f"content-type: {content_type}\r\n"
+        if not self.request.keeps_alive and "Connection" not in headers:
+            lines += "connection: close\r\n"
+        return f"{STATUS_LINES[status]}{date_line(int(time.time()))}{framing}{lines}\r\n".encode("latin-1")
+
+
+class Answer(Protocol):
+    """What a handler returns."""
+
+    async def send(self, reply: Reply) -> None: ...
+
+
+@dataclass(slots=True)
+class WholeAnswer:
+    """`Final` fields: a `frozen` one takes several times as long to make."""
+
+    body: Final[bytes] = b""
+    status: Final[int] = 200
+    content_type: Final[str] = ""
+    headers: Final[Mapping[str, str]] = field(default_factory=dict)
+
+    async def send(self, reply: Reply) -> None:
+        await reply.whole(self.status, self.headers, self.content_type, self.body)
+
+
+@functools.lru_cache(maxsize=1)
+def date_line(now_s: int) -> str:
+    return f"date: {formatdate(now_s, usegmt=True)}\r\n"
+
+
+def refusal(status: HTTPStatus, problem: str) -> bytes:
+    """The last words on a connection that cannot go on."""
+    body = json.dumps({"error": problem}).encode()
+    head = (
+        f"{STATUS_LINES[status.value]}content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        "connection: close\r\n\r\n"
+    )
+    return head.encode() + body

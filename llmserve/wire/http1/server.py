@@ -1,0 +1,28 @@
+"""The listening socket, and the end of what came through it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from llmserve.wire.http1.connection import Connection, Handler
+from llmserve.wire.listener import BACKLOG, claim_port, stop_serving
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    port: int
+    _server: asyncio.Server
+    _connections: set[Connection]
+
+    async def stop(self) -> None:
+        await stop_serving(self._server, self._connections)
+
+
+async def serve(handler: Handler, host: str, port: int, *, flag: str) -> HttpServer:
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
+    listener = claim_port(host, port, flag)
+    connections: set[Connection] = set()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(handler, connections), sock=listener, backlog=BACKLOG)
+    return HttpServer(listener.getsockname()[1], server, connections)

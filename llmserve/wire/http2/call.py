@@ -1,0 +1,190 @@
+"""One call, from its head to its trailers. Handlers know it as their context."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from google.protobuf.message import DecodeError
+from grpc import StatusCode
+
+from llmserve.wire.http2 import frames
+from llmserve.wire.http2.frames import ConnectionFailed, frame
+from llmserve.wire.http2.headers import COMPRESSED_RESPONSE, RESPONSE, RequestHead, trailers
+from llmserve.wire.http2.messages import Assembler, BadMessage, Compressed, Compressor, framed
+from llmserve.wire.http2.sender import CallClosed, Sender
+
+OK = trailers(0)
+WINDOW = 4 * 1024 * 1024  # bytes that a client may send before they are read
+
+
+class Aborted(Exception):
+    """The handler ends its call with a status."""
+
+    def __init__(self, code: StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+class Message(Protocol):
+    def SerializeToString(self) -> bytes: ...  # noqa: N802  # protobuf's
+
+
+class Call:
+    __slots__ = (
+        "_assembler", "_callbacks", "_compressor", "_deadline", "_has_begun", "_held", "_messages", "_parse", "_reader",
+        "_sender", "_window", "expiry", "has_ended", "head", "is_closed", "send_window", "stream", "task",
+    )  # fmt: skip
+
+    def __init__(
+        self, sender: Sender, stream: int, head: RequestHead, *, parse: Callable[[bytes], Any], send_window: int
+    ) -> None:
+        self.stream = stream
+        self.head = head
+        self.send_window = send_window  # bytes that the client lets us send
+        self.has_ended = False  # the client has sent everything
+        self.is_closed = False  # nothing more can be sent
+        self.task: asyncio.Task[None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+        self._sender = sender
+        self._parse = parse
+        self._assembler = Assembler(head.encoding)
+        self._messages: deque[bytes | Compressed] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._window = WINDOW
+        self._held = 0  # bytes received that the client's window does not have back
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._compressor: Compressor | None = None
+        self._has_begun = False  # the response's head is sent
+        self._deadline = None if head.timeout_s is None else time.monotonic() + head.timeout_s
+
+    # what handlers use
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline; None without one."""
+        return None if self._deadline is None else self._deadline - time.monotonic()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return self.head.metadata
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Called with this when the call is over, however it ends."""
+        self._callbacks.append(callback)
+
+    async def abort(self, code: StatusCode, details: str = "") -> NoReturn:
+        raise Aborted(code, details)
+
+    async def read(self) -> Any:
+        """The next message; None when the client has sent its last one."""
+        while not self._messages:
+            if self.has_ended:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        message = await self.take()
+        if not self._messages:
+            self._give_back()
+        return message
+
+    def compress(self, level: int) -> None:
+        """Send messages compressed, if the client understands that; `level` is zlib's. Before the first one."""
+        self._compressor = Compressor.accepted(self.head.accepted, level)
+
+    async def write(self, message: Message) -> None:
+        """Send a message; returns when the connection has taken it. `CallClosed` when there is nobody to take it."""
+        await self._send(message.SerializeToString(), b"")
+
+    # what the connection uses
+
+    @property
+    def num_messages(self) -> int:
+        return len(self._messages)
+
+    async def take(self) -> Any:
+        """The oldest message. Raises `BadMessage`."""
+        message = self._messages.popleft()
+        try:
+            return self._parse(await message.plain() if isinstance(message, Compressed) else message)
+        except DecodeError as error:
+            raise BadMessage(StatusCode.INTERNAL, f"a message cannot be read: {error}") from error
+
+    def receive(self, data: bytes, size: int) -> None:
+        """Data that took `size` bytes of the window. Raises `BadMessage`."""
+        self._window -= size
+        if self._window < 0:
+            raise ConnectionFailed(
+                frames.FLOW_CONTROL_ERROR, f"more data on stream {self.stream} than its window allows"
+            )
+        self._held += size
+        self._messages.extend(self._assembler.feed(data))
+        if not self._messages:
+            self._give_back()  # a message that grows must not wait for its own end
+        self._wake()
+
+    def end(self) -> None:
+        """The client has sent its last byte."""
+        self.has_ended = True
+        self._wake()
+
+    async def answer(self, reply: Message) -> None:
+        """The one message of a unary call, and OK."""
+        await self._send(reply.SerializeToString(), self._last_frames(OK))
+
+    def finish(self, code: StatusCode = StatusCode.OK, details: str = "") -> None:
+        """The status; nothing can be sent after it."""
+        if not self.is_closed:
+            block = OK if code is StatusCode.OK else trailers(code.value[0], details)
+            self._sender.write(self._first_frames() + self._last_frames(block))
+            self.is_closed = True
+
+    def cancel(self) -> None:
+        """The client has gone, or wants no more."""
+        self.is_closed = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def forget(self) -> None:
+        """The call is over, and so is everything that waits for its end."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def _give_back(self) -> None:
+        """Let the client send as much as has been used, when that is worth a frame."""
+        if self._held >= WINDOW // 2 and not self.has_ended:
+            self._sender.write(frames.window_update(self.stream, self._held))
+            self._window += self._held
+            self._held = 0
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def _send(self, message: bytes, tail: bytes) -> None:
+        if self.is_closed:
+            raise CallClosed
+        data = framed(message) if self._compressor is None else await self._compressor.framed(message)
+        await self._sender.send(self, self._first_frames(), data, tail)
+        if tail:
+            self.is_closed = True
+
+    def _first_frames(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        block = RESPONSE if self._compressor is None else COMPRESSED_RESPONSE[self._compressor.encoding]
+        return frame(frames.HEADERS, frames.END_HEADERS, self.stream, block)
+
+    def _last_frames(self, block: bytes) -> bytes:
+        """Trailers, and that what the client may still send is not needed."""
+        last = frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, self.stream, block)
+        return last if self.has_ended else last + frames.reset(self.stream, frames.NO_ERROR)

@@ -1,0 +1,149 @@
+"""The calls of one connection: from their heads to their handlers, and from those to their statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpc import StatusCode
+
+from llmserve.wire.http2.call import Aborted, Call
+from llmserve.wire.http2.headers import RequestHead
+from llmserve.wire.http2.messages import BadMessage
+from llmserve.wire.http2.sender import CallClosed, Sender
+
+DEADLINE_GRACE_S = 0.5  # for a handler to end by itself when its client's time is over
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """`handle(request, context)` gives the answer; of a streaming method, `handle(context)` does everything."""
+
+    handle: Callable[..., Awaitable[Any]]
+    parse: Callable[[bytes], Any]
+    streams: bool = False
+
+
+class Calls:
+    def __init__(self, methods: Mapping[str, Method], sender: Sender, *, on_empty: Callable[[], None]) -> None:
+        """`methods` by path; `on_empty` is called when the last call that was there is over."""
+        self._methods = methods
+        self._sender = sender
+        self._on_empty = on_empty
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._calls.values())
+
+    def get(self, stream: int) -> Call | None:
+        return self._calls.get(stream)
+
+    def running(self, stream: int) -> Call | None:
+        """The call, if something can still be sent in it."""
+        call = self._calls.get(stream)
+        return None if call is None or call.is_closed else call
+
+    def open(self, stream: int, head: RequestHead, send_window: int, *, has_ended: bool) -> None:
+        """`has_ended`: the head is all that the client sends."""
+        method = self._methods.get(head.path)
+        parse = bytes if method is None else method.parse
+        call = Call(self._sender, stream, head, parse=parse, send_window=send_window)
+        if has_ended:
+            call.end()
+        if head.refusal is not None:
+            call.finish(head.refusal.code, str(head.refusal))
+            return
+        if method is None:
+            call.finish(StatusCode.UNIMPLEMENTED, "Method not found!")
+            return
+        self._calls[stream] = call
+        if head.timeout_s is not None:
+            late = BadMessage(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            call.expiry = self._loop.call_later(head.timeout_s + DEADLINE_GRACE_S, self._refuse, call, late)
+        if method.streams:
+            self._start(call)
+        elif has_ended:
+            self._refuse(call, BadMessage(StatusCode.INTERNAL, "the call has no message"))
+
+    def receive(self, call: Call, data: bytes, *, size: int, is_last: bool) -> None:
+        """Data that took `size` bytes of the window."""
+        try:
+            call.receive(data, size)
+            if call.num_messages > 1 and call.task is None:
+                raise BadMessage(StatusCode.INTERNAL, "the call has more than one message")
+        except BadMessage as problem:
+            self._refuse(call, problem)
+            return
+        if is_last:
+            self.end(call)
+
+    def end(self, call: Call) -> None:
+        """The client has sent everything."""
+        call.end()
+        if call.task is not None:
+            return
+        if call.num_messages != 1:
+            problem = f"the call has {call.num_messages} complete messages instead of one"
+            self._refuse(call, BadMessage(StatusCode.INTERNAL, problem))
+            return
+        self._start(call)
+
+    def cancel(self, call: Call) -> None:
+        call.cancel()
+        self._sender.wake()
+        if call.task is None:
+            self._forget(call)
+
+    def cancel_all(self) -> None:
+        for call in list(self._calls.values()):
+            self.cancel(call)
+
+    def _start(self, call: Call) -> None:
+        call.task = self._loop.create_task(self._run(call))
+        call.task.add_done_callback(lambda _: self._forget(call))  # not at its end: one cancelled at once has none
+
+    async def _handle(self, call: Call) -> None:
+        method = self._methods[call.head.path]
+        if method.streams:
+            await method.handle(call)
+            call.finish()
+        else:
+            await call.answer(await method.handle(await call.take(), call))
+
+    async def _run(self, call: Call) -> None:
+        try:
+            await self._handle(call)
+        except Aborted as ending:
+            call.finish(ending.code, ending.details)
+        except BadMessage as problem:
+            call.finish(problem.code, str(problem))
+        except CallClosed:
+            pass
+        except asyncio.CancelledError:
+            call.finish(StatusCode.CANCELLED, "the server has cancelled the call")  # unless the client has
+            raise
+        except Exception as error:  # border: a fault of ours is this call's status
+            if isinstance(error, ExceptionGroup) and (bad := error.subgroup(BadMessage)) is not None:  # of a task group
+                call.finish(StatusCode.INTERNAL, str(bad.exceptions[0]))
+            else:
+                logger.exception("%s failed", call.head.path)
+                call.finish(StatusCode.INTERNAL, f"internal error: {error!r}")
+
+    def _refuse(self, call: Call, problem: BadMessage) -> None:
+        call.finish(problem.code, str(problem))
+        self.cancel(call)
+
+    def _forget(self, call: Call) -> None:
+        self._calls.pop(call.stream, None)
+        call.forget()
+        if not self._calls:
+            self._on_empty()

@@ -1,0 +1,27 @@
+"""How much a client may do that costs it nothing and us time."""
+
+from __future__ import annotations
+
+import time
+
+from llmserve.wire.http2.frames import ENHANCE_YOUR_CALM, ConnectionFailed
+
+BURST = 4096
+PER_SECOND = 1000
+
+
+class FloodLimit:
+    """Of one connection: so many at a time, so many a second for long (RFC 9113, section 10.5)."""
+
+    def __init__(self) -> None:
+        self._left = float(BURST)
+        self._counted_at = time.monotonic()
+
+    def spend(self, what: str) -> None:
+        self._left -= 1
+        if self._left < 0:
+            now = time.monotonic()
+            self._left = min(BURST, self._left + PER_SECOND * (now - self._counted_at))
+            self._counted_at = now
+            if self._left < 0:
+                raise ConnectionFailed(ENHANCE_YOUR_CALM, f"too many {what}")

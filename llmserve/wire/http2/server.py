@@ -1,0 +1,50 @@
+"""The listening socket, and the end of what came through it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmserve.wire.http2.calls import Method
+from llmserve.wire.http2.connection import NO_LIMITS, Connection
+from llmserve.wire.http2.keepalive import ConnectionLimits
+from llmserve.wire.listener import BACKLOG, claim_port, stop_serving
+from llmserve.wire.tls import HANDSHAKE_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Http2Server:
+    port: int
+    _server: asyncio.Server
+    _connections: set[Connection]
+
+    def peers(self) -> set[str]:
+        """Addresses of the clients that are connected."""
+        return {connection.peer for connection in self._connections}
+
+    async def stop(self) -> None:
+        await stop_serving(self._server, self._connections)
+
+
+async def serve(
+    methods: Mapping[str, Method],
+    host: str,
+    port: int,
+    *,
+    limits: ConnectionLimits = NO_LIMITS,
+    tls: ssl.SSLContext | None = None,
+) -> Http2Server:
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
+    listener = claim_port(host, port, "--grpc-port")
+    connections: set[Connection] = set()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: Connection(methods, connections, limits),
+        sock=listener,
+        backlog=BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
+    )
+    return Http2Server(listener.getsockname()[1], server, connections)
