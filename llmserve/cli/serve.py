@@ -138,6 +138,7 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         auto_complete=not options.disable_auto_complete_config,
         config_name=options.model_config_name,
         cache_bytes=parse_cache_config(options.cache_config) if options.cache_config else 0,
+        inline_execution=options.inline_execution,
         rate_limit=options.rate_limit,
         rate_limit_resources=tuple(options.rate_limit_resource or ()),
         metrics=parse_metrics_config(

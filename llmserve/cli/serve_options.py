@@ -77,6 +77,12 @@ class ModelOptions:
     cache_config: Annotated[
         str, typer.Option(help="local,size=BYTES: a response cache.", show_default=False, rich_help_panel=MODELS)
     ] = ""
+    inline_execution: Annotated[
+        bool,
+        typer.Option(
+            help="Let models that declare their work as pure and brief run on the event loop.", rich_help_panel=MODELS
+        ),
+    ] = True
     rate_limit: Annotated[
         str, typer.Option(help="off or execution_count: turns by the rate_limiter of configs.", rich_help_panel=MODELS)
     ] = "off"

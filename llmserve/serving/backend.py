@@ -69,6 +69,25 @@ class QueueingInstance(ReleasingInstance, Protocol):
     room: int  # how many batches it would have now, the one that it executes included; at least 1
 
 
+@runtime_checkable
+class InlineInstance(ModelInstance, Protocol):
+    """An instance that declares what it does as pure and brief: a request may be executed where it is made.
+
+    Pure: the answer depends on the request alone, which is not changed, and any number of executions may run at the
+    same time, here and on the instance's own thread. Brief: microseconds, for requests whose inputs have at most
+    `max_inline_bytes` bytes.
+    """
+
+    @property
+    def max_inline_bytes(self) -> int:
+        """0: none may, for now."""
+        ...
+
+    def execute_inline(self, request: InferRequest) -> InferResponse:
+        """The final response, errors included. On the event loop, whose other work waits meanwhile."""
+        ...
+
+
 class ModelControl(Protocol):
     """The core's model control, for models that load other models. Raises `LlmserveError`; on the core's loop."""
 

@@ -55,7 +55,7 @@ class InferenceCore:
         self._table = ModelTable()
         cache = ResponseCache(settings.cache_bytes) if settings.cache_bytes else None
         limiter = make_rate_limiter(settings.rate_limit, settings.rate_limit_resources)
-        self._shared = SharedResources(cache, limiter, settings.metrics)
+        self._shared = SharedResources(cache, limiter, settings.metrics, settings.inline_execution)
         server = ServerContext(self._infer_nested, self, self._shared)
         deployment = Deployment(self._table, settings, backends, server)
         self._lifecycle = ModelLifecycle(settings, self._table, deployment)

@@ -8,9 +8,11 @@ streams: closing the ensemble's stream closes the steps that are running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -18,10 +20,24 @@ from llmserve.errors import InvalidArgument, LlmserveError
 from llmserve.serving.ensemble_plan import EnsemblePlan, Stage, Step, reads_from
 from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import Rejected
+from llmserve.serving.schedulers.loop_turn import LoopTurn
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
-InferStep = Callable[[InferRequest, RequestTiming], AsyncGenerator[InferResponse, None]]
+MAX_PLANS = 64  # kept, for as many sets of outputs that clients ask for
+
+
+class StepModel(Protocol):
+    """What an ensemble asks of the model of a step."""
+
+    @property
+    def runs_inline(self) -> bool: ...
+
+    def infer(self, request: InferRequest, ensemble_timing: RequestTiming) -> AsyncGenerator[InferResponse, None]: ...
+
+    def infer_inline(self, request: InferRequest, ensemble_timing: RequestTiming) -> InferResponse | None:
+        """See `ServedModel.infer_inline`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,7 @@ class _Pass:
     request: InferRequest
     timing: RequestTiming
     stages: tuple[Stage, ...]
+    output_names: tuple[str, ...]  # that its responses may have, in their order
 
 
 class EnsembleScheduler:
@@ -40,20 +57,24 @@ class EnsembleScheduler:
         version: str,
         plan: EnsemblePlan,
         *,
+        models: Mapping[tuple[str, str], StepModel],
         statistics: ModelStatistics,
-        infer_step: InferStep,
+        turn: LoopTurn | None = None,
     ) -> None:
+        """`models` of the steps, by name and version."""
         self._name: str = config.name
         self._version = version
         self._plan = plan
+        self._models = models
+        self._turn = turn or LoopTurn()
         self._is_decoupled = plan.decoupled
         self._signature = ModelSignature(config)
         self._output_names = tuple(sorted(output.name for output in config.output))
-        self._all_stages = plan.stages(self._output_names)
+        self._all_stages = plan.stages(self._output_names, by_name=False)
+        self._stages_for = lru_cache(MAX_PLANS)(plan.stages)
         self._statistics = statistics
-        self._infer_step = infer_step
         limit = config.ensemble_scheduling.max_inflight_requests
-        self._in_flight = {step: asyncio.Semaphore(limit) for step in plan.steps} if limit else {}
+        self._in_flight = {_place(step): asyncio.Semaphore(limit) for step in plan.steps} if limit else {}
         self._stopped = False
 
     @property
@@ -68,7 +89,11 @@ class EnsembleScheduler:
             raise Rejected(f"model '{self._name}' is being unloaded")
         steps_timing = RequestTiming()
         wanted = request.requested_outputs
-        current = _Pass(request, steps_timing, self._plan.stages(wanted) if wanted else self._all_stages)
+        if wanted:
+            names = tuple([name for name in self._output_names if name in wanted])
+            current = _Pass(request, steps_timing, self._stages_for(wanted), names)
+        else:
+            current = _Pass(request, steps_timing, self._all_stages, self._output_names)
         try:
             async with aclosing(self._responses(current, 0, dict(request.inputs), True)) as responses:
                 async for response in responses:
@@ -96,19 +121,19 @@ class EnsembleScheduler:
         stage = current.stages[index]
         await self._run_unary(current, stage, tensors)
         if not stage.decoupled:
-            yield self._answer(current.request, tensors, final)
+            yield self._answer(current, tensors, final)
             return
         following = current.stages[index + 1]
         async with aclosing(self._open_all(current, stage, tensors)) as stream:
             async for response in stream:
                 last = final and response.final
-                known = {**tensors, **_produced(stage.decoupled, response)}
+                known = tensors | _produced(stage.decoupled, response)
                 if not response.outputs:
                     if last:
                         yield InferResponse(self._name, self._version, current.request.request_id, final=True)
                 elif not following.decoupled:
                     await self._run_unary(current, following, known)
-                    yield self._answer(current.request, known, last)
+                    yield self._answer(current, known, last)
                 else:
                     async with aclosing(self._responses(current, index + 1, known, last)) as answers:
                         async for answer in answers:
@@ -118,14 +143,14 @@ class EnsembleScheduler:
         self, current: _Pass, stage: Stage, tensors: Mapping[str, Tensor]
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses of the decoupled steps of a stage; those of several are joined."""
-        streams = [self._open(current, step, tensors) for step in stage.decoupled]
+        streams = [self._open(current, step, self._step_request(current, step, tensors)) for step in stage.decoupled]
         return streams[0] if len(streams) == 1 else _rounds(streams, stage.decoupled)
 
     async def _run_unary(self, current: _Pass, stage: Stage, known: dict[str, Tensor]) -> None:
         """Add to `known` what the unary steps of the stage make of it. The first failure cancels the others."""
         if stage.is_chain:
             for step in stage.unary:
-                known.update(await self._run(current, step, known))
+                await self._run(current, step, known)
             return
         tasks: dict[Step, asyncio.Task[None]] = {}
 
@@ -133,35 +158,37 @@ class EnsembleScheduler:
             for producer, task in list(tasks.items()):
                 if reads_from(step, producer):
                     await asyncio.wait((task,))
-            known.update(await self._run(current, step, known))
+            await self._run(current, step, known)
 
         async with _first_failure(), asyncio.TaskGroup() as group:
             for step in stage.unary:
                 tasks[step] = group.create_task(run(step))
 
-    async def _run(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        produced: dict[str, Tensor] = {}
-        async with aclosing(self._open(current, step, tensors)) as stream:
+    async def _run(self, current: _Pass, step: Step, known: dict[str, Tensor]) -> None:
+        """Add to `known` what a unary step makes of it: here and now, if its model can do that."""
+        request = self._step_request(current, step, known)
+        model = self._models[step.model_name, step.model_version]
+        if model.runs_inline and not self._in_flight:
+            if self._turn.is_over():
+                await asyncio.sleep(0)
+            if (answer := model.infer_inline(request, current.timing)) is not None:
+                known.update(_produced((step,), answer))
+                return
+        async with aclosing(self._open(current, step, request)) as stream:
             async for response in stream:
-                produced.update(_produced((step,), response))
-        return produced
+                known.update(_produced((step,), response))
 
-    def _open(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> AsyncGenerator[InferResponse, None]:
+    def _open(self, current: _Pass, step: Step, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """Start a step, when as few requests as the ensemble allows are in it."""
-        stream = self._infer_step(self._step_request(current, step, tensors), current.timing)
-        return _limited(stream, self._in_flight[step]) if self._in_flight else stream
+        stream = self._models[step.model_name, step.model_version].infer(request, current.timing)
+        return _limited(stream, self._in_flight[_place(step)]) if self._in_flight else stream
 
     def _step_request(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> InferRequest:
         """Tensors that are not there (optional inputs) stay absent."""
         request = current.request
-        inputs = {
-            name: Tensor(name, tensors[source].datatype, tensors[source].data)
-            for name, source in step.inputs
-            if source in tensors
-        }
         return InferRequest(
             model_name=step.model_name,
-            inputs=inputs,
+            inputs={name: _named(name, tensors[source]) for name, source in step.inputs if source in tensors},
             model_version=step.model_version,
             request_id=request.request_id,
             requested_outputs=step.requested_outputs,
@@ -175,13 +202,23 @@ class EnsembleScheduler:
             trace=None if request.trace is None else request.trace.child(),
         )
 
-    def _answer(self, request: InferRequest, tensors: Mapping[str, Tensor], final: bool) -> InferResponse:
-        if not self._is_decoupled and any(name not in tensors for name in request.requested_outputs):
+    def _answer(self, current: _Pass, tensors: Mapping[str, Tensor], final: bool) -> InferResponse:
+        outputs = tuple([_named(name, tensors[name]) for name in current.output_names if name in tensors])
+        if not self._is_decoupled and len(outputs) < len(current.request.requested_outputs):
             raise InvalidArgument(
                 "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
             )
-        outputs = tuple(tensors[name] for name in self._output_names if name in tensors)
-        return InferResponse(self._name, self._version, request.request_id, outputs, final=final)
+        return InferResponse(self._name, self._version, current.request.request_id, outputs, final=final)
+
+
+def _place(step: Step) -> tuple[object, ...]:
+    """Which step it is, whatever of its outputs is read."""
+    return step.model_name, step.model_version, step.inputs
+
+
+def _named(name: str, tensor: Tensor) -> Tensor:
+    """A tensor has the name that it was made with until it is given to somebody who knows it by another."""
+    return tensor if tensor.name == name else Tensor(name, tensor.datatype, tensor.data)
 
 
 def _produced(steps: Sequence[Step], response: InferResponse) -> dict[str, Tensor]:
@@ -190,12 +227,8 @@ def _produced(steps: Sequence[Step], response: InferResponse) -> dict[str, Tenso
         raise response.error
     if len(steps) > 1:
         return {tensor.name: tensor for tensor in response.outputs}
-    return {
-        target: Tensor(target, tensor.datatype, tensor.data)
-        for tensor in response.outputs
-        for name, target in steps[0].outputs
-        if name == tensor.name
-    }
+    targets = steps[0].targets
+    return {targets[tensor.name]: tensor for tensor in response.outputs if tensor.name in targets}
 
 
 async def _rounds(
@@ -217,7 +250,8 @@ async def _rounds(
             results = [task.result() for task in tasks]
             final = any(ends for _, ends in results)
             is_complete = all(produced for produced, _ in results)
-            outputs = tuple(tensor for produced, _ in results for tensor in produced.values()) if is_complete else ()
+            made = [_named(name, tensor) for produced, _ in results for name, tensor in produced.items()]
+            outputs = tuple(made) if is_complete else ()
             yield InferResponse("", "", outputs=outputs, final=final)
 
 

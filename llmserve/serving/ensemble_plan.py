@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling
@@ -23,6 +23,10 @@ class Step:
     outputs: tuple[tuple[str, str], ...]
     requested_outputs: tuple[str, ...]  # empty: all
     decoupled: bool
+    targets: Mapping[str, str] = field(init=False, repr=False, compare=False)  # `outputs`, for look-up
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", dict(self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,10 @@ class Stage:
 
     unary: tuple[Step, ...]
     decoupled: tuple[Step, ...]  # empty in the last stage
+    is_chain: bool = field(init=False)  # every unary step reads from the one before it: nothing runs at the same time
 
-    @property
-    def is_chain(self) -> bool:
-        """Every unary step reads from the one before it, so that nothing can run at the same time."""
-        return len(self.unary) < 2 or all(reads_from(step, before) for before, step in pairwise(self.unary))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_chain", all(reads_from(step, before) for before, step in pairwise(self.unary)))
 
 
 def reads_from(step: Step, producer: Step) -> bool:
@@ -54,18 +57,25 @@ class EnsemblePlan:
     def decoupled(self) -> bool:
         return any(step.decoupled for step in self.steps)
 
-    def stages(self, wanted: Collection[str]) -> tuple[Stage, ...]:
-        """What has to run for these outputs."""
-        return _stages(_needed(self.steps, wanted))
+    def stages(self, wanted: Collection[str], *, by_name: bool = True) -> tuple[Stage, ...]:
+        """What has to run for these outputs, each step asked for no more than is read.
+
+        `by_name`: the client has named them. If not, a step whose outputs all have a reader is asked for no particular
+        ones, and may leave out what has no meaning for the request.
+        """
+        return _stages(_needed(self.steps, wanted, by_name=by_name))
 
 
-def _needed(steps: tuple[Step, ...], wanted: Collection[str]) -> list[Step]:
-    """The steps that the wanted tensors come from."""
+def _needed(steps: tuple[Step, ...], wanted: Collection[str], *, by_name: bool) -> list[Step]:
+    """The steps that the wanted tensors come from, with those of their outputs that somebody reads."""
     tensors = set(wanted)
     needed = []
     for step in reversed(steps):
-        if any(tensor in tensors for _, tensor in step.outputs):
-            needed.append(step)
+        read = tuple((name, tensor) for name, tensor in step.outputs if tensor in tensors)
+        if read:
+            is_whole = len(read) == len(step.outputs) and not step.requested_outputs
+            requested = () if is_whole and not by_name else tuple(name for name, _ in read)
+            needed.append(replace(step, outputs=read, requested_outputs=requested))
             tensors.update(tensor for _, tensor in step.inputs)
     return needed[::-1]
 

@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Cancelled, InternalError, LlmserveError, ResourceExhausted
-from llmserve.serving.backend import GaugeSample, LoadedModel
+from llmserve.serving.backend import GaugeSample, InlineInstance, LoadedModel
 from llmserve.serving.loading.labels import Labels
 from llmserve.serving.observe.model_statistics import FailureReason, ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import ModelScheduler, Rejected, SequenceError
+from llmserve.serving.schedulers.inline import fits_inline
+from llmserve.serving.schedulers.loop_turn import LoopTurn
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.types import InferRequest, InferResponse
 
@@ -45,8 +47,10 @@ class ServedModel:
         scheduler: ModelScheduler,
         loaded: LoadedModel,
         parts: Sequence[ServedModel] = (),
+        inline: InlineInstance | None = None,
+        turn: LoopTurn | None = None,
     ) -> None:
-        """`parts` are the models of an ensemble's steps."""
+        """`parts` are the models of an ensemble's steps; `inline` executes brief requests without the scheduler."""
         self.name: str = config.name
         self.version = version
         self.config = config
@@ -55,6 +59,9 @@ class ServedModel:
         self._scheduler = scheduler
         self._loaded = loaded
         self._parts = parts
+        self._inline = inline
+        self._turn = turn or LoopTurn()
+        self._passes_responses = bool(parts) and not signature.reshapes_outputs  # an ensemble's are as they should be
         self._decoupled = self.decoupled
         self._num_holds = 0
         self._unused: asyncio.Event | None = None  # of whoever waits for that
@@ -83,6 +90,12 @@ class ServedModel:
 
         Raises `LlmserveError` when the request is refused; what the model makes of it, errors included, are responses.
         """
+        if self._inline is not None:
+            if self._turn.is_over():
+                await asyncio.sleep(0)
+            if (answer := self.infer_inline(request, ensemble_timing)) is not None:
+                yield answer
+                return
         timing = RequestTiming()
         prepared = self._prepare(request, timing)
         trace = request.trace
@@ -122,6 +135,43 @@ class ServedModel:
             if ensemble_timing is not None:
                 ensemble_timing.add(timing)
 
+    @property
+    def runs_inline(self) -> bool:
+        """Whether it is worth to try `infer_inline`."""
+        return self._inline is not None
+
+    def infer_inline(self, request: InferRequest, ensemble_timing: RequestTiming | None = None) -> InferResponse | None:
+        """The one response of a brief request, executed here and now; None: it takes `infer`. Raises as that does.
+
+        Before each call the loop's turn must not be over.
+        """
+        inline = self._inline
+        if inline is None or not fits_inline(inline, request):
+            return None
+        timing = RequestTiming()
+        prepared = self._prepare(request, timing)
+        trace = request.trace
+        if trace is not None:
+            trace.begin(self.name, self.version, request, timing)
+        outcome = _Outcome(is_final=True)
+        began_ns = time.monotonic_ns()
+        try:
+            answer = inline.execute_inline(prepared)
+            timing.infer_ns = time.monotonic_ns() - began_ns
+            answer = self._to_client(answer, frozenset(request.requested_outputs), timing)
+        except Exception as error:  # border: as in `infer`
+            answer = self._error_response(request, error)
+        if answer.error is not None:
+            outcome.failure = self._failure_reason(answer.error)
+        self.statistics.batch_executed(self.signature.batch_size(prepared), input_ns=0, infer_ns=timing.infer_ns)
+        self._account(prepared, timing, outcome)
+        if trace is not None:
+            trace.response(answer.outputs)
+            trace.end(timing, composed=False)
+        if ensemble_timing is not None:
+            ensemble_timing.add(timing)
+        return answer
+
     async def unused(self) -> None:
         """Wait until no request runs, here or in an ensemble that it is a part of."""
         if self._num_holds:
@@ -143,6 +193,7 @@ class ServedModel:
 
     async def close(self) -> None:
         """Refuse what waits, then end the instances; running requests end with an error."""
+        self._inline = None  # from here on the scheduler refuses
         await self._scheduler.stop()
         await asyncio.gather(*(instance.close() for instance in self._loaded.instances))
 
@@ -157,6 +208,8 @@ class ServedModel:
             return response
         if not timing.first_response_ns:
             self.statistics.first_response(timing)
+        if self._passes_responses:
+            return response
         start_ns = time.monotonic_ns()
         outputs = self.signature.from_model(response.outputs, wanted)
         is_ours = response.model_name == self.name and response.model_version == self.version

@@ -41,4 +41,5 @@ class ServerSettings:
     rate_limit: str = "off"  # or "execution_count"
     rate_limit_resources: tuple[str, ...] = ()  # NAME:COUNT or NAME:COUNT:DEVICE
     metrics: MetricsSettings = DEFAULT_METRICS
+    inline_execution: bool = True  # pure and brief executions may run on the event loop; False: none does
     server_name: str = "llmserve"

@@ -6,7 +6,7 @@ Made once per loaded model; every protocol's requests, ensemble steps and BLS ca
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
@@ -47,13 +47,19 @@ class TensorSpec:
     reshape: tuple[int, ...] | None = None  # what the model sees instead of `dims`
     optional: bool = False
     ragged: bool = False
+    fixed: tuple[tuple[int, int], ...] = field(init=False)  # (which dimension, its size)
 
-    def accepts(self, shape: Sequence[int]) -> bool:
-        """Whether a shape without the batch dimension fits."""
-        return shape == self.dims or (
-            len(shape) == len(self.dims)
-            and all(want in (-1, have) for want, have in zip(self.dims, shape, strict=True))
-        )
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fixed", tuple((at, dim) for at, dim in enumerate(self.dims) if dim != -1))
+
+    def accepts(self, shape: Sequence[int], batch_dims: int) -> bool:
+        """Whether a shape with so many dimensions before the declared ones fits."""
+        if len(shape) != len(self.dims) + batch_dims:
+            return False
+        for at, size in self.fixed:  # noqa: SIM110 - runs for every tensor: a generator would take twice as long
+            if shape[at + batch_dims] != size:
+                return False
+        return True
 
 
 def _reshaped(tensor: Tensor, source: Sequence[int], target: Sequence[int], batch_dims: int) -> Tensor:
@@ -72,6 +78,7 @@ class ModelSignature:
         self.sorts_outputs = config.HasField("ensemble_scheduling")  # ensembles answer alphabetically
         self._batch_dims = 1 if self.max_batch_size > 0 else 0
         self._required = frozenset(name for name, spec in self.inputs.items() if not spec.optional)
+        self.reshapes_outputs = any(spec.reshape is not None for spec in self.outputs.values())
         self._reshapes_inputs = any(spec.reshape is not None for spec in self.inputs.values())
         names = sorted(self.outputs) if self.sorts_outputs else list(self.outputs)
         self._output_order = {name: place for place, name in enumerate(names)}
@@ -86,7 +93,7 @@ class ModelSignature:
 
     def check(self, request: InferRequest) -> None:
         """Raise `InvalidArgument` when the request does not fit the config."""
-        inputs = request.inputs
+        inputs, batch_dims = request.inputs, self._batch_dims
         if len(inputs) > len(self.inputs) or len(inputs) < len(self._required):
             self._refuse_inputs(request)
         batch_size = -1
@@ -100,9 +107,10 @@ class ModelSignature:
                     f"inference input '{name}' data-type is '{tensor.datatype}', but model '{self.model_name}' "
                     f"expects '{spec.datatype}'",
                 )
-            if self._batch_dims:
+            shape = tensor.data.shape
+            if batch_dims and not (shape and shape[0] == batch_size):
                 batch_size = self._check_batch_size(request, tensor, batch_size)
-            if not spec.accepts(tensor.shape[self._batch_dims :]):
+            if not spec.accepts(shape, batch_dims):
                 self._refuse_shape(request, spec, tensor)
         if not self._required.issubset(inputs):
             self._refuse_inputs(request)
@@ -128,14 +136,15 @@ class ModelSignature:
         answered with.
         """
         order = self._output_order
+        places = [order.get(tensor.name, -1) for tensor in outputs]
+        if not wanted and not self.reshapes_outputs and -1 not in places and places == sorted(places):
+            return outputs
         kept = []
         for tensor in outputs:
             spec = self.outputs.get(tensor.name)
             if spec is None or (wanted and tensor.name not in wanted):
                 continue
             kept.append(tensor if spec.reshape is None else self._restored(tensor, spec, spec.reshape))
-        if len(kept) == 1 == len(outputs) and kept[0] is outputs[0]:
-            return outputs
         kept.sort(key=lambda tensor: order[tensor.name])
         return tuple(kept)
 

@@ -7,10 +7,13 @@ several events appears once it is complete. Concatenated deltas equal the decodi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from llmserve.stages.text import REPLACEMENT
 from llmserve.stages.tokenizer import Tokenizer
+
+Decode: TypeAlias = Callable[[tuple[int, ...]], str]
 
 MIN_WINDOW = 4
 
@@ -30,15 +33,11 @@ def window_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
     return ids
 
 
-def text_delta(
-    tokenizer: Tokenizer,
-    window: Sequence[int],
-    new: Sequence[int],
-    *,
-    final: bool,
-    skip_special_tokens: bool = True,
-) -> str:
-    """The text that `new` adds after `window`. The final delta also brings what had been held back."""
-    decode = tokenizer.decode if final else tokenizer.decode_stable
-    seen = tokenizer.decode_stable(window, skip_special_tokens) if window else ""
-    return decode([*window, *new], skip_special_tokens)[len(seen) :]
+def text_delta(window: Sequence[int], new: Sequence[int], *, stable: Decode, whole: Decode) -> str:
+    """The text that `new` adds after `window`.
+
+    `stable` is a tokenizer's `decode_stable`. So is `whole`, or in the final delta `decode`: that also brings what had
+    been held back.
+    """
+    seen = stable(tuple(window)) if window else ""
+    return whole((*window, *new))[len(seen) :]

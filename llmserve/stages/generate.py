@@ -22,6 +22,7 @@ from llmserve.stages.stop_strings import find_stop, num_held
 from llmserve.stages.tokenizer import Tokenizer
 
 BLIND_WINDOW = 16  # ids of window when there is no tokenizer to choose it
+MAX_WINDOW = 16  # ids of window after which a shorter one is looked for
 MAX_CHARACTER_IDS = 4  # bytes of the longest UTF-8 character
 
 
@@ -74,6 +75,7 @@ class _Answer:
         self._tokenizer = tokenizer
         self._stops = stops
         self._passed: list[int] = []
+        self._window_start = 0  # in `_passed`
         self._waiting: list[int] = []
         self._waiting_log_probs: list[float] = []
         self._usage: Usage | None = None  # the engine's latest
@@ -82,26 +84,34 @@ class _Answer:
     def push(self, event: TokenEvent) -> GeneratedEvent | None:
         """What to pass on after `event`; None when all of it has to wait."""
         self._usage = event.usage or self._usage
+        if not self._stops:  # nothing ever waits
+            self.finished = event.finish_reason is not None
+            window = self._window()
+            self._passed += event.token_ids
+            return GeneratedEvent(event if event.usage is None or self.finished else replace(event, usage=None), window)
         self._waiting += event.token_ids
         self._waiting_log_probs += event.log_probs
         self.finished = event.finish_reason is not None
         window = self._window()
         count = len(self._waiting)
-        if self._stops:
-            text, num_exempt = self._waiting_text(window), self._num_exempt(window)
-            cut = find_stop(text[num_exempt:], self._stops)
-            if cut is not None:
-                return self._stop(event, window, text[: num_exempt + cut])
-            if not self.finished:
-                count = self._num_within(window, text[: len(text) - num_held(text[num_exempt:], self._stops)])
+        text, num_exempt = self._waiting_text(window), self._num_exempt(window)
+        cut = find_stop(text[num_exempt:], self._stops)
+        if cut is not None:
+            return self._stop(event, window, text[: num_exempt + cut])
+        if not self.finished:
+            count = self._num_within(window, text[: len(text) - num_held(text[num_exempt:], self._stops)])
         if not count and not self.finished:
             return None
         return GeneratedEvent(self._take(event, count), window)
 
     def _window(self) -> tuple[int, ...]:
+        """It begins at the same place for some events, so that the text of one event's window and ids is that of the
+        next one's window: see `Postprocessor`."""
         if self._tokenizer is None:
             return tuple(self._passed[-BLIND_WINDOW:])
-        return tuple(window_of(self._tokenizer, self._passed))
+        if len(self._passed) - self._window_start > MAX_WINDOW:
+            self._window_start = len(self._passed) - len(window_of(self._tokenizer, self._passed))
+        return tuple(self._passed[self._window_start :])
 
     def _waiting_text(self, window: Sequence[int]) -> str:
         """The text of the waiting ids; while more may come, the part of it that is certain."""

@@ -1,20 +1,26 @@
-"""The postprocess step: the ids of one event to the text that they add. Stateless, so any instance serves any event."""
+"""The postprocess step: the ids of one event to the text that they add. Any instance serves any event."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from llmserve.stages.detokenize import text_delta
 from llmserve.stages.generate import GeneratedEvent
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 
+MAX_KNOWN_TEXTS = 8192  # one for each stream that may be under way
+MAX_KNOWN_IDS = 64  # of one such text
 
-@dataclass(frozen=True, slots=True)
+
 class Postprocessor:
-    tokenizer: Tokenizer
-    skip_special_tokens: bool = True
+    """Stateless but for texts that it remembers: a window with the ids after it is mostly the next event's window."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self._skips = skip_special_tokens
+        self._known_text = lru_cache(MAX_KNOWN_TEXTS)(self._decode_stable)
 
     @classmethod
     def open(cls, path: Path, *, skip_special_tokens: bool = True) -> Postprocessor:
@@ -22,9 +28,17 @@ class Postprocessor:
 
     def text(self, ids: Sequence[int], window: Sequence[int] = (), *, final: bool = True, tail: str = "") -> str:
         """`window`: the ids before, as the generate step chose them. A whole answer is one final event."""
-        skip = self.skip_special_tokens
-        return text_delta(self.tokenizer, window, ids, final=final, skip_special_tokens=skip) + tail
+        return text_delta(window, ids, stable=self._stable, whole=self._decode if final else self._stable) + tail
 
     def event_text(self, event: GeneratedEvent) -> str:
         is_final = event.tokens.finish_reason is not None
         return self.text(event.tokens.token_ids, event.window_ids, final=is_final, tail=event.tail_text)
+
+    def _decode(self, ids: tuple[int, ...]) -> str:
+        return self.tokenizer.decode(ids, self._skips)
+
+    def _decode_stable(self, ids: tuple[int, ...]) -> str:
+        return self.tokenizer.decode_stable(ids, self._skips)
+
+    def _stable(self, ids: tuple[int, ...]) -> str:
+        return self._known_text(ids) if len(ids) <= MAX_KNOWN_IDS else self._decode_stable(ids)

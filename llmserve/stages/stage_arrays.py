@@ -112,7 +112,7 @@ def _is_given(inputs: Arrays, name: str) -> bool:
 def _texts(inputs: Arrays, name: str) -> tuple[str, ...]:
     if name not in inputs:
         return ()
-    return tuple(text_from_bytes(value, name) for value in inputs[name].reshape(-1))
+    return tuple([text_from_bytes(value, name) for value in inputs[name].reshape(-1)])
 
 
 def _text(inputs: Arrays, name: str) -> str | None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.stages.detokenize import text_delta, window_of
+from llmserve.stages.detokenize import window_of
+from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.tokenizer import Tokenizer
 from tests.stages.conftest import WRITERS
 
@@ -17,14 +18,9 @@ KINDS = pytest.mark.parametrize("kind", [*WRITERS])
 
 def deltas(tokenizer: Tokenizer, ids: list[int], splits: list[int], *, skip: bool = True) -> list[str]:
     edges = [0, *sorted(min(split, len(ids)) for split in splits), len(ids)]
+    stage = Postprocessor(tokenizer, skip_special_tokens=skip)
     return [
-        text_delta(
-            tokenizer,
-            window_of(tokenizer, ids[:start]),
-            ids[start:end],
-            final=(number == len(edges) - 2),
-            skip_special_tokens=skip,
-        )
+        stage.text(ids[start:end], window_of(tokenizer, ids[:start]), final=(number == len(edges) - 2))
         for number, (start, end) in enumerate(pairwise(edges))
     ]
 

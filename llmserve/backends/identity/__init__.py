@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class IdentityInstance:
         inputs = [tensor.name for tensor in context.config.input]
         outputs = [tensor.name for tensor in context.config.output]
         self._pairs = tuple(zip(inputs, outputs, strict=True))
+        self.max_inline_bytes = 0 if delay_s else sys.maxsize  # nothing is copied
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
         return [self._respond(request) for request in requests]
@@ -39,12 +41,15 @@ class IdentityInstance:
     async def _respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
+        yield self.execute_inline(request)
+
+    def execute_inline(self, request: InferRequest) -> InferResponse:
         outputs = tuple(
             Tensor(output, tensor.datatype, tensor.data)
             for name, output in self._pairs
             if (tensor := request.inputs.get(name)) is not None
         )
-        yield InferResponse(self._model_name, self._version, request.request_id, outputs, final=True)
+        return InferResponse(self._model_name, self._version, request.request_id, outputs, final=True)
 
 
 class IdentityBackend:

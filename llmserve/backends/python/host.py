@@ -19,9 +19,12 @@ from llmserve.backends.python.utils_module import make_utils_module
 from llmserve.backends.python.worker import Worker
 from llmserve.errors import InternalError
 from llmserve.serving.backend import Execution
-from llmserve.serving.types import InferRequest
+from llmserve.serving.types import InferRequest, InferResponse
 
 AS_IT_COMES = nullcontext()
+# An attribute of a TritonPythonModel: its `execute` depends on nothing but its requests, may run on several threads at
+# once, calls no other model, and takes microseconds for a request whose inputs have at most so many bytes.
+INLINE_ATTRIBUTE = "llmserve_inline_bytes"
 
 Work: TypeAlias = Sequence[tuple[InferRequest, Line]]
 
@@ -37,6 +40,28 @@ class ModelSpec:
     decoupled: bool
     output_names: tuple[str, ...]
     arguments: dict[str, str]  # of `initialize`
+
+
+class InlineLine:
+    """The way back of a request that is answered before its call returns."""
+
+    shares_memory = False  # nothing is copied: a pure execution changes no array that it is given, and keeps none
+    cancelled = False
+
+    def __init__(self) -> None:
+        self.responses: list[InferResponse] = []
+
+    def post(self, response: InferResponse) -> None:
+        self.responses.append(response)
+
+
+def _check_inline_bytes(declared: object) -> None:
+    if not isinstance(declared, int) or declared < 0:
+        raise TypeError(f"{INLINE_ATTRIBUTE} must be a number of bytes, got {declared!r}")
+
+
+def _ignore(execution: Execution) -> None:
+    """Whoever has called knows when it is over."""
 
 
 class ModelHost:
@@ -76,6 +101,29 @@ class ModelHost:
         decoupled = self._spec.decoupled
         self._worker.submit(PythonBatch(self._spec.instance_name, requests, on_done, together, decoupled=decoupled))
 
+    @property
+    def max_inline_bytes(self) -> int:
+        """What the model declares (`INLINE_ATTRIBUTE`), while it can execute in a thread that is not its own."""
+        model = self._worker.model
+        if model is None or self._worker.is_async or self._spec.decoupled:
+            return 0
+        declared: int = getattr(model, INLINE_ATTRIBUTE, 0)
+        return declared
+
+    def execute_inline(self, request: InferRequest) -> InferResponse:
+        """On this thread, whatever the model's own is doing."""
+        line = InlineLine()
+        spec = self._spec
+        request_class: type[InferenceRequest] = self._utils.InferenceRequest
+        received = request_class.received(request, Reply(request, spec.version, line), spec.output_names)
+        batch = PythonBatch(spec.instance_name, [received], _ignore, AS_IT_COMES, decoupled=False)
+        batch.run(self._worker.model)
+        if len(line.responses) == 1 and line.responses[0].final and not received.is_rescheduled:
+            return line.responses[0]
+        problem = f"declares {INLINE_ATTRIBUTE}, so execute must return one InferenceResponse for each request"
+        error = InternalError(f"model instance '{spec.instance_name}' {problem}")
+        return InferResponse(spec.model_name, spec.version, request.request_id, error=error, final=True)
+
     def alive(self) -> bool:
         return self._worker.alive()
 
@@ -94,6 +142,7 @@ class ModelHost:
         model_class = import_model(self._spec.file, self._module_name, self._utils)
         try:
             model = model_class()
+            _check_inline_bytes(getattr(model, INLINE_ATTRIBUTE, 0))
             if hasattr(model, "initialize"):
                 model.initialize(dict(self._spec.arguments))
         except BaseException as error:  # border: also sys.exit() is this model's load error

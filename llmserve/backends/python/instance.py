@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from llmserve.backends.python.host import ModelSpec
 from llmserve.backends.python.line import ServerLine, StreamLine
@@ -71,6 +71,16 @@ class Host(Protocol):
         ...
 
 
+@runtime_checkable
+class InlineHost(Host, Protocol):
+    """A host in this process, whose model can be called on any thread: see `InlineInstance`."""
+
+    @property
+    def max_inline_bytes(self) -> int: ...
+
+    def execute_inline(self, request: InferRequest) -> InferResponse: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How long a batch may run before its host is killed, in seconds; 0: for ever."""
@@ -117,6 +127,7 @@ class PythonInstance:
         self._spec = spec
         self._services = services
         self._host = make_host(self._report_death)
+        self._inline_host = self._host if isinstance(self._host, InlineHost) else None
         self._limits = limits
         self._outbox: Outbox | None = None
         self._streams: set[StreamLine] = set()  # that have no final response yet
@@ -144,6 +155,14 @@ class PythonInstance:
         if self._limits.execution_s:
             _kill_after(batch, self._limits.execution_s, f"took longer than {self._limits.execution_s:g} s")
         return streams
+
+    @property
+    def max_inline_bytes(self) -> int:
+        return self._inline_host.max_inline_bytes if self._inline_host is not None else 0
+
+    def execute_inline(self, request: InferRequest) -> InferResponse:
+        assert self._inline_host is not None
+        return self._inline_host.execute_inline(request)
 
     def when_released(self, callback: Released) -> None:
         assert self._last_batch is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeAlias
 
 from llmserve.backends.python.bls import CLOSED, Cancel, Receive, failed_response
@@ -12,6 +12,10 @@ from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.services import Services
 from llmserve.errors import Cancelled, LlmserveError
 from llmserve.serving.types import InferRequest, InferResponse
+
+ON_THE_LOOP = (
+    "no other model can be called, and the server not be asked, by a model that declares llmserve_inline_bytes"
+)
 
 Infer: TypeAlias = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
 
@@ -28,13 +32,21 @@ class LocalServer:
         self._loop = loop
 
     def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
+        self._refuse_on_loop()
         if self._loop is None:
             raise TritonModelException(CLOSED)
         forwarding = _forward(self._infer, request, receive, only_first=only_first)
         return asyncio.run_coroutine_threadsafe(forwarding, self._loop).cancel
 
     def ask(self, method: str, *arguments: Any) -> Any:
+        self._refuse_on_loop()
         return self._services.ask(method, arguments)
+
+    def _refuse_on_loop(self) -> None:
+        """Whoever waited for an answer there would wait for ever, and the whole server with it."""
+        with suppress(RuntimeError):  # no loop runs in this thread
+            if asyncio.get_running_loop() is self._loop:
+                raise TritonModelException(ON_THE_LOOP)
 
 
 async def _forward(infer: Infer, request: InferRequest, receive: Receive, *, only_first: bool) -> None:

@@ -11,7 +11,7 @@ from llmserve.backends.python.instance import Done, Kill
 from llmserve.backends.python.line import ServerLine
 from llmserve.backends.python.local_server import LocalServer
 from llmserve.serving.streams import Outbox
-from llmserve.serving.types import InferRequest
+from llmserve.serving.types import InferRequest, InferResponse
 
 
 class ThreadHost:
@@ -37,6 +37,14 @@ class ThreadHost:
         self._server.open(asyncio.get_running_loop())
         self._host.submit(work, on_done, outbox)
         return lambda why: None  # a thread cannot be ended from outside
+
+    @property
+    def max_inline_bytes(self) -> int:
+        return self._host.max_inline_bytes
+
+    def execute_inline(self, request: InferRequest) -> InferResponse:
+        self._server.open(asyncio.get_running_loop())
+        return self._host.execute_inline(request)
 
     def alive(self) -> bool:
         return self._host.alive()

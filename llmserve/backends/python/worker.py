@@ -31,6 +31,7 @@ class Worker:
     def __init__(self, name: str, open_model: Callable[[], Any], *, on_death: Callable[[], None]) -> None:
         """`on_death` is called on the thread when it can serve no more although nobody has asked it to end."""
         self.is_async = False  # known once it is open
+        self.model: Any = None  # from then on, for as long as it lives
         self._name = name
         self._open_model = open_model
         self._on_death = on_death
@@ -68,10 +69,11 @@ class Worker:
             self._run()
         finally:
             self._is_alive = False
+            self.model = None
 
     def _run(self) -> None:
         try:
-            model = self._open_model()
+            self.model = model = self._open_model()
         except BaseException as error:  # border: handed to whoever loads the model
             self.opened.set_exception(error)
             return

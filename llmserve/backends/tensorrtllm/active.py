@@ -15,29 +15,30 @@ class ActiveRequest:
 
     def __init__(self) -> None:
         self.is_cancelled = False
-        self._pull: asyncio.Timeout | None = None
+        self._puller: asyncio.Task[object] | None = None
 
     def cancel(self) -> None:
         if self.is_cancelled:
             return
         self.is_cancelled = True
-        if self._pull is not None:  # end the wait at once; otherwise the next pull sees the mark
-            self._pull.reschedule(asyncio.get_running_loop().time())
+        if self._puller is not None:  # end the wait at once; otherwise the next pull sees the mark
+            self._puller.cancel()
 
     async def pull(self, stream: AsyncGenerator[Item, None]) -> Item | None:
         """The next item; None when the stream has ended, or has been closed by `cancel`."""
         if self.is_cancelled:
             await stream.aclose()
             return None
+        self._puller = task = asyncio.current_task()
+        assert task is not None
         try:
-            async with asyncio.timeout(None) as self._pull:
-                return await anext(stream, None)
-        except TimeoutError:
-            if not self.is_cancelled:
+            return await anext(stream, None)
+        except asyncio.CancelledError:
+            if not self.is_cancelled or task.uncancel():  # somebody else wants the task to end, too
                 raise
             return None
         finally:
-            self._pull = None
+            self._puller = None
 
 
 class ActiveRequests:

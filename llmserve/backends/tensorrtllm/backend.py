@@ -12,17 +12,17 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.backends.tensorrtllm.active import ActiveRequests
+from llmserve.backends.tensorrtllm.active import ActiveRequest, ActiveRequests
 from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.gauges import engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
-from llmserve.backends.tensorrtllm.responses import response_tensors
+from llmserve.backends.tensorrtllm.responses import ResponseEvents, response_tensors
 from llmserve.engine.base import Engine
 from llmserve.engine.open import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound
 from llmserve.serving.backend import LoadContext, LoadedModel
-from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.serving.types import InferRequest, InferResponse, Tensor
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 
@@ -46,7 +46,9 @@ class TensorrtLlmBackend:
             logger.warning("model '%s': one instance batches every request; more have no effect", config.name)
         tokenizer = _tokenizer_for_stop_strings(parameters.tokenizer_dir)
         engine = self.open_engine(parameters.engine_dir, parameters.engine)
-        instance = EngineInstance(f"{config.name}_0", engine, tokenizer, config, parameters.excludes_input)
+        instance = EngineInstance(
+            f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input
+        )
         return LoadedModel([instance], batches_itself=True, gauges=lambda: engine_gauges(engine.stats()))
 
 
@@ -67,6 +69,7 @@ class EngineInstance:
     engine: Engine
     tokenizer: Tokenizer | None
     config: ModelConfig
+    version: str
     excludes_input: bool
     _active: ActiveRequests = field(default_factory=ActiveRequests)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -83,44 +86,30 @@ class EngineInstance:
     async def _respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """The border: what is wrong becomes the stream's last response."""
         try:
-            async with aclosing(self._stop(request) if is_stop(request.inputs) else self._answer(request)) as responses:
-                async for response in responses:
-                    yield response
+            if is_stop(request.inputs):
+                self._stop(request)
+                yield self._response(request, final=True)
+                return
+            job = self._read(request)
+            # First of all the engine refuses what it cannot answer; it starts with the first pull.
+            stops = job.stop_strings if job.generate.beam is None else ()  # of beams, only ids stop: each has its text
+            stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=stops)
+            answer = Answer(job.generate, streaming=job.streaming)
+            echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
+            tokens_per_block = self.engine.stats().tokens_per_block
+            with self._active.running(request.request_id) as active:
+                async with aclosing(_sent(stream, answer, active)) as sent:
+                    async for beams in sent:
+                        events = ResponseEvents(beams, echo, tokens_per_block, job.generate.return_log_probs)
+                        outputs = response_tensors(events, request.requested_outputs)
+                        yield self._response(request, outputs, final=answer.is_complete)
         except LlmserveError as error:
             yield self._response(request, error=error, final=True)
 
-    async def _stop(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    def _stop(self, request: InferRequest) -> None:
         if not request.request_id:
             raise InvalidArgument("Trying to stop a request but request ID is not provided")
         self._active.cancel(request.request_id)
-        yield self._response(request, final=True)
-
-    async def _answer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        job = self._read(request)
-        echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
-        tokens_per_block = self.engine.stats().tokens_per_block
-        # First of all the engine refuses what it cannot answer; it starts with the first pull.
-        stops = job.stop_strings if job.generate.beam is None else ()  # of beams, only ids stop: each has its own text
-        stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=stops)
-        answer = Answer(job.generate, streaming=job.streaming)
-        async with aclosing(stream), aclosing(self._events(request.request_id, stream, answer)) as events:
-            async for beams in events:
-                outputs = response_tensors(
-                    beams, echo=echo, tokens_per_block=tokens_per_block, wanted=request.requested_outputs
-                )
-                yield replace(self._response(request, final=answer.is_complete), outputs=outputs)
-
-    async def _events(
-        self, request_id: str, stream: AsyncGenerator[GeneratedEvent, None], answer: Answer
-    ) -> AsyncGenerator[Sequence[GeneratedEvent], None]:
-        """The events to send, those of one response; when the request is stopped from outside, the last ones say so."""
-        with self._active.running(request_id) as active:
-            while (event := await active.pull(stream)) is not None:
-                if out := answer.add(event):
-                    yield out
-            for index in answer.open_sequences():
-                if out := answer.cancelled(index):
-                    yield out
 
     def _read(self, request: InferRequest) -> TensorRequest:
         # The client's id need not be unique; the engine's is.
@@ -148,7 +137,25 @@ class EngineInstance:
             return 0
         return int(policy.default_priority_level) - request.priority
 
-    def _response(self, request: InferRequest, *, final: bool, error: LlmserveError | None = None) -> InferResponse:
-        return InferResponse(
-            request.model_name, request.model_version, request_id=request.request_id, error=error, final=final
-        )
+    def _response(
+        self,
+        request: InferRequest,
+        outputs: tuple[Tensor, ...] = (),
+        *,
+        final: bool,
+        error: LlmserveError | None = None,
+    ) -> InferResponse:
+        return InferResponse(self.config.name, self.version, request.request_id, outputs, error=error, final=final)
+
+
+async def _sent(
+    stream: AsyncGenerator[GeneratedEvent, None], answer: Answer, active: ActiveRequest
+) -> AsyncGenerator[Sequence[GeneratedEvent], None]:
+    """The events to send, those of one response; when the request is stopped from outside, the last ones say so."""
+    async with aclosing(stream):
+        while (event := await active.pull(stream)) is not None:
+            if out := answer.add(event):
+                yield out
+        for index in answer.open_sequences():
+            if out := answer.cancelled(index):
+                yield out

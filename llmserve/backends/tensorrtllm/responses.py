@@ -3,16 +3,20 @@
     output_ids [1, b, n], sequence_length [1, b], cum_log_probs [1, b], output_log_probs [1, b, n]   (b beams, mostly 1)
     batch_index, sequence_index, kv_cache_*, *_time_ns                                               [1, 1]
     window_ids [1, w], tail_text, finish_reason [1, 1]                        for postprocessing and the client, ours
-    num_prompt_tokens, num_cached_tokens, num_completion_tokens [1, 1]        known in a last event, else 0, ours
+    num_prompt_tokens, num_cached_tokens, num_completion_tokens [1, 1]                                          ours
     context_logits [1, 0, 0], generation_logits [1, 1, 0, 0]                  always empty: asking for them is refused
 
-Log-probs are 0 unless the request asked for them. Blocks and times are 0 until the last event, where they are real
-however the answer ended; only a request that was stopped from outside has no times.
+A request that names its outputs gets them in every response: log-probs are 0 unless it asked for them; counts, blocks
+and times are 0 until the last event. One that names none gets what says something: log-probs if it asked for them;
+counts, blocks and times in the last event, where they are real however the answer ended (only a request that was
+stopped from outside has no times).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,36 +26,76 @@ from llmserve.core import Usage
 from llmserve.serving.types import Tensor
 from llmserve.stages.generate import GeneratedEvent
 
-
-def response_tensors(
-    beams: Sequence[GeneratedEvent], *, echo: Sequence[int], tokens_per_block: int, wanted: Collection[str]
-) -> tuple[Tensor, ...]:
-    """`beams`: one event, or one of each beam, the best first. `echo`: prompt ids to put before the output's.
-
-    `wanted`: names of outputs, all when empty.
-    """
-    usage = beams[0].tokens.usage
-    made = (*_token_outputs(beams, echo), *(_usage_outputs(usage, tokens_per_block) if usage else NO_USAGE))
-    return tuple(tensor for tensor in made if tensor.name in wanted) if wanted else made
+NOTHING_YET = Usage(0, 0, 0, 0, 0, 0, 0)
+MAX_SHARED = 4096  # numbers and texts whose tensors are kept: lengths, indices and reasons come again and again
 
 
-def _token_outputs(beams: Sequence[GeneratedEvent], echo: Sequence[int]) -> tuple[Tensor, ...]:
-    best = beams[0]
-    ids = [[*echo, *beam.tokens.token_ids] for beam in beams]
-    log_probs = [beam.tokens.log_probs or [0.0] * len(beam.tokens.token_ids) for beam in beams]
-    cum_log_probs = [beam.tokens.cum_log_prob for beam in beams]
-    return (
-        Tensor("output_ids", "INT32", _padded(ids, np.int32)),
-        Tensor("sequence_length", "INT32", np.array([[len(row) for row in ids]], np.int32)),
-        Tensor("cum_log_probs", "FP32", np.array([cum_log_probs], np.float32)),
-        Tensor("output_log_probs", "FP32", _padded(log_probs, np.float32)),
-        BATCH_INDEX,
-        *NO_LOGITS,
-        _int("sequence_index", best.tokens.sequence_index),
-        Tensor("window_ids", "INT32", np.array([best.window_ids], np.int32)),
-        _text("tail_text", best.tail_text),
-        _text("finish_reason", best.tokens.finish_reason.value if best.tokens.finish_reason else ""),
-    )
+@dataclass(slots=True)
+class ResponseEvents:
+    """What one response is made of: one event, or one of each beam, the best first."""
+
+    beams: Sequence[GeneratedEvent]
+    echo: Sequence[int] = ()  # prompt ids that go before the output's
+    tokens_per_block: int = 0
+    has_log_probs: bool = False  # the request asked for them
+
+    @property
+    def usage(self) -> Usage:
+        return self.beams[0].tokens.usage or NOTHING_YET
+
+    @property
+    def num_blocks(self) -> int:
+        usage, size = self.usage, self.tokens_per_block
+        return -(-(usage.prompt_tokens + usage.completion_tokens) // size) if size else 0
+
+    @property
+    def num_new(self) -> int:
+        return self.num_blocks - self.num_reused
+
+    @property
+    def num_reused(self) -> int:
+        return self.usage.cached_tokens // self.tokens_per_block if self.tokens_per_block else 0
+
+
+def response_tensors(events: ResponseEvents, wanted: Collection[str] = ()) -> tuple[Tensor, ...]:
+    """`wanted`: names of outputs; empty: none in particular. In the order of MAKERS."""
+    if wanted:
+        return tuple([make(events) for name, make in MAKERS.items() if name in wanted])
+    names = ALWAYS_TOLD if events.beams[0].tokens.usage is None else TOLD_AT_THE_END
+    if events.has_log_probs:
+        return tuple([make(events) for name, make in MAKERS.items() if name in names or name in LOG_PROBS])
+    return tuple([MAKERS[name](events) for name in names])
+
+
+def _output_ids(events: ResponseEvents) -> Tensor:
+    rows = [[*events.echo, *beam.tokens.token_ids] for beam in events.beams]
+    return Tensor("output_ids", "INT32", _padded(rows, np.int32))
+
+
+def _sequence_length(events: ResponseEvents) -> Tensor:
+    lengths = [len(events.echo) + len(beam.tokens.token_ids) for beam in events.beams]
+    if len(lengths) == 1:
+        return _int("sequence_length", lengths[0])
+    return Tensor("sequence_length", "INT32", np.array([lengths], np.int32))
+
+
+def _cum_log_probs(events: ResponseEvents) -> Tensor:
+    values = [beam.tokens.cum_log_prob for beam in events.beams]
+    return Tensor("cum_log_probs", "FP32", np.array([values], np.float32))
+
+
+def _output_log_probs(events: ResponseEvents) -> Tensor:
+    rows = [beam.tokens.log_probs or [0.0] * len(beam.tokens.token_ids) for beam in events.beams]
+    return Tensor("output_log_probs", "FP32", _padded(rows, np.float32))
+
+
+def _window_ids(events: ResponseEvents) -> Tensor:
+    return Tensor("window_ids", "INT32", np.array([events.beams[0].window_ids], np.int32))
+
+
+def _finish_reason(events: ResponseEvents) -> Tensor:
+    reason = events.beams[0].tokens.finish_reason
+    return _text("finish_reason", reason.value if reason else "")
 
 
 def _padded(rows: Sequence[Sequence[float]], kind: type[np.generic]) -> NDArray[Any]:
@@ -64,42 +108,64 @@ def _padded(rows: Sequence[Sequence[float]], kind: type[np.generic]) -> NDArray[
     return padded
 
 
-def _usage_outputs(usage: Usage, tokens_per_block: int) -> tuple[Tensor, ...]:
-    num_blocks = -(-(usage.prompt_tokens + usage.completion_tokens) // tokens_per_block) if tokens_per_block else 0
-    num_reused = usage.cached_tokens // tokens_per_block if tokens_per_block else 0
-    return (
-        _int("num_prompt_tokens", usage.prompt_tokens),
-        _int("num_cached_tokens", usage.cached_tokens),
-        _int("num_completion_tokens", usage.completion_tokens),
-        _int("kv_cache_alloc_new_blocks", num_blocks - num_reused),
-        _int("kv_cache_reused_blocks", num_reused),
-        _int("kv_cache_alloc_total_blocks", num_blocks),
-        _time("arrival_time_ns", usage.arrival_ns),
-        _time("first_scheduled_time_ns", usage.first_scheduled_ns),
-        _time("first_token_time_ns", usage.first_token_ns),
-        _time("last_token_time_ns", usage.last_token_ns),
-        Tensor("acceptance_rate", "FP32", np.zeros((1, 1), np.float32)),  # of draft tokens: there are none
-        _int("total_accepted_draft_tokens", 0),
-        _int("total_draft_tokens", 0),
-    )
-
-
+@lru_cache(MAX_SHARED)
 def _int(name: str, value: int) -> Tensor:
-    return Tensor(name, "INT32", np.array([[value]], np.int32))
+    return _shared(name, "INT32", np.array([[value]], np.int32))
+
+
+@lru_cache(MAX_SHARED)
+def _text(name: str, value: str) -> Tensor:
+    return _shared(name, "BYTES", np.array([[value.encode()]], dtype=object))
 
 
 def _time(name: str, value: int) -> Tensor:
     return Tensor(name, "INT64", np.array([[value]], np.int64))
 
 
-def _text(name: str, value: str) -> Tensor:
-    return Tensor(name, "BYTES", np.array([[value.encode()]], dtype=object))
+def _shared(name: str, datatype: str, data: NDArray[Any]) -> Tensor:
+    """Of many responses: nobody may change it."""
+    data.setflags(write=False)
+    return Tensor(name, datatype, data)
 
 
-# The same in every event but the last: made once.
-BATCH_INDEX = _int("batch_index", 0)
-NO_LOGITS = (
-    Tensor("context_logits", "FP32", np.zeros((1, 0, 0), np.float32)),
-    Tensor("generation_logits", "FP32", np.zeros((1, 1, 0, 0), np.float32)),
-)
-NO_USAGE = _usage_outputs(Usage(0, 0, 0, 0, 0, 0, 0), 0)
+CONTEXT_LOGITS = _shared("context_logits", "FP32", np.zeros((1, 0, 0), np.float32))
+GENERATION_LOGITS = _shared("generation_logits", "FP32", np.zeros((1, 1, 0, 0), np.float32))
+ACCEPTANCE_RATE = _shared("acceptance_rate", "FP32", np.zeros((1, 1), np.float32))  # of draft tokens: there are none
+
+MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of config.pbtxt
+    "output_ids": _output_ids,
+    "sequence_length": _sequence_length,
+    "cum_log_probs": _cum_log_probs,
+    "output_log_probs": _output_log_probs,
+    "context_logits": lambda events: CONTEXT_LOGITS,
+    "generation_logits": lambda events: GENERATION_LOGITS,
+    "batch_index": lambda events: _int("batch_index", 0),
+    "sequence_index": lambda events: _int("sequence_index", events.beams[0].tokens.sequence_index),
+    "kv_cache_alloc_new_blocks": lambda events: _int(
+        "kv_cache_alloc_new_blocks", events.num_blocks - events.num_reused
+    ),
+    "kv_cache_reused_blocks": lambda events: _int("kv_cache_reused_blocks", events.num_reused),
+    "kv_cache_alloc_total_blocks": lambda events: _int("kv_cache_alloc_total_blocks", events.num_blocks),
+    "arrival_time_ns": lambda events: _time("arrival_time_ns", events.usage.arrival_ns),
+    "first_scheduled_time_ns": lambda events: _time("first_scheduled_time_ns", events.usage.first_scheduled_ns),
+    "first_token_time_ns": lambda events: _time("first_token_time_ns", events.usage.first_token_ns),
+    "last_token_time_ns": lambda events: _time("last_token_time_ns", events.usage.last_token_ns),
+    "acceptance_rate": lambda events: ACCEPTANCE_RATE,
+    "total_accepted_draft_tokens": lambda events: _int("total_accepted_draft_tokens", 0),
+    "total_draft_tokens": lambda events: _int("total_draft_tokens", 0),
+    "window_ids": _window_ids,
+    "tail_text": lambda events: _text("tail_text", events.beams[0].tail_text),
+    "finish_reason": _finish_reason,
+    "num_prompt_tokens": lambda events: _int("num_prompt_tokens", events.usage.prompt_tokens),
+    "num_cached_tokens": lambda events: _int("num_cached_tokens", events.usage.cached_tokens),
+    "num_completion_tokens": lambda events: _int("num_completion_tokens", events.usage.completion_tokens),
+}
+LOG_PROBS = ("cum_log_probs", "output_log_probs")
+ALWAYS_TOLD = (
+    "output_ids", "sequence_length", "batch_index", "sequence_index", "window_ids", "tail_text", "finish_reason",
+)  # fmt: skip
+UNKNOWN_OR_EMPTY = (
+    *LOG_PROBS, "context_logits", "generation_logits",
+    "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
+)  # fmt: skip
+TOLD_AT_THE_END = tuple(name for name in MAKERS if name not in UNKNOWN_OR_EMPTY)

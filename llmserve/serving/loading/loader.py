@@ -31,9 +31,10 @@ from llmserve.serving.loading.repository import CONFIG_NAME, ModelSource
 from llmserve.serving.loading.table import ModelTable
 from llmserve.serving.loading.warmup import warm_up
 from llmserve.serving.model import ServedModel
-from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.observe.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.choice import cached, make_scheduler
 from llmserve.serving.schedulers.controls import read_states
+from llmserve.serving.schedulers.inline import inline_instance
 from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import ModelSignature
@@ -131,7 +132,14 @@ async def load_version(prepared: PreparedModel, version: str, backend: Backend, 
         await asyncio.gather(*(instance.close() for instance in loaded.instances), return_exceptions=True)
         raise
     served = ServedModel(
-        config, version, signature=signature, statistics=statistics, scheduler=scheduler, loaded=loaded
+        config,
+        version,
+        signature=signature,
+        statistics=statistics,
+        scheduler=scheduler,
+        loaded=loaded,
+        inline=inline_instance(config, loaded, server.shared),
+        turn=server.shared.turn,
     )
     served.labels = prepared.labels
     return served
@@ -149,19 +157,13 @@ def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, sha
     if plan.decoupled:
         config.model_transaction_policy.decoupled = True
         raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", scheduling_problems(config))
-    steps = {(step.model_name, step.model_version): step for step in plan.steps}
-    parts = {key: table.find(*key) for key in steps}
+    parts = {key: table.find(*key) for key in {(step.model_name, step.model_version) for step in plan.steps}}
     if version not in prepared.statistics:
         prepared.statistics[version] = ModelStatistics(config.name, version)
         prepared.statistics[version].keep_distributions(shared.metrics, config)
     statistics = prepared.statistics[version]
-
-    def infer_step(request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
-        return parts[request.model_name, request.model_version].infer(request, timing)
-
-    scheduler = cached(
-        config, EnsembleScheduler(config, version, plan, statistics=statistics, infer_step=infer_step), shared
-    )
+    ensemble = EnsembleScheduler(config, version, plan, models=parts, statistics=statistics, turn=shared.turn)
+    scheduler = cached(config, ensemble, shared)
     served = ServedModel(
         config,
         version,

@@ -43,20 +43,18 @@ class PassThroughScheduler:
         try:
             (stream,) = counted.instance.execute((request,))
             async with aclosing(stream):
-                while (response := await _timed_next(stream, timing)) is not None:
-                    yield response
+                start_ns = time.monotonic_ns()
+                try:
+                    async for response in stream:  # the wait is the model's time; what the reader does between is not
+                        timing.infer_ns += time.monotonic_ns() - start_ns
+                        start_ns = 0
+                        yield response
+                        start_ns = time.monotonic_ns()
+                finally:
+                    timing.infer_ns += time.monotonic_ns() - start_ns if start_ns else 0
         finally:
             counted.num_running -= 1
             self._statistics.batch_executed(self._batch_size(request), input_ns=0, infer_ns=timing.infer_ns)
 
     async def stop(self) -> None:
         self._stopped = True
-
-
-async def _timed_next(stream: AsyncGenerator[InferResponse, None], timing: RequestTiming) -> InferResponse | None:
-    """The next response, or None at the end. The wait is the model's time; what the reader does between is not."""
-    start_ns = time.monotonic_ns()
-    try:
-        return await anext(stream, None)
-    finally:
-        timing.infer_ns += time.monotonic_ns() - start_ns

@@ -9,6 +9,8 @@ from llmserve.stages.stage_arrays import text_arrays
 
 
 class TritonPythonModel:
+    llmserve_inline_bytes = 8192  # up to 2,000 ids and their window, execute is a matter of microseconds
+
     def initialize(self, args):
         skip_special_tokens = flag_parameter(args, "skip_special_tokens", True)
         self.stage = Postprocessor.open(path_parameter(args, "tokenizer_dir"), skip_special_tokens=skip_special_tokens)

@@ -9,6 +9,8 @@ from llmserve.stages.stage_arrays import prepare_arrays
 
 
 class TritonPythonModel:
+    llmserve_inline_bytes = 2048  # up to a prompt of a page, execute is a matter of microseconds
+
     def initialize(self, args):
         add_special_tokens = flag_parameter(args, "add_special_tokens", True)
         self.stage = Preprocessor.open(path_parameter(args, "tokenizer_dir"), add_special_tokens=add_special_tokens)

@@ -79,13 +79,46 @@ async def test_streaming_gives_new_ids_as_they_come(engine: InflightEngine) -> N
 
 
 async def test_every_declared_output_is_there_with_its_type(engine: InflightEngine) -> None:
-    (response,) = await responses(instance_over(engine), request(PROMPT))
     declared = {output.name: output for output in read_config("tensorrt_llm").output}
-    assert {tensor.name for tensor in response.outputs} == set(declared)
+    sent = replace(request(PROMPT), requested_outputs=tuple(declared))
+    (response,) = await responses(instance_over(engine), sent)
+    assert [tensor.name for tensor in response.outputs] == list(declared)
     kinds = {"INT32": 8, "INT64": 9, "FP32": 11, "BYTES": 13}
     for tensor in response.outputs:
         assert kinds[tensor.datatype] == declared[tensor.name].data_type
         assert len(tensor.shape) == len(declared[tensor.name].dims) + 1
+
+
+TELLING = {"output_ids", "sequence_length", "batch_index", "sequence_index", "window_ids", "tail_text", "finish_reason"}
+LOG_PROBS = {"cum_log_probs", "output_log_probs"}
+KNOWN_AT_THE_END = {
+    "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "arrival_time_ns", "first_scheduled_time_ns",
+    "first_token_time_ns", "last_token_time_ns", "kv_cache_alloc_new_blocks", "kv_cache_reused_blocks",
+    "kv_cache_alloc_total_blocks",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [set(), LOG_PROBS])
+async def test_nothing_is_told_that_says_nothing(engine: InflightEngine, asked: set[str]) -> None:
+    parts = await responses(
+        instance_over(engine), request(PROMPT, streaming=True, **({"return_log_probs": True} if asked else {}))
+    )
+    *before, last = [[tensor.name for tensor in part.outputs] for part in parts]
+    assert len(before) == len(ANSWER) - 1
+    assert all(set(names) == TELLING | asked for names in before)
+    assert set(last) == TELLING | asked | KNOWN_AT_THE_END
+    assert all(names == sorted(names, key=_declared_order) for names in (*before, last))
+
+
+async def test_what_is_named_is_told_in_every_response(engine: InflightEngine) -> None:
+    names = ("cum_log_probs", "num_prompt_tokens", "arrival_time_ns", "context_logits")
+    parts = await responses(instance_over(engine), replace(request(PROMPT, streaming=True), requested_outputs=names))
+    assert all(tuple(t.name for t in part.outputs) == tuple(sorted(names, key=_declared_order)) for part in parts)
+    assert [value(part, "num_prompt_tokens") for part in parts] == [0] * (len(ANSWER) - 1) + [len(PROMPT)]
+
+
+def _declared_order(name: str) -> int:
+    return [output.name for output in read_config("tensorrt_llm").output].index(name)
 
 
 async def test_only_requested_outputs_are_made(engine: InflightEngine) -> None:

@@ -1,0 +1,48 @@
+"""Requests that are executed where they are made, without a queue or a thread: pure and brief ones of one response.
+
+To hand such a request to a thread and back costs several times what it takes. On the loop it holds up everything else,
+so `LoopTurn` says when others are to have their turn.
+"""
+
+from __future__ import annotations
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.serving.backend import InlineInstance, LoadedModel
+from llmserve.serving.schedulers.shared import SharedResources
+from llmserve.serving.types import InferRequest
+
+SWITCH = "inline_execution"  # a parameter of a model's config: "false" has every request scheduled
+
+
+def inline_instance(config: ModelConfig, loaded: LoadedModel, shared: SharedResources) -> InlineInstance | None:
+    """The instance that executes brief requests of this model inline. None: they all have to be scheduled.
+
+    Whatever the config or the server wants to decide about them is decided in a queue: batches, rates, cached answers.
+    """
+    is_off = SWITCH in config.parameters and config.parameters[SWITCH].string_value.strip().lower() == "false"
+    is_scheduled = (
+        is_off
+        or not shared.inline
+        or loaded.batches_itself
+        or config.model_transaction_policy.decoupled
+        or config.HasField("dynamic_batching")
+        or config.HasField("sequence_batching")
+        or shared.rate_limiter is not None
+        or (config.response_cache.enable and shared.cache is not None)
+    )
+    first = loaded.instances[0] if loaded.instances else None
+    if is_scheduled or not isinstance(first, InlineInstance) or not first.max_inline_bytes:
+        return None
+    return first
+
+
+def fits_inline(instance: InlineInstance, request: InferRequest) -> bool:
+    """Whether the request is brief."""
+    most = instance.max_inline_bytes
+    num_bytes = 0
+    for tensor in request.inputs.values():
+        num_bytes += tensor.data.nbytes
+        if tensor.datatype == "BYTES" and num_bytes <= most:
+            num_bytes += sum(map(len, tensor.data.flat))
+    return 0 < most >= num_bytes

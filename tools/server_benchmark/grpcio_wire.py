@@ -1,0 +1,78 @@
+"""The gRPC front end over grpcio's own asyncio server in place of `llmserve.wire.http2`: what that is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from llmserve.frontends.grpc.inference_service import InferenceService, methods_of
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.server_core import Core
+from llmserve.wire.http2.calls import Method
+from llmserve.wire.http2.sender import CallClosed
+
+STOP_S = 5.0
+
+
+class GrpcioCall:
+    """What a handler of ours asks of its call, of grpcio's context."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+
+    @property
+    def invocation_metadata(self) -> Any:
+        return self._context.invocation_metadata()
+
+    def time_remaining(self) -> float | None:
+        return self._context.time_remaining()
+
+    async def read(self) -> Any:
+        message = await self._context.read()
+        return None if message is grpc.aio.EOF else message
+
+    async def write(self, message: Any) -> None:
+        try:
+            await self._context.write(message)
+        except Exception as error:  # whatever it is that grpcio says when the client has gone
+            raise CallClosed from error
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcioServer:
+    port: int
+    server: grpc.aio.Server
+
+    async def stop(self) -> None:
+        await self.server.stop(STOP_S)
+
+
+async def start_grpcio(core: Core, host: str, port: int) -> GrpcioServer:
+    server = grpc.aio.server()
+    methods = methods_of(InferenceService(core, Extensions()))
+    name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+    handlers = {path.rpartition("/")[2]: _handler(method) for path, method in methods.items()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    bound = server.add_insecure_port(f"{host}:{port}")
+    await server.start()
+    return GrpcioServer(bound, server)
+
+
+def _handler(method: Method) -> Any:
+    def serialized(message: Any) -> bytes:
+        data: bytes = message.SerializeToString()
+        return data
+
+    async def unary(request: Any, context: Any) -> Any:
+        return await method.handle(request, GrpcioCall(context))
+
+    async def stream(requests: AsyncIterator[Any], context: Any) -> None:
+        await method.handle(GrpcioCall(context))
+
+    if method.streams:
+        return grpc.stream_stream_rpc_method_handler(stream, method.parse, serialized)
+    return grpc.unary_unary_rpc_method_handler(unary, method.parse, serialized)
