@@ -36,6 +36,9 @@ ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 # Mirrors of the records in kernels/step.h
 CHUNK = struct.Struct("<5I")  # first_token, num_tokens, start, first_block, num_blocks
 SAMPLE = struct.Struct("<2Q10I6f2I")  # seed, position; stream to top_k; temperature to frequency penalty; the rest
+# In pieces: its place in the step (to banned_end), how to draw (to frequency penalty), and the rest.
+SAMPLE_PLACE, SAMPLE_DRAW, SAMPLE_WANTS = struct.Struct("<2Q9I"), struct.Struct("<I6f"), struct.Struct("<2I")
+assert SAMPLE.size == SAMPLE_PLACE.size + SAMPLE_DRAW.size + SAMPLE_WANTS.size
 
 
 class StepRecord(ctypes.Structure):

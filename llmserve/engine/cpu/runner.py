@@ -10,7 +10,7 @@ from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cpu.cores import num_threads
 from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.library import available_isas, chosen_isa, load_library
-from llmserve.engine.cpu.step import FlatStep, IdRoom
+from llmserve.engine.cpu.step import FlatStep, StepMemory
 from llmserve.engine.cpu.tactics import Machine, tactic_table
 from llmserve.engine.memory import available_memory_bytes
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted
@@ -35,7 +35,7 @@ class CpuRunner:
         self.threads = threads
         self.isa = isa
         self.native_ns = 0  # spent inside the library's steps so far; the rest of a step is Python's
-        self._room = IdRoom()
+        self._memory = StepMemory()
         self._info = RunnerInfo(
             vocab_size=header.vocab_size,
             block_size=header.block_size,
@@ -76,7 +76,7 @@ class CpuRunner:
         assert self._close.alive, "the runner is closed"
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
-        flat = FlatStep(plan, self._info.vocab_size, self._room)
+        flat = FlatStep(plan, self._info.vocab_size, self._memory)
         started = time.perf_counter_ns()
         try:
             self._library.step(self._handle, flat.record)

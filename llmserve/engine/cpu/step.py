@@ -14,22 +14,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.core import SamplingParams
 from llmserve.engine.base import StepResult
-from llmserve.engine.cpu.library import SAMPLE, StepRecord
+from llmserve.engine.cpu.library import SAMPLE_DRAW, SAMPLE_PLACE, SAMPLE_WANTS, StepRecord
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 
 LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
+MAX_KNOWN_DRAWS = 4096
+WANTS = SAMPLE_WANTS.pack(False, 0), SAMPLE_WANTS.pack(True, 0)
 assert sys.byteorder == "little", "the records are little endian"
 
 
-class IdRoom:
-    """Memory for the ids that samples refer to, kept from step to step.
+class StepMemory:
+    """What is kept from step to step: memory for the ids that samples refer to, and how each request wants to draw.
 
     Long histories fill a megabyte, and fresh memory costs far more than writing it.
     """
 
     def __init__(self) -> None:
         self._room = array("i", [0])
+        self._draws: dict[int, tuple[SamplingParams, int, bytes]] = {}  # by identity: kept, so that no other has it
+
+    def draw(self, params: SamplingParams, vocab_size: int) -> bytes:
+        """The part of a sample's record that its request decides, packed once."""
+        known = self._draws.get(id(params))
+        if known is not None and known[1] == vocab_size:
+            return known[2]
+        if len(self._draws) >= MAX_KNOWN_DRAWS:  # most of them belong to requests that are over
+            self._draws.clear()
+        packed = _packed_draw(params, vocab_size)
+        self._draws[id(params)] = (params, vocab_size, packed)
+        return packed
 
     def fill(self, lists: Iterable[array[int]], count: int) -> int:
         """Put the lists, `count` ids in all, end to end. Returns their address, which is good until the next call."""
@@ -50,9 +65,10 @@ class FlatStep:
     the nearest that they can.
     """
 
-    def __init__(self, plan: StepPlan, vocab_size: int, room: IdRoom) -> None:
+    def __init__(self, plan: StepPlan, vocab_size: int, memory: StepMemory) -> None:
         self._plan = plan
         self._vocab_size = vocab_size
+        self._memory = memory
         self._token_ids, self._blocks = array("i"), array("i")
         self._chunks, self._rows = array("I"), array("I")
         self._lists: list[array[int]] = []  # which end to end are the ids that samples refer to
@@ -68,7 +84,7 @@ class FlatStep:
         self._log_probs = array("d", bytes(8 * len(samples)))
         wants_logits = any(chunk.return_logits for chunk in plan.chunks)
         self._logits = np.empty((len(self._rows), vocab_size), np.float32) if wants_logits else None
-        self.record = self._make_record(len(samples), room.fill(self._lists, self._num_sample_ids))
+        self.record = self._make_record(len(samples), memory.fill(self._lists, self._num_sample_ids))
 
     def result(self) -> StepResult:
         sampled = iter(zip(self._tokens.tolist(), self._log_probs.tolist(), strict=True))
@@ -96,12 +112,11 @@ class FlatStep:
 
     def _packed(self, sample: SampleRequest, selected: int) -> bytes:
         """The record of a sample; its lists of ids go to `_lists`."""
-        params = sample.params
         history_begin, history_end = self._add_ids(sample.history)
         bias_end = self._add_bias(sample.bias) if sample.bias else history_end
         banned_end = self._add_banned(sample.banned) if sample.banned else bias_end
-        return SAMPLE.pack(
-            params.seed,
+        place = SAMPLE_PLACE.pack(
+            sample.params.seed,
             sample.position,
             sample.stream,
             selected,
@@ -112,16 +127,8 @@ class FlatStep:
             bias_end,
             bias_end,
             banned_end,
-            min(params.top_k, self._vocab_size),
-            _float32(params.temperature),
-            max(params.top_p, LEAST_FLOAT),
-            params.min_p,
-            max(_float32(params.repetition_penalty), LEAST_FLOAT),
-            _float32(params.presence_penalty),
-            _float32(params.frequency_penalty),
-            sample.log_prob,
-            0,
         )
+        return place + self._memory.draw(sample.params, self._vocab_size) + WANTS[sample.log_prob]
 
     def _add_bias(self, bias: Sequence[tuple[int, float]]) -> int:
         begin, end = self._add_ids([token_id for token_id, _ in bias])
@@ -160,6 +167,18 @@ class FlatStep:
             num_samples,
             self._num_sample_ids,
         )
+
+
+def _packed_draw(params: SamplingParams, vocab_size: int) -> bytes:
+    return SAMPLE_DRAW.pack(
+        min(params.top_k, vocab_size),
+        _float32(params.temperature),
+        max(params.top_p, LEAST_FLOAT),
+        params.min_p,
+        max(_float32(params.repetition_penalty), LEAST_FLOAT),
+        _float32(params.presence_penalty),
+        _float32(params.frequency_penalty),
+    )
 
 
 def _num_selected(chunk: Chunk) -> int:

@@ -20,7 +20,7 @@ from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cpu.layout import read_header
 from llmserve.engine.cpu.library import CHUNK, ERRORS, SAMPLE
 from llmserve.engine.cpu.runner import available_isas
-from llmserve.engine.cpu.step import FlatStep, IdRoom
+from llmserve.engine.cpu.step import FlatStep, StepMemory
 from llmserve.scheduler.plan import StepPlan
 
 REQUEST = struct.Struct("<9I")  # kind, wants_logits, six counts of a step, value
@@ -48,14 +48,14 @@ class OtherRunner:
             max_batch_size=header.max_batch_size,
             max_seq_len=header.max_seq_len,
         )
-        self._room = IdRoom()
+        self._memory = StepMemory()
         arguments = (str(path), isa, str(num_blocks), str(threads), str(header.vocab_size))
         self._process = subprocess.Popen([*program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reply()
 
     def step(self, plan: StepPlan) -> StepResult:
         assert not any(chunk.sample and chunk.sample.bias for chunk in plan.chunks), "biases are not sent"
-        flat = FlatStep(plan, self.info.vocab_size, self._room)
+        flat = FlatStep(plan, self.info.vocab_size, self._memory)
         r = flat.record
         arrays = (
             (r.token_ids, 4 * r.num_tokens), (r.chunks, CHUNK.size * r.num_chunks), (r.block_ids, 4 * r.num_block_ids),

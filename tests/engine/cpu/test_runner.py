@@ -18,7 +18,7 @@ from llmserve.engine.cpu import cores as cpu_cores
 from llmserve.engine.cpu import library, runner
 from llmserve.engine.cpu.library import Library, available_isas
 from llmserve.engine.cpu.runner import CpuRunner, read_header
-from llmserve.engine.cpu.step import FlatStep, IdRoom
+from llmserve.engine.cpu.step import FlatStep, StepMemory
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted, Unsupported
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
@@ -241,8 +241,8 @@ def test_the_library_has_limits_of_its_own(message: str, path: Path) -> None:
     native = library.load_library()
     handle = native.open(path, isa="", num_blocks=30, threads=1)
     with pytest.raises(InvalidArgument, match=message):
-        native.step(handle, FlatStep(OVERFULL[message], 83, IdRoom()).record)
-    fitting = FlatStep(StepPlan((Chunk(0, [1], 0, [0], return_logits=True),)), 83, IdRoom())
+        native.step(handle, FlatStep(OVERFULL[message], 83, StepMemory()).record)
+    fitting = FlatStep(StepPlan((Chunk(0, [1], 0, [0], return_logits=True),)), 83, StepMemory())
     native.step(handle, fitting.record)
     assert np.isfinite(fitting.result().logits[0]).all()
     native.close(handle)

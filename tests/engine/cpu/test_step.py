@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import pytest
 
 from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.cpu import step as step_module
 from llmserve.engine.cpu.library import CHUNK, SAMPLE
-from llmserve.engine.cpu.step import FlatStep, IdRoom
+from llmserve.engine.cpu.step import FlatStep, StepMemory
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import sequences_for
 
@@ -47,7 +48,7 @@ def plan(*samples: tuple[Sequence[int], Sequence[tuple[int, float]], Sequence[in
 
 
 def test_ids_of_samples_in_room_that_is_used_again() -> None:
-    room = IdRoom()
+    room = StepMemory()
     steps = [
         plan(((1, 2), ((7, 0.5),), (3,)), ((), (), ()), (array("i", [4, 5, 6]), (), (VOCAB, 9, -1))),
         plan((array("i", range(40)), ((1, 1.0), (2, -1.0)), (8, 9)), ((3,), ((0, 0.25),), ())),
@@ -62,13 +63,35 @@ def test_ids_of_samples_in_room_that_is_used_again() -> None:
         assert sample_ids(FlatStep(step, VOCAB, room)) == ids
 
 
+def test_what_a_request_decides_is_packed_once_and_as_the_kernel_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = []
+    pack = step_module._packed_draw
+    monkeypatch.setattr(step_module, "_packed_draw", lambda *given: packed.append(given) or pack(*given))
+    monkeypatch.setattr(step_module, "MAX_KNOWN_DRAWS", 3)
+    memory = StepMemory()
+    requests = [SamplingParams(top_k=1000 + i, temperature=0.5, top_p=0.25, seed=i) for i in range(3)]
+    for position in (7, 8):
+        samples = [SampleRequest(params, i, position, log_prob=i == 1) for i, params in enumerate(requests)]
+        chunks = tuple(Chunk(i, (i,), 3, (i,), sample) for i, sample in enumerate(samples))
+        flat = FlatStep(StepPlan(chunks), VOCAB, memory)
+        found = [*SAMPLE.iter_unpack(ctypes.string_at(flat.record.samples, 3 * SAMPLE.size))]
+        assert [row[:4] for row in found] == [(i, position, i, i) for i in range(3)]
+        assert [row[11:] for row in found] == [(VOCAB, 0.5, 0.25, 0.0, 1.0, 0.0, 0.0, int(i == 1), 0) for i in range(3)]
+    assert len(packed) == 3
+    another = StepPlan((Chunk(0, (1,), 3, (0,), SampleRequest(SamplingParams(), 0, 4)),))
+    FlatStep(another, VOCAB, memory)
+    assert len(memory._draws) == 1  # those before are forgotten: nothing grows
+    FlatStep(another, VOCAB - 1, memory)
+    assert len(packed) == 5
+
+
 def test_chunks_and_rows() -> None:
     chunks = (
         Chunk(0, [5, 6, 7], 2, [3, 1]),
         Chunk(1, array("i", [8]), 0, array("i", [4]), SampleRequest(PARAMS, 0, 1)),
         Chunk(2, [9, 10], 4, [0, 2], SampleRequest(PARAMS, 0, 6), return_logits=True),
     )
-    flat = FlatStep(StepPlan(chunks), VOCAB, IdRoom())
+    flat = FlatStep(StepPlan(chunks), VOCAB, StepMemory())
     record = flat.record
     assert ids_at(record.token_ids, record.num_tokens) == [5, 6, 7, 8, 9, 10]
     assert ids_at(record.block_ids, record.num_block_ids) == [3, 1, 4, 0, 2]
@@ -92,4 +115,4 @@ def test_a_sequence_hands_out_its_ids_as_memory() -> None:
     kinds = [type(ids) for ids in (chunk.token_ids, chunk.block_table, chunk.sample.history)]
     assert kinds == [array] * 3
     with pytest.raises(TypeError):
-        FlatStep(StepPlan((Chunk(0, array("q", [1]), 0, [0]),)), VOCAB, IdRoom())
+        FlatStep(StepPlan((Chunk(0, array("q", [1]), 0, [0]),)), VOCAB, StepMemory())
