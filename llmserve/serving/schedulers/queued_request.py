@@ -66,6 +66,31 @@ class QueuedRequest:
         else:
             self.wake()
 
+    async def started(self) -> int:
+        """Wait until its stream can be read; when it was started. Raises why it is refused, or has failed."""
+        if self.stream is None and self.error is None:
+            self.dispatched = asyncio.get_running_loop().create_future()
+            await self.dispatched
+        if self.previous is not None and not self.previous.done():
+            await asyncio.shield(self.previous)
+        if self.error is not None:
+            raise self.error
+        return self.start_ns
+
+    async def next_response(self, asked_ns: int) -> InferResponse | None:
+        """None at the end. The wait is the model's time, from `asked_ns` on; what the reader does between is not."""
+        assert self.stream is not None
+        try:
+            return await anext(self.stream, None)
+        finally:
+            self.timing.infer_ns += time.monotonic_ns() - asked_ns
+
+    async def leave_stream(self) -> None:
+        """Nobody reads it any more."""
+        stream, self.stream, self.dispatched = self.stream, None, None
+        if stream is not None:
+            await stream.aclose()
+
     def end_turn(self) -> None:
         """Let the next in order answer, once those before this one have: a cancelled request may end before them."""
         if self.finished is None or self.finished.done():
@@ -99,33 +124,16 @@ async def answer_queued(
     request that the model wants again into its queue once more; without it, that is an error.
     """
     queued = admit()
-    stream: AsyncGenerator[InferResponse, None] | None = None
-    start_ns = 0
     has_ended = False
     try:
-        while True:
-            if stream is None:  # before each execution
-                if queued.stream is None and queued.error is None:
-                    queued.dispatched = asyncio.get_running_loop().create_future()
-                    await queued.dispatched
-                if queued.previous is not None and not queued.previous.done():
-                    await asyncio.shield(queued.previous)
-                if queued.error is not None:
-                    raise queued.error
-                assert queued.stream is not None
-                stream, start_ns = queued.stream, queued.start_ns
-            try:
-                response = await anext(stream)
-            except StopAsyncIteration:
-                return
-            finally:  # the wait is the model's time; what the reader does between is not
-                queued.timing.infer_ns += time.monotonic_ns() - start_ns
-            if response.final and isinstance(response, Rescheduled):
+        asked_ns = await queued.started()
+        while (response := await queued.next_response(asked_ns)) is not None:
+            if isinstance(response, Rescheduled):
                 if reschedule is None:
                     raise InvalidArgument(NOT_ITERATIVE)
-                await stream.aclose()
-                stream = queued.stream = queued.dispatched = None
+                await queued.leave_stream()
                 reschedule(queued)
+                asked_ns = await queued.started()
                 continue
             if receive is not None:
                 response = receive(queued, response)
@@ -135,12 +143,11 @@ async def answer_queued(
                 yield response
                 return
             yield response
-            start_ns = time.monotonic_ns()
+            asked_ns = time.monotonic_ns()
     except Exception:
         queued.is_over = True
         raise
     finally:
         if not has_ended:
             on_end(queued)
-        if queued.stream is not None:
-            await queued.stream.aclose()
+        await queued.leave_stream()
