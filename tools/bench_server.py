@@ -21,10 +21,13 @@ from tools.benchmark.options import say
 from tools.benchmark.report import write_reports
 from tools.server_benchmark.report import Findings, host_class, json_report, markdown_report
 from tools.server_benchmark.repository import write_repository
+from tools.server_benchmark.token_cost import token_costs
 from tools.server_benchmark.workloads import Measured, NoAnswer, Workload, choose, measure
 from tools.servers import RevivedServer, llmserve_server, on_cpus, triton_server
 
 ROOT = Path(__file__).resolve().parents[1]
+TOKEN_COSTS = "token of the shipped pipelines"
+TOKEN_STREAMS = (32, 256)
 END_S = 5.0  # that a server may take to end after its first connection has
 
 
@@ -32,6 +35,7 @@ def main() -> None:
     given = options()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # which ends the servers, too
     workloads = choose(given.only)
+    measures_tokens = not given.only or any(name in TOKEN_COSTS for name in given.only)
     findings = Findings({})
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
@@ -47,6 +51,8 @@ def main() -> None:
         for number in range(given.rounds):
             for workload in workloads:
                 one_after_the_other(workload, servers, findings, given.seconds, round_number=number + 1)
+    for _ in range(given.rounds if measures_tokens else 0):  # by itself: other servers would be in its way
+        add_token_costs(findings, given.seconds)
     num_cpus = len(given.server_cpus)
     page = markdown_report(machine_name(), findings, seconds=given.seconds, server_cpus=num_cpus)
     say(page)
@@ -81,6 +87,13 @@ def measure_again_if_it_ends(
         findings.add_end(name, workload.name)
         say(f"{workload.name:50} {name:8} has ended or hangs, and is started again")
         return measure(workload, server.endpoint(), seconds)
+
+
+def add_token_costs(findings: Findings, seconds: float) -> None:
+    for num_streams in TOKEN_STREAMS:
+        for cost in token_costs(num_streams, seconds):
+            findings.costs.append(cost)
+            say(f"{TOKEN_COSTS}, {num_streams} streams, {cost.stage:28} {cost.cpu_us:7.1f} us {cost.calls:5.0f} calls")
 
 
 def cpus(text: str) -> frozenset[int]:

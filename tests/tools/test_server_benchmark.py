@@ -14,10 +14,11 @@ import pytest
 
 from tools import bench_server
 from tools.bench_server import cpus, measure_again_if_it_ends
-from tools.server_benchmark import workloads
+from tools.server_benchmark import token_cost, workloads
 from tools.server_benchmark.clients import Client, Tally
 from tools.server_benchmark.report import Findings, json_report, markdown_report
 from tools.server_benchmark.repository import SLEEP_MS, write_repository
+from tools.server_benchmark.token_cost import Cost
 from tools.server_benchmark.workloads import SLOW, STREAMS, UNARY, Measured, NoAnswer, measure
 from tools.servers import Endpoint, RevivedServer, llmserve_server, on_cpus
 
@@ -31,6 +32,7 @@ def test_every_kind_of_workload_is_answered(tmp_path: Path) -> None:
             found = measure(workload, server, SECONDS)
             assert found.answers_per_s > 0, workload.name
             assert found.server_cpu_ms > 0
+            assert found.client_cpu_ms > 0
         url = f"http://{server.http}/v2/models/ensemble/stats"
         (statistics,) = httpx.get(url).json()["model_stats"]
         counts = {how: int(statistics["inference_stats"][how].get("count", 0)) for how in ("success", "fail")}
@@ -117,11 +119,30 @@ def test_servers_can_keep_to_some_cpus(tmp_path: Path) -> None:
         cpus(",".join(map(str, usable)))
 
 
+def test_a_token_of_the_shipped_pipelines_at_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cost, "COUNTING_S", SECONDS)
+    costs = {cost.stage: cost for cost in token_cost.token_costs(2, SECONDS)}
+    assert list(costs) == ["engine", "+ stages", "+ ensemble", "+ gRPC", "+ SSE", "+ gRPC by grpcio's server"]
+    assert all(cost.cpu_us > 0 and cost.num_streams == 2 for cost in costs.values())
+    calls = [costs[stage].calls for stage in ("engine", "+ stages", "+ ensemble")]
+    assert 0 < calls[0] < calls[1] < calls[2] < min(costs["+ gRPC"].calls, costs["+ SSE"].calls)
+    assert max(costs["+ gRPC"].calls, costs["+ SSE"].calls) < 300  # of Python functions: a count, not a time
+
+
+def test_token_costs_in_the_report() -> None:
+    findings = Findings({}, costs=[Cost("+ gRPC", 32, 140.0, 250.0), Cost("+ gRPC", 256, 150.0, 260.0)])
+    findings.costs.append(Cost("+ gRPC", 32, 160.0, 251.0))
+    findings.costs.append(Cost("+ gRPC", 32, 150.0, 252.0))
+    page = markdown_report("A processor", findings, seconds=4)
+    assert "| + gRPC | 150 (140-160) | 251 | 150 | 260 |" in page
+    assert json_report("m", findings)["token_costs"][0]["cpu_us"] == 140.0
+
+
 def test_report() -> None:
     findings = Findings({})
     for name, rate in (("llmserve", 200.0), ("Triton", 100.0)):
-        findings.add(SLOW[0].name, name, Measured(rate, 1, 2, 0.5))
-        findings.add(SLOW[1].name, name, Measured(3 * rate, 1, 2, 0.5))
+        findings.add(SLOW[0].name, name, Measured(rate, 1, 2, 0.5, 0.1))
+        findings.add(SLOW[1].name, name, Measured(3 * rate, 1, 2, 0.5, 0.1))
     findings.failures["Triton, round 2, streams"] = "no answer"
     page = markdown_report("A processor, 2 cores", findings, seconds=4)
     assert f"| {SLOW[0].name} | 200 | 100 | 2.00 |" in page

@@ -29,7 +29,8 @@ class GrpcioCall:
         return self._context.invocation_metadata()
 
     def time_remaining(self) -> float | None:
-        return self._context.time_remaining()
+        left: float | None = self._context.time_remaining()
+        return left
 
     async def read(self) -> Any:
         message = await self._context.read()

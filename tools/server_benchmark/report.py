@@ -12,6 +12,7 @@ from typing import Any
 from tools.benchmark.markdown import table
 from tools.benchmark.statistics import Spread
 from tools.server_benchmark.repository import SLEEP_MS, TOKENS
+from tools.server_benchmark.token_cost import Cost
 from tools.server_benchmark.workloads import SLOW, Measured
 
 OURS, REAL = "llmserve", "Triton"
@@ -22,6 +23,7 @@ class Findings:
     samples: dict[str, dict[str, list[Measured]]]  # workload -> server -> one of each round
     failures: dict[str, str] = field(default_factory=dict)
     ends: dict[str, list[str]] = field(default_factory=dict)  # server -> workloads under which it has ended or hung
+    costs: list[Cost] = field(default_factory=list)  # of tokens of the shipped pipelines, one of each round
 
     def add_end(self, server: str, workload: str) -> None:
         self.ends.setdefault(server, []).append(workload)
@@ -43,6 +45,7 @@ def json_report(machine: str, findings: Findings) -> dict[str, Any]:
             workload: {server: [asdict(sample) for sample in samples] for server, samples in servers.items()}
             for workload, servers in findings.samples.items()
         },
+        "token_costs": [asdict(cost) for cost in findings.costs],
         "failures": findings.failures,
         "ends": findings.ends,
     }
@@ -61,6 +64,8 @@ def markdown_report(machine: str, findings: Findings, *, seconds: float, server_
         "## Latency and the server's CPU time",
         _latencies(findings),
     ]
+    if findings.costs:
+        parts += ["## A token of the shipped pipelines", _costs(findings.costs)]
     if gains := _gains(findings):
         parts += ["## Gains on the slow model", gains]
     if findings.ends:
@@ -87,14 +92,31 @@ def _latencies(findings: Findings) -> str:
         for workload, servers in findings.samples.items()
         for name, samples in sorted(servers.items())
     ]
-    return table(["", "server", "p50, ms", "p99, ms", "CPU per answer, ms"], lines)
+    head = ["", "server", "p50, ms", "p99, ms", "CPU per answer, ms", "the client's own, ms"]
+    return table(head, lines)
 
 
-def _medians(samples: Sequence[Measured]) -> tuple[float, float, float]:
+def _costs(costs: Sequence[Cost]) -> str:
+    """Microseconds of CPU and calls of Python functions, by stage."""
+    counts = sorted({cost.num_streams for cost in costs})
+    lines = []
+    for stage in dict.fromkeys(cost.stage for cost in costs):
+        cells = []
+        for count in counts:
+            found = [cost for cost in costs if (cost.stage, cost.num_streams) == (stage, count)]
+            cpu = Spread.of([cost.cpu_us for cost in found]).text() if found else ""
+            cells += [cpu, f"{median(cost.calls for cost in found):.0f}" if found else ""]
+        lines.append([stage, *cells])
+    heads = [head for count in counts for head in (f"{count} streams: CPU, µs", "Python calls")]
+    return table(["", *heads], lines)
+
+
+def _medians(samples: Sequence[Measured]) -> tuple[float, float, float, float]:
     return (
         median(one.p50_ms for one in samples),
         median(one.p99_ms for one in samples),
         median(one.server_cpu_ms for one in samples),
+        median(one.client_cpu_ms for one in samples),
     )
 
 

@@ -34,6 +34,7 @@ from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake import fake_engine
 from llmserve.frontends.grpc.inference_service import start_grpc
 from llmserve.frontends.http.inference_api import start_http
+from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.types import InferRequest, Tensor
 from llmserve.stages.generate import generate
@@ -64,7 +65,7 @@ class CallCount:
 
     def __exit__(self, *failure: object) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # None ends it, the stubs do not say so
+        threading.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and not threading.current_thread().name.startswith("llmserve-engine"):
@@ -102,7 +103,7 @@ async def running_core() -> AsyncIterator[InferenceCore]:
             "tensorrt_llm": {"gpt_model_path": str(CHECKPOINT)},
         },
     )
-    backends = {"tensorrtllm": TensorrtLlmBackend(make_engine), "python": PythonBackend()}
+    backends: dict[str, Backend] = {"tensorrtllm": TensorrtLlmBackend(make_engine), "python": PythonBackend()}
     core = InferenceCore(settings, backends)
     await core.start()
     if not core.ready():

@@ -125,13 +125,3 @@ def _events(num_streams: int) -> Workload:
         return EventClient(tally, http_request(endpoint.http, path, json.dumps(values).encode()))
 
     return Workload("shipped ensemble, SSE", num_streams, connect, uses_http=True)
-
-
-def main() -> None:
-    for num_streams in map(int, sys.argv[1:] or ("32",)):
-        for cost in token_costs(num_streams, 4):
-            print(f"{cost.num_streams:4} {cost.stage:28} {cost.cpu_us:7.1f} us {cost.calls:7.0f} calls", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -51,6 +51,7 @@ class Measured:
     p50_ms: float
     p99_ms: float
     server_cpu_ms: float  # of all its processes, per answer
+    client_cpu_ms: float  # of this process, per answer: no server can be seen to be faster than that
 
 
 def _infer_message(model: str) -> bytes:
@@ -119,7 +120,7 @@ class NoAnswer(RuntimeError):
 
 def measure(workload: Workload, endpoint: Endpoint, seconds: float) -> Measured:
     """Raises `RuntimeError` when a request fails."""
-    tally, cpu_s, elapsed = asyncio.run(_run(workload, endpoint, seconds))
+    tally, cpu_s, own_cpu_s, elapsed = asyncio.run(_run(workload, endpoint, seconds))
     if tally.failures:
         raise RuntimeError(tally.failures[0])
     if not tally.num_answers:
@@ -130,11 +131,12 @@ def measure(workload: Workload, endpoint: Endpoint, seconds: float) -> Measured:
         quantile(milliseconds, 0.5),
         quantile(milliseconds, 0.99),
         1e3 * cpu_s / tally.num_answers,
+        1e3 * own_cpu_s / tally.num_answers,
     )
 
 
-async def _run(workload: Workload, endpoint: Endpoint, seconds: float) -> tuple[Tally, float, float]:
-    """What was seen, the server's CPU time and the time that passed, both in seconds."""
+async def _run(workload: Workload, endpoint: Endpoint, seconds: float) -> tuple[Tally, float, float, float]:
+    """What was seen, the server's CPU time, our own and the time that passed, in seconds."""
     loop, tally = asyncio.get_running_loop(), Tally()
     port = endpoint.http_port if workload.uses_http else endpoint.grpc_port
     pairs = [
@@ -144,9 +146,10 @@ async def _run(workload: Workload, endpoint: Endpoint, seconds: float) -> tuple[
     await asyncio.sleep(WARM_S)
     tally.num_answers = 0
     tally.latencies.clear()
-    started, cpu_before = time.perf_counter(), cpu_seconds(endpoint.pid)
+    started, own_before, cpu_before = time.perf_counter(), time.process_time(), cpu_seconds(endpoint.pid)
     await asyncio.sleep(seconds)
-    elapsed, cpu_s = time.perf_counter() - started, cpu_seconds(endpoint.pid) - cpu_before
+    cpu_s, own_cpu_s = cpu_seconds(endpoint.pid) - cpu_before, time.process_time() - own_before
+    elapsed = time.perf_counter() - started
     seen = replace(tally, latencies=tally.latencies.copy())  # what is answered from here on counts only if it fails
     for _, client in pairs:
         client.stopped = True
@@ -155,7 +158,7 @@ async def _run(workload: Workload, endpoint: Endpoint, seconds: float) -> tuple[
             await asyncio.gather(*(client.idle.wait() for _, client in pairs))
     for transport, _ in pairs:
         transport.abort()
-    return seen, cpu_s, elapsed
+    return seen, cpu_s, own_cpu_s, elapsed
 
 
 def cpu_seconds(pid: int) -> float:
