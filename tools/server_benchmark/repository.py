@@ -14,6 +14,8 @@ class TritonPythonModel:
             pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy())]) for request in requests
         ]
 """
+# The same, declared as docs/backends.md says. A real Triton ignores that.
+BRIEF_IDENTITY = IDENTITY.replace("    def execute", "    llmserve_inline_bytes = 1024\n\n    def execute")
 SLOW = f"""
 import time
 
@@ -96,6 +98,7 @@ def instances(count: int) -> str:
 
 MODELS = {
     "identity": (PYTHON + "max_batch_size: 64\n" + VECTOR + BATCHING + instances(1), IDENTITY),
+    "brief_identity": (PYTHON + "max_batch_size: 64\n" + VECTOR + BATCHING + instances(1), BRIEF_IDENTITY),
     "slow": (PYTHON + "max_batch_size: 64\n" + VECTOR + instances(1), SLOW),
     "slow_batched": (PYTHON + "max_batch_size: 64\n" + VECTOR + BATCHING + instances(1), SLOW),
     "slow_instances": (PYTHON + "max_batch_size: 64\n" + VECTOR + instances(4), SLOW),

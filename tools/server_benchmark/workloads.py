@@ -99,8 +99,9 @@ def events() -> MakeClient:
 
 
 UNARY = tuple(
-    Workload(f"identity, {protocol}, {count} client{'s' if count > 1 else ''}", count, connect, protocol == "HTTP")
-    for protocol, connect in (("gRPC", grpc_unary("identity")), ("HTTP", http_unary("identity")))
+    Workload(f"{what}, {protocol}, {count} client{'s' if count > 1 else ''}", count, connect(model), protocol == "HTTP")
+    for what, model in (("identity", "identity"), ("identity declared brief", "brief_identity"))
+    for protocol, connect in (("gRPC", grpc_unary), ("HTTP", http_unary))
     for count in (1, 8, 32)
 )
 STREAMS = (

@@ -6,7 +6,7 @@ so `LoopTurn` says when others are to have their turn.
 
 from __future__ import annotations
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelDynamicBatching, ModelQueuePolicy
 
 from llmserve.serving.backend import InlineInstance, LoadedModel
 from llmserve.serving.schedulers.shared import SharedResources
@@ -26,7 +26,7 @@ def inline_instance(config: ModelConfig, loaded: LoadedModel, shared: SharedReso
         or not shared.inline
         or loaded.batches_itself
         or config.model_transaction_policy.decoupled
-        or config.HasField("dynamic_batching")
+        or _may_wait(config.dynamic_batching)
         or config.HasField("sequence_batching")
         or shared.rate_limiter is not None
         or (config.response_cache.enable and shared.cache is not None)
@@ -35,6 +35,20 @@ def inline_instance(config: ModelConfig, loaded: LoadedModel, shared: SharedReso
     if is_scheduled or not isinstance(first, InlineInstance) or not first.max_inline_bytes:
         return None
     return first
+
+
+def _may_wait(batching: ModelDynamicBatching) -> bool:
+    """Whether a request may wait although an instance is idle, or has to be refused. Without that it runs at once.
+
+    For a preferred batch size it waits no longer than the delay.
+    """
+    return bool(
+        batching.max_queue_delay_microseconds
+        or batching.preserve_ordering
+        or batching.priority_levels
+        or batching.priority_queue_policy
+        or batching.default_queue_policy != ModelQueuePolicy()
+    )
 
 
 def fits_inline(instance: InlineInstance, request: InferRequest) -> bool:

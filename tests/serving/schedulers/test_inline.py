@@ -68,6 +68,13 @@ async def test_what_is_no_number_of_bytes_is_said_at_load(tmp_path: Path, declar
         assert f"{INLINE_ATTRIBUTE} must be a number of bytes, got {declared!r}" in row.reason
 
 
+@pytest.mark.parametrize("batching", ["", "preferred_batch_size: 4"])
+async def test_batching_that_lets_nothing_wait_lets_it_run_at_once(tmp_path: Path, batching: str) -> None:
+    write_model(tmp_path, "m", f"{BATCHED} dynamic_batching {{ {batching} }}", where_model())
+    async with serving(tmp_path) as core:
+        assert await runs_on_the_loop(core, batched=True)
+
+
 async def test_strings_count_with_their_bytes(tmp_path: Path) -> None:
     config = CONFIG.replace("TYPE_FP32", "TYPE_STRING")
     write_model(tmp_path, "m", config, where_model(100))
@@ -82,7 +89,10 @@ async def test_strings_count_with_their_bytes(tmp_path: Path) -> None:
     [
         ("parameters { key: 'inline_execution' value { string_value: 'false' } }", {}),
         ("parameters { key: 'TRITON_BATCH_STRATEGY_PATH' value { string_value: '' } }", {"inline_execution": False}),
-        ("max_batch_size: 4 dynamic_batching { }", {}),
+        ("max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 10 }", {}),
+        ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", {}),
+        ("max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1 }", {}),
+        ("max_batch_size: 4 dynamic_batching { default_queue_policy { max_queue_size: 1 } }", {}),
         ("", {"rate_limit": "execution_count"}),
         ("response_cache { enable: true }", {"cache_bytes": 100_000}),
         ("parameters { key: 'EXECUTION_MODE' value { string_value: 'process' } }", {}),
