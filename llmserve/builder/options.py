@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from llmserve.builder.tensorrt_llm_options import WEIGHT_ONLY_PRECISIONS, TensorrtLlmOptions
+from llmserve.builder.targets.tensorrt_llm.options import WEIGHT_ONLY_PRECISIONS, TensorrtLlmOptions
 from llmserve.errors import RecipeError
 
 DTYPES = ("float16", "bfloat16", "float32")

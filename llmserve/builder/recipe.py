@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
+from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.errors import NotFound, RecipeError, raise_problems
 
 OPTION_TYPES: dict[str, type] = {

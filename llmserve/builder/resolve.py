@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from llmserve.builder.options import TENSORRT_LLM, BuildOptions
 from llmserve.builder.targets.base import Target
-from llmserve.builder.targets.cpu import CpuTarget
-from llmserve.builder.targets.tensorrt_llm import TensorrtLlmTarget
+from llmserve.builder.targets.cpu.target import CpuTarget
+from llmserve.builder.targets.tensorrt_llm.target import TensorrtLlmTarget
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, RecipeError, raise_problems

@@ -17,7 +17,7 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import DTYPES, TENSORRT_LLM, BuildOptions
 from llmserve.builder.plan import plan_build
 from llmserve.builder.recipe import OPTION_TYPES, Recipe, load_recipe
-from llmserve.builder.tensorrt_llm_options import CHOICES
+from llmserve.builder.targets.tensorrt_llm.options import CHOICES
 from llmserve.cli.facts_table import facts_table
 from llmserve.engine.manifest import Manifest
 from llmserve.errors import RecipeError

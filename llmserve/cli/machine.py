@@ -20,7 +20,7 @@ from llmserve import __version__
 from llmserve.engine.cpu.cores import quota_cores, usable_cores
 from llmserve.engine.cpu.library import available_isas, chosen_isa
 from llmserve.engine.memory import available_memory_bytes, memory_limit_bytes
-from llmserve.engine.tensorrt_llm.gpus import Gpu, visible_gpus
+from llmserve.engine.nvidia import Gpu, visible_gpus
 from llmserve.errors import Unsupported
 from llmserve.evaluation.machine import processor
 

@@ -14,8 +14,8 @@ from llmserve.builder.options import BuildOptions
 from llmserve.cli.machine import required_packages
 from llmserve.engine.cpu.library import available_isas, chosen_isa
 from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.nvidia import visible_gpus
 from llmserve.engine.tensorrt_llm import library
-from llmserve.engine.tensorrt_llm.gpus import visible_gpus
 from llmserve.engine.tensorrt_llm.library import Mode
 from llmserve.errors import Unsupported
 

@@ -14,7 +14,7 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
+from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.engine.base import Engine
 from llmserve.engine.fake import fake_engine
 from llmserve.engine.open import EngineSettings, open_engine

@@ -1,4 +1,4 @@
-"""The CPU engine file as records: what `builder.targets.cpu` writes, and `kernels/format.h` reads.
+"""The CPU engine file as records: what `builder.targets.cpu.target` writes, and `kernels/format.h` reads.
 
     FileHeader | op records | tensor records | buffer records | JSON | page-aligned tensors
 

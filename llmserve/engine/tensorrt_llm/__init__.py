@@ -3,7 +3,6 @@
 library.py     the only module that imports tensorrt_llm (and torch, which comes with it)
 names.py       every name of tensorrt_llm that we use, with its parameters: what an installed package is checked against
 signatures.py  what can be called how: Python's signatures, pydantic's fields, documentation of compiled bindings
-gpus.py        the GPUs of this machine, from nvidia-smi
 fits.py        whether an engine directory can run here, and if not, what to do
 settings.py    what an operator may set, and which of it each mode honours
 sampling.py    our requests in TensorRT-LLM's words

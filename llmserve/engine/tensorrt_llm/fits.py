@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.nvidia import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm import library
-from llmserve.engine.tensorrt_llm.gpus import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm.library import Installed, Mode
 from llmserve.errors import LlmserveError
 

@@ -21,7 +21,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import Int8, Scheme, quantized_params
 from llmserve.builder.reference import ReferenceModel
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.cpu import CpuTarget
+from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program
 from llmserve.models.spec import Param

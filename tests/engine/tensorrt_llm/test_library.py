@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.nvidia import visible_gpus
 from llmserve.engine.tensorrt_llm.fits import fit_problems
-from llmserve.engine.tensorrt_llm.gpus import visible_gpus
 from llmserve.engine.tensorrt_llm.library import BannedSequences, Mode, installed, mode_of
 from llmserve.errors import Unsupported
 from tests.engine.directories import CONFIG, MANIFEST, make_engine_directory, seal

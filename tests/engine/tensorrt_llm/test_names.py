@@ -17,8 +17,8 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets import tensorrt_llm as target
-from llmserve.builder.targets.tensorrt_llm_build import RankJob, build_rank
+from llmserve.builder.targets.tensorrt_llm import target
+from llmserve.builder.targets.tensorrt_llm.ranks import RankJob, build_rank
 from llmserve.core import BeamSearch, GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.open import EngineSettings, open_engine

@@ -9,7 +9,7 @@ import pytest
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params
-from llmserve.builder.targets.cpu_lowering import NO_BUFFER, DeviceOp, Lowered, Place, lower
+from llmserve.builder.targets.cpu.lowering import NO_BUFFER, DeviceOp, Lowered, Place, lower
 from llmserve.engine.cpu.layout import DType, OpCode
 from llmserve.models.graph import CacheShape, Graph, Program
 from llmserve.models.spec import Param

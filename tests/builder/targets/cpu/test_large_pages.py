@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
-from llmserve.builder.large_pages import LARGE_PAGE_BYTES, LargePages
+from llmserve.builder.targets.cpu.large_pages import LARGE_PAGE_BYTES, LargePages
 from tests.engine.cpu.mappings import mapping_of
 
 FILE_BYTES = 4 * LARGE_PAGE_BYTES

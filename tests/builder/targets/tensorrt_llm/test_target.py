@@ -11,11 +11,11 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.tensorrt_llm import num_workers
-from llmserve.builder.targets.tensorrt_llm_build import limits_of, plugins_of
-from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
+from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
+from llmserve.builder.targets.tensorrt_llm.ranks import limits_of, plugins_of
+from llmserve.builder.targets.tensorrt_llm.target import num_workers
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.tensorrt_llm.gpus import visible_gpus
+from llmserve.engine.nvidia import visible_gpus
 from llmserve.errors import InternalError, RecipeError, Unsupported
 from tests.checkpoints import make_checkpoint
 from tests.fakes.gpu_machine import gpu_machine

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.tensorrt_llm_shards import Shard
+from llmserve.builder.targets.tensorrt_llm.shards import Shard
 from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
 from llmserve.models.decoder import EMBED_SOURCE, HEAD_SOURCE
 from llmserve.models.rope import DEFAULT_THETA

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.tensorrt_llm_canonical import canonical_bytes, canonical_problems, write_canonical
+from llmserve.builder.targets.tensorrt_llm.canonical import canonical_bytes, canonical_problems, write_canonical
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.models.registry import architecture_for
-from tests.builder.targets.tensorrt_llm_jobs import opened
+from tests.builder.targets.tensorrt_llm.jobs import opened
 
 OPTIONS = BuildOptions(dtype="bfloat16", target="tensorrt_llm")
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from llmserve.builder.config import network_config
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.tensorrt_llm_shards import Mapping, Shard, mappings, shards_of
+from llmserve.builder.targets.tensorrt_llm.shards import Mapping, Shard, mappings, shards_of
 from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
 from llmserve.models.rope import DEFAULT_THETA, rope_values
 from llmserve.models.spec import DecoderSpec, HfConfig, Param

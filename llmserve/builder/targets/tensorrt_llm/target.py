@@ -16,22 +16,22 @@ from typing import Any
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.progress import Progress
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.tensorrt_llm_build import RankJob, build_ranks, limits_of, plugins_of
-from llmserve.builder.targets.tensorrt_llm_canonical import (
+from llmserve.builder.targets.tensorrt_llm.canonical import (
     canonical_bytes,
     canonical_problems,
     write_canonical,
 )
-from llmserve.builder.targets.tensorrt_llm_checkpoint import (
+from llmserve.builder.targets.tensorrt_llm.checkpoint import (
     checkpoint_bytes,
     checkpoint_problems,
     write_checkpoint,
 )
-from llmserve.builder.tensorrt_llm_options import DEFAULTS
+from llmserve.builder.targets.tensorrt_llm.options import DEFAULTS
+from llmserve.builder.targets.tensorrt_llm.ranks import RankJob, build_ranks, limits_of, plugins_of
 from llmserve.engine.artifact import CACHE_FILE, MANIFEST_FILE
+from llmserve.engine.nvidia import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, machine_problems, rank_file
-from llmserve.engine.tensorrt_llm.gpus import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm.library import Installed, Mode
 from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
 from llmserve.models.graph import Program

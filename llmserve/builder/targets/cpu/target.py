@@ -17,12 +17,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.large_pages import LargePages
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import Int4, Int8, quantized_params
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.cpu_lowering import Lowered, lower
+from llmserve.builder.targets.cpu.large_pages import LargePages
+from llmserve.builder.targets.cpu.lowering import Lowered, lower
 from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,

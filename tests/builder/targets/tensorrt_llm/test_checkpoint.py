@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.tensorrt_llm_checkpoint import checkpoint_bytes, checkpoint_problems, write_checkpoint
-from llmserve.builder.tensorrt_llm_options import TensorrtLlmOptions
-from tests.builder.targets.tensorrt_llm_jobs import FLOAT_TYPES, Opened, by_the_rule, opened, read_rank
+from llmserve.builder.targets.tensorrt_llm.checkpoint import checkpoint_bytes, checkpoint_problems, write_checkpoint
+from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
+from tests.builder.targets.tensorrt_llm.jobs import FLOAT_TYPES, Opened, by_the_rule, opened, read_rank
 
 KINDS = ("baichuan2-7b", "baichuan2-13b", "llama", "llama3-rope", "llama-tied", "mistral", "qwen2", "qwen3")
 LAYER_NAMES = {

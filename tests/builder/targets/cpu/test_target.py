@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import Int4, Int8, quantized_params
 from llmserve.builder.targets.base import CompileJob
-from llmserve.builder.targets.cpu import MAX_INT8_DEPTH, CpuTarget
-from llmserve.builder.targets.cpu_lowering import lower
+from llmserve.builder.targets.cpu.lowering import lower
+from llmserve.builder.targets.cpu.target import MAX_INT8_DEPTH, CpuTarget
 from llmserve.engine.cpu.layout import FORMAT_VERSION, DType
 from llmserve.models.graph import CacheShape, Graph
 from llmserve.models.spec import Param

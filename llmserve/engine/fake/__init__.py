@@ -1,0 +1,16 @@
+"""An engine whose answers can be worked out by hand. Public: for tests of what is above the engine.
+
+runner.py  the runner, its rule, and an engine over it
+"""
+
+from llmserve.engine.fake.runner import (
+    FAKE_RUNNER_INFO,
+    FakeRunner,
+    fake_answer,
+    fake_engine,
+    fake_log_prob,
+    fake_sample,
+    fold,
+)
+
+__all__ = ["FAKE_RUNNER_INFO", "FakeRunner", "fake_answer", "fake_engine", "fake_log_prob", "fake_sample", "fold"]
