@@ -29,7 +29,6 @@ from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import (
     CACHE_FILE,
     CONFIG_FILE,
-    ENGINE_FILE,
     GENERATION_CONFIG_FILE,
     HF_CONFIG_FILE,
     MANIFEST_FILE,
@@ -65,7 +64,7 @@ def build_engine(
         raise_problems(
             Unsupported, f"this machine cannot build for {build.target.name}", build.target.machine_problems()
         )
-        for note in build.target.notes(build.options):
+        for note in (*build.options.notes(), *build.target.notes(build.options)):
             logger.warning("%s", note)
         try:
             with staged_directory(output_dir) as directory:
@@ -101,9 +100,9 @@ def _write(
     weights = CanonicalWeights(build.weights, build.options.dtype)
     progress.phase("compile", build.engine_bytes)
     job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance, earlier)
-    device = build.target.compile(job, directory / ENGINE_FILE)
+    device = build.target.compile(job, directory)
     assert weights.digests.keys() == {param.name for param in build.params}, "the target left a parameter out"
-    build.target.tune(directory / ENGINE_FILE, earlier / CACHE_FILE, progress)
+    build.target.tune(directory, earlier, progress)
     if build.target.has_selftest:
         progress.phase("self-test", num_passes(build.options) * _weight_bytes(build))
         selftest = make_selftest(build.program, build.params, build.options, weights.load, advance=progress.advance)
@@ -146,7 +145,7 @@ def _file_records(directory: Path, progress: Progress) -> dict[str, FileRecord]:
 
 
 def _weight_bytes(build: ResolvedBuild) -> int:
-    return build.itemsize * sum(param.num_elements for param in build.params)
+    return build.options.itemsize * sum(param.num_elements for param in build.params)
 
 
 def _check_disk_space(directory: Path, build: ResolvedBuild) -> None:

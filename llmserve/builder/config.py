@@ -9,21 +9,30 @@ from llmserve.builder.options import BuildOptions
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec
 
-# On the cpu target. TensorRT-LLM's name for int8 weights with a scale per output channel and int8 activations with a
+# Of our own engines. TensorRT-LLM's name for int8 weights with a scale per output channel and int8 activations with a
 # scale per token. It has none for int4 weights in groups with such activations; that name is ours.
 QUANT_ALGO = {"": None, "int8": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "int4": "W4A8_INT8_GROUPED"}
 
 
-def engine_config(spec: DecoderSpec, program: Program, options: BuildOptions) -> dict[str, Any]:
+def engine_config(
+    spec: DecoderSpec,
+    program: Program,
+    options: BuildOptions,
+    *,
+    tp_size: int = 1,
+    pp_size: int = 1,
+    max_beam_width: int = 1,
+) -> dict[str, Any]:
+    network = network_config(spec, options, tp_size=tp_size, pp_size=pp_size)
     return {
         "version": __version__,
-        "pretrained_config": _pretrained_config(spec, program, options),
+        "pretrained_config": {**network, **_computation(program, options)},
         "build_config": {
             "max_batch_size": options.max_batch_size,
             "max_num_tokens": options.max_num_tokens,
             "max_seq_len": options.max_seq_len,
             "max_input_len": options.max_seq_len - 1,  # one token of the sequence is output
-            "max_beam_width": options.tensorrt_llm.max_beam_width,
+            "max_beam_width": max_beam_width,
             "kv_cache_type": "PAGED",
             "plugin_config": {
                 "paged_kv_cache": True,
@@ -34,7 +43,7 @@ def engine_config(spec: DecoderSpec, program: Program, options: BuildOptions) ->
     }
 
 
-def network_config(spec: DecoderSpec, options: BuildOptions) -> dict[str, Any]:
+def network_config(spec: DecoderSpec, options: BuildOptions, *, tp_size: int, pp_size: int) -> dict[str, Any]:
     """Keys of PretrainedConfig that say the same on every target: sizes, positions, ranks."""
     return {
         "architecture": spec.architecture,
@@ -51,16 +60,15 @@ def network_config(spec: DecoderSpec, options: BuildOptions) -> dict[str, Any]:
         "norm_epsilon": spec.norm_eps,
         "position_embedding_type": "alibi" if spec.alibi_slopes else "rope_gpt_neox",
         "mapping": {
-            "world_size": options.tensorrt_llm.world_size,
-            "tp_size": options.tensorrt_llm.tp_size,
-            "pp_size": options.tensorrt_llm.pp_size,
+            "world_size": tp_size * pp_size,
+            "tp_size": tp_size,
+            "pp_size": pp_size,
         },
     }
 
 
-def _pretrained_config(spec: DecoderSpec, program: Program, options: BuildOptions) -> dict[str, Any]:
+def _computation(program: Program, options: BuildOptions) -> dict[str, Any]:
     return {
-        **network_config(spec, options),
         "hidden_act": next(op.attrs["activation"] for op in program.ops if op.kind is OpKind.GATED_ACTIVATION),
         "quantization": {
             "quant_algo": QUANT_ALGO[options.quantization],

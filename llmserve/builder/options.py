@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from llmserve.builder.targets.tensorrt_llm.options import WEIGHT_ONLY_PRECISIONS, TensorrtLlmOptions
+from llmserve.builder.flag import Elsewhere, Flag, declared, flag_of, option, value_problems
+from llmserve.builder.targets.options import TargetOptions
+from llmserve.builder.targets.registry import DEFAULT_TARGET, TARGETS
 from llmserve.errors import RecipeError
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -14,53 +16,87 @@ QUANTIZATIONS = ("", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8")
 INT4_GROUP_SIZES = (32, 64, 128)
 DEFAULT_INT4_GROUP_SIZE = 64
-TENSORRT_LLM = "tensorrt_llm"
-HOW_IT_IS_BUILT = ("workers", "parallel_build")  # options that leave no trace in the engine
+Own = TypeVar("Own", bound=TargetOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredOption:
+    """A flag of `llmserve build` and a key of recipes."""
+
+    default: Any
+    flag: Flag
+    targets: tuple[str, ...] = ()  # that have it; empty: every target
+
+    @property
+    def type(self) -> type:
+        return type(self.default)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    dtype: str = "float16"
-    quantization: str = ""  # "", "int8" or "int4": of weights; activations become int8 with either
-    group_size: int = 0  # inputs that share a scale, with int4 only; 0: the default
-    kv_cache_dtype: str = "auto"  # "auto": as `dtype`; "int8": with a scale per token and head
-    max_batch_size: int = 64  # sequences in one step
-    max_num_tokens: int = 2048  # token budget of one step
-    max_seq_len: int = 0  # prompt + output of one sequence; 0: the checkpoint's own limit
-    tokens_per_block: int = 32  # KV block size
-    target: str = "cpu"
-    tensorrt_llm: TensorrtLlmOptions = field(default_factory=TensorrtLlmOptions)
+    """Every target has the options up to `target`; `given` holds those of single targets, by name."""
+
+    dtype: str = option("float16", Flag("Weights and KV cache", DTYPES))
+    quantization: str = option(
+        "", Flag("Weights; activations become int8 with either", QUANTIZATIONS[1:], default_text="none")
+    )
+    group_size: int = option(  # with int4 only; 0: the default
+        0, Flag("Inputs that share an int4 scale: 32 | 64 | 128", default_text=str(DEFAULT_INT4_GROUP_SIZE))
+    )
+    kv_cache_dtype: str = option(  # int8: with a scale per token and head
+        "auto", Flag("KV cache (auto: as dtype)", KV_CACHE_DTYPES)
+    )
+    max_batch_size: int = option(64, Flag("Sequences in one step", least=1))
+    max_num_tokens: int = option(2048, Flag("Tokens in one step", least=1))
+    max_seq_len: int = option(  # 0: the checkpoint's own limit
+        0, Flag("Prompt and output of one sequence", default_text="the checkpoint's limit")
+    )
+    tokens_per_block: int = option(32, Flag("KV block size"))
+    target: str = option(DEFAULT_TARGET, Flag("Device to compile for", tuple(TARGETS)))
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> BuildOptions:
-        """From names and values without nesting, as flags and recipes have them. `use_weight_only` says `quantization`.
+        """From names and values without nesting, as flags and recipes have them.
 
-        `RecipeError` when the two say different things.
+        `RecipeError` when an option of a target says something else than the common option that it stands for.
         """
-        other = {each.name for each in fields(TensorrtLlmOptions)}
-        library = TensorrtLlmOptions(**{name: value for name, value in values.items() if name in other})
-        own = {name: value for name, value in values.items() if name not in other}
-        options = cls(**own, tensorrt_llm=library)
-        if not library.use_weight_only or library.weight_only_precision not in WEIGHT_ONLY_PRECISIONS:
-            return options
-        if options.quantization not in ("", library.weight_only_precision):
-            raise RecipeError(
-                f"quantization {options.quantization} and weight_only_precision {library.weight_only_precision} "
-                "differ; give one of them"
-            )
-        return replace(options, quantization=library.weight_only_precision)
+        common = declared(cls)
+        given = {name: value for name, value in values.items() if name not in common}
+        options = cls(**{name: value for name, value in values.items() if name in common}, given=given)
+        for target, room in TARGETS.items():
+            for name, value in options.of(room.options).in_other_words().items():
+                if getattr(options, name) not in (common[name].default, value):
+                    raise RecipeError(
+                        f"{name} is {getattr(options, name)}, and the options of {target} say {value}: they differ; "
+                        "give one of them"
+                    )
+                options = replace(options, **{name: value})
+        return options
+
+    def of(self, options: type[Own]) -> Own:
+        """What was given of one target's own options, and its defaults."""
+        return options(**{name: self.given[name] for name in declared(options) if name in self.given})
+
+    @property
+    def own(self) -> TargetOptions:
+        """The own options of the target that is built for; of one that is not there, none."""
+        return self.of(TARGETS[self.target].options) if self.target in TARGETS else TargetOptions()
 
     def as_dict(self) -> dict[str, Any]:
-        """What decides what the engine is: without the options of another target's library, or how many build it."""
-        values = asdict(self)
-        library = values.pop("tensorrt_llm")
-        if self.target != TENSORRT_LLM:
-            return values
-        return values | {"tensorrt_llm": {name: library[name] for name in library if name not in HOW_IT_IS_BUILT}}
+        """What decides what the engine is: without options of other targets, or of how it is built."""
+        own = self.own.as_dict()
+        return {name: getattr(self, name) for name in declared(type(self))} | ({self.target: own} if own else {})
 
     @property
     def int4_group_size(self) -> int:
+        """Inputs that share a scale."""
         return self.group_size or DEFAULT_INT4_GROUP_SIZE
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number in `dtype`: that of weights that are not quantized."""
+        return 4 if self.dtype == "float32" else 2
 
     @property
     def cache_dtype(self) -> str:
@@ -74,29 +110,57 @@ class BuildOptions:
 
     def problems(self) -> list[str]:
         """Everything that is wrong with these values, in words; empty when they are valid."""
-        quantizations = ", ".join(name for name in QUANTIZATIONS if name)
+        found = value_problems(self)
         block = self.tokens_per_block
         rules = [
-            (self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"),
-            (
-                self.quantization in QUANTIZATIONS,
-                f"quantization must be one of {quantizations}, or left out, got {self.quantization!r}",
-            ),
             (
                 self.group_size in ((0, *INT4_GROUP_SIZES) if self.quantization == "int4" else (0,)),
                 f"group_size must be one of {', '.join(map(str, INT4_GROUP_SIZES))} and needs quantization int4, "
                 f"got {self.group_size} with {self.quantization or 'no quantization'}",
             ),
             (
-                self.kv_cache_dtype in KV_CACHE_DTYPES,
-                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {self.kv_cache_dtype!r}",
-            ),
-            (self.max_batch_size >= 1, f"max_batch_size must be at least 1, got {self.max_batch_size}"),
-            (self.max_num_tokens >= 1, f"max_num_tokens must be at least 1, got {self.max_num_tokens}"),
-            (
                 self.max_seq_len == 0 or self.max_seq_len >= 2,
                 f"max_seq_len must be at least 2 (or 0: the checkpoint's limit), got {self.max_seq_len}",
             ),
             (block >= 1 and block & (block - 1) == 0, f"tokens_per_block must be a power of two, got {block}"),
         ]
-        return [text for holds, text in rules if not holds] + self.tensorrt_llm.problems()
+        found += [text for holds, text in rules if not holds]
+        return found + self.own.problems() + self._misplaced()
+
+    def notes(self) -> list[str]:
+        """What was given and has no effect."""
+        return [
+            f"{name} {value} has no effect on the {self.target} target"
+            for name, value, known in self._foreign()
+            if known.flag.elsewhere is Elsewhere.WITHOUT_EFFECT
+        ]
+
+    def _misplaced(self) -> list[str]:
+        """What was given and belongs to another target, or to none, and what is wrong with it there."""
+        found = [f"no target has an option {name}" for name in self.given if name not in declared_options()]
+        others = replace(self, given={name: value for name, value, _ in self._foreign()})
+        for room in TARGETS.values():
+            found += others.of(room.options).problems()
+        return list(dict.fromkeys(found)) + [
+            f"{name} {value} is for the {' or '.join(known.targets)} target; leave it out, or build with "
+            f"--target {known.targets[0]}"
+            for name, value, known in self._foreign()
+            if known.flag.elsewhere is Elsewhere.REFUSED
+        ]
+
+    def _foreign(self) -> Iterator[tuple[str, Any, DeclaredOption]]:
+        """(name, value, option) of those that only other targets have, where the value is not the default."""
+        for name, value in self.given.items():
+            known = declared_options().get(name)
+            if known is not None and self.target not in known.targets and value != known.default:
+                yield name, value, known
+
+
+def declared_options() -> Mapping[str, DeclaredOption]:
+    """By name: the common ones, then those of each target."""
+    found = {name: DeclaredOption(each.default, flag_of(each)) for name, each in declared(BuildOptions).items()}
+    for target, room in TARGETS.items():
+        for name, each in declared(room.options).items():
+            targets = (*found[name].targets, target) if name in found else (target,)
+            found[name] = DeclaredOption(each.default, flag_of(each), targets)
+    return found

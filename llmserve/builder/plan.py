@@ -6,15 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.builder.options import TENSORRT_LLM, BuildOptions
+from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import TOKENIZER_FILES
-from llmserve.engine.cpu.layout import DType, cache_bytes_per_head
-from llmserve.engine.cpu.limits import Limit, measure_limit
-from llmserve.engine.memory import available_memory_bytes
 from llmserve.models.graph import OpKind, Program
 
 KV_MEMORY_FRACTION = 0.9  # of what the engine leaves free, as the server does by default
@@ -31,8 +28,8 @@ class BuildPlan:
     engine_bytes: int
     kv_bytes_per_token: int
     weight_bytes_per_step: int  # what one decode step reads, however many sequences share it
-    available_bytes: int  # memory that this process may take now
-    read_bytes_per_s: float  # 0: not measured, as the engine is not for the processor
+    available_bytes: int  # memory that an engine may take here now
+    read_bytes_per_s: float  # 0: not known, and then nothing is said of this machine
     notes: tuple[str, ...]
 
     @property
@@ -84,18 +81,17 @@ class BuildPlan:
         return -(-length // block) * block
 
 
-def _read_bytes_per_s() -> float:
-    return measure_limit(Limit.READ)
-
-
 def plan_build(
     checkpoint_dir: Path,
     options: BuildOptions,
     *,
     target: Target | None = None,
-    measure: Callable[[], float] = _read_bytes_per_s,
+    measure: Callable[[], float] | None = None,
 ) -> BuildPlan:
-    """Check everything that `build_engine` would check before it reads a weight, and count. Writes nothing."""
+    """Check everything that `build_engine` would check before it reads a weight, and count. Writes nothing.
+
+    `target` and `measure` override the target that `options` names and its `read_bytes_per_s`.
+    """
     with Checkpoint.open(checkpoint_dir) as checkpoint:
         build = resolve(checkpoint, options, target=target)
         return BuildPlan(
@@ -105,18 +101,12 @@ def plan_build(
             program=build.program,
             num_parameters=sum(param.num_elements for param in build.params),
             engine_bytes=build.engine_bytes,
-            kv_bytes_per_token=_kv_bytes_per_token(build),
+            kv_bytes_per_token=build.target.kv_bytes_per_token(build.program, build.options),
             weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build),
-            available_bytes=available_memory_bytes(),
-            read_bytes_per_s=0.0 if build.options.target == TENSORRT_LLM else measure(),
+            available_bytes=build.target.available_bytes(),
+            read_bytes_per_s=(measure or build.target.read_bytes_per_s)(),
             notes=_notes(checkpoint, build),
         )
-
-
-def _kv_bytes_per_token(build: ResolvedBuild) -> int:
-    cache = build.program.cache
-    dtype = DType[build.options.cache_dtype.upper()]
-    return 2 * cache.num_layers * cache.num_kv_heads * cache_bytes_per_head(cache.head_dim, 1, dtype)
 
 
 def _looked_up_bytes(build: ResolvedBuild) -> int:
@@ -125,12 +115,13 @@ def _looked_up_bytes(build: ResolvedBuild) -> int:
     stored = stored_names(build.params, quantized)
     tables = {stored[op.weights[0]] for op in build.program.ops if op.kind is OpKind.EMBED}
     read_whole = {stored[name] for op in build.program.ops if op.kind is not OpKind.EMBED for name in op.weights}
-    return sum(param.num_elements * build.itemsize for param in build.params if param.name in tables - read_whole)
+    looked_up = [param.num_elements for param in build.params if param.name in tables - read_whole]
+    return build.options.itemsize * sum(looked_up)
 
 
 def _notes(checkpoint: Checkpoint, build: ResolvedBuild) -> tuple[str, ...]:
     options = build.options
-    notes = [*build.target.notes(options), *build.target.machine_problems()]
+    notes = [*options.notes(), *build.target.notes(options), *build.target.machine_problems()]
     if not any((checkpoint.path / name).is_file() for name in TOKENIZER_FILES[:2]):
         notes.append(f"no {' or '.join(TOKENIZER_FILES[:2])}: this engine can be given token ids, but no text")
     if options.max_batch_size > options.max_num_tokens:

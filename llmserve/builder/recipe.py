@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
+from llmserve.builder.options import BuildOptions, declared_options
 from llmserve.errors import NotFound, RecipeError, raise_problems
 
-OPTION_TYPES: dict[str, type] = {
-    field.name: type(field.default)
-    for field in (*fields(BuildOptions), *fields(TensorrtLlmOptions))
-    if field.name != "tensorrt_llm"
-}
 PATH_KEYS = ("checkpoint", "output_dir")
-KEY_TYPES = {**OPTION_TYPES, **dict.fromkeys(PATH_KEYS, str)}
+KEY_TYPES: Mapping[str, type] = {
+    **{name: option.type for name, option in declared_options().items()},
+    **dict.fromkeys(PATH_KEYS, str),
+}
 TYPE_NAMES = {int: "a whole number", str: "text", bool: "true or false"}
 
 

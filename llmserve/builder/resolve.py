@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 
-from llmserve.builder.options import TENSORRT_LLM, BuildOptions
+from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.base import Target
-from llmserve.builder.targets.cpu.target import CpuTarget
-from llmserve.builder.targets.tensorrt_llm.target import TensorrtLlmTarget
+from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, RecipeError, raise_problems
@@ -30,18 +30,11 @@ class ResolvedBuild:
     def engine_bytes(self) -> int:
         return self.target.engine_bytes(self.program, self.params, self.options)
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one number in the engine's dtype: that of weights that are not quantized."""
-        return 4 if self.options.dtype == "float32" else 2
-
 
 def target_for(name: str, spec: DecoderSpec, config: HfConfig) -> Target:
-    """`RecipeError` for a name that no target has."""
-    targets: dict[str, Target] = {"cpu": CpuTarget(), TENSORRT_LLM: TensorrtLlmTarget(spec, config)}
-    if name not in targets:
-        raise RecipeError(f"target must be one of {', '.join(targets)}, got {name!r}")
-    return targets[name]
+    """The target `name` of the registry, for one checkpoint."""
+    target: Target = import_module(TARGETS[name].module).make_target(spec, config)
+    return target
 
 
 def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | None = None) -> ResolvedBuild:
@@ -56,8 +49,8 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     program = architecture.forward(spec)
     problems = options.problems() + _length_problems(spec, options)
     options = replace(options, max_seq_len=options.max_seq_len or spec.max_position_embeddings)
-    target = target or target_for(options.target, spec, checkpoint.config)
     if not problems:
+        target = target or target_for(options.target, spec, checkpoint.config)
         problems += target.problems(program, params, options)
     try:
         weights = plan_weights(checkpoint, params, architecture.ignored)
@@ -66,6 +59,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
             raise CheckpointError("\n".join([str(error), "and the build options are wrong:", *problems])) from error
         raise
     raise_problems(RecipeError, "this build cannot be done", problems)
+    assert target is not None
     return ResolvedBuild(spec, params, program, options, target, weights)
 
 

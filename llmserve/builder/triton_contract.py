@@ -19,26 +19,13 @@ from llmserve.engine.artifact import EngineDirectory
 from llmserve.scheduler.settings import SchedulerSettings
 
 TENSORRT_LLM_RELEASE = "1.2"
+ENGINE_MODEL = "tensorrt_llm"  # the model of the packaged pipelines, not the target of the same name
 WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
 # ours, or of v0.7.1: the compiled backend has no such tensor
 FOREIGN_INPUTS = ("stop_words", "min_p", "min_length", "random_seed")
 FOREIGN_OUTPUTS = (
     "window_ids", "tail_text", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens",
 )  # fmt: skip
-LEFT_OUT = {  # unset means something, or the feature is not there
-    "encoder_model_path": "no encoder",
-    "max_tokens_in_paged_kv_cache": "as many as kv_cache_free_gpu_mem_fraction has room for",
-    "max_attention_window_size": "max_seq_len",
-    "sink_token_length": "none",
-    "gpu_device_ids": "the first ones",
-    "participant_ids": "one rank a process, in order",
-    "lora_prefetch_dir": "none",
-    "medusa_choices": "no speculative decoding",
-    "eagle_choices": "no speculative decoding",
-    "lookahead_window_size": "no speculative decoding",
-    "lookahead_ngram_size": "no speculative decoding",
-    "lookahead_verification_set_size": "no speculative decoding",
-}
 
 
 def compiled_model(config: ModelConfig, engine: EngineDirectory, engine_path: Path) -> ModelConfig:
@@ -57,7 +44,7 @@ def compiled_model(config: ModelConfig, engine: EngineDirectory, engine_path: Pa
 
 
 def parameters(engine: EngineDirectory, engine_path: Path) -> Mapping[str, str]:
-    """Every parameter that has a value."""
+    """Every parameter that has a value. The others mean something when they are unset, or are for what we have not."""
     limits: Mapping[str, Any] = engine.config.get("build_config", {})
     beam_width = int(limits.get("max_beam_width") or 1)
     has_alibi = "alibi" in str(engine.config.get("pretrained_config", {}).get("position_embedding_type", ""))
@@ -104,7 +91,7 @@ def ensemble_of_contract(config: ModelConfig) -> ModelConfig:
     made = ModelConfig()
     made.CopyFrom(config)
     for step in made.ensemble_scheduling.step:
-        if step.model_name == "tensorrt_llm":
+        if step.model_name == ENGINE_MODEL:
             _drop(step.input_map, FOREIGN_INPUTS)
             _drop(step.output_map, FOREIGN_OUTPUTS)
     made_by_steps = {tensor for step in made.ensemble_scheduling.step for tensor in step.output_map.values()}

@@ -20,7 +20,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.builder.output import staged_directory
-from llmserve.builder.triton_contract import TENSORRT_LLM_RELEASE, compiled_model, ensemble_of_contract
+from llmserve.builder.triton_contract import ENGINE_MODEL, TENSORRT_LLM_RELEASE, compiled_model, ensemble_of_contract
 from llmserve.engine.artifact import (
     CONFIG_FILE,
     GENERATION_CONFIG_FILE,
@@ -28,10 +28,11 @@ from llmserve.engine.artifact import (
     TOKENIZER_FILES,
     EngineDirectory,
 )
+from llmserve.engine.registry import runtime_for
 from llmserve.errors import AlreadyExists, Unsupported
 
 CONFIG_PBTXT = "config.pbtxt"
-ENGINE_MODEL, ENSEMBLE = "tensorrt_llm", "ensemble"
+ENSEMBLE = "ensemble"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 ENGINE_FOLDER, TOKENIZER_FOLDER = "1/engine", "1/tokenizer"
 TEXT_FILES = (*TOKENIZER_FILES, CONFIG_FILE, HF_CONFIG_FILE, GENERATION_CONFIG_FILE)
@@ -117,9 +118,11 @@ class TritonExport:
 def _check_compiled(engine: EngineDirectory) -> None:
     """TensorRT-LLM's C++ backend runs what its builder has compiled, and nothing else."""
     manifest = engine.manifest
-    if manifest.target != ENGINE_MODEL or manifest.device.get("mode") != "engine":
+    backend = TritonBackend.TENSORRTLLM.value
+    if backend not in runtime_for(manifest.target).triton_backends(manifest):
+        mode = manifest.device.get("mode")
         raise Unsupported(
-            f"{engine.path} is a {manifest.target} engine"
-            f"{' in llm mode' if manifest.target == ENGINE_MODEL else ''}; --backend tensorrtllm needs one that "
-            f"TensorRT-LLM {TENSORRT_LLM_RELEASE} has compiled; leave the flag out: the Python backend runs this one"
+            f"{engine.path} is a {manifest.target} engine{f' in {mode} mode' if mode else ''}; --backend {backend} "
+            f"needs one that TensorRT-LLM {TENSORRT_LLM_RELEASE} has compiled; leave the flag out: the Python backend "
+            "runs this one"
         )

@@ -5,103 +5,85 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from llmserve.builder.build import build_engine
-from llmserve.builder.options import DTYPES, TENSORRT_LLM, BuildOptions
+from llmserve.builder.options import BuildOptions, DeclaredOption, declared_options
 from llmserve.builder.plan import plan_build
-from llmserve.builder.recipe import OPTION_TYPES, Recipe, load_recipe
-from llmserve.builder.targets.tensorrt_llm.options import CHOICES
+from llmserve.builder.recipe import Recipe, load_recipe
+from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.facts_table import facts_table
-from llmserve.engine.manifest import Manifest
+from llmserve.engine.registry import runtime_for
 from llmserve.errors import RecipeError
 
 SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-DEFAULTS = BuildOptions()
-GPU = DEFAULTS.tensorrt_llm
-GPU_PANEL = "With --target tensorrt_llm"
 # trtllm-build's flags have underscores
 CONTEXT_SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
-def _flag(text: str, default: object = None, *, panel: str | None = None) -> typer.models.OptionInfo:
-    """An option that is None unless given, so that a recipe can speak first."""
-    option: typer.models.OptionInfo = typer.Option(
-        help=text if default is None else f"{text} (default: {default})", show_default=False, rich_help_panel=panel
-    )
-    return option
+@dataclass(frozen=True, kw_only=True)
+class BuildCommandOptions:
+    """What a build is asked for beside its options."""
+
+    checkpoint: Annotated[Path | None, typer.Argument(help="Hugging Face folder.", show_default=False)] = None
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Engine directory (default: engines/CHECKPOINT-DTYPE)", show_default=False)
+    ] = None
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file with these flags as keys; flags override it", show_default=False)
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False
+    show_program: Annotated[bool, typer.Option("--show-program", help="With --dry-run: print the Program.")] = False
 
 
-def _gpu_flag(name: str, text: str) -> typer.models.OptionInfo:
-    """A flag of trtllm-build, under the name and with the values that it has there."""
-    choices = " | ".join(CHOICES.get(name, ()))
-    return _flag(f"{text}: {choices}" if choices else text, getattr(GPU, name), panel=GPU_PANEL)
-
-
-def _gpu_switch(name: str, text: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(
-        f"--{name.replace('_', '-')}", help=text, show_default=False, rich_help_panel=GPU_PANEL
-    )
-    return option
-
-
-def command(
-    context: typer.Context,
-    checkpoint: Annotated[Path | None, typer.Argument(help="Hugging Face folder.", show_default=False)] = None,
-    dtype: Annotated[str | None, _flag(" | ".join(DTYPES), DEFAULTS.dtype)] = None,
-    quantization: Annotated[str | None, _flag("int8 | int4: weights; activations become int8", "none")] = None,
-    group_size: Annotated[int | None, _flag("Inputs that share an int4 scale: 32 | 64 | 128", 64)] = None,
-    kv_cache_dtype: Annotated[str | None, _flag("auto (as dtype) | int8", DEFAULTS.kv_cache_dtype)] = None,
-    output_dir: Annotated[Path | None, _flag("Engine directory", "engines/CHECKPOINT-DTYPE")] = None,
-    max_batch_size: Annotated[int | None, _flag("Sequences in one step", DEFAULTS.max_batch_size)] = None,
-    max_num_tokens: Annotated[int | None, _flag("Tokens in one step", DEFAULTS.max_num_tokens)] = None,
-    max_seq_len: Annotated[int | None, _flag("Prompt and output of one sequence", "the checkpoint's limit")] = None,
-    tokens_per_block: Annotated[int | None, _flag("KV block size", DEFAULTS.tokens_per_block)] = None,
-    target: Annotated[str | None, _flag("Device to compile for: cpu | tensorrt_llm", DEFAULTS.target)] = None,
-    tp_size: Annotated[int | None, _gpu_flag("tp_size", "GPUs that share each layer")] = None,
-    pp_size: Annotated[int | None, _gpu_flag("pp_size", "GPUs that share the layers among them")] = None,
-    max_input_len: Annotated[int | None, _gpu_flag("max_input_len", "Longest prompt; 0: max_seq_len less 1")] = None,
-    max_beam_width: Annotated[int | None, _gpu_flag("max_beam_width", "Beams of one request")] = None,
-    gemm_plugin: Annotated[str | None, _gpu_flag("gemm_plugin", "Matrix products")] = None,
-    gpt_attention_plugin: Annotated[str | None, _gpu_flag("gpt_attention_plugin", "Attention")] = None,
-    context_fmha: Annotated[str | None, _gpu_flag("context_fmha", "Fused attention over prompts")] = None,
-    remove_input_padding: Annotated[str | None, _gpu_flag("remove_input_padding", "Packed prompts")] = None,
-    kv_cache_type: Annotated[str | None, _gpu_flag("kv_cache_type", "KV cache")] = None,
-    use_weight_only: Annotated[bool | None, _gpu_switch("use_weight_only", "Quantize weights only.")] = None,
-    weight_only_precision: Annotated[str | None, _gpu_flag("weight_only_precision", "Of those weights")] = None,
-    multiple_profiles: Annotated[str | None, _gpu_flag("multiple_profiles", "Several optimization profiles")] = None,
-    reduce_fusion: Annotated[str | None, _gpu_flag("reduce_fusion", "Sum and norm in one kernel")] = None,
-    workers: Annotated[int | None, _gpu_flag("workers", "Ranks that are built at once")] = None,
-    parallel_build: Annotated[bool | None, _gpu_switch("parallel_build", "As many workers as GPUs.")] = None,
-    recipe: Annotated[Path | None, _flag("YAML file with these flags as keys; flags override it")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    show_program: Annotated[bool, typer.Option("--show-program", help="With --dry-run: print the Program.")] = False,
-) -> None:
+def build(asked: BuildCommandOptions) -> None:
     """Compile a Hugging Face checkpoint into an engine directory for this machine."""
-    wanted = load_recipe(recipe) if recipe else Recipe()
-    options = wanted.resolve({name: context.params[name] for name in OPTION_TYPES})
-    source = checkpoint or wanted.checkpoint
+    recipe = load_recipe(asked.recipe) if asked.recipe else Recipe()
+    options = recipe.resolve({name: getattr(asked, name) for name in declared_options()})
+    source = asked.checkpoint or recipe.checkpoint
     if source is None:
         raise RecipeError("no checkpoint: give its folder as an argument, or as `checkpoint` in the recipe")
-    if dry_run:
-        _print_plan(source, options, show_program=show_program)
+    if asked.dry_run:
+        _print_plan(source, options, show_program=asked.show_program)
     else:
-        _build(source, output_dir or wanted.output_dir or default_output_dir(source, options), options)
+        _build(source, asked.output_dir or recipe.output_dir or default_output_dir(source, options), options)
+
+
+def _typer_option(name: str, option: DeclaredOption) -> tuple[str, Any, None]:
+    """The field of an option, which is None unless it is given, so that a recipe can speak first."""
+    text, names = option.flag.help_with_choices, []
+    if option.type is bool:
+        names.append(f"--{name.replace('_', '-')}")  # and no --no-...
+    else:
+        text += f" (default: {option.default if option.flag.default_text is None else option.flag.default_text})"
+    panel = f"With --target {' or '.join(option.targets)}" if option.targets else None
+    flag = typer.Option(*names, help=text, show_default=False, rich_help_panel=panel)
+    return name, Annotated[option.type | None, flag], None
+
+
+FLAGS = make_dataclass(
+    "BuildFlags",
+    [_typer_option(name, option) for name, option in declared_options().items()],
+    frozen=True,
+    kw_only=True,
+)
+command = DataclassCommand(  # the last base's flags come first
+    make_dataclass("BuildCommandLine", (), bases=(BuildCommandOptions, FLAGS), frozen=True, kw_only=True), build
+)
 
 
 def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
-    """engines/<checkpoint>-<dtype>[-<quantization>][-kvint8][-tensorrt_llm][-tp<size>]"""
+    """engines/<checkpoint>-<dtype>[-<quantization>][-kvint8][-<what the target adds>]"""
     short = SHORT_DTYPES.get(options.dtype, options.dtype)
     cache = "" if options.kv_cache_dtype == "auto" else f"kv{options.kv_cache_dtype}"
-    device = options.target if options.target == TENSORRT_LLM else ""
-    ranks = f"tp{options.tensorrt_llm.tp_size}" if options.tensorrt_llm.tp_size > 1 else ""
-    parts = (checkpoint.resolve().name, short, options.quantization, cache, device, ranks)
+    parts = (checkpoint.resolve().name, short, options.quantization, cache, *options.own.words_of_the_name())
     return Path("engines", "-".join(filter(None, parts)))
 
 
@@ -117,18 +99,9 @@ def _build(checkpoint: Path, output_dir: Path, options: BuildOptions) -> None:
         manifest = build_engine(checkpoint, output_dir, options, progress=bar)
     num_bytes = sum(record.num_bytes for record in manifest.files.values())
     typer.echo(f"{output_dir}: {manifest.source.architecture} {manifest.dtype}, {num_bytes / 2**20:.1f} MiB")
-    if manifest.target == TENSORRT_LLM:
-        typer.echo(_gpu_line(manifest))
+    if line := runtime_for(manifest.target).built_for(manifest):
+        typer.echo(line)
     typer.echo(f"engine digest {manifest.engine_digest}")
-
-
-def _gpu_line(manifest: Manifest) -> str:
-    """Which mode built it, and for what."""
-    device = manifest.device
-    return (
-        f"tensorrt-llm {device['tensorrt_llm']}, {device['mode']} mode, for {device['world_size']} x {device['gpu']} "
-        f"(compute capability {device['compute_capability']})"
-    )
 
 
 @contextmanager

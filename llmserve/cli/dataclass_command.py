@@ -15,8 +15,11 @@ class DataclassCommand(Generic[Options]):
     def __init__(self, options: type[Options], run: Callable[[Options], None]) -> None:
         self.__name__ = run.__name__
         self.__doc__ = run.__doc__
-        self.__signature__ = inspect.signature(options, eval_str=True)
         self.__annotations__ = get_type_hints(options, include_extras=True)
+        signature = inspect.signature(options)
+        self.__signature__ = signature.replace(
+            parameters=[each.replace(annotation=self.__annotations__[n]) for n, each in signature.parameters.items()]
+        )
         self._options = options
         self._run = run
 

@@ -13,23 +13,26 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from llmserve.builder.targets.registry import DEFAULT_TARGET
 from llmserve.cli.facts_table import facts_table
 from llmserve.cli.machine import Fact, machine_facts
-from llmserve.cli.targets import DEFAULT_TARGET, NEEDS, Check, check_targets, works
+from llmserve.cli.targets import check_targets, works
+from llmserve.engine.registry import RUNTIMES
+from llmserve.engine.runtime import Check
 from llmserve.errors import InvalidArgument
 
 ADVICE_INDENT = 4
 
 
 def command(
-    target: Annotated[str, typer.Option(help=f"The target that the exit code is about: {', '.join(NEEDS)}.")] = (
+    target: Annotated[str, typer.Option(help=f"The target that the exit code is about: {', '.join(RUNTIMES)}.")] = (
         DEFAULT_TARGET
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Say what this machine has and what each target lacks; exit code 1 when the target does not work here."""
-    if target not in NEEDS:
-        raise InvalidArgument(f"--target {target}: targets are {', '.join(NEEDS)}")
+    if target not in RUNTIMES:
+        raise InvalidArgument(f"--target {target}: targets are {', '.join(RUNTIMES)}")
     facts, targets = machine_facts(), check_targets()
     if as_json:
         typer.echo(json.dumps(_as_json(facts, targets), indent=2))

@@ -13,11 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llmserve.cli.facts_table import facts_table
-from llmserve.engine.artifact import CACHE_FILE, PROGRAM_FILE, EngineDirectory
-from llmserve.engine.cpu.layout import LinearShape
-from llmserve.engine.cpu.tactics import Choice, Machine, TacticCache, choose, linear_shapes
-from llmserve.engine.fits import problems_here
-from llmserve.engine.open import CPU_TARGET
+from llmserve.engine.artifact import PROGRAM_FILE, EngineDirectory
+from llmserve.engine.registry import runtime_for
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.verify import verify_engine
 
@@ -25,7 +22,7 @@ from llmserve.engine.verify import verify_engine
 def command(
     engine: Annotated[Path, typer.Argument(help="Engine directory.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every file, and run the self-test of an engine for the cpu target.")
+        bool, typer.Option("--verify", help="Hash every file, and run the self-test of an engine that carries one.")
     ] = False,
     program: Annotated[bool, typer.Option("--program", help="Print the network that was compiled, op by op.")] = False,
     tactics: Annotated[bool, typer.Option("--tactics", help="Print the tactic of each linear layer, and why.")] = False,
@@ -50,40 +47,33 @@ def command(
 def _verdict(directory: EngineDirectory, result: SelfTestResult | None) -> str:
     """In words, once every file was hashed without an error."""
     if result is None:
-        target = directory.manifest.target
-        return f"every file is as built; the self-test is for {CPU_TARGET} engines, and this one is for {target}"
+        return f"every file is as built; engines for {directory.manifest.target} carry no self-test"
     return f"every file is as built; {result}"
 
 
 def _as_json(directory: EngineDirectory, result: SelfTestResult | None, *, is_verified: bool) -> dict[str, Any]:
     selftest = None if result is None else {**dataclasses.asdict(result), "passed": result.passed}
-    manifest = json.loads(directory.manifest.to_json())
-    tactics = {str(shape): [dataclasses.asdict(choice) for choice in choices] for shape, choices in _tactics(directory)}
+    manifest, runtime = json.loads(directory.manifest.to_json()), runtime_for(directory.manifest.target)
+    layers = runtime.tactics(directory).layers
+    tactics = {shape: [dataclasses.asdict(choice) for choice in choices] for shape, choices in layers.items()}
     return {
-        "manifest": manifest, "config": directory.config, "problems_here": problems_here(directory),
+        "manifest": manifest, "config": directory.config, "problems_here": runtime.problems_here(directory),
         "files_verified": is_verified, "selftest": selftest, "tactics": tactics,
     }  # fmt: skip
 
 
-def _tactics(directory: EngineDirectory) -> list[tuple[LinearShape, list[Choice]]]:
-    """What this machine would use, for every distinct shape of a linear layer. Engines for GPUs hold their own."""
-    if directory.manifest.target != CPU_TARGET:
-        return []
-    cache = TacticCache.load(directory.path / CACHE_FILE, Machine.here())
-    return [(shape, choose(cache, shape)) for shape in linear_shapes(directory.engine_file)]
-
-
 def _print_tactics(directory: EngineDirectory) -> None:
-    if directory.manifest.target != CPU_TARGET:
-        typer.echo(f"tactics: those of a {directory.manifest.target} engine were chosen when it was compiled")
+    tactics = runtime_for(directory.manifest.target).tactics(directory)
+    if not tactics.layers:
+        typer.echo(f"tactics: {tactics.about}")
         return
-    table = Table(title=f"tactics on {Machine.here().cpu}, {Machine.here().isa}", title_justify="left", box=None)
+    table = Table(title=tactics.about, title_justify="left", box=None)
     for column in ("layers", "rows up to", "tactic (rows x vectors)", "why"):
         table.add_column(column, no_wrap=column != "why")
-    for shape, choices in _tactics(directory):
+    for shape, choices in tactics.layers.items():
         for choice in choices:
             rows = str(choice.rows) if choice is not choices[-1] else "any"
-            table.add_row(str(shape) if choice is choices[0] else "", rows, choice.tactic, choice.reason)
+            table.add_row(shape if choice is choices[0] else "", rows, choice.tactic, choice.reason)
     Console(highlight=False).print(table)
 
 
@@ -91,6 +81,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
     manifest, info = directory.manifest, directory.info()
     size = sum(record.num_bytes for record in manifest.files.values())
     model = directory.config["pretrained_config"]
+    problems = runtime_for(manifest.target).problems_here(directory)
     rows = [
         ("engine", f"{info.name}, {size / 2**20:,.1f} MiB"),
         ("architecture", f"{info.architecture}, {model['num_hidden_layers']} layers of {model['hidden_size']}"),
@@ -103,7 +94,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
         ("checkpoint digest", manifest.source.digest),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
         ("files", ", ".join(manifest.files)),
-        ("runs here", "\n".join(f"no: {problem}" for problem in problems_here(directory)) or "yes"),
+        ("runs here", "\n".join(f"no: {problem}" for problem in problems) or "yes"),
     ]  # fmt: skip
     return [*rows, ("verified", verdict)] if verdict else rows
 

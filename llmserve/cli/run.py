@@ -15,7 +15,8 @@ import typer
 
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
-from llmserve.engine.open import EngineSettings, open_engine
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.stages.chat import Message

@@ -55,7 +55,7 @@ class EngineInfo:
     """What a client may want to know about the engine that answers."""
 
     name: str
-    target: str  # "cpu", "tensorrt_llm", "fake"
+    target: str  # by its name in the registry
     architecture: str
     dtype: str
     digest: str

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the driver's own tool lists them: no CUDA is started, and no package is needed."""
+"""The NVIDIA GPUs of this machine, as the driver's own tool lists them: CUDA is not started, no package is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmserve.errors import Unsupported
 
 QUERY = ("index", "uuid", "name", "compute_cap", "driver_version", "memory.total", "memory.free")
 TIMEOUT_S = 30
-NO_GPU = "the tensorrt_llm target needs an NVIDIA GPU, and {}; use a machine with one, or build with --target cpu"
+NO_GPU = "an NVIDIA GPU is needed, and {}; use a machine with one, or build with --target cpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ and compares. Shapes: P positions of all prompts together, R positions whose log
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.engine.artifact import SELFTEST_FILE, EngineDirectory
 from llmserve.engine.base import Runner
 from llmserve.errors import EngineFileError
 from llmserve.scheduler.plan import Chunk, StepPlan
@@ -72,6 +73,16 @@ class SelfTestResult:
 def blocks_needed(selftest: SelfTest, block_size: int) -> int:
     """KV blocks that a runner must have to run this test."""
     return -(-int(selftest.prompt_lengths.max()) // block_size)
+
+
+def run_stored_selftest(directory: EngineDirectory, open_runner: Callable[[int], Runner]) -> SelfTestResult:
+    """The self-test of an engine directory on a runner of its own; `open_runner` takes the number of KV blocks."""
+    selftest = SelfTest.load(directory.path / SELFTEST_FILE)
+    runner = open_runner(blocks_needed(selftest, directory.manifest.options["tokens_per_block"]))
+    try:
+        return run_selftest(runner, selftest)
+    finally:
+        runner.close()
 
 
 def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llmserve.engine.artifact import SELFTEST_FILE, EngineDirectory
-from llmserve.engine.cpu.runner import CpuRunner
-from llmserve.engine.open import CPU_TARGET
-from llmserve.engine.selftest import SelfTest, SelfTestResult, blocks_needed, run_selftest
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.registry import runtime_for
+from llmserve.engine.selftest import SelfTestResult
 
 
 def verify_engine(
@@ -15,15 +14,7 @@ def verify_engine(
 ) -> SelfTestResult | None:
     """Hash every file (`EngineFileError` names those that changed), then run the self-test; read its `passed`.
 
-    None for an engine that carries none: only those for the cpu target do.
+    None for an engine that carries none.
     """
     directory.verify(progress)
-    if directory.manifest.target != CPU_TARGET:
-        return None
-    selftest = SelfTest.load(directory.path / SELFTEST_FILE)
-    block_size = directory.manifest.options["tokens_per_block"]
-    runner = CpuRunner.open(directory.engine_file, num_blocks=blocks_needed(selftest, block_size))
-    try:
-        return run_selftest(runner, selftest)
-    finally:
-        runner.close()
+    return runtime_for(directory.manifest.target).selftest(directory)

@@ -13,7 +13,8 @@ from typing import Protocol
 from llmserve.client import AsyncClient
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
-from llmserve.engine.open import EngineSettings, open_engine
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings
 from llmserve.errors import LlmserveError
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.prompts import PromptEncoder, ids_digest

@@ -10,10 +10,10 @@ from typing import Any
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import quantized_params, stored_names
-from llmserve.builder.targets.base import CompileJob
-from llmserve.engine.artifact import CACHE_FILE
+from llmserve.builder.targets.base import CompileJob, Target
+from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.models.graph import Program
-from llmserve.models.spec import Param
+from llmserve.models.spec import DecoderSpec, HfConfig, Param
 
 
 @dataclass
@@ -21,6 +21,7 @@ class FakeTarget:
     name: str = "fake"
     has_selftest: bool = True
     refusals: list[str] = field(default_factory=list)
+    memory_bytes: int = 2**40
     after_each: Callable[[str], None] = lambda name: None  # called after each parameter that was written
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
@@ -35,10 +36,20 @@ class FakeTarget:
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
         stored = set(stored_names(params, quantized_params(program, params, options)).values())
         num_elements = sum(param.num_elements for param in params if param.name in stored)
-        return num_elements * (4 if options.dtype == "float32" else 2)
+        return num_elements * options.itemsize
 
-    def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
-        with out.open("wb") as file:
+    def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
+        cache = program.cache
+        return 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * options.itemsize
+
+    def available_bytes(self) -> int:
+        return self.memory_bytes
+
+    def read_bytes_per_s(self) -> float:
+        return 1e9
+
+    def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
+        with (directory / ENGINE_FILE).open("wb") as file:
             for param in job.params:
                 array = job.load(param.name)
                 file.write(array.tobytes())
@@ -46,5 +57,10 @@ class FakeTarget:
                 self.after_each(param.name)
         return {"isa": "none"}
 
-    def tune(self, engine_file: Path, earlier: Path, progress: Progress) -> None:
-        engine_file.with_name(CACHE_FILE).write_text("tuned")
+    def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
+        (directory / CACHE_FILE).write_text("tuned")
+
+
+def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
+    """As a registry finds it. What runs its engines is `llmserve.engine.fake.runtime`, which has no self-test."""
+    return FakeTarget(has_selftest=False)

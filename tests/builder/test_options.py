@@ -27,3 +27,34 @@ def test_blocks_are_powers_of_two(block: int) -> None:
 def test_a_sequence_has_room_for_a_prompt_and_an_answer() -> None:
     assert replace(BuildOptions(), max_seq_len=1).problems() != []
     assert replace(BuildOptions(), max_seq_len=2).problems() == []
+
+
+def test_what_belongs_to_another_target_is_refused_reported_or_understood() -> None:
+    given = {"tp_size": 2, "gemm_plugin": "float16", "use_weight_only": True, "workers": 1}
+    options = BuildOptions.from_flat(given)
+    assert options.problems() == [
+        "tp_size 2 is for the tensorrt_llm target; leave it out, or build with --target tensorrt_llm"
+    ]
+    assert options.notes() == ["gemm_plugin float16 has no effect on the cpu target"]
+    assert options.quantization == "int8"
+    own = BuildOptions.from_flat({**given, "target": "tensorrt_llm"})
+    assert (own.problems(), own.notes()) == ([], [])
+
+
+def test_an_option_and_a_target_that_nobody_has_are_said_at_once() -> None:
+    assert BuildOptions.from_flat({"target": "npu", "beams": 2}).problems() == [
+        "target must be one of cpu, tensorrt_llm, got 'npu'",
+        "no target has an option beams",
+    ]
+
+
+def test_only_what_decides_the_engine_is_kept() -> None:
+    cpu = BuildOptions.from_flat({"workers": 3, "gemm_plugin": "float16"}).as_dict()
+    assert cpu == BuildOptions().as_dict()
+    assert cpu.keys() == {
+        "dtype", "quantization", "group_size", "kv_cache_dtype", "max_batch_size", "max_num_tokens", "max_seq_len",
+        "tokens_per_block", "target",
+    }  # fmt: skip
+    gpu = BuildOptions.from_flat({"target": "tensorrt_llm", "workers": 3, "tp_size": 2}).as_dict()
+    assert gpu["tensorrt_llm"]["tp_size"] == 2
+    assert "workers" not in gpu["tensorrt_llm"]

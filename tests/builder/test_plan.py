@@ -16,8 +16,8 @@ EMBEDDING = VOCAB * HIDDEN
 LAYER = 2 * HIDDEN + (4 + 2 * KV_HEADS) * HEAD_DIM * HIDDEN + HIDDEN * HIDDEN + 3 * INTER * HIDDEN
 
 
-def plan(checkpoint: Path, options: BuildOptions) -> BuildPlan:
-    return plan_build(checkpoint, options, target=FakeTarget(), measure=lambda: 1e9)
+def plan(checkpoint: Path, options: BuildOptions, memory_bytes: int = 2**40) -> BuildPlan:
+    return plan_build(checkpoint, options, target=FakeTarget(memory_bytes=memory_bytes))
 
 
 def test_the_numbers_are_those_on_paper(tmp_path: Path) -> None:
@@ -41,17 +41,15 @@ def test_a_tied_embedding_is_read_once_as_the_head(tmp_path: Path) -> None:
     assert quantized.weight_bytes_per_step == quantized.engine_bytes - 2 * EMBEDDING
 
 
-def test_sequences_take_whole_blocks_of_what_the_engine_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_take_whole_blocks_of_what_the_engine_leaves(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama", max_position_embeddings=1000)
     options = BuildOptions(dtype="float16", tokens_per_block=64)
     engine_bytes = plan(checkpoint, options).engine_bytes
     kv_bytes = 2 * LAYERS * KV_HEADS * HEAD_DIM * 2
-    monkeypatch.setattr("llmserve.builder.plan.available_memory_bytes", lambda: engine_bytes + 10240 * kv_bytes)
-    found = plan(checkpoint, options)
+    found = plan(checkpoint, options, engine_bytes + 10240 * kv_bytes)
     assert found.kv_pool_tokens == 9216
     assert found.sequences_that_fit == {512: 18, 1000: 9}
-    monkeypatch.setattr("llmserve.builder.plan.available_memory_bytes", lambda: 0)
-    assert plan(checkpoint, options).sequences_that_fit == {512: 0, 1000: 0}
+    assert plan(checkpoint, options, 0).sequences_that_fit == {512: 0, 1000: 0}
 
 
 def test_a_scaled_context_may_be_built_to_its_end(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.builder.triton_contract import LEFT_OUT
 from llmserve.builder.triton_repository import TritonBackend, TritonExport
 from llmserve.cli.pipelines import packaged_repository
 from llmserve.engine.artifact import EngineDirectory
@@ -38,6 +37,20 @@ NOT_IN_CONTRACT = {
     "stop_words", "min_p", "min_length", "random_seed", "window_ids", "tail_text", "finish_reason",
     "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens",
 }  # fmt: skip
+LEFT_OUT = {  # unset means something, or the feature is not there
+    "encoder_model_path": "no encoder",
+    "max_tokens_in_paged_kv_cache": "as many as kv_cache_free_gpu_mem_fraction has room for",
+    "max_attention_window_size": "max_seq_len",
+    "sink_token_length": "none",
+    "gpu_device_ids": "the first ones",
+    "participant_ids": "one rank a process, in order",
+    "lora_prefetch_dir": "none",
+    "medusa_choices": "no speculative decoding",
+    "eagle_choices": "no speculative decoding",
+    "lookahead_window_size": "no speculative decoding",
+    "lookahead_ngram_size": "no speculative decoding",
+    "lookahead_verification_set_size": "no speculative decoding",
+}
 GPU = {"mode": "engine", "tensorrt_llm": "1.2.1", "compute_capability": "9.0", "gpu": "NVIDIA H100", "world_size": 1}
 
 

@@ -18,6 +18,7 @@ from llmserve.cli import machine, targets
 from llmserve.cli.main import main
 from llmserve.engine import cgroups
 from llmserve.engine.cpu import library
+from llmserve.engine.runtime import Check
 from llmserve.errors import Unsupported
 from tests.fakes.gpu_machine import environment, gpu_machine
 
@@ -193,8 +194,9 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_fact_of_ours_is_an_unknown_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(need: str) -> targets.Check:
+    def ask(need: str) -> Check:
         raise Unsupported("there is none; get one")
 
-    monkeypatch.setattr(targets, "NEEDS", {"cpu": {"thing": ask}})
-    assert targets.check_targets() == {"cpu": [targets.Check("thing", False, "there is none", "get one")]}
+    monkeypatch.setattr(targets, "RUNTIMES", ["npu"])
+    monkeypatch.setattr(targets, "COMMON", {"thing": ask})
+    assert targets.check_targets() == {"npu": [Check("thing", False, "there is none", "get one")]}

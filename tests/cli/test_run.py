@@ -11,7 +11,7 @@ from llmserve.cli import run
 from llmserve.cli.main import main
 from llmserve.engine.base import Engine
 from llmserve.engine.fake import fake_engine
-from llmserve.engine.open import EngineSettings
+from llmserve.engine.settings import EngineSettings
 from tests.stages.conftest import write_baichuan
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.engine.base import Engine
 from llmserve.engine.fake import fake_engine
-from llmserve.engine.open import EngineSettings, open_engine
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.fakes.gpu_machine import gpu_machine
 
@@ -40,8 +40,8 @@ def open_gpu(release: str, folders: pytest.TempPathFactory) -> Engine:
     """TensorRT-LLM's own batcher, faked, around the CPU engine."""
     folder = folders.mktemp("gpu")
     make_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=8)
-    library = TensorrtLlmOptions(tp_size=2 if release == "1.2" else 1, max_beam_width=2)
-    options = BuildOptions(dtype="float32", tokens_per_block=8, target="tensorrt_llm", tensorrt_llm=library)
+    common = {"dtype": "float32", "tokens_per_block": 8, "target": "tensorrt_llm"}
+    options = BuildOptions.from_flat({**common, "tp_size": 2 if release == "1.2" else 1, "max_beam_width": 2})
     with gpu_machine(release):
         build_engine(folder / "checkpoint", folder / "engine", options)
         return open_engine(folder / "engine")

@@ -20,7 +20,8 @@ from safetensors.numpy import load_file, save_file
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.engine.inflight import InflightEngine
-from llmserve.engine.open import EngineSettings, open_engine
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings
 
 Arrays = dict[str, NDArray[Any]]
 MODEL_TYPES = {

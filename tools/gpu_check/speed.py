@@ -19,7 +19,8 @@ from statistics import median
 from typing import Any
 
 from llmserve.engine.base import Engine
-from llmserve.engine.open import EngineSettings, open_engine
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings
 from llmserve.scheduler.settings import SchedulerSettings
 from tools.benchmark.cells import Cell, random_prompts
 from tools.benchmark.serving import Client, Served

@@ -19,7 +19,7 @@ from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, response_tensors
 from llmserve.engine.base import Engine
-from llmserve.engine.open import EngineSettings
+from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound
 from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.types import InferRequest, InferResponse, Tensor

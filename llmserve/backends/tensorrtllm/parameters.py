@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.engine.open import EngineSettings
-from llmserve.engine.tensorrt_llm.settings import GpuSettings
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from llmserve.stages.files import resolve_path

@@ -28,6 +28,8 @@ class CompileJob:
 
 
 class Target(Protocol):
+    """For one checkpoint. Its module has `make_target(spec, config)`, which the registry names."""
+
     name: str
     has_selftest: bool  # its arithmetic is ours, so the reference path can prove the engine
 
@@ -47,16 +49,28 @@ class Target(Protocol):
         """Size of the engine files, for the plan and the progress bar."""
         ...
 
-    def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
-        """Write the engine file `out`, and what else belongs to it beside it; return device facts for the manifest.
+    def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
+        """Of all layers together, for the plan."""
+        ...
+
+    def available_bytes(self) -> int:
+        """Memory that an engine could have here, for the plan. Asked only where `read_bytes_per_s` is known."""
+        ...
+
+    def read_bytes_per_s(self) -> float:
+        """How fast this machine reads that memory, measured now; 0: a plan says nothing of this machine."""
+        ...
+
+    def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
+        """Write the engine's files into `directory`; return device facts for the manifest.
 
         Loads each parameter once and holds about one at a time. A config.json that it leaves there is kept.
         """
         ...
 
-    def tune(self, engine_file: Path, earlier: Path, progress: Progress) -> None:
-        """Measure what makes the engine faster here and leave it beside the engine file; no result may depend on it.
+    def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
+        """Measure what makes the engine faster here and leave it in `directory`; no result may depend on it.
 
-        `earlier`: what a previous build of the same directory left, if it is there.
+        `earlier`: the engine directory that this build will replace, if it is there.
         """
         ...

@@ -17,6 +17,7 @@ from llmserve import __version__
 from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.cpu.layout import LinearShape, read_linear_layers
 from llmserve.engine.cpu.library import chosen_isa, load_library
+from llmserve.engine.runtime import TacticChoice
 
 FORMAT_VERSION = 1
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # a bucket holds the row counts up to it; the last one all above too
@@ -78,17 +79,7 @@ def _checked(microseconds: Any) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The tactic of one layer and row bucket, and why."""
-
-    rows: int
-    tactic: str
-    index: int
-    reason: str
-
-
-def choose(cache: TacticCache, shape: LinearShape) -> list[Choice]:
+def choose(cache: TacticCache, shape: LinearShape) -> list[TacticChoice]:
     """One choice per row bucket: the fastest that was measured, or the default where it is about as good."""
     names, defaults = load_library().tactics(cache.machine.isa, shape.weight_type)
     return [
@@ -97,16 +88,18 @@ def choose(cache: TacticCache, shape: LinearShape) -> list[Choice]:
     ]
 
 
-def _choice(names: Sequence[str], default: str, rows: int, timings: Mapping[str, float]) -> Choice:
+def _choice(names: Sequence[str], default: str, rows: int, timings: Mapping[str, float]) -> TacticChoice:
     known = {name: value for name, value in timings.items() if name in names}
     if default not in known:
-        return Choice(rows, default, names.index(default), "default, not measured here")
+        return TacticChoice(rows, default, names.index(default), "default, not measured here")
     best = min(known, key=lambda name: known[name])
     if len(known) == 1:
-        return Choice(rows, default, names.index(default), "the only one")
+        return TacticChoice(rows, default, names.index(default), "the only one")
     if known[best] >= WORTHWHILE * known[default]:
-        return Choice(rows, default, names.index(default), f"default, {known[default]:.0f} us; no other is faster")
-    return Choice(rows, best, names.index(best), f"{known[best]:.0f} us; default {default} {known[default]:.0f} us")
+        reason = f"default, {known[default]:.0f} us; no other is faster"
+        return TacticChoice(rows, default, names.index(default), reason)
+    reason = f"{known[best]:.0f} us; default {default} {known[default]:.0f} us"
+    return TacticChoice(rows, best, names.index(best), reason)
 
 
 def tactic_table(engine_file: Path, machine: Machine) -> bytes:

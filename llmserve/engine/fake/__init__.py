@@ -1,6 +1,7 @@
 """An engine whose answers can be worked out by hand. Public: for tests of what is above the engine.
 
-runner.py  the runner, its rule, and an engine over it
+runner.py   the runner, its rule, and an engine over it
+runtime.py  the same from an engine directory
 """
 
 from llmserve.engine.fake.runner import (

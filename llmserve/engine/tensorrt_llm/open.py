@@ -12,16 +12,16 @@ from typing import Any
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine, EngineInfo
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.executor import ExecutorEngine, ExecutorLimits
 from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, fit_problems, mode_of
 from llmserve.engine.tensorrt_llm.library import Mode
 from llmserve.engine.tensorrt_llm.llm import LlmEngine
-from llmserve.engine.tensorrt_llm.settings import GpuSettings
+from llmserve.engine.tensorrt_llm.settings import HONOURED
 from llmserve.errors import EngineFileError, InternalError, raise_problems
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import DecoderSpec
-from llmserve.scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +35,11 @@ class Opening:
     directory: EngineDirectory
     info: EngineInfo
     spec: DecoderSpec
-    kv_cache_fraction: float
-    max_kv_tokens: int  # 0: as many as there is memory for
-    scheduler: SchedulerSettings
-    gpu: GpuSettings
+    settings: EngineSettings
+
+    @property
+    def gpu(self) -> GpuSettings:
+        return self.settings.gpu
 
     @property
     def world_size(self) -> int:
@@ -91,21 +92,16 @@ class Opening:
         return found
 
 
-def open_tensorrt_llm(
-    directory: EngineDirectory,
-    *,
-    kv_cache_fraction: float,
-    max_kv_tokens: int,
-    scheduler: SchedulerSettings,
-    gpu: GpuSettings,
-) -> Engine:
+def open_tensorrt_llm(directory: EngineDirectory, settings: EngineSettings) -> Engine:
     """Start the library's own batcher. `EngineFileError` lists everything that keeps the engine from running here."""
     raise_problems(EngineFileError, f"{directory.path} cannot run on this machine", fit_problems(directory))
     mode = mode_of(directory)
-    for text in gpu.without_effect(mode):
+    if settings.threads:
+        logger.warning("num_threads = %d has no effect on this engine", settings.threads)
+    for text in settings.gpu.without_effect(HONOURED[mode], {}):
         logger.warning("%s", text)
     spec = architecture_for(directory.hf_config).from_hf(directory.hf_config)
-    opening = Opening(directory, directory.info(), spec, kv_cache_fraction, max_kv_tokens, scheduler, gpu)
+    opening = Opening(directory, directory.info(), spec, settings)
     raise_problems(EngineFileError, f"{directory.path} cannot be opened with these settings", opening.problems())
     opening = replace(opening, info=replace(opening.info, max_beam_width=opening.beam_width))
     logger.info("opening %s with %s", directory.path, library.installed())
@@ -130,13 +126,13 @@ def _executor_engine(opening: Opening) -> ExecutorEngine:
         executor,
         names,
         opening.info,
-        ExecutorLimits(longest, opening.scheduler.max_queue_size, opening.tokens_per_block),
+        ExecutorLimits(longest, opening.settings.scheduler.max_queue_size, opening.tokens_per_block),
     )
 
 
 def _executor_arguments(names: ModuleType, opening: Opening) -> dict[str, Any]:
     gpu = opening.gpu
-    policy = getattr(names.CapacitySchedulerPolicy, opening.scheduler.policy.name)
+    policy = getattr(names.CapacitySchedulerPolicy, opening.settings.scheduler.policy.name)
     arguments = {
         "max_beam_width": opening.beam_width,
         "scheduler_config": names.SchedulerConfig(capacity_scheduler_policy=policy),
@@ -161,9 +157,9 @@ def _kv_cache_arguments(opening: Opening) -> dict[str, Any]:
         "kv_cache_onboard_blocks": "onboard_blocks",
     }
     return {
-        "enable_block_reuse": opening.scheduler.enable_block_reuse,
-        "free_gpu_memory_fraction": opening.kv_cache_fraction,
-        "max_tokens": opening.max_kv_tokens or None,
+        "enable_block_reuse": opening.settings.scheduler.enable_block_reuse,
+        "free_gpu_memory_fraction": opening.settings.kv_cache_fraction,
+        "max_tokens": opening.settings.max_kv_tokens or None,
         "max_attention_window": opening.attention_window,
         **_given(opening.gpu, optional),
     }
@@ -191,7 +187,7 @@ def _parallel_config(names: ModuleType, opening: Opening) -> Any:
 def _llm_engine(opening: Opening) -> LlmEngine:
     names = library.llm()
     arguments = json.loads((opening.directory.path / LLM_ARGUMENTS_FILE).read_text())
-    policy = getattr(names.capacity_scheduler_policy, opening.scheduler.policy.name)
+    policy = getattr(names.capacity_scheduler_policy, opening.settings.scheduler.policy.name)
     llm = names.llm(
         model=str(opening.directory.path / CANONICAL_FOLDER),
         skip_tokenizer_init=True,
@@ -208,6 +204,6 @@ def _llm_engine(opening: Opening) -> LlmEngine:
         llm,
         names,
         opening.info,
-        max_queue_size=opening.scheduler.max_queue_size,
+        max_queue_size=opening.settings.scheduler.max_queue_size,
         tokens_per_block=opening.tokens_per_block,
     )

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
-from llmserve.engine.open import EngineSettings
-from llmserve.engine.tensorrt_llm.settings import GpuSettings
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import ModelConfigError
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.backends.tensorrtllm.models import read_config, with_parameters

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +23,7 @@ from llmserve.builder.quantization import Int8, Scheme, quantized_params
 from llmserve.builder.reference import ReferenceModel
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
+from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program
 from llmserve.models.spec import Param
@@ -55,7 +57,10 @@ class Network:
         target = CpuTarget()
         assert not target.problems(self.program, self.params, options)
         load = partial(self.load, dtype=options.dtype)
-        target.compile(CompileJob(self.program, self.params, options, load, lambda what, num_bytes: None), path)
+        job = CompileJob(self.program, self.params, options, load, lambda what, num_bytes: None)
+        with TemporaryDirectory(dir=path.parent) as folder:
+            target.compile(job, Path(folder))
+            (Path(folder) / ENGINE_FILE).rename(path)
         assert path.stat().st_size == target.engine_bytes(self.program, self.params, options)
         return path
 

@@ -20,8 +20,8 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.core import BeamSearch, FinishReason, GenerateRequest, SamplingParams, TokenEvent
 from llmserve.engine.base import Engine
-from llmserve.engine.open import EngineSettings, open_engine
-from llmserve.engine.tensorrt_llm.settings import GpuSettings
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import EngineFileError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.checkpoints import make_checkpoint

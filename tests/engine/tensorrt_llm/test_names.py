@@ -21,10 +21,10 @@ from llmserve.builder.targets.tensorrt_llm import target
 from llmserve.builder.targets.tensorrt_llm.ranks import RankJob, build_rank
 from llmserve.core import BeamSearch, GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
-from llmserve.engine.open import EngineSettings, open_engine
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.engine.tensorrt_llm.library import Mode, installed
 from llmserve.engine.tensorrt_llm.names import NAMES, Name, compare
-from llmserve.engine.tensorrt_llm.settings import GpuSettings
 from tests.checkpoints import make_checkpoint
 from tests.fakes.gpu_machine import altered, gpu_machine
 

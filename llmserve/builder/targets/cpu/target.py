@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import Int4, Int8, quantized_params
-from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowering import Lowered, lower
-from llmserve.engine.artifact import CACHE_FILE
+from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
     PACKING,
@@ -33,12 +33,15 @@ from llmserve.engine.cpu.layout import (
     Layout,
     Metadata,
     TensorEntry,
+    cache_bytes_per_head,
     encode_metadata,
     pack_panels,
 )
+from llmserve.engine.cpu.limits import Limit, measure_limit
 from llmserve.engine.cpu.tactics import Machine, TacticCache, num_timed_bytes, time_tactics
+from llmserve.engine.memory import available_memory_bytes
 from llmserve.models.graph import OpKind, Program
-from llmserve.models.spec import Param
+from llmserve.models.spec import DecoderSpec, HfConfig, Param
 
 MAX_INT8_DEPTH = 65536  # 255 * 127 * depth must fit in 32 bits
 MAX_WIDTH = 1 << 24
@@ -64,13 +67,15 @@ class CpuTarget:
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         return [
             *_option_problems(options),
-            *options.tensorrt_llm.cpu_problems(),
             *_program_problems(program),
             *_quantization_problems(program, params, options),
         ]
 
     def notes(self, options: BuildOptions) -> list[str]:
-        return options.tensorrt_llm.cpu_notes()
+        """A weight-only flag of an old script promises activations that stay as they are."""
+        if not options.given.get("use_weight_only"):
+            return []
+        return [f"use_weight_only: the cpu target's {options.quantization} rounds activations to int8 too"]
 
     def machine_problems(self) -> list[str]:
         return []
@@ -78,9 +83,20 @@ class CpuTarget:
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
         return _plan(program, params, options)[1].file_bytes
 
-    def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
+    def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
+        cache = program.cache
+        dtype = DType[options.cache_dtype.upper()]
+        return 2 * cache.num_layers * cache.num_kv_heads * cache_bytes_per_head(cache.head_dim, 1, dtype)
+
+    def available_bytes(self) -> int:
+        return available_memory_bytes()
+
+    def read_bytes_per_s(self) -> float:
+        return measure_limit(Limit.READ)
+
+    def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
         lowered, metadata = _plan(job.program, job.params, job.options)
-        with out.open("wb+") as file:
+        with (directory / ENGINE_FILE).open("wb+") as file:
             file.truncate(metadata.file_bytes)
             with closing(LargePages(file)) as pages:
                 file.write(metadata.blob)
@@ -96,11 +112,17 @@ class CpuTarget:
             "quantized_params": len(lowered.quantized),
         }
 
-    def tune(self, engine_file: Path, earlier: Path, progress: Progress) -> None:
-        known = TacticCache.load(earlier, Machine.here())
+    def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
+        engine_file = directory / ENGINE_FILE
+        known = TacticCache.load(earlier / CACHE_FILE, Machine.here())
         progress.phase("time tactics", num_timed_bytes(engine_file))
         timed = time_tactics(engine_file, known, partial(progress.advance, "tactics"))
-        timed.save(engine_file.with_name(CACHE_FILE))
+        timed.save(directory / CACHE_FILE)
+
+
+def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
+    """The Program says everything that the engine needs."""
+    return CpuTarget()
 
 
 class TensorWriter:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from llmserve.builder.config import network_config
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.builder.targets.tensorrt_llm.shards import Mapping, Shard, mappings, shards_of
 from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
 from llmserve.models.rope import DEFAULT_THETA, rope_values
@@ -42,7 +43,6 @@ def write_checkpoint(job: CompileJob, folder: Path, *, spec: DecoderSpec, config
     `quantize`: engine.tensorrt_llm.library.quantize_weight, or something like it.
     """
     options = job.options
-    ranks = mappings(options.tensorrt_llm.tp_size, options.tensorrt_llm.pp_size)
     (folder / "config.json").write_text(json.dumps(checkpoint_config(spec, config, options), indent=2) + "\n")
     with ExitStack() as stack:
         writers = {
@@ -51,7 +51,7 @@ def write_checkpoint(job: CompileJob, folder: Path, *, spec: DecoderSpec, config
                     folder / f"rank{mapping.rank}.safetensors", _planned(job.params, spec, mapping, options)
                 )
             )
-            for mapping in ranks
+            for mapping in _ranks(options)
         }
         for param in job.params:
             array = job.load(param.name)
@@ -94,17 +94,22 @@ def _scale_name(shard: Shard) -> str:
 
 def checkpoint_bytes(params: Sequence[Param], spec: DecoderSpec, options: BuildOptions) -> int:
     """Of all ranks' tensors together."""
-    library = options.tensorrt_llm
     return sum(
         planned.num_bytes
-        for mapping in mappings(library.tp_size, library.pp_size)
+        for mapping in _ranks(options)
         for planned in _planned(params, spec, mapping, options).values()
     )
 
 
+def _ranks(options: BuildOptions) -> list[Mapping]:
+    own = options.of(TensorrtLlmOptions)
+    return mappings(own.tp_size, own.pp_size)
+
+
 def checkpoint_config(spec: DecoderSpec, config: HfConfig, options: BuildOptions) -> dict[str, Any]:
+    own = options.of(TensorrtLlmOptions)
     return {
-        **network_config(spec, options),
+        **network_config(spec, options, tp_size=own.tp_size, pp_size=own.pp_size),
         "architecture": checkpoint_architecture(spec),
         "qk_layernorm": spec.qk_norm,
         "hidden_act": "silu",
@@ -164,7 +169,8 @@ def rotary_scaling(spec: DecoderSpec, config: HfConfig) -> dict[str, Any] | None
 
 def checkpoint_problems(spec: DecoderSpec, config: HfConfig, options: BuildOptions) -> list[str]:
     """Why no checkpoint of release 1.2 can say this network, or be split like this."""
-    tp, pp = options.tensorrt_llm.tp_size, options.tensorrt_llm.pp_size
+    own = options.of(TensorrtLlmOptions)
+    tp, pp = own.tp_size, own.pp_size
     kv_fits = spec.num_kv_heads % tp == 0 or tp % spec.num_kv_heads == 0
     rules = [
         (spec.num_heads % tp == 0, f"tp_size {tp} does not divide the {spec.num_heads} attention heads"),

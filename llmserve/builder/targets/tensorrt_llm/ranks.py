@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.engine.tensorrt_llm import library
 from llmserve.errors import InternalError
 
@@ -39,19 +40,20 @@ class RankJob:
 
 def limits_of(options: BuildOptions) -> dict[str, Any]:
     """Arguments of BuildConfig."""
+    own = options.of(TensorrtLlmOptions)
     return {
         "max_batch_size": options.max_batch_size,
         "opt_batch_size": min(DEFAULT_OPT_BATCH_SIZE, options.max_batch_size),
-        "max_input_len": options.tensorrt_llm.max_input_len or options.max_seq_len - 1,
+        "max_input_len": own.max_input_len or options.max_seq_len - 1,
         "max_seq_len": options.max_seq_len,
         "max_num_tokens": options.max_num_tokens,
-        "max_beam_width": options.tensorrt_llm.max_beam_width,
+        "max_beam_width": own.max_beam_width,
     }
 
 
 def plugins_of(options: BuildOptions) -> dict[str, Any]:
     """Arguments of PluginConfig. What is not named keeps its default."""
-    given = options.tensorrt_llm
+    given = options.of(TensorrtLlmOptions)
     return {
         "gpt_attention_plugin": _plugin(given.gpt_attention_plugin),
         "gemm_plugin": _plugin(given.gemm_plugin),

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmserve.builder.config import engine_config
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.progress import Progress
-from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.builder.targets.tensorrt_llm.canonical import (
     canonical_bytes,
     canonical_problems,
@@ -26,9 +27,9 @@ from llmserve.builder.targets.tensorrt_llm.checkpoint import (
     checkpoint_problems,
     write_checkpoint,
 )
-from llmserve.builder.targets.tensorrt_llm.options import DEFAULTS
+from llmserve.builder.targets.tensorrt_llm.options import DEFAULTS, TensorrtLlmOptions
 from llmserve.builder.targets.tensorrt_llm.ranks import RankJob, build_ranks, limits_of, plugins_of
-from llmserve.engine.artifact import CACHE_FILE, MANIFEST_FILE
+from llmserve.engine.artifact import CACHE_FILE, CONFIG_FILE, MANIFEST_FILE
 from llmserve.engine.nvidia import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, machine_problems, rank_file
@@ -71,7 +72,7 @@ class TensorrtLlmTarget:
     def notes(self, options: BuildOptions) -> list[str]:
         if self._mode() is not Mode.LLM:
             return []
-        given = options.tensorrt_llm
+        given = options.of(TensorrtLlmOptions)
         return [
             f"{name} {getattr(given, name)} has no effect: tensorrt_llm.LLM compiles no engine"
             for name in PLUGIN_OPTIONS
@@ -87,7 +88,17 @@ class TensorrtLlmTarget:
             return canonical_bytes(params, self._spec, options)
         return checkpoint_bytes(params, self._spec, options)
 
-    def compile(self, job: CompileJob, out: Path) -> Mapping[str, Any]:
+    def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
+        cache = program.cache
+        return 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * options.itemsize
+
+    def available_bytes(self) -> int:
+        return 0
+
+    def read_bytes_per_s(self) -> float:
+        return 0.0  # whoever plans may have no GPU
+
+    def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
         found, gpus = self._find(), self._gpus()
         facts = {
             "mode": found.mode.value,
@@ -95,22 +106,25 @@ class TensorrtLlmTarget:
             "gpu": gpus[0].name,
             "compute_capability": gpus[0].compute_capability,
             "driver": gpus[0].driver,
-            "world_size": job.options.tensorrt_llm.world_size,
+            "world_size": job.options.of(TensorrtLlmOptions).world_size,
         }
         if found.mode is Mode.LLM:
-            self._write_llm(job, out.parent)
+            self._write_llm(job, directory)
             return facts
-        return facts | {"tensorrt": self._build_engines(job, out.parent, gpus)}
+        return facts | {"tensorrt": self._build_engines(job, directory, gpus)}
 
-    def tune(self, engine_file: Path, earlier: Path, progress: Progress) -> None:
+    def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
         """TensorRT times its tactics while it compiles."""
 
     def _write_llm(self, job: CompileJob, directory: Path) -> None:
         folder = directory / CANONICAL_FOLDER
         folder.mkdir()
         write_canonical(job, folder, spec=self._spec, config=self._config)
-        arguments = json.dumps(llm_arguments(job.options), indent=2)
-        (directory / LLM_ARGUMENTS_FILE).write_text(arguments + "\n")
+        own = job.options.of(TensorrtLlmOptions)
+        sizes = {"tp_size": own.tp_size, "pp_size": own.pp_size, "max_beam_width": own.max_beam_width}
+        config = engine_config(self._spec, job.program, job.options, **sizes)
+        for name, content in ((LLM_ARGUMENTS_FILE, llm_arguments(job.options)), (CONFIG_FILE, config)):
+            (directory / name).write_text(json.dumps(content, indent=2) + "\n")
 
     def _build_engines(self, job: CompileJob, directory: Path, gpus: Sequence[Gpu]) -> str:
         """Returns TensorRT's version. The checkpoint is gone afterwards."""
@@ -140,11 +154,14 @@ class TensorrtLlmTarget:
             return Mode.ENGINE
 
 
+def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
+    return TensorrtLlmTarget(spec, config)
+
+
 def num_workers(options: BuildOptions, gpus: Sequence[Gpu]) -> int:
     """As many as wanted and as there are ranks, and one GPU for each."""
-    library_options = options.tensorrt_llm
-    wanted = len(gpus) if library_options.parallel_build else library_options.workers
-    return min(wanted, len(gpus), library_options.world_size)
+    own = options.of(TensorrtLlmOptions)
+    return min(len(gpus) if own.parallel_build else own.workers, len(gpus), own.world_size)
 
 
 def rank_jobs(job: CompileJob, checkpoint: Path, directory: Path, gpus: Sequence[Gpu]) -> list[RankJob]:
@@ -162,7 +179,7 @@ def rank_jobs(job: CompileJob, checkpoint: Path, directory: Path, gpus: Sequence
             input_timing_cache=None if earlier is None else str(earlier),
             output_timing_cache=str(directory / CACHE_FILE if rank == 0 else checkpoint / f"rank{rank}.cache"),
         )
-        for rank in range(job.options.tensorrt_llm.world_size)
+        for rank in range(job.options.of(TensorrtLlmOptions).world_size)
     ]
 
 
@@ -180,19 +197,20 @@ def timing_cache(earlier: Path | None, gpu: Gpu) -> Path | None:
 
 def llm_arguments(options: BuildOptions) -> dict[str, Any]:
     """Of tensorrt_llm.LLM, as far as the build decides them."""
+    own = options.of(TensorrtLlmOptions)
     return {
-        "tensor_parallel_size": options.tensorrt_llm.tp_size,
-        "pipeline_parallel_size": options.tensorrt_llm.pp_size,
+        "tensor_parallel_size": own.tp_size,
+        "pipeline_parallel_size": own.pp_size,
         "dtype": options.dtype,
         "max_batch_size": options.max_batch_size,
         "max_num_tokens": options.max_num_tokens,
         "max_seq_len": options.max_seq_len,
-        "max_beam_width": options.tensorrt_llm.max_beam_width,
+        "max_beam_width": own.max_beam_width,
     }
 
 
 def _option_problems(options: BuildOptions) -> list[str]:
-    given = options.tensorrt_llm
+    given = options.of(TensorrtLlmOptions)
     rules = [
         (options.group_size == 0, "group_size is for the cpu target: TensorRT-LLM's int4 has a scale per output"),
         (

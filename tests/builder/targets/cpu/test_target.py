@@ -72,8 +72,7 @@ def test_compile_loads_each_parameter_once_and_reports_every_byte(quantization: 
         nonlocal reported
         reported += num_bytes
 
-    path = tmp_path / "rank0.engine"
-    facts = CpuTarget().compile(CompileJob(network.program, network.params, options, load, advance), path)
+    facts = CpuTarget().compile(CompileJob(network.program, network.params, options, load, advance), tmp_path)
     assert loaded == dict.fromkeys(network.arrays, 1)
     quantized = quantized_params(network.program, network.params, options)
     tensors = lower(network.program, network.params, dtype=DType.BFLOAT16, quantized=quantized).tensors

@@ -24,14 +24,15 @@ LAYER_NAMES = {
 
 
 def options(tp: int = 1, pp: int = 1, **values: Any) -> BuildOptions:
-    library = TensorrtLlmOptions(tp_size=tp, pp_size=pp)
-    return BuildOptions(**{"dtype": "float32", "target": "tensorrt_llm", "tensorrt_llm": library, **values})
+    common = {"dtype": "float32", "target": "tensorrt_llm", **values}
+    return BuildOptions.from_flat({"tp_size": tp, "pp_size": pp, **common})
 
 
 def written(opened: Opened, folder: Path) -> list[dict[str, NDArray[Any]]]:
     folder.mkdir()
     write_checkpoint(opened.job, folder, spec=opened.spec, config=opened.config, quantize=by_the_rule)
-    return [read_rank(folder, rank) for rank in range(opened.job.options.tensorrt_llm.world_size)]
+    world_size = opened.job.options.of(TensorrtLlmOptions).world_size
+    return [read_rank(folder, rank) for rank in range(world_size)]
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.builder.targets.tensorrt_llm.ranks import limits_of, plugins_of
 from llmserve.builder.targets.tensorrt_llm.target import num_workers
 from llmserve.engine.artifact import EngineDirectory
@@ -170,4 +168,4 @@ def test_use_weight_only_says_the_quantization() -> None:
     assert options(use_weight_only=True, weight_only_precision="int4").quantization == "int4"
     with pytest.raises(RecipeError, match="differ"):
         options(use_weight_only=True, quantization="int4")
-    assert replace(options(), tensorrt_llm=TensorrtLlmOptions(weight_only_precision="int3")).problems() != []
+    assert options(weight_only_precision="int3").problems() != []

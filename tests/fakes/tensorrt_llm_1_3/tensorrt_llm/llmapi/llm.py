@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.core import GenerateRequest
-from llmserve.engine.open import EngineSettings
+from llmserve.engine.settings import EngineSettings
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tensorrt_llm.executor.result import RequestError, RequestOutput
 from tensorrt_llm.llmapi.llm_args import KvCacheConfig, SchedulerConfig, TorchLlmArgs

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from llmserve.core import GenerateRequest, TokenEvent
-from llmserve.engine.open import EngineSettings
+from llmserve.engine.settings import EngineSettings
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tensorrt_llm.bindings.executor.checks import check
 from tensorrt_llm.bindings.executor.config import ExecutorConfig

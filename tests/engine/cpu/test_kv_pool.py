@@ -1,19 +1,18 @@
-"""The size of the KV pool, from what is asked for and what memory there is; engines that cannot be opened here."""
+"""The size of the KV pool, from what is asked for and what memory there is."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llmserve.engine import open as engine_open
 from llmserve.engine.base import EngineInfo
+from llmserve.engine.cpu import kv_pool
+from llmserve.engine.cpu.kv_pool import num_kv_blocks
 from llmserve.engine.cpu.layout import EngineHeader
-from llmserve.engine.open import EngineSettings, num_kv_blocks, open_engine
-from llmserve.errors import ResourceExhausted, Unsupported
-from tests.engine.directories import MANIFEST, make_engine_directory, seal
+from llmserve.engine.settings import EngineSettings
+from llmserve.errors import ResourceExhausted
 
 HEADER = EngineHeader(
     dtype="float16", quantization="", cache_dtype="float16", packing="", vocab_size=100, max_num_tokens=64,
@@ -32,8 +31,8 @@ ALL = 4 * 64 // 8  # blocks that the whole batch can use
 def blocks(path: Path, monkeypatch: pytest.MonkeyPatch, num_free: float, **settings: float) -> int:
     """`num_kv_blocks` where weights and activations leave memory for `num_free` blocks."""
     available = FILE_BYTES + HEADER.activation_bytes + int(num_free * BLOCK_BYTES)
-    monkeypatch.setattr(engine_open, "available_memory_bytes", lambda: available)
-    monkeypatch.setattr(engine_open, "read_header", lambda path: HEADER)
+    monkeypatch.setattr(kv_pool, "available_memory_bytes", lambda: available)
+    monkeypatch.setattr(kv_pool, "read_header", lambda path: HEADER)
     engine_file = path / "rank0.engine"
     engine_file.write_bytes(bytes(FILE_BYTES))
     return num_kv_blocks(engine_file, INFO, EngineSettings(**settings))  # type: ignore[arg-type]
@@ -103,10 +102,3 @@ def test_more_tokens_than_there_is_memory_for_are_refused(tmp_path: Path, monkey
 def test_a_small_pool_is_cut_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ResourceExhausted, match="room for one sequence"):
         blocks(tmp_path, monkeypatch, 7, max_kv_tokens=56)
-
-
-def test_an_engine_of_an_unknown_target_says_what_to_build(tmp_path: Path) -> None:
-    path = make_engine_directory(tmp_path / "engine")
-    seal(path, replace(MANIFEST, target="npu"))
-    with pytest.raises(Unsupported, match=r"built for target 'npu'; this version executes 'cpu'.*run: llmserve build"):
-        open_engine(path)

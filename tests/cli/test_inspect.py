@@ -1,4 +1,7 @@
-"""What keeps an engine from running on a machine. More on engines for GPUs: tests/engine/tensorrt_llm."""
+"""`llmserve inspect`: what keeps an engine from running on a machine, and what can be verified there.
+
+More on engines for GPUs: tests/engine/tensorrt_llm.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from llmserve.cli.main import main
-from llmserve.engine import fits
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.cpu import runtime
 from llmserve.engine.cpu.library import Library
+from llmserve.engine.registry import runtime_for
 from llmserve.errors import ResourceExhausted
 from tests.engine.directories import MANIFEST, make_engine_directory, seal
 
@@ -33,17 +37,17 @@ def inspected(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_a_cpu_engine_that_has_kernels_and_memory_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fits, "num_kv_blocks", lambda *arguments: 4)
-    assert fits.problems_here(EngineDirectory.open(directory)) == []
+    monkeypatch.setattr(runtime, "num_kv_blocks", lambda *arguments: 4)
+    assert runtime_for("cpu").problems_here(EngineDirectory.open(directory)) == []
 
 
 def test_what_a_cpu_engine_lacks_is_listed_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*arguments: object) -> int:
         raise ResourceExhausted("no room; free some memory")
 
-    monkeypatch.setattr(fits, "num_kv_blocks", no_room)
-    monkeypatch.setattr(fits, "load_library", lambda: Library(directory / "nothing.so"))
-    no_library, no_memory = fits.problems_here(EngineDirectory.open(directory))
+    monkeypatch.setattr(runtime, "num_kv_blocks", no_room)
+    monkeypatch.setattr(runtime, "load_library", lambda: Library(directory / "nothing.so"))
+    no_library, no_memory = runtime_for("cpu").problems_here(EngineDirectory.open(directory))
     assert "pip install" in no_library
     assert no_memory == "no room; free some memory"
 
@@ -72,7 +76,7 @@ def test_verify_hashes_the_files_of_an_engine_without_a_self_test(
 ) -> None:
     seal(directory, replace(MANIFEST, target="tensorrt_llm", device=GPU))
     text = " ".join(inspected(directory, monkeypatch, capsys, "--verify", "--tactics").split())
-    assert "verified every file is as built; the self-test is for cpu engines, and this one is for tensorrt_llm" in text
+    assert "verified every file is as built; engines for tensorrt_llm carry no self-test" in text
     assert "tactics: those of a tensorrt_llm engine were chosen when it was compiled" in text
     found = json.loads(inspected(directory, monkeypatch, capsys, "--verify", "--json"))
     assert (found["files_verified"], found["selftest"]) == (True, None)

@@ -1,0 +1,12 @@
+"""Options that only the cpu target has: none, the common ones say everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmserve.builder.targets.options import TargetOptions
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptions(TargetOptions):
+    pass

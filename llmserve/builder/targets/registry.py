@@ -1,0 +1,25 @@
+"""Which targets there are, one line each. `engine.registry` has the rooms in which their engines run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmserve.builder.targets.cpu.options import CpuOptions
+from llmserve.builder.targets.options import TargetOptions
+from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRoom:
+    """`module` has `make_target(spec, config) -> Target`; it is imported for a build only."""
+
+    options: type[TargetOptions]
+    module: str
+
+
+TARGETS: Mapping[str, BuildRoom] = {  # the first is the default
+    "cpu": BuildRoom(CpuOptions, "llmserve.builder.targets.cpu.target"),
+    "tensorrt_llm": BuildRoom(TensorrtLlmOptions, "llmserve.builder.targets.tensorrt_llm.target"),
+}
+DEFAULT_TARGET = next(iter(TARGETS))

@@ -1,0 +1,46 @@
+"""How large the KV pool of a CPU engine becomes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from llmserve.engine.base import EngineInfo
+from llmserve.engine.cpu.runner import kv_bytes_per_block, read_header
+from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.settings import EngineSettings
+from llmserve.errors import ResourceExhausted
+
+logger = logging.getLogger(__name__)
+
+
+def num_kv_blocks(engine_file: Path, info: EngineInfo, settings: EngineSettings) -> int:
+    """Blocks of the KV pool: what was asked for or what the batch can use, or less where memory allows less.
+
+    Raises ResourceExhausted when more was asked for than there is memory at all, or when memory cuts the pool so far
+    that a sequence of `max_seq_len` tokens has no room. A pool may be as small as that only when asked for.
+    """
+    header = read_header(engine_file)
+    block_size, block_bytes = header.block_size, kv_bytes_per_block(header)
+    num_wanted = -(-(settings.max_kv_tokens or info.max_batch_size * info.max_seq_len) // block_size)
+    free_bytes = max(0, available_memory_bytes() - engine_file.stat().st_size - header.activation_bytes)
+    num_allowed = int(settings.kv_cache_fraction * free_bytes) // block_bytes
+    wanted = f"a KV cache of {num_wanted * block_size} tokens needs {_mib(num_wanted * block_bytes)}"
+    left = f"{_mib(free_bytes)} of memory are left for it"
+    if settings.max_kv_tokens and num_wanted * block_bytes > free_bytes:
+        raise ResourceExhausted(f"{wanted}, but {left}; lower max_tokens_in_paged_kv_cache (--max-kv-tokens)")
+    if num_wanted <= num_allowed:
+        return num_wanted
+    allowed = f"{left}, and kv_cache_free_gpu_mem_fraction (--kv-cache-fraction) is {settings.kv_cache_fraction}"
+    if num_allowed * block_size < info.max_seq_len:
+        raise ResourceExhausted(
+            f"a KV cache with room for one sequence of {info.max_seq_len} tokens needs "
+            f"{_mib(-(-info.max_seq_len // block_size) * block_bytes)}, but {allowed}; free some memory, or build with "
+            f"a smaller max_seq_len"
+        )
+    logger.warning("%s, but %s: it gets %d tokens", wanted, allowed, num_allowed * block_size)
+    return num_allowed
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,29 @@
+"""What the cpu target needs of a machine, for `llmserve doctor`."""
+
+from __future__ import annotations
+
+from llmserve.engine.cpu.library import available_isas, chosen_isa
+from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.runtime import Check, Needs
+
+LITTLE_MEMORY_BYTES = 2**30
+
+
+def _kernel_library(need: str) -> Check:
+    return Check(need, True, f"variants {', '.join(available_isas())}")
+
+
+def _instruction_set(need: str) -> Check:
+    isa = chosen_isa()
+    slow = "it works, and is slow: the portable kernels are for checking the others" if isa == "portable" else ""
+    return Check(need, True, f"{isa} is used", slow)
+
+
+def _memory(need: str) -> Check:
+    available = available_memory_bytes()
+    advice = "end what else runs here, or raise the container's limit" if available < LITTLE_MEMORY_BYTES else ""
+    found = f"{available / 2**30:.1f} GiB available; `llmserve build --dry-run` says what a checkpoint needs"
+    return Check(need, available > 0, found, advice)
+
+
+NEEDS: Needs = {"kernel library": _kernel_library, "instruction set": _instruction_set, "memory": _memory}

@@ -1,0 +1,70 @@
+"""The `cpu` target's run-time room, as the registry finds it: engines that run on this machine's processor."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
+from llmserve.engine.base import Engine
+from llmserve.engine.cpu.kv_pool import num_kv_blocks
+from llmserve.engine.cpu.library import load_library
+from llmserve.engine.cpu.needs import NEEDS
+from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.cpu.tactics import Machine, TacticCache, choose, linear_shapes
+from llmserve.engine.inflight import InflightEngine
+from llmserve.engine.manifest import Manifest
+from llmserve.engine.runtime import Needs, Runtime, Tactics
+from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
+from llmserve.engine.settings import EngineSettings
+from llmserve.errors import LlmserveError
+
+logger = logging.getLogger(__name__)
+AS_IT_IS = {"enable_chunked_context": True, "max_beam_width": 1}  # what this engine does anyway
+
+
+class CpuRuntime:
+    def needs(self) -> Needs:
+        return NEEDS
+
+    def problems_here(self, directory: EngineDirectory) -> list[str]:
+        """The kernels, the engine file's version, and memory for the weights and one sequence."""
+        found = []
+        for ask in (load_library, lambda: num_kv_blocks(directory.engine_file, directory.info(), EngineSettings())):
+            try:
+                ask()
+            except LlmserveError as error:
+                found.append(str(error))
+        return found
+
+    def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
+        """Map the engine file, allocate the KV pool and start the step loop."""
+        for text in settings.gpu.without_effect((), AS_IT_IS):
+            logger.warning("%s", text)
+        info = directory.info()
+        num_blocks = num_kv_blocks(directory.engine_file, info, settings)
+        runner = CpuRunner.open(directory.engine_file, num_blocks=num_blocks, threads=settings.threads)
+        return InflightEngine(runner, info, settings.scheduler)
+
+    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+        return run_stored_selftest(
+            directory, lambda num_blocks: CpuRunner.open(directory.engine_file, num_blocks=num_blocks)
+        )
+
+    def tactics(self, directory: EngineDirectory) -> Tactics:
+        """What this machine would use, for every distinct shape of a linear layer."""
+        machine = Machine.here()
+        cache = TacticCache.load(directory.path / CACHE_FILE, machine)
+        shapes = linear_shapes(directory.engine_file)
+        return Tactics(
+            f"tactics on {machine.cpu}, {machine.isa}", {str(shape): choose(cache, shape) for shape in shapes}
+        )
+
+    def built_for(self, manifest: Manifest) -> str:
+        return ""  # one file serves every processor
+
+    def triton_backends(self, manifest: Manifest) -> Collection[str]:
+        return ()
+
+
+RUNTIME: Runtime = CpuRuntime()

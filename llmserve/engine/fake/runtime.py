@@ -1,0 +1,53 @@
+"""The fake as a target's run-time room: engine directories whose answers can be worked out by hand.
+
+No registry lists it. Tests enter it beside a target that writes such directories, and so prove that a target is two
+folders and two lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Engine, RunnerInfo
+from llmserve.engine.fake.runner import FakeRunner
+from llmserve.engine.inflight import InflightEngine
+from llmserve.engine.manifest import Manifest
+from llmserve.engine.runtime import Needs, Runtime, Tactics
+from llmserve.engine.selftest import SelfTestResult
+from llmserve.engine.settings import EngineSettings
+
+
+class FakeRuntime:
+    def needs(self) -> Needs:
+        return {}
+
+    def problems_here(self, directory: EngineDirectory) -> list[str]:
+        return []
+
+    def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
+        info, block_size = directory.info(), int(directory.manifest.options["tokens_per_block"])
+        runner_info = RunnerInfo(
+            vocab_size=info.vocab_size,
+            block_size=block_size,
+            num_blocks=-(-info.max_seq_len // block_size) * info.max_batch_size,
+            max_num_tokens=info.max_num_tokens,
+            max_batch_size=info.max_batch_size,
+            max_seq_len=info.max_seq_len,
+        )
+        return InflightEngine(FakeRunner(runner_info), info, settings.scheduler)
+
+    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+        return None  # it computes no logits
+
+    def tactics(self, directory: EngineDirectory) -> Tactics:
+        return Tactics("there is nothing to choose")
+
+    def built_for(self, manifest: Manifest) -> str:
+        return ""
+
+    def triton_backends(self, manifest: Manifest) -> Collection[str]:
+        return ()
+
+
+RUNTIME: Runtime = FakeRuntime()

@@ -1,0 +1,22 @@
+"""Which targets this version runs, one line each. `builder.targets.registry` has the rooms in which they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from llmserve.engine.runtime import Runtime
+from llmserve.engine.unknown import UnknownRuntime
+
+RUNTIMES: Mapping[str, str] = {  # target -> the module with its `RUNTIME`, imported when it is asked for
+    "cpu": "llmserve.engine.cpu.runtime",
+    "tensorrt_llm": "llmserve.engine.tensorrt_llm.runtime",
+}
+
+
+def runtime_for(target: str) -> Runtime:
+    """The runtime of a manifest's target. One that is not known runs nothing, and says what to do."""
+    if target not in RUNTIMES:
+        return UnknownRuntime(target, tuple(RUNTIMES))
+    runtime: Runtime = import_module(RUNTIMES[target]).RUNTIME
+    return runtime

@@ -1,0 +1,77 @@
+"""The seam between an engine directory and what runs it here: the run-time twin of `builder.targets.base.Target`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Engine
+from llmserve.engine.manifest import Manifest
+from llmserve.engine.selftest import SelfTestResult
+from llmserve.engine.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One need of a target. `is_met` false: the target does not work; `advice`: what to do, or what to know."""
+
+    need: str
+    is_met: bool
+    found: str
+    advice: str = ""
+
+
+Needs: TypeAlias = Mapping[str, Callable[[str], Check]]  # name -> asks this machine; may raise, which is unmet
+
+
+@dataclass(frozen=True, slots=True)
+class TacticChoice:
+    """The tactic of one layer for up to so many rows, and why."""
+
+    rows: int
+    tactic: str
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tactics:
+    """What this machine would use; `about` is a title, or says why there is nothing to list."""
+
+    about: str
+    layers: Mapping[str, Sequence[TacticChoice]] = field(default_factory=dict)  # by shape
+
+
+class Runtime(Protocol):
+    """Of one target. Its module has `RUNTIME`, which `engine.registry` finds; nothing heavy is imported with it."""
+
+    def needs(self) -> Needs:
+        """What the target needs of a machine: packages, drivers, devices. For `llmserve doctor`."""
+        ...
+
+    def problems_here(self, directory: EngineDirectory) -> list[str]:
+        """Everything that keeps this engine from running here, memory included; each says what to do. Opens none."""
+        ...
+
+    def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
+        """An engine, ready for requests. A setting that it cannot honour is logged as a warning.
+
+        Raises EngineFileError for one that is not usable here, ResourceExhausted when the KV pool does not fit.
+        """
+        ...
+
+    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+        """Run the self-test that lies in the directory; None for a target whose engines carry none."""
+        ...
+
+    def tactics(self, directory: EngineDirectory) -> Tactics: ...
+
+    def built_for(self, manifest: Manifest) -> str:
+        """In a line, the devices that the engine was built for; empty where that says nothing."""
+        ...
+
+    def triton_backends(self, manifest: Manifest) -> Collection[str]:
+        """Backends of a real Triton, not ours, that run this engine's files by themselves."""
+        ...

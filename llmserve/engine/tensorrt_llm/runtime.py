@@ -1,0 +1,47 @@
+"""The `tensorrt_llm` target's run-time room, as the registry finds it. tensorrt_llm itself is imported to open."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Engine
+from llmserve.engine.manifest import Manifest
+from llmserve.engine.runtime import Needs, Runtime, Tactics
+from llmserve.engine.selftest import SelfTestResult
+from llmserve.engine.settings import EngineSettings
+from llmserve.engine.tensorrt_llm.fits import fit_problems
+from llmserve.engine.tensorrt_llm.library import Mode
+from llmserve.engine.tensorrt_llm.needs import NEEDS
+from llmserve.engine.tensorrt_llm.open import open_tensorrt_llm
+
+
+class TensorrtLlmRuntime:
+    def needs(self) -> Needs:
+        return NEEDS
+
+    def problems_here(self, directory: EngineDirectory) -> list[str]:
+        return fit_problems(directory)
+
+    def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
+        return open_tensorrt_llm(directory, settings)
+
+    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+        return None  # its arithmetic is not ours
+
+    def tactics(self, directory: EngineDirectory) -> Tactics:
+        return Tactics(f"those of a {directory.manifest.target} engine were chosen when it was compiled")
+
+    def built_for(self, manifest: Manifest) -> str:
+        device = manifest.device
+        return (
+            f"tensorrt-llm {device['tensorrt_llm']}, {device['mode']} mode, for {device['world_size']} x "
+            f"{device['gpu']} (compute capability {device['compute_capability']})"
+        )
+
+    def triton_backends(self, manifest: Manifest) -> Collection[str]:
+        """TensorRT-LLM's own C++ backend runs what its builder has compiled, and nothing else."""
+        return ("tensorrtllm",) if Mode(manifest.device["mode"]) is Mode.ENGINE else ()
+
+
+RUNTIME: Runtime = TensorrtLlmRuntime()

@@ -1,0 +1,45 @@
+"""The runtime of engines that this version does not execute: of a target that it has not yet, or no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Engine
+from llmserve.engine.manifest import Manifest
+from llmserve.engine.runtime import Needs, Tactics
+from llmserve.engine.selftest import SelfTestResult
+from llmserve.engine.settings import EngineSettings
+from llmserve.errors import Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownRuntime:
+    target: str
+    known: Sequence[str]  # targets
+
+    def needs(self) -> Needs:
+        return {}
+
+    def problems_here(self, directory: EngineDirectory) -> list[str]:
+        executed = " and ".join(map(repr, self.known))
+        return [
+            f"{directory.path} was built for target {self.target!r}; this version executes {executed} engines; "
+            f"run: llmserve build ... --target {self.known[0]}"
+        ]
+
+    def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
+        raise Unsupported(self.problems_here(directory)[0])
+
+    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+        return None
+
+    def tactics(self, directory: EngineDirectory) -> Tactics:
+        return Tactics(f"not known for {self.target} engines")
+
+    def built_for(self, manifest: Manifest) -> str:
+        return ""
+
+    def triton_backends(self, manifest: Manifest) -> Collection[str]:
+        return ()
