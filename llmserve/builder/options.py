@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from llmserve.builder.flag import Elsewhere, Flag, declared, flag_of, option, value_problems
+from llmserve.builder.spellings import advice
 from llmserve.builder.targets.options import TargetOptions
 from llmserve.builder.targets.registry import DEFAULT_TARGET, TARGETS
 from llmserve.errors import RecipeError
@@ -110,7 +111,7 @@ class BuildOptions:
 
     def problems(self) -> list[str]:
         """Everything that is wrong with these values, in words; empty when they are valid."""
-        found = value_problems(self)
+        found = value_problems(self, advice)
         block = self.tokens_per_block
         rules = [
             (

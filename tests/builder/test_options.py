@@ -29,6 +29,31 @@ def test_a_sequence_has_room_for_a_prompt_and_an_answer() -> None:
     assert replace(BuildOptions(), max_seq_len=2).problems() == []
 
 
+@pytest.mark.parametrize(
+    ("values", "what_to_write"),
+    [
+        ({"dtype": "int8"}, "got 'int8'; write --dtype float16 --quantization int8"),
+        ({"dtype": "INT4"}, "got 'INT4'; write --dtype float16 --quantization int4"),
+        ({"dtype": "w8a8"}, "got 'w8a8'; write --dtype float16 --quantization int8"),
+        ({"dtype": "fp8"}, "there are no engines in fp8; the nearest is --dtype float16 --quantization int8"),
+        ({"dtype": "nvfp4"}, "there are no engines in nvfp4; the nearest is --dtype float16 --quantization int4"),
+        ({"dtype": "bf16"}, "got 'bf16'; write --dtype bfloat16"),
+        ({"quantization": "w8a8"}, "got 'w8a8'; write --quantization int8"),
+        ({"quantization": "int4_awq"}, "there are no engines in int4_awq; the nearest is --quantization int4"),
+        ({"quantization": "float16"}, "got 'float16'; write --dtype float16 and leave --quantization out"),
+        ({"kv_cache_dtype": "fp8"}, "there are no engines in fp8; the nearest is --kv-cache-dtype int8"),
+        ({"kv_cache_dtype": "int4"}, "there are no engines in int4; the nearest is --kv-cache-dtype int8"),
+    ],
+)
+def test_another_name_of_a_number_format_says_what_to_write_instead(values: dict[str, str], what_to_write: str) -> None:
+    (problem,) = BuildOptions(**values).problems()  # type: ignore[arg-type]
+    assert problem.endswith(what_to_write)
+
+
+def test_a_name_that_nobody_has_gets_no_advice() -> None:
+    assert BuildOptions(dtype="float7").problems() == ["dtype must be one of float16, bfloat16, float32, got 'float7'"]
+
+
 def test_what_belongs_to_another_target_is_refused_reported_or_understood() -> None:
     given = {"tp_size": 2, "gemm_plugin": "float16", "use_weight_only": True, "workers": 1}
     options = BuildOptions.from_flat(given)

@@ -100,6 +100,7 @@ def test_a_recipe_replaces_the_flags(
     [
         (["build"], "no checkpoint"),
         (["build", "CHECKPOINT", "--dtype", "float8", "--max-batch-size", "0"], "2 problems"),
+        (["build", "CHECKPOINT", "--dtype", "int8"], "write --dtype float16 --quantization int8"),
         (["build", "CHECKPOINT", "--max-seq-len", "100000", "--dry-run"], "at most 256 positions"),
         (
             ["build", "CHECKPOINT", "--use-weight-only", "--weight-only-precision", "int3"],

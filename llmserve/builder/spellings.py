@@ -1,0 +1,37 @@
+"""What others call number formats, and what to write here instead: `--dtype int8` is a good guess elsewhere."""
+
+from __future__ import annotations
+
+FLOATS = {
+    "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16",
+    "fp32": "float32", "f32": "float32", "float": "float32",
+}  # fmt: skip
+FLOAT_NAMES = ("float16", "bfloat16", "float32")
+INTEGERS = {"int8": "int8", "i8": "int8", "w8a8": "int8", "int4": "int4", "i4": "int4", "w4a8": "int4"}
+NEAREST = {  # formats that no engine has -> the one that takes as many bits, or the next more
+    **dict.fromkeys(("fp8", "float8", "float8_e4m3fn", "float8_e5m2", "w8a8_fp8", "w8a16", "q8_0", "int8_sq"), "int8"),
+    **dict.fromkeys(("fp4", "nvfp4", "mxfp4", "w4a16", "q4_0", "int4_awq", "int4_gptq"), "int4"),
+}  # fmt: skip
+
+
+OPTIONS = ("dtype", "quantization", "kv_cache_dtype")
+
+
+def advice(option: str, name: str) -> str:
+    """What to write for `name`, which `option` does not take; empty where nobody can tell."""
+    if option not in OPTIONS:
+        return ""
+    known = FLOATS.get(name.lower(), name.lower())
+    if known in FLOAT_NAMES:
+        elsewhere = "" if option == "dtype" else f" and leave --{option.replace('_', '-')} out"
+        return f"write --dtype {known}{elsewhere}"
+    if known in INTEGERS and not (option == "kv_cache_dtype" and INTEGERS[known] == "int4"):
+        return f"write {_flags(INTEGERS[known], option)}"
+    nearest = NEAREST.get(known) or INTEGERS.get(known)
+    return f"there are no engines in {name}; the nearest is {_flags(nearest, option)}" if nearest else ""
+
+
+def _flags(integers: str, option: str) -> str:
+    if option == "kv_cache_dtype":
+        return "--kv-cache-dtype int8"
+    return f"--dtype float16 --quantization {integers}" if option == "dtype" else f"--quantization {integers}"
