@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.builder.targets.registry import TARGETS
+from tests.target_branches import REGISTRIES, branches, rooms
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "llmserve"
 
@@ -118,6 +121,59 @@ def test_command_line_starts_without_heavy_packages() -> None:
     code = f"import sys, llmserve.cli.main; print(sorted({heavy} & set(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert output.strip() == "[]"
+
+
+def test_only_a_targets_own_rooms_ask_which_target_it_is() -> None:
+    assert branches(PACKAGE, TARGETS, rooms(TARGETS)) == []
+
+
+def test_a_targets_rooms_are_imported_by_themselves_and_the_registries() -> None:
+    room = re.compile(rf"llmserve\.(?:engine|builder\.targets)\.({'|'.join(TARGETS)})\b")
+    describes_the_processor = "cli/machine.py"
+    wrong = [
+        f"{file} imports {name}"
+        for path in python_files()
+        if (file := path.relative_to(PACKAGE).as_posix()) not in (*REGISTRIES, describes_the_processor)
+        for name in imports(path)
+        if (found := room.match(name)) and not file.startswith(rooms([found[1]]))
+    ]
+    assert wrong == []
+
+
+ASKING = (
+    "if options.target == 'cpu': ...",
+    "if 'tensorrt_llm' != name: ...",
+    "if manifest.target == DEFAULT: ...",
+    "if target is not other: ...",
+    "if name in ('cpu', 'cuda'): ...",
+    "if directory.manifest.target != GPU_TARGET: ...",
+    "needs = {'cpu': 1}",
+    "target = {GPU_TARGET: 1}[name]",
+    "rows = report['tensorrt_llm']",
+    "rows = report.get('tensorrt_llm')",
+    "size = options.tensorrt_llm.tp_size",
+    "match name:\n    case 'cpu': ...",
+    "isinstance(options, TensorrtLlmOptions)",
+    "isinstance(options, int | targets.TensorrtLlmOptions)",
+    "match options:\n    case TensorrtLlmOptions(): ...",
+)
+NOT_ASKING = (
+    "if options.target not in TARGETS: ...",
+    "runtime = RUNTIMES[manifest.target]",
+    "if model.name == ENGINE_MODEL: ...",
+    "tensor = tensor.to('cpu').cpu()",
+    "isinstance(options, TargetOptions)",
+)
+
+
+@pytest.mark.parametrize("code", [*ASKING, *NOT_ASKING])
+def test_the_law_of_targets_knows_a_question_when_it_sees_one(code: str, tmp_path: Path) -> None:
+    (tmp_path / "engine/cpu").mkdir(parents=True)
+    (tmp_path / "engine/cpu/own.py").write_text("class TensorrtLlmOptions: ...\nif name == 'cpu': ...")
+    (tmp_path / "engine/names.py").write_text("GPU_TARGET, ENGINE_MODEL = 'tensorrt_llm', 'tensorrt_llm'")
+    (tmp_path / "file.py").write_text(code)
+    found = branches(tmp_path, ("cpu", "tensorrt_llm"), ("engine/cpu/",))
+    assert bool(found) == (code in ASKING)
 
 
 def test_scheduler_is_plain_ints() -> None:
