@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,13 @@ def wait(name):
 
 resolve.target_for = lambda *_: FakeTarget(after_each=wait)
 main()
+"""
+
+FLAGS = """
+dtype quantization group-size kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target
+tp-size pp-size max-input-len max-beam-width gemm-plugin gpt-attention-plugin context-fmha remove-input-padding
+kv-cache-type use-weight-only weight-only-precision workers parallel-build multiple-profiles reduce-fusion
+output-dir recipe dry-run show-program help
 """
 
 
@@ -81,6 +89,23 @@ def test_flags_may_have_underscores_as_trtllm_builds_have(
 ) -> None:
     assert llmserve(monkeypatch, "build", checkpoint, "--dry-run", "--max_batch_size", "5", "--max_num_tokens=77") == 0
     assert "5 sequences and 77 tokens a step" in capsys.readouterr().out
+
+
+def test_the_flags_of_every_target_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert llmserve(monkeypatch, "build", "--help") == 0
+    shown = capsys.readouterr().out
+    assert sorted(re.findall(r"^│ --([a-z-]+) ", shown, re.MULTILINE)) == sorted(FLAGS.split())
+    for part in (
+        "float16 | bfloat16 | float32 (default: float16)",
+        "int8 | int4 (default: none)",
+        "Prompt and output of one sequence (default: the checkpoint's limit)",
+        "Device to compile for: cpu | tensorrt_llm (default: cpu)",
+        "With --target tensorrt_llm",
+        "KV cache: paged | continuous | disabled (default: paged)",
+    ):
+        assert part in shown
 
 
 def test_a_recipe_replaces_the_flags(

@@ -54,7 +54,7 @@ class Target(Protocol):
         ...
 
     def available_bytes(self) -> int:
-        """Memory that an engine could have here, for the plan. Asked only where `read_bytes_per_s` is known."""
+        """Memory that an engine could have here now, for the plan; 0 where that cannot be said."""
         ...
 
     def read_bytes_per_s(self) -> float:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.nvidia import visible_gpus
 from llmserve.engine.tensorrt_llm.fits import fit_problems
 from llmserve.engine.tensorrt_llm.library import BannedSequences, Mode, installed, mode_of
 from llmserve.errors import Unsupported
@@ -49,17 +48,6 @@ def test_nothing_installed_says_what_to_install() -> None:
         installed()
     with gpu_machine("1.2"):
         assert str(installed()) == "tensorrt-llm 1.2.1, engine mode (ahead-of-time engines)"
-
-
-def test_gpus_are_those_that_cuda_would_see() -> None:
-    with gpu_machine("1.2", FAKE_GPUS="3", CUDA_VISIBLE_DEVICES="2,GPU-0000-0,7,1"):
-        assert [gpu.index for gpu in visible_gpus()] == [2, 0]
-    with gpu_machine("1.2", CUDA_VISIBLE_DEVICES=""), pytest.raises(Unsupported, match="CUDA_VISIBLE_DEVICES"):
-        visible_gpus()
-    with pytest.raises(Unsupported, match="no nvidia-smi"):
-        visible_gpus()
-    with gpu_machine("1.2", FAKE_GPUS="broken"), pytest.raises(Unsupported, match=r"(?s)nvidia-smi failed: .*broken"):
-        visible_gpus()
 
 
 def test_an_engine_of_this_machine_fits(tmp_path: Path) -> None:
