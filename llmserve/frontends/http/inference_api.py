@@ -121,21 +121,23 @@ class InferenceApi:
         found = self.core.statistics(*_model_and_version(request))
         return json_response({"model_stats": [message_to_dict(entry) for entry in found]})
 
-    async def infer(self, request: Request) -> Answer:
-        return await self._traced(request, self._infer)
+    def infer(self, request: Request) -> Awaitable[Answer]:
+        return self._traced(request, self._infer)
 
-    async def generate(self, request: Request) -> Answer:
-        return await self._traced(request, self._generate)
+    def generate(self, request: Request) -> Awaitable[Answer]:
+        return self._traced(request, self._generate)
 
-    async def generate_stream(self, request: Request) -> Answer:
-        return await self._traced(request, self._generate_stream)
+    def generate_stream(self, request: Request) -> Awaitable[Answer]:
+        return self._traced(request, self._generate_stream)
 
-    async def _traced(self, request: Request, handle: Callable[[Request, Trace | None], Awaitable[Answer]]) -> Answer:
+    def _traced(
+        self, request: Request, handle: Callable[[Request, Trace | None], Awaitable[Answer]]
+    ) -> Awaitable[Answer]:
         model, _ = _model_and_version(request)
         trace = self.extensions.tracer.sample(model)
         if trace is None:
-            return await handle(request, None)
-        return await traced_answer(self.extensions.tracer, model, trace, handle(request, trace))
+            return handle(request, None)
+        return traced_answer(self.extensions.tracer, model, trace, handle(request, trace))
 
     async def _infer(self, request: Request, trace: Trace | None) -> WholeAnswer:
         model, version = _model_and_version(request)
@@ -216,15 +218,20 @@ def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = D
     for method, path, handler in _handlers(InferenceApi(core, extensions, max_input_bytes)):
         routes.add(method, path, answers_errors(handler))
 
-    async def answer(request: Request) -> Answer:
+    def answer(request: Request) -> Awaitable[Answer]:
         found = routes.find(request.method, request.path)
         if found is None:
-            return json_response({"error": "Not Found"}, 404)
+            return _at_once(json_response({"error": "Not Found"}, 404))
         if found.handler is None:
-            return json_response({"error": "Method Not Allowed"}, 405, {"Allow": ", ".join(found.methods)})
+            allowed = {"Allow": ", ".join(found.methods)}
+            return _at_once(json_response({"error": "Method Not Allowed"}, 405, allowed))
         request.path_params = found.params
-        return await found.handler(request)
+        return found.handler(request)
 
+    return answer
+
+
+async def _at_once(answer: Answer) -> Answer:
     return answer
 
 
