@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Collection
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from llmserve.errors import Unavailable
 
@@ -27,16 +27,25 @@ class OpenConnection(Protocol):
         ...
 
 
-async def stop_serving(server: asyncio.Server, connections: Collection[OpenConnection]) -> None:
-    """Close the port, give what runs `CLOSE_TIMEOUT_S`, then end it. Connections that close leave `connections`."""
-    server.close()
-    for connection in list(connections):
-        connection.leave()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await asyncio.gather(*(connection.closed.wait() for connection in connections))
-    for connection in list(connections):
-        connection.abort()
+ConnectionT = TypeVar("ConnectionT", bound=OpenConnection)
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningServer(Generic[ConnectionT]):
+    port: int
+    _server: asyncio.Server
+    _connections: set[ConnectionT]  # those that close leave it
+
+    async def stop(self) -> None:
+        """Close the port, give what runs `CLOSE_TIMEOUT_S`, then end it."""
+        self._server.close()
+        for connection in list(self._connections):
+            connection.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.gather(*(connection.closed.wait() for connection in self._connections))
+        for connection in list(self._connections):
+            connection.abort()
 
 
 def url_host(host: str) -> str:

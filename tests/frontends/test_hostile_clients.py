@@ -17,8 +17,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.frontends.http import bodies as http_body
-from llmserve.wire.http1 import connection as http_connection
-from llmserve.wire.http1.connection import MAX_HEADER_BYTES
+from llmserve.wire.http1 import deadlines
+from llmserve.wire.http1.parser import MAX_HEADER_BYTES
 from llmserve.wire.listener import claim_port
 from tests.frontends.grpc.test_inference_service import typed
 from tests.frontends.http.test_inference_api import Http
@@ -152,7 +152,7 @@ def test_headers_over_the_limit_are_answered(port: int) -> None:
 
 
 def test_clients_that_stop_in_the_middle_are_let_go(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "HEADERS_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(deadlines, "HEADERS_TIMEOUT_S", 0.5)
     monkeypatch.setattr(http_body, "BODY_PAUSE_S", 0.5)
     assert answer_to(port) == b""  # says nothing at all
     status, error = status_and_error(answer_to(port, b"GET /v2 HTTP/1.1\r\nHost:"))
@@ -166,7 +166,7 @@ def test_clients_that_stop_in_the_middle_are_let_go(port: int, monkeypatch: pyte
 
 def test_a_slow_client_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slower than the longest pause altogether, but never pausing that long."""
-    monkeypatch.setattr(http_connection, "HEADERS_TIMEOUT_S", 5)
+    monkeypatch.setattr(deadlines, "HEADERS_TIMEOUT_S", 5)
     monkeypatch.setattr(http_body, "BODY_PAUSE_S", 0.5)
     with closing(socket.create_connection((HOST, port), timeout=10)) as connection:
         connection.sendall(post(b"Content-Length: %d" % len(BODY)))

@@ -3,8 +3,11 @@
 httptools parses; here is what a server decides itself. General servers and frameworks cost several times what a small
 inference does.
 
-connection  one connection: requests in their order, limits on headers and silence
+connection  one connection, from its start to its end, and what goes out on it
+parser      bytes to requests
+pipelining  requests in their order
+deadlines   how long headers and silence may last
 request     what a client asks
 answers     what it is told, whole or piece by piece
-server      the listening socket, and the end of what came through it
+server      the listening socket
 """

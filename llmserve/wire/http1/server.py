@@ -1,22 +1,15 @@
-"""The listening socket, and the end of what came through it."""
+"""The listening socket."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from llmserve.wire.http1.connection import Connection, Handler
-from llmserve.wire.listener import BACKLOG, claim_port, stop_serving
+from llmserve.wire.listener import BACKLOG, ListeningServer, claim_port
 
 
-@dataclass(frozen=True, slots=True)
-class HttpServer:
-    port: int
-    _server: asyncio.Server
-    _connections: set[Connection]
-
-    async def stop(self) -> None:
-        await stop_serving(self._server, self._connections)
+class HttpServer(ListeningServer[Connection]):
+    __slots__ = ()
 
 
 async def serve(handler: Handler, host: str, port: int, *, flag: str) -> HttpServer:

@@ -1,31 +1,24 @@
-"""The listening socket, and the end of what came through it."""
+"""The listening socket."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from llmserve.wire.http2.calls import Method
 from llmserve.wire.http2.connection import NO_LIMITS, Connection
 from llmserve.wire.http2.keepalive import ConnectionLimits
-from llmserve.wire.listener import BACKLOG, claim_port, stop_serving
+from llmserve.wire.listener import BACKLOG, ListeningServer, claim_port
 from llmserve.wire.tls import HANDSHAKE_TIMEOUT_S
 
 
-@dataclass(frozen=True, slots=True)
-class Http2Server:
-    port: int
-    _server: asyncio.Server
-    _connections: set[Connection]
+class Http2Server(ListeningServer[Connection]):
+    __slots__ = ()
 
     def peers(self) -> set[str]:
         """Addresses of the clients that are connected."""
         return {connection.peer for connection in self._connections}
-
-    async def stop(self) -> None:
-        await stop_serving(self._server, self._connections)
 
 
 async def serve(

@@ -12,9 +12,10 @@ import pytest_asyncio
 
 from llmserve.frontends.http.bodies import read_body
 from llmserve.wire import listener
-from llmserve.wire.http1 import connection as http_connection
+from llmserve.wire.http1 import deadlines
 from llmserve.wire.http1.answers import Answer, Reply, WholeAnswer
-from llmserve.wire.http1.connection import MAX_WAITING, Connection
+from llmserve.wire.http1.connection import Connection
+from llmserve.wire.http1.pipelining import MAX_WAITING
 from llmserve.wire.http1.request import Request
 from llmserve.wire.http1.server import HttpServer, serve
 
@@ -344,8 +345,8 @@ async def test_a_client_that_does_not_read_holds_up_its_answer(client: Client) -
 async def test_idle_connections_are_closed(
     server: HttpServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "HEADERS_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(http_connection, "KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr(deadlines, "HEADERS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(deadlines, "KEEP_ALIVE_S", 0.3)
     silent, used = await connect(server), await connect(server)
     used.get("/a")
     assert await used.body() == b"/a"
@@ -359,8 +360,8 @@ async def test_idle_connections_are_closed(
 async def test_headers_behind_a_running_request_have_their_time_after_it(
     server: HttpServer, connect: Connect, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "HEADERS_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(http_connection, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(deadlines, "HEADERS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(deadlines, "KEEP_ALIVE_S", 0.1)
     client = await connect(server)
     client.get("/forever")
     client.send(b"GET /half")

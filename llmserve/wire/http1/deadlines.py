@@ -1,0 +1,78 @@
+"""How long a client may take for its headers, and how long a connection may be idle."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Protocol
+
+HEADERS_TIMEOUT_S = 60
+KEEP_ALIVE_S = 75  # idle connections of pooling clients
+
+
+class Watched(Protocol):
+    """A connection, as far as its time may be over."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request is being answered."""
+        ...
+
+    @property
+    def is_in_headers(self) -> bool:
+        """Whether a request has begun to arrive, and its headers have not ended."""
+        ...
+
+    def refuse(self, status: HTTPStatus, problem: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Deadlines:
+    def __init__(self, connection: Watched) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._idle_until = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._headers_timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """The client has connected; its first request may take as long as headers may."""
+        self._idle_until = self._loop.time() + HEADERS_TIMEOUT_S
+        self._idle_timer = self._loop.call_at(self._idle_until, self._check_idle)
+
+    def stop(self) -> None:
+        self.headers_ended()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
+    def served(self) -> None:
+        """The connection is idle, unless there is another request."""
+        self._idle_until = self._loop.time() + KEEP_ALIVE_S
+
+    def headers_pending(self) -> None:
+        """Headers have begun to arrive, now or earlier."""
+        if self._headers_timer is None:
+            self._headers_timer = self._loop.call_later(HEADERS_TIMEOUT_S, self._end_headers)
+
+    def headers_ended(self) -> None:
+        if self._headers_timer is not None:
+            self._headers_timer.cancel()
+            self._headers_timer = None
+
+    def _end_headers(self) -> None:
+        self._headers_timer = None
+        if self._connection.is_serving:  # reading is paused, or the answer before may still be sent
+            self.headers_pending()
+        else:
+            problem = f"request headers took more than {HEADERS_TIMEOUT_S} seconds"
+            self._connection.refuse(HTTPStatus.REQUEST_TIMEOUT, problem)
+
+    def _check_idle(self) -> None:
+        """One timer for the life of a connection, since a timer for each request costs more than looking again."""
+        if self._connection.is_serving or self._connection.is_in_headers:
+            self._idle_timer = self._loop.call_later(KEEP_ALIVE_S, self._check_idle)
+        elif self._loop.time() < self._idle_until:
+            self._idle_timer = self._loop.call_at(self._idle_until, self._check_idle)
+        else:
+            self._connection.close()

@@ -1,0 +1,73 @@
+"""Requests in their order: one is answered, those that a client sends ahead of the answer wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from llmserve.wire.http1.request import Request
+
+MAX_WAITING = 16  # requests behind the one that is answered
+MAX_WAITING_BYTES = 64 * 1024  # of the body of such a request
+
+
+class Served(Protocol):
+    """A connection, as far as it serves what arrives on it."""
+
+    def start(self, request: Request) -> None:
+        """Begin to answer."""
+        ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class PipelinedRequests:
+    """See `parser.RequestSink`. While too much waits, nothing is read from the client."""
+
+    def __init__(self, connection: Served) -> None:
+        self.running: Request | None = None
+        self._connection = connection
+        self._waiting: deque[Request] = deque()
+        self._arriving: Request | None = None  # its body is on its way, and is of use
+
+    def begin(self, request: Request) -> None:
+        self._arriving = request
+        if self.running is None:
+            self._start(request)
+            return
+        self._waiting.append(request)
+        if len(self._waiting) >= MAX_WAITING:
+            self._connection.pause_reading()
+
+    def add(self, data: bytes) -> None:
+        if self._arriving is None:
+            return
+        self._arriving.add(data)
+        if self._arriving is not self.running and self._arriving.num_bytes > MAX_WAITING_BYTES:
+            self._connection.pause_reading()
+
+    def end(self) -> None:
+        if self._arriving is not None:
+            self._arriving.end()
+            self._arriving = None
+
+    def finish(self) -> None:
+        """`running` is done with; what is left of its body is of no use."""
+        if self._arriving is self.running:
+            self._arriving = None
+        self.running = None
+
+    def start_next(self) -> None:
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        if not self._waiting:
+            self._connection.resume_reading()
+
+    def forget_waiting(self) -> None:
+        self._waiting.clear()
+
+    def _start(self, request: Request) -> None:
+        self.running = request
+        self._connection.start(request)
