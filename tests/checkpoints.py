@@ -189,7 +189,7 @@ def write_tensors(path: Path, tensors: dict[str, NDArray[Any]], format: str) -> 
         return
     names = list(tensors)
     halves = names[: len(names) // 2], names[len(names) // 2 :]
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, half in enumerate(halves, start=1):
         file = f"{stem}-{number:05d}-of-00002.{suffix}"
         _write_file(path / file, {name: tensors[name] for name in half})

@@ -18,7 +18,8 @@ def load_oracle(path: Path) -> Any:
     from llmserve.evaluation import baichuan_torch
 
     baichuan_torch.register()
-    model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    found: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    model, report = found
     assert not any(report.values()), report
     return model.eval()
 

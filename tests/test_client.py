@@ -59,12 +59,11 @@ def test_parameters_take_the_type_of_the_model_s_input(client: Client, core: Stu
 
 def test_numpy_values_are_taken_as_what_they_are(client: Client, core: StubCore) -> None:
     words = np.array([b"a", b"bc"])
-    list(
-        client.generate(
-            "x", max_tokens=np.int64(5), stream=np.bool_(False), temperature=np.float32(0.7), seed=np.uint64(2**63),
-            stop_words=words,  # type: ignore[arg-type]
-        )
-    )  # fmt: skip
+    values: dict[str, Any] = {
+        "max_tokens": np.int64(5), "stream": np.bool_(False), "temperature": np.float32(0.7), "seed": np.uint64(2**63),
+        "stop_words": words,
+    }  # fmt: skip
+    list(client.generate("x", **values))
     inputs = core.requests[0].inputs
     found = [inputs[name].data.tolist() for name in ("max_tokens", "stream", "seed", "stop_words")]
     assert found == [[[5]], [[False]], [[2**63]], [[b"a", b"bc"]]]

@@ -133,7 +133,8 @@ def _running(
         )  # fmt: skip
     try:
         _wait_until_live(process, ports[0], log)
-        yield Endpoint(repository, *ports, process.pid)
+        http, grpc, metrics = ports
+        yield Endpoint(repository, http, grpc, metrics, process.pid)
     finally:
         _end(process)
 

@@ -1,7 +1,7 @@
 """Make the demo checkpoint again, from the docstrings of installed packages. No network is used.
 
-    python tools/train_demo_checkpoint.py train --output /tmp/demo --minutes 60
-    python tools/train_demo_checkpoint.py score build/checkpoints/baichuan2-tiny-docsum
+    python -m tools.train_demo_checkpoint train --output /tmp/demo --minutes 60
+    python -m tools.train_demo_checkpoint score build/checkpoints/baichuan2-tiny-docsum
 
 Training pairs come from this interpreter's standard library and site-packages and every `--packages DIR`; those near
 an evaluation pair are dropped. More packages give a larger corpus: install what
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from demo_checkpoint import corpus
-from demo_checkpoint.decontaminate import Decontaminator
+
+from tools.demo_checkpoint import corpus
+from tools.demo_checkpoint.decontaminate import Decontaminator
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EVALUATION_PAIRS = REPOSITORY / "eval" / "data" / "docstrings.jsonl"
@@ -68,8 +69,8 @@ def train(
     seed: Seed = 0,
 ) -> None:
     """Collect a corpus, train the tokenizer and the model, export and score the checkpoint."""
-    from demo_checkpoint import batches, export, model, tokenizer
-    from demo_checkpoint import train as training
+    from tools.demo_checkpoint import batches, export, model, tokenizer
+    from tools.demo_checkpoint import train as training
 
     corpus_file = output / "pairs.jsonl"
     if not corpus_file.exists():
@@ -90,7 +91,7 @@ def train(
 @app.command()
 def score(checkpoints: list[Path]) -> None:
     """Print ROUGE of greedy summaries of the evaluation pairs."""
-    from demo_checkpoint import score as scoring
+    from tools.demo_checkpoint import score as scoring
 
     evaluation = corpus.read_pairs(EVALUATION_PAIRS)
     for checkpoint in checkpoints:

@@ -24,7 +24,7 @@ from llmserve.models.alibi import alibi_slopes
 from llmserve.models.baichuan import ROPE_THETA, baichuan_form
 
 
-class BaichuanConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
+class BaichuanConfig(PreTrainedConfig):
     """The published config keys. After construction `position_embedding` and `norm_head` are resolved, and saved."""
 
     model_type = "baichuan"
@@ -139,13 +139,13 @@ class BaichuanNormHead(nn.Linear):
         return self._normalized[1]
 
 
-class BaichuanPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
+class BaichuanPreTrainedModel(PreTrainedModel):
     config_class = BaichuanConfig
     base_model_prefix = "model"
     _supports_sdpa = True
 
 
-class BaichuanModel(BaichuanPreTrainedModel):  # type: ignore[no-untyped-call]
+class BaichuanModel(BaichuanPreTrainedModel):
     def __init__(self, config: BaichuanConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -178,7 +178,7 @@ class BaichuanModel(BaichuanPreTrainedModel):  # type: ignore[no-untyped-call]
         return cast(Tensor, self.norm(x_BTH))
 
 
-class BaichuanForCausalLM(BaichuanPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
+class BaichuanForCausalLM(BaichuanPreTrainedModel, GenerationMixin):
     def __init__(self, config: BaichuanConfig) -> None:
         super().__init__(config)
         self.model = BaichuanModel(config)

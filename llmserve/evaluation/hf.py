@@ -75,7 +75,7 @@ class HfModel:
             [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self._device
         )
         # the checkpoint's own sampling defaults must not leak into a greedy comparison
-        self._model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        self._model.generation_config = GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=False,
             num_beams=1,
@@ -109,7 +109,7 @@ def _load(path: Path, dtype: str) -> Any:
     from llmserve.evaluation import baichuan_torch
 
     baichuan_torch.register()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained  # its annotations leave out `output_loading_info`
     try:
         model, loading = load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,10 @@ from tests.serving.models import collect, floats, request, serving, single, tens
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
 
-def save(path: Path, nodes: list[onnx.NodeProto], inputs: list[object], outputs: list[object]) -> None:
+Values = Sequence[onnx.ValueInfoProto]
+
+
+def save(path: Path, nodes: list[onnx.NodeProto], inputs: Values, outputs: Values) -> None:
     graph = helper.make_graph(nodes, "g", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, path)

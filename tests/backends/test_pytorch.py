@@ -47,14 +47,17 @@ class Pick(torch.nn.Module):
 
 
 class Count(torch.nn.Module):
-    """Answers with its own buffer, which the next call changes; and works in place."""
+    """Answers with its own buffer, which the next call changes; and works in place.
+
+    TorchScript reads no annotation that says what a buffer is.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.seen += x.add_(1)
+        self.seen += x.add_(1)  # type: ignore[operator]
         return self.seen, x
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from llmserve.builder import build as build_module
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.engine.artifact import EngineDirectory
@@ -173,8 +173,8 @@ def test_a_full_disk_is_found_before_and_during_the_build(
 
     with pytest.raises(ResourceExhausted, match="No space left"):
         build(checkpoint, tmp_path / "e", target=FakeTarget(after_each=full))
-    usage = build_module.shutil._ntuple_diskusage(10, 9, 1)
-    monkeypatch.setattr(build_module.shutil, "disk_usage", lambda path: usage)
+    usage = shutil._ntuple_diskusage(10, 9, 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(ResourceExhausted, match=r"needs .* MiB"):
         build(checkpoint, tmp_path / "e")
     assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from llmserve.builder.plan import plan_build
 from llmserve.engine.artifact import CACHE_FILE, SELFTEST_FILE, EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
 from llmserve.engine.manifest import Manifest
-from llmserve.engine.selftest import SelfTest, prompt_logits
+from llmserve.engine.selftest import SelfTest, SelfTestResult, prompt_logits
 from llmserve.engine.verify import verify_engine
 from tests.checkpoints import KINDS, make_checkpoint
 from tests.engine.directories import seal
@@ -29,9 +30,15 @@ def build(path: Path, kind: str, options: BuildOptions = OPTIONS) -> EngineDirec
     return EngineDirectory.open(path / "engine")
 
 
+def verified(directory: EngineDirectory) -> SelfTestResult:
+    result = verify_engine(directory)
+    assert result is not None
+    return result
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_architecture_computes_the_references_logits(tmp_path: Path, kind: str) -> None:
-    result = verify_engine(build(tmp_path, kind))
+    result = verified(build(tmp_path, kind))
     assert result.passed
     assert result.max_error < 1e-4
 
@@ -39,7 +46,7 @@ def test_every_architecture_computes_the_references_logits(tmp_path: Path, kind:
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "llama-tied", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: str, dtype: str) -> None:
-    result = verify_engine(build(tmp_path, kind, replace(OPTIONS, dtype=dtype)))
+    result = verified(build(tmp_path, kind, replace(OPTIONS, dtype=dtype)))
     assert result.passed
     assert result.max_error < result.tolerance / 2
 
@@ -47,7 +54,7 @@ def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: st
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantized_engines_stay_within_their_own_tolerance(tmp_path: Path, kind: str, quantization: str) -> None:
-    result = verify_engine(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization=quantization)))
+    result = verified(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization=quantization)))
     assert result.passed
     assert 0.02 < result.tolerance < 0.3
 
@@ -58,14 +65,14 @@ def test_one_quantized_layer_is_exact(tmp_path: Path, kind: str, quantization: s
     """Over one layer the rounding of reference and engine agrees, so that nothing hides behind a wide tolerance."""
     make_checkpoint(tmp_path / "one", kind, num_hidden_layers=1)
     build_engine(tmp_path / "one", tmp_path / "engine", replace(OPTIONS, quantization=quantization))
-    assert verify_engine(EngineDirectory.open(tmp_path / "engine")).max_error < 1e-5
+    assert verified(EngineDirectory.open(tmp_path / "engine")).max_error < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "mistral", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_engines_with_an_int8_cache_stay_within_their_own_tolerance(tmp_path: Path, kind: str, dtype: str) -> None:
     directory = build(tmp_path, kind, replace(OPTIONS, dtype=dtype, kv_cache_dtype="int8"))
-    result = verify_engine(directory)
+    result = verified(directory)
     assert result.passed
     assert result.tolerance < 0.1
     config = json.loads((directory.path / "config.json").read_text())
@@ -116,7 +123,7 @@ def test_a_sealed_engine_with_damaged_weights_fails_its_selftest(tmp_path: Path,
     content[middle : middle + 6000] = bytes(6000)  # a part of some matrix becomes zero
     directory.engine_file.write_bytes(content)
     seal(directory.path, directory.manifest)
-    assert not verify_engine(EngineDirectory.open(directory.path)).passed
+    assert not verified(EngineDirectory.open(directory.path)).passed
 
 
 def test_a_self_test_of_another_engine_fails(tmp_path: Path) -> None:
@@ -125,7 +132,7 @@ def test_a_self_test_of_another_engine_fails(tmp_path: Path) -> None:
     build_engine(checkpoint, tmp_path / "other-engine", OPTIONS)
     (directory.path / SELFTEST_FILE).write_bytes((tmp_path / "other-engine" / SELFTEST_FILE).read_bytes())
     seal(directory.path, directory.manifest)
-    result = verify_engine(EngineDirectory.open(directory.path))
+    result = verified(EngineDirectory.open(directory.path))
     assert not result.passed
     assert "FAILED" in str(result)
 
@@ -157,7 +164,7 @@ def test_the_manifest_names_the_device(tmp_path: Path) -> None:
 
 
 def test_memory_stays_near_one_tensor(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 20}
+    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 20}
     checkpoint = make_checkpoint(tmp_path / "c", "llama", dtype="bfloat16", **sizes)
     total = (checkpoint / "model.safetensors").stat().st_size
     largest = 2 * 512 * 192 * np.dtype(np.float32).itemsize

@@ -57,9 +57,10 @@ def test_views_parameters_and_state_dicts(tmp_path: Path) -> None:
 
 
 def test_a_module_state_dict_with_metadata(tmp_path: Path) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    linear = torch.nn.Linear(3, 2)
+    module = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(2))
     found = save(tmp_path, module.state_dict())  # an OrderedDict with a `_metadata` attribute
-    assert np.array_equal(found.read("0.weight"), module[0].weight.detach().numpy())
+    assert np.array_equal(found.read("0.weight"), linear.weight.detach().numpy())
     assert found.tensors["1.num_batches_tracked"].dtype == "int64"
 
 
@@ -180,7 +181,7 @@ def test_a_view_outside_its_storage(tmp_path: Path) -> None:
         {"shape": (1,) * 65, "stride": (1,) * 65},
         {"shape": (4, 1)},
     ):
-        bad = archive(tmp_path / "bad.bin", {"w/data.pkl": tensor_pickle(**view), "w/data/0": data})  # type: ignore[arg-type]
+        bad = archive(tmp_path / "bad.bin", {"w/data.pkl": tensor_pickle(**view), "w/data/0": data})
         assert "bad.bin is damaged: tensor 'x' " in refusal(bad)
 
 

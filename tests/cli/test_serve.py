@@ -30,7 +30,6 @@ from llmserve.cli.server import model_table
 from llmserve.errors import InvalidArgument
 from llmserve.serving.core import ModelStatus
 from llmserve.serving.loading.repository import list_models, open_repository, read_model
-from llmserve.wire.http2 import frames
 from tests.frontends.server import HOST, wait_until
 from tests.wire.http2.raw_client import RawClient
 
@@ -390,7 +389,7 @@ def test_answers_over_grpc_are_compressed_when_asked_for(tmp_path: Path, servers
     message.inputs.add(name="IN", datatype="INT32", shape=[10_000])
     client = RawClient(server.port("GRPCInferenceService"))
     client.call(1, "ModelInfer", message.SerializeToString(), grpc_accept_encoding="gzip")
-    head = dict(client.decoder.decode(client.until(frames.HEADERS, 1)))
+    head = client.head(1)
     client.socket.close()
     assert head.get("grpc-encoding") == {"high": "gzip", "none": None}[level]
 

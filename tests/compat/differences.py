@@ -27,7 +27,7 @@ class Difference:
         return f"| {self.triton} | {self.llmserve} | {self.why} |"
 
 
-def tensor(name: str, datatype: str, shape: list[int], **more: Json) -> dict[str, Json]:
+def tensor(name: str, datatype: str, shape: list[int] | list[str], **more: Json) -> dict[str, Json]:
     return {"name": name, "datatype": datatype, "shape": shape, **more}
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.compat.conftest import TRITON
@@ -77,7 +78,7 @@ def endpoint(
 
 
 def tensor(name: str, value: Any, dtype: type) -> triton.InferInput:
-    data = np.array([[value]] if np.ndim(value) == 0 else [value], dtype=dtype)
+    data: NDArray[Any] = np.array([[value]] if np.ndim(value) == 0 else [value], dtype=dtype)
     made = triton.InferInput(name, list(data.shape), np_to_triton_dtype(data.dtype))
     made.set_data_from_numpy(data)
     return made

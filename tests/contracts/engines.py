@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def open_gpu(release: str, folders: pytest.TempPathFactory) -> Engine:
 def open_installed(folders: pytest.TempPathFactory) -> Engine:
     """This machine's own TensorRT-LLM, which has kernels for what published models are like: heads of 64, 16 bits."""
     folder = folders.mktemp("installed")
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
     make_checkpoint(folder / "checkpoint", "llama", **sizes)
     build_engine(folder / "checkpoint", folder / "engine", BuildOptions(target="tensorrt_llm"))
     return open_engine(folder / "engine", EngineSettings(max_kv_tokens=MAX_KV_TOKENS))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from numpy.typing import NDArray
 from tritonclient.utils import np_to_triton_dtype
 
 from tests.e2e.conftest import ROOT, ServerProcess
@@ -24,7 +25,7 @@ DOCUMENTS = [
 
 
 def tensor(name: str, value: Any, dtype: type) -> triton.InferInput:
-    data = np.array([[value]], dtype=dtype)
+    data: NDArray[Any] = np.array([[value]], dtype=dtype)
     made = triton.InferInput(name, list(data.shape), np_to_triton_dtype(data.dtype))
     made.set_data_from_numpy(data)
     return made
@@ -186,15 +187,16 @@ def test_a_bad_request_is_refused_and_the_stream_goes_on(
 
 
 def test_generate_over_http_as_with_curl(server: ServerProcess) -> None:
-    body = {"text_input": f"Summarize:\n{DOCUMENTS[1]}", "max_tokens": 24, "bad_words": "", "stop_words": ""}
+    text = f"Summarize:\n{DOCUMENTS[1]}"
+    body = {"text_input": text, "max_tokens": 24, "bad_words": "", "stop_words": ""}
     request = urllib.request.Request(f"{server.http}/v2/models/ensemble/generate", json.dumps(body).encode())
     answer = json.load(urllib.request.urlopen(request, timeout=60))
     assert answer["model_name"] == "ensemble"
-    assert answer["text_output"] == "".join(streamed_text(server.grpc, body["text_input"]))
+    assert answer["text_output"] == "".join(streamed_text(server.grpc, text))
 
 
 def test_generate_stream_sends_events(server: ServerProcess) -> None:
-    body = {"text_input": f"Summarize:\n{DOCUMENTS[2]}", "max_tokens": 24, "stream": True}
+    body: dict[str, Any] = {"text_input": f"Summarize:\n{DOCUMENTS[2]}", "max_tokens": 24, "stream": True}
     request = urllib.request.Request(f"{server.http}/v2/models/ensemble/generate_stream", json.dumps(body).encode())
     lines = urllib.request.urlopen(request, timeout=60).read().decode().split("\n\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line]

@@ -302,7 +302,7 @@ async def test_a_sequence_that_is_just_starting_does_not_also_wait(monkeypatch: 
         second = asyncio.create_task(tokens_of(engine.submit(request(2))))
         await asyncio.sleep(0.01)
         go_on.set()
-        assert await asyncio.gather(first, second) == [fake_answer([1], 5), fake_answer([2], 5)]
+        assert list(await asyncio.gather(first, second)) == [fake_answer([1], 5), fake_answer([2], 5)]
 
 
 async def test_time_in_front_of_the_step_thread_is_queue_time() -> None:

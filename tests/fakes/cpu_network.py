@@ -40,7 +40,7 @@ def open_network(checkpoint: Path, limits: dict[str, int], settings: EngineSetti
     name = key.hexdigest()
     if name not in _built:
         _built[name] = _scratch() / "engine"
-        options = BuildOptions(dtype=config["torch_dtype"], **limits)
+        options = BuildOptions.from_flat({"dtype": config["torch_dtype"], **limits})
         build_engine(checkpoint, _built[name], options)
     engine = open_engine(_built[name], settings)
     assert isinstance(engine, InflightEngine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.backends.identity import IdentityBackend
 from llmserve.backends.python.backend import PythonBackend
+from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from tests.frontends.grpc.test_inference_service import Stream, failure, is_final, typed, values
 from tests.frontends.http.test_inference_api import Http
@@ -85,7 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
         (repository / name / "1/model.py").write_text(code)
-    backends = {"python": PythonBackend(), "identity": IdentityBackend()}
+    backends: dict[str, Backend] = {"python": PythonBackend(), "identity": IdentityBackend()}
     with running_server(lambda: InferenceCore(ServerSettings((repository,)), backends)) as running:
         core = running.core
         assert isinstance(core, InferenceCore)
@@ -108,7 +109,7 @@ def stub(server: RunningServer) -> Iterator[service_pb2_grpc.GRPCInferenceServic
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-def fp32(name: str, *rows: list[float]) -> dict[str, Any]:
+def fp32(name: str, *rows: Sequence[float]) -> dict[str, Any]:
     return {"name": name, "datatype": "FP32", "shape": [len(rows), len(rows[0])], "data": [list(row) for row in rows]}
 
 

@@ -130,7 +130,8 @@ def test_registry() -> None:
     assert architecture_for({"architectures": ["BaiChuanForCausalLM"]}) is ARCHITECTURES["BaichuanForCausalLM"]
     with pytest.raises(Unsupported, match=r"'GPT2LMHeadModel' is not supported; supported: .*LlamaForCausalLM"):
         architecture_for({"architectures": ["GPT2LMHeadModel"], "model_type": "llama"})
-    for config in ({}, {"architectures": []}, {"architectures": 3}, {"model_type": ["llama"]}):
+    wrong: list[dict[str, Any]] = [{}, {"architectures": []}, {"architectures": 3}, {"model_type": ["llama"]}]
+    for config in wrong:
         with pytest.raises(Unsupported):
             architecture_for(config)
 

@@ -38,7 +38,7 @@ def test_frequencies_equal_transformers(scaling: dict[str, Any]) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    sizes = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 4096}
+    sizes: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 4096}
     old = {"rope_theta": 500000.0, "rope_scaling": scaling}
     new = {"rope_parameters": {"rope_type": scaling.get("rope_type", "linear"), "rope_theta": 500000.0} | scaling}
     oracle = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_parameters=dict(new["rope_parameters"])))

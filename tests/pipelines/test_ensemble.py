@@ -17,6 +17,7 @@ from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake import fake_answer, fake_engine
 from llmserve.errors import Code, LlmserveError
+from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.types import InferRequest, InferResponse
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
@@ -53,7 +54,10 @@ async def serving(text_dir: Path, open_engine: Callable[[], Engine]) -> AsyncIte
             "tensorrt_llm": {"gpt_model_path": str(text_dir)},
         },
     )
-    backends = {"tensorrtllm": TensorrtLlmBackend(lambda path, limits: open_engine()), "python": PythonBackend()}
+    backends: dict[str, Backend] = {
+        "tensorrtllm": TensorrtLlmBackend(lambda path, limits: open_engine()),
+        "python": PythonBackend(),
+    }
     core = InferenceCore(settings, backends)
     await core.start()
     assert core.ready(), core.repository_index()

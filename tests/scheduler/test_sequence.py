@@ -42,7 +42,7 @@ def test_every_token_is_told_at_once_and_the_last_has_the_reason() -> None:
 def test_the_first_and_the_last_event_have_usage() -> None:
     target = sequence(stop_ids=((7, 8),))
     target.num_cached_tokens, target.first_scheduled_ns = 1, 6
-    usages = [event and event.usage for event in feed(target, 7, 1, 2, 3, 4, 5)]
+    usages = [None if event is None else event.usage for event in feed(target, 7, 1, 2, 3, 4, 5)]
     assert [usage is not None for usage in usages] == [False, True, False, False, False, True]
     first = usages[1]
     assert first is not None

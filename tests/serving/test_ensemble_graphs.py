@@ -63,7 +63,7 @@ class Script:
                 yield self._answer(wanted, total, final=True)
                 return
             for number in range(self.counts[name]):
-                yield self._answer(wanted, np.float32([number]), final=False)
+                yield self._answer(wanted, np.array([number], np.float32), final=False)
             yield InferResponse(name, "1", final=True)
         finally:
             self.running[name] -= 1

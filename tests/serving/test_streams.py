@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -62,20 +64,27 @@ async def test_throw_closes() -> None:
     assert stream.closed
 
 
-async def test_outbox_keeps_the_order_and_wakes_the_loop_once_for_many() -> None:
+async def test_outbox_keeps_the_order_and_wakes_the_loop_once_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     outbox = Outbox(loop)
     seen: list[int] = []
     wakes = []
     schedule = loop.call_soon_threadsafe
-    loop.call_soon_threadsafe = lambda *args: (wakes.append(1), schedule(*args))[1]  # type: ignore[method-assign]
-    try:
-        thread = threading.Thread(target=lambda: [outbox.put(lambda i=i: seen.append(i)) for i in range(1000)])  # type: ignore[misc]
+
+    def noting(*args: Any) -> asyncio.Handle:
+        wakes.append(1)
+        return schedule(*args)
+
+    def put_many() -> None:
+        for number in range(1000):
+            outbox.put(partial(seen.append, number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "call_soon_threadsafe", noting)
+        thread = threading.Thread(target=put_many)
         thread.start()
         thread.join()
         await asyncio.sleep(0.01)
-    finally:
-        loop.call_soon_threadsafe = schedule  # type: ignore[method-assign]
     assert seen == list(range(1000))
     assert len(wakes) == 1
 

@@ -76,7 +76,7 @@ def write_metaspace(path: Path) -> None:
     tokenizer.save(str(path / "tokenizer.json"))
 
 
-def train(tokenizer: tokenizers.Tokenizer, trainer: object) -> None:
+def train(tokenizer: tokenizers.Tokenizer, trainer: trainers.Trainer) -> None:
     tokenizer.train_from_iterator(MULTILINGUAL * 4, trainer)
 
 

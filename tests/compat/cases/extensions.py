@@ -48,6 +48,7 @@ def region(endpoint: Endpoint) -> Iterator[Any]:
     """An object of shared memory with 1, 2 at its start, registered as `r`."""
     memory = shared_memory.SharedMemory(create=True, size=REGION_BYTES)
     try:
+        assert memory.buf is not None
         memory.buf[:8] = np.array([1, 2], dtype=np.float32).tobytes()
         http_call(endpoint, "POST", f"{SYSTEM}/region/r/register", {"key": memory.name, "byte_size": REGION_BYTES})
         yield memory.buf

@@ -7,20 +7,18 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cpu.layout import read_linear_layers
 from llmserve.engine.cpu.library import load_library
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.cpu.tactics import ROW_BUCKETS
 from llmserve.scheduler.plan import Chunk, StepPlan
-from tests.engine.cpu.networks import all_logits, random_ids
+from tests.engine.cpu.networks import Stepper, all_logits, random_ids
 from tests.engine.cpu.other_process import OtherRunner
 
 FORMATS = (  # (dtype, quantization, dtype of the KV cache)
@@ -31,15 +29,6 @@ FORMATS = (  # (dtype, quantization, dtype of the KV cache)
     ("bfloat16", "int4", "int8"),
     ("float32", "", "int8"),
 )
-
-
-class Stepper(Protocol):
-    """What `CpuRunner` and a wrapper around it have in common."""
-
-    @property
-    def info(self) -> RunnerInfo: ...
-
-    def step(self, plan: StepPlan) -> StepResult: ...
 
 
 AnyRunner = CpuRunner | OtherRunner

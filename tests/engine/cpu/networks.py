@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +24,7 @@ from llmserve.builder.reference import ReferenceModel
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.artifact import ENGINE_FILE
-from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program
 from llmserve.models.spec import Param
 from llmserve.scheduler.plan import Chunk, StepPlan
@@ -99,8 +99,8 @@ def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme:
     inverse = np.where(peak > 0, np.float32(127) / np.where(peak > 0, peak, 1), 0).astype(np.float32)
     q = np.rint(x * inverse[:, None]).astype(np.int64)
     if not isinstance(scheme, Int8):
-        rounded = q @ scheme.round(weight).astype(np.float64).T
-        return (rounded * (peak / np.float32(127))[:, None]).astype(np.float32)
+        rounded: NDArray[np.float64] = q @ scheme.round(weight).astype(np.float64).T
+        return np.asarray(rounded * (peak / np.float32(127))[:, None], np.float32)
     w, w_scale = scheme.quantize(weight)
     total = (q @ w.astype(np.int64).T).astype(np.float32)
     product: NDArray[np.float32] = total * ((peak / np.float32(127))[:, None] * w_scale)
@@ -162,14 +162,23 @@ def wide_table_network(table: NDArray[np.float32]) -> Network:
     return Network(g.program(), {"identity": identity, "columns": np.ascontiguousarray(table.T)})
 
 
-def prefill(runner: CpuRunner, ids: Sequence[int], *, blocks: Sequence[int] = (), first_block: int = 0) -> Chunk:
+class Stepper(Protocol):
+    """What `CpuRunner` and a wrapper around it have in common."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def step(self, plan: StepPlan) -> StepResult: ...
+
+
+def prefill(runner: Stepper, ids: Sequence[int], *, blocks: Sequence[int] = (), first_block: int = 0) -> Chunk:
     """One chunk with the whole prompt, logits wanted."""
     needed = -(-len(ids) // runner.info.block_size)
     table = blocks or range(first_block, first_block + needed)
     return Chunk(0, ids, 0, list(table)[:needed], return_logits=True)
 
 
-def all_logits(runner: CpuRunner, ids: Sequence[int]) -> NDArray[np.float32]:
+def all_logits(runner: Stepper, ids: Sequence[int]) -> NDArray[np.float32]:
     return runner.step(StepPlan((prefill(runner, ids),))).logits[0]
 
 

@@ -12,8 +12,8 @@ from llmserve.core import SamplingParams
 from llmserve.engine.base import StepResult
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
-from tests.engine.cpu.law import FORMATS, Stepper, any_of, law
-from tests.engine.cpu.networks import LIMITS, all_logits, random_ids
+from tests.engine.cpu.law import FORMATS, any_of, law
+from tests.engine.cpu.networks import LIMITS, Stepper, all_logits, random_ids
 from tests.engine.cpu.other_process import ISAS
 
 VARIANTS = [(network, form, isa) for network in NETWORKS for form in FORMATS for isa in ISAS]

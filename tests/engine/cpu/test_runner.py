@@ -47,6 +47,7 @@ def test_zero_threads_are_the_cores_of_this_process(
         monkeypatch.setattr(cpu_cores, "usable_cores", lambda cores=cores: cores)
         before = num_threads()
         opened = open_runner(path, threads=0)
+        assert isinstance(opened, CpuRunner)
         assert opened.threads == cores
         assert num_threads() == before + cores - 1  # the caller is one of them
 

@@ -84,7 +84,7 @@ def test_timings_of_another_machine_are_not_used(tmp_path: Path) -> None:
 def test_every_shape_is_timed_once(dtype: str, quantization: str, isa: str, engine_file: EngineFile) -> None:
     path = engine_file("rope", dtype, quantization)
     machine = Machine.here(isa)
-    done = []
+    done: list[int] = []
     cache = time_tactics(path, TacticCache(machine), done.append)
     assert sum(done) == num_timed_bytes(path)
     for shape in linear_shapes(path):
@@ -157,5 +157,5 @@ def test_impossible_trials_are_refused(weight_type: int, shape: tuple[int, int, 
     ],
 )
 def test_timings_belong_to_a_model_of_processor(cpuinfo: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tactics.Path, "read_text", lambda path: cpuinfo)
+    monkeypatch.setattr(Path, "read_text", lambda path: cpuinfo)
     assert tactics.cpu_name() == name

@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -252,7 +252,7 @@ def test_core_errors_have_their_status(call: Http, core: StubCore) -> None:
 def test_every_503_says_when_to_come_back(
     call: Http, core: StubCore, monkeypatch: pytest.MonkeyPatch, kind: str, failure: LlmserveError
 ) -> None:
-    body = {"inputs": []} if kind == "infer" else {}
+    body: dict[str, Any] = {"inputs": []} if kind == "infer" else {}
     assert call("POST", f"/v2/models/broken/{kind}", body)[0] == 500
     assert call.response.headers["retry-after"] is None
     monkeypatch.setattr(core, "failure", failure)  # in-band
@@ -377,7 +377,8 @@ def test_compressed_responses(call: Http, accept: str, expected: str | None) -> 
     body = {"inputs": [fp32("X", [1.0] * 500, [500])]}
     _, answer = call("POST", ECHO, body, {"Accept-Encoding": accept})
     assert call.response.headers["content-encoding"] == expected
-    plain = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[expected](answer)
+    decompress: dict[str | None, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
+    plain = decompress.get(expected, bytes)(answer)
     assert json.loads(plain)["outputs"][0]["data"] == [1.0] * 500
 
 

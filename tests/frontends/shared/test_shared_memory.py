@@ -50,7 +50,8 @@ def client(wire: Any, server: RunningServer, core: StubCore) -> Iterator[Any]:
 
 def content(key: str, offset: int, count: int) -> list[float]:
     with open(f"/dev/shm{key}", "rb") as file:
-        return np.frombuffer(file.read(), np.float32, count, offset).tolist()
+        values: list[float] = np.frombuffer(file.read(), np.float32, count, offset).tolist()
+    return values
 
 
 def times_open(key: str) -> int:

@@ -20,6 +20,7 @@ from llmserve.cli.tracing import make_tracer
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.shared.trace_settings import TraceSettings
 from llmserve.frontends.shared.tracer import Tracer
+from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from tests.frontends.http.test_inference_api import Http
 from tests.frontends.server import RunningServer, running_server, wait_until
@@ -74,7 +75,7 @@ def server(traces_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         (repository / name / "config.pbtxt").write_text(MODEL.replace('"identity"', '"python"') + parameter)
         (repository / name / "1/model.py").write_text(ASKS)
     tracer = Tracer(str(traces_file), TraceSettings(rate=1))
-    backends = {"identity": IdentityBackend(), "python": PythonBackend()}
+    backends: dict[str, Backend] = {"identity": IdentityBackend(), "python": PythonBackend()}
     with running_server(lambda: InferenceCore(ServerSettings((repository,)), backends), tracer=tracer) as running:
         core = running.core
         assert isinstance(core, InferenceCore)

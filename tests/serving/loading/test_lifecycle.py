@@ -46,7 +46,7 @@ def ensemble_config(*steps: str) -> str:
 
 
 def as_json(text: str) -> str:
-    return json_format.MessageToJson(text_format.Parse(text, ModelConfig()))
+    return str(json_format.MessageToJson(text_format.Parse(text, ModelConfig())))
 
 
 @asynccontextmanager

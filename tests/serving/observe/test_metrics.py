@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 
 from llmserve.errors import InvalidArgument
 from llmserve.serving.core import InferenceCore
-from llmserve.serving.observe import latencies
 from llmserve.serving.observe.gpu import Gpus
 from llmserve.serving.observe.latencies import Histogram, Summary
 from llmserve.serving.observe.machine import MachineSampler
@@ -67,7 +67,7 @@ async def test_summaries(tmp_path: Path) -> None:
 
 def test_quantiles_are_within_a_hundredth_and_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(latencies.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     summary = Summary()
     for value in range(1, 10_001):
         summary.observe(value)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -80,7 +81,11 @@ async def test_priority_two_runs_half_as_often() -> None:
     order: list[str] = []
 
     def noting(label: str) -> Instance:
-        return Instance(answer=lambda _: (order.append(label), ())[1])
+        def answer(wanted: InferRequest) -> tuple[Tensor, ...]:
+            order.append(label)
+            return ()
+
+        return Instance(answer=answer)
 
     first, second = noting("first"), noting("second")
     clients = [client(limiter, first, group=limited(1)), client(limiter, second, group=limited(1, priority=2))]
@@ -162,7 +167,7 @@ def test_never_more_than_there_is_and_everybody_gets_a_turn(models: list[tuple[i
 async def test_model_that_could_never_run_is_refused_at_load(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config(limited(4)))
     write_model(tmp_path, "fits", identity_config(limited(1)))
-    limits = {"rate_limit": "execution_count", "rate_limit_resources": ("R:1",)}
+    limits: dict[str, Any] = {"rate_limit": "execution_count", "rate_limit_resources": ("R:1",)}
     async with serving(tmp_path, **limits) as core:
         (reason,) = [row.reason for row in core.repository_index() if row.name == "m"]
         assert (await single(core, request("fits", floats(1)))).error is None

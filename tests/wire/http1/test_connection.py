@@ -62,7 +62,9 @@ class Handlers:
             return WholeAnswer(await read_body(request, LIMIT), content_type="text/plain")
         if request.path == "/forever":
             return await request.while_connected(self._forever())
-        known = {"/pieces": Pieces(), "/broken": Broken(), "/flood": Flood(), "/large": WholeAnswer(b"y" * 3_000_000)}
+        known: dict[str, Answer] = {
+            "/pieces": Pieces(), "/broken": Broken(), "/flood": Flood(), "/large": WholeAnswer(b"y" * 3_000_000),
+        }  # fmt: skip
         return known.get(request.path, WholeAnswer(request.path.encode()))
 
     async def _forever(self) -> Answer:
@@ -306,7 +308,7 @@ async def test_requests_behind_a_running_one_are_bounded(client: Client, handler
     for _ in range(40):
         client.post("/echo", b"z" * (LIMIT - 1))
     await asyncio.sleep(0.2)
-    assert client.writer.transport.get_write_buffer_size() > 0  # type: ignore[attr-defined]
+    assert client.writer.transport.get_write_buffer_size() > 0
     assert len(handlers.seen) == 1
     handlers.may_end.set()
     assert await client.body() == b"at last"

@@ -40,6 +40,10 @@ class RawClient:
         self.send(frame(frames.HEADERS, frames.END_HEADERS, stream, self.headers(method, **more)))
         self.send(frame(frames.DATA, frames.END_STREAM, stream, framed(message)))
 
+    def head(self, stream: int) -> dict[str, str]:
+        """The next headers of this stream."""
+        return {str(name): str(value) for name, value in self.decoder.decode(self.until(frames.HEADERS, stream))}
+
     def receive(self) -> tuple[int, int, int, bytes]:
         """Kind, flags, stream and payload of the next frame; EOFError at the end."""
         high, low, kind, flags, stream = frames.HEAD.unpack(self._exactly(frames.HEAD.size))

@@ -35,7 +35,7 @@ def client(server: RunningServer) -> Iterator[RawClient]:
 def answer(client: RawClient, stream: int, method: str, message: bytes, accept: str) -> tuple[str, int, bytes]:
     """The encoding that the head of the answer names, whether the message is compressed, and its bytes."""
     client.call(stream, method, message, grpc_accept_encoding=accept)
-    head = dict(client.decoder.decode(client.until(frames.HEADERS, stream)))
+    head = client.head(stream)
     data = client.until(frames.DATA, stream)
     flag, size = PREFIX.unpack_from(data)
     while len(data) < PREFIX.size + size:

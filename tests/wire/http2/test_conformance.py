@@ -295,7 +295,7 @@ def test_statuses_that_are_not_read_have_an_end(server: RunningServer) -> None:
 
 def test_details_are_cut_to_what_clients_take() -> None:
     def message(details: str) -> bytes:
-        return bytes(Decoder().decode(trailers(13, details), raw=True)[1][1])
+        return bytes(list(Decoder().decode(trailers(13, details), raw=True))[1][1])
 
     assert message("x" * 9000) == b"x" * 4096
     assert message("50% " * 2000) == b"50%25 " * 682 + b"50"

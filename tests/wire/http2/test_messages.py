@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,12 @@ async def test_what_inflates_to_much_does_so_beside_the_event_loop(
 ) -> None:
     threads = []
     to_thread = asyncio.to_thread
-    monkeypatch.setattr(asyncio, "to_thread", lambda *work: (threads.append(work), to_thread(*work))[1])
+
+    def noting(*work: Any) -> Any:
+        threads.append(work)
+        return to_thread(*work)
+
+    monkeypatch.setattr(asyncio, "to_thread", noting)
     assert await only_message(gzipped(bytes(size))).plain() == bytes(size)
     assert bool(threads) == in_thread
 

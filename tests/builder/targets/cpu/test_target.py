@@ -100,7 +100,8 @@ def test_quantized_groups() -> None:
     rows = rng.standard_normal((7, 100)).astype(np.float32)
     rows[2, :32] = 0
     values, scale = Int4(32).quantize(rows)
-    assert (values.shape, scale.shape, scale.dtype) == ((7, 100), (7, 4), np.float16)
+    assert (values.shape, scale.shape) == ((7, 100), (7, 4))
+    assert scale.dtype == np.float16
     assert (values.min(), values.max()) == (-8, 7)
     assert not values[2, :32].any()
     steps = np.repeat(np.abs(scale.astype(np.float32)), 32, axis=1)[:, :100]

@@ -25,7 +25,7 @@ def options(**values: Any) -> BuildOptions:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4}
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4}
     return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", "llama", **sizes)
 
 
