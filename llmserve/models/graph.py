@@ -60,10 +60,6 @@ class CacheShape:
     num_kv_heads: int
     head_dim: int
 
-    @property
-    def elements_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
 
 @dataclass(frozen=True, slots=True)
 class Program:

@@ -32,6 +32,20 @@ CONTRACT_PARAMETERS = """
     gpu_weights_percent enable_context_fmha_fp32_acc multi_block_mode cuda_graph_mode cuda_graph_cache_size
     speculative_decoding_fast_logits tokenizer_dir guided_decoding_backend xgrammar_tokenizer_info_path
     recv_poll_period_ms"""
+LEFT_OUT = {  # unset means something, or the feature is not there
+    "encoder_model_path": "no encoder",
+    "max_tokens_in_paged_kv_cache": "as many as kv_cache_free_gpu_mem_fraction has room for",
+    "max_attention_window_size": "max_seq_len",
+    "sink_token_length": "none",
+    "gpu_device_ids": "the first ones",
+    "participant_ids": "one rank a process, in order",
+    "lora_prefetch_dir": "none",
+    "medusa_choices": "no speculative decoding",
+    "eagle_choices": "no speculative decoding",
+    "lookahead_window_size": "no speculative decoding",
+    "lookahead_ngram_size": "no speculative decoding",
+    "lookahead_verification_set_size": "no speculative decoding",
+}
 # Of ours and of v0.7.1: not in the contract of 25.05.
 NOT_IN_CONTRACT = {
     "stop_words", "min_p", "min_length", "random_seed", "window_ids", "tail_text", "finish_reason",

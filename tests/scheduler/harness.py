@@ -47,6 +47,7 @@ class Bench:
         self.reasons: dict[int, FinishReason] = {}
         self.events: dict[int, list[TokenEvent]] = defaultdict(list)
         self.num_steps = 0
+        self.num_preemptions = 0
 
     def add(self, prompt: Seq[int], sampling: SamplingParams = GREEDY, **fields: object) -> list[int]:
         return self.submit(GenerateRequest("r", tuple(prompt), sampling, **fields))  # type: ignore[arg-type]
@@ -63,7 +64,9 @@ class Bench:
     def step(self) -> StepPlan | None:
         self.now += 1.0
         self._record(self.scheduler.expire())
+        tables = {sequence.id: sequence.block_table for sequence in self.scheduler.running.values()}
         plan = self.scheduler.schedule()
+        self.num_preemptions += sum(self.sequences[i].block_table is not table for i, table in tables.items())
         if plan is not None:
             self._check_plan(plan)
             result = self.runner.step(plan)

@@ -99,7 +99,7 @@ def test_answers_do_not_depend_on_load_limits_or_policy(
     bench.assert_answers()
     assert len(bench.reasons) == len(bench.sequences)
     if options.policy is Policy.GUARANTEED_NO_EVICT:
-        assert bench.scheduler.num_preemptions == 0
+        assert bench.num_preemptions == 0
         assert bench.num_steps <= sum(s.num_tokens for s in bench.sequences.values())
 
 
@@ -145,9 +145,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             decoding = {s.id for s in self.bench.scheduler.running.values() if s.num_pending == 1}
-            preempted = self.bench.scheduler.num_preemptions
+            preempted = self.bench.num_preemptions
             plan = self.bench.step()
-            if self.bench.scheduler.num_preemptions == preempted:
+            if self.bench.num_preemptions == preempted:
                 planned = {chunk.sequence_id for chunk in plan.chunks} if plan else set()
                 ended = {i for i in decoding if self.bench.reasons.get(i) is FinishReason.TIMED_OUT}
                 assert decoding - ended <= planned, "a decoding sequence had to wait for a prompt"

@@ -110,7 +110,7 @@ def test_guaranteed_no_evict_reserves_the_whole_answer() -> None:
     assert len(bench.scheduler.running) == 1
     assert bench.scheduler.pool.num_free == 5
     bench.run()
-    assert bench.scheduler.num_preemptions == 0
+    assert bench.num_preemptions == 0
     bench.assert_answers()
 
 
@@ -132,7 +132,7 @@ def test_max_utilization_starts_what_fits_and_preempts_the_last_in_place() -> No
     while bench.scheduler.has_work:
         bench.step()
         preempted += [s.id for s in bench.scheduler.waiting]
-    assert bench.scheduler.num_preemptions > 0
+    assert bench.num_preemptions > 0
     assert set(preempted) == {second}
     assert bench.sequences[first].last_token_ns < bench.sequences[second].last_token_ns
     bench.assert_answers()

@@ -16,8 +16,6 @@ from prometheus_client.registry import Collector
 
 from llmserve.errors import InvalidArgument, NotFound
 
-KINDS = ("counter", "gauge", "histogram")
-
 
 @dataclass(slots=True)
 class _Metric:
