@@ -100,9 +100,8 @@ KNOWN_AT_THE_END = {
 
 @pytest.mark.parametrize("asked", [set(), LOG_PROBS])
 async def test_nothing_is_told_that_says_nothing(engine: InflightEngine, asked: set[str]) -> None:
-    parts = await responses(
-        instance_over(engine), request(PROMPT, streaming=True, **({"return_log_probs": True} if asked else {}))
-    )
+    more: dict[str, Any] = {"return_log_probs": True} if asked else {}
+    parts = await responses(instance_over(engine), request(PROMPT, streaming=True, **more))
     *before, last = [[tensor.name for tensor in part.outputs] for part in parts]
     assert len(before) == len(ANSWER) - 1
     assert all(set(names) == TELLING | asked for names in before)

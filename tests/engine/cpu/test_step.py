@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,12 @@ def test_ids_of_samples_in_room_that_is_used_again() -> None:
 def test_what_a_request_decides_is_packed_once_and_as_the_kernel_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = []
     pack = step_module._packed_draw
-    monkeypatch.setattr(step_module, "_packed_draw", lambda *given: packed.append(given) or pack(*given))
+
+    def noting(*given: Any) -> Any:
+        packed.append(given)
+        return pack(*given)
+
+    monkeypatch.setattr(step_module, "_packed_draw", noting)
     monkeypatch.setattr(step_module, "MAX_KNOWN_DRAWS", 3)
     memory = StepMemory()
     requests = [SamplingParams(top_k=1000 + i, temperature=0.5, top_p=0.25, seed=i) for i in range(3)]

@@ -42,7 +42,7 @@ class TritonPythonModel:
 
 async def runs_on_the_loop(core: InferenceCore, model: str = "m", count: int = 4, batched: bool = False) -> bool:
     x = Tensor("X", "FP32", np.zeros((1, count) if batched else (count,), np.float32))
-    return np.ravel(values(await single(core, request(model, x))))[0] == threading.get_ident()
+    return bool(np.ravel(values(await single(core, request(model, x))))[0] == threading.get_ident())
 
 
 async def test_a_brief_request_of_a_model_that_declares_it_runs_on_the_loop(tmp_path: Path) -> None:
