@@ -4,7 +4,7 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 RUN apt-get update && apt-get install --no-install-recommends -y g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY CMakeLists.txt pyproject.toml README.md ./
+COPY CMakeLists.txt pyproject.toml README.md LICENSE ./
 COPY llmserve llmserve
 COPY pipelines pipelines
 RUN pip wheel --no-cache-dir --wheel-dir /wheels .

@@ -5,7 +5,7 @@ ARG TENSORRT_LLM_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.2.1
 FROM ${TENSORRT_LLM_IMAGE} AS build
 RUN apt-get update && apt-get install --no-install-recommends -y g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY CMakeLists.txt pyproject.toml README.md ./
+COPY CMakeLists.txt pyproject.toml README.md LICENSE ./
 COPY llmserve llmserve
 COPY pipelines pipelines
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

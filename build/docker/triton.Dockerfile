@@ -5,7 +5,7 @@ ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:25.05-py3
 FROM ${TRITON_IMAGE} AS build
 RUN apt-get update && apt-get install --no-install-recommends -y g++ python3-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY CMakeLists.txt pyproject.toml README.md ./
+COPY CMakeLists.txt pyproject.toml README.md LICENSE ./
 COPY llmserve llmserve
 COPY pipelines pipelines
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

@@ -1,0 +1,49 @@
+"""What a package index, a hosting service and a type checker read of the project."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tomllib
+from importlib.metadata import metadata
+from importlib.resources import files
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# of https://www.apache.org/licenses/LICENSE-2.0.txt
+APACHE_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+
+
+def test_the_licence_is_the_standard_text() -> None:
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_SHA256
+
+
+def test_an_installation_says_its_licence_and_has_the_text() -> None:
+    found = metadata("llmserve")
+    assert (found["License-Expression"], found["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert "Typing :: Typed" in found.get_all("Classifier", [])
+
+
+def test_type_checkers_are_told_that_there_are_types() -> None:
+    assert files("llmserve").joinpath("py.typed").is_file()
+    tracked = subprocess.run(["git", "ls-files", "llmserve/py.typed"], cwd=ROOT, capture_output=True, check=True)
+    assert tracked.stdout.split() == [b"llmserve/py.typed"]
+
+
+def test_the_changelog_names_this_version_or_what_comes() -> None:
+    sections = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == "Unreleased"
+    assert PROJECT["version"] in sections or len(sections) == 1
+
+
+def test_hosted_ci_runs_what_everybody_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert [command.split()[:2] for command in commands] == [["make", "test"]]
+    assert workflow["permissions"] == {"contents": "read"}
+    assert job["timeout-minutes"] == 90
