@@ -1,9 +1,9 @@
 """Every command in the documentation is run, as a reader would: block by block, in the order of the page.
 
 A block fenced with ```bash runs to its end and must exit 0. One fenced with ```bash background is a server: it is
-started, and stays up for the rest of its page. `make` lines are checked with `make -n` (the suite itself runs inside
-`make test`). The page runs in a scratch folder where the repository's files are linked, so that engines and reports
-land there.
+started, and stays up for the rest of its page. One fenced with ```output shows lines, or parts of lines, that the block
+before it prints. `make` lines are checked with `make -n` (the suite itself runs inside `make test`). The page runs in a
+scratch folder where the repository's files are linked, so that engines and reports land there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ GUIDES = sorted((ROOT / "docs").glob("*.md"))
 EXAMPLES = sorted((ROOT / "docs/examples").rglob("README.md"))
 PAGES = [ROOT / "README.md", *GUIDES, *EXAMPLES]
 LINKED = ("README.md", "Makefile", "pyproject.toml", "build", "eval", "pipelines", "docs", "tools", "llmserve", "tests")
-FENCE = re.compile(r"^```bash( background)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(bash|bash background|output)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("git clone", "pip install", "python3.11 -m venv", ". .venv", "cd ")  # set-up that the suite itself stands on
 BLOCK_TIMEOUT_S = 240
 
 
-def blocks(page: Path) -> list[tuple[bool, str]]:
-    return [(bool(match[1]), match[2]) for match in FENCE.finditer(page.read_text())]
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return [(match[1], match[2]) for match in FENCE.finditer(page.read_text())]
 
 
 def runnable(script: str) -> str:
@@ -84,9 +84,14 @@ def test_commands_of_a_page_work(
     engine = "llmserve build build/checkpoints/baichuan2-tiny-docsum --output-dir engines/baichuan2-tiny-docsum-fp16"
     if page not in EXAMPLES:  # which build what they need
         subprocess.run(engine.split(), cwd=scratch, env=environment, check=True, capture_output=True)
-    for background, script in blocks(page):
+    printed = ""
+    for kind, script in blocks(page):
+        if kind == "output":
+            missing = [line for line in script.splitlines() if line not in printed]
+            assert missing == [], f"{page.name} shows what was not printed: {missing}\n{printed[-3000:]}"
+            continue
         command = ["bash", "-euo", "pipefail", "-c", runnable(script)]
-        if background:
+        if kind == "bash background":
             servers.append(subprocess.Popen(command, cwd=scratch, env=environment, start_new_session=True))
             wait_until_ready(servers[-1])
             continue
@@ -95,6 +100,7 @@ def test_commands_of_a_page_work(
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, f"{page.name}:\n{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        printed = done.stdout
 
 
 def test_commands_in_other_fences_exist_with_their_flags() -> None:
@@ -106,6 +112,13 @@ def test_commands_in_other_fences_exist_with_their_flags() -> None:
                 name, *arguments = shlex.split(line)
                 known = {flag for parameter in commands.commands[name].params for flag in parameter.opts}
                 assert {word.partition("=")[0] for word in arguments if word.startswith("--")} <= known, line
+
+
+def test_the_readme_shows_answers() -> None:
+    """To the first prompt, before anything is served, and to the others."""
+    kinds = [kind for kind, _ in blocks(ROOT / "README.md")]
+    assert "output" in kinds[: kinds.index("bash background")]
+    assert "output" in kinds[kinds.index("bash background") :]
 
 
 def test_every_guide_is_listed_in_the_readme() -> None:

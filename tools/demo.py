@@ -20,8 +20,8 @@ CHECKPOINT = "build/checkpoints/baichuan2-tiny-docsum"
 ENGINE = "engines/baichuan2-tiny-docsum-fp16"
 SUITE = "eval/suites/docstrings.yaml"
 DOCUMENT = (
-    "Summarize:\nThe file is opened in text mode and read line by line. Lines that are empty or start with a hash "
-    "are skipped. The remaining lines are split at the first equals sign and returned as a dictionary."
+    "Summarize:\nIf the key is in the dictionary, its value is returned; otherwise the default, which is None if it is "
+    "not given."
 )
 READY_TIMEOUT_S = 60
 

@@ -4,7 +4,8 @@ import json
 import sys
 import urllib.request
 
-request = {"text_input": sys.argv[1], "max_tokens": 24, "stream": True}
+messages = json.dumps([{"role": "user", "content": sys.argv[1]}])
+request = {"messages": messages, "max_tokens": 24, "stream": True}
 url = "http://localhost:8000/v2/models/ensemble/generate_stream"
 num_events = 0
 with urllib.request.urlopen(url, json.dumps(request).encode(), timeout=60) as answer:

@@ -1,5 +1,6 @@
 """A streamed answer over gRPC with tritonclient: triton_client.py TEXT."""
 
+import json
 import queue
 import sys
 
@@ -14,7 +15,7 @@ def tensor(name: str, datatype: str, data: np.ndarray) -> triton.InferInput:
 
 
 inputs = [
-    tensor("text_input", "BYTES", np.array([sys.argv[1]], dtype=object)),
+    tensor("messages", "BYTES", np.array([json.dumps([{"role": "user", "content": sys.argv[1]}])], dtype=object)),
     tensor("max_tokens", "INT32", np.array([24], dtype=np.int32)),
     tensor("stream", "BOOL", np.array([True])),
 ]
