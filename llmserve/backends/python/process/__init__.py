@@ -2,7 +2,8 @@
 
 channel.py        messages over a socket, large arrays in shared memory
 messages.py       what the two sides say to each other
-host.py           in the server: starts the process, feeds it, starts it again when it has died
+host.py           in the server: which requests go to the process, which wait, which are refused
+supervisor.py     the thread that starts the process, and starts it again when it has died
 life.py           one such process, and what it has to do
 back_off.py       how soon the next one starts
 server_calls.py   what the model asks the server for
