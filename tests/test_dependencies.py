@@ -1,10 +1,13 @@
-"""The lowest versions that pyproject.toml allows are ones that work."""
+"""The lowest versions that pyproject.toml allows are ones that work, and what it installs together works together."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,28 @@ def test_tritonclient_has_the_fields_that_we_read() -> None:
     assert hasattr(FieldDescriptor, "is_repeated")
     assert FLOORS["tritonclient"] >= (2, 73)  # the oldest release that the suite has passed with
     assert floors(PROJECT["optional-dependencies"]["test"])["tritonclient"] == FLOORS["tritonclient"]
+
+
+def test_nothing_that_is_installed_misses_what_it_requires() -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_is_installed_together_is_imported_together() -> None:
+    """In one process, as the tests do: generated code of protobuf refuses a runtime that another package brought."""
+    extras = PROJECT["optional-dependencies"]
+    wanted = [
+        *PROJECT["dependencies"],
+        *(name for extra in ("eval", "baseline", "onnx", "s3", "test") for name in extras[extra]),
+    ]
+    names = {re.split(r"[\[=<>]", requirement)[0].replace("-", "_").lower() for requirement in wanted} - {"llmserve"}
+    modules = sorted(
+        module
+        for module, distributions in packages_distributions().items()
+        if names & {name.replace("-", "_").lower() for name in distributions}
+        and module.isidentifier()
+        and module[0] != "_"
+    )
+    assert {"tritonclient", "onnx", "torch", "transformers", "datasets"} <= set(modules)
+    lines = [f"import {module}" for module in [*modules, "tritonclient.grpc", "tritonclient.http"]]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=200)
