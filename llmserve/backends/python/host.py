@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from numpy.typing import NDArray
+
 from llmserve.backends.python.batch import PythonBatch
 from llmserve.backends.python.bls import ServerApi
-from llmserve.backends.python.errors import describe_failure
+from llmserve.backends.python.errors import batch_failure, describe_failure
 from llmserve.backends.python.model_file import forget_model, import_model
 from llmserve.backends.python.requests import InferenceRequest
 from llmserve.backends.python.responses import Line, Reply
+from llmserve.backends.python.tensors import Tensor
 from llmserve.backends.python.utils_module import make_utils_module
 from llmserve.backends.python.worker import Worker
-from llmserve.errors import InternalError
+from llmserve.errors import InternalError, LlmserveError
 from llmserve.serving.backend import Execution
 from llmserve.serving.types import InferRequest, InferResponse
+
+logger = logging.getLogger(__name__)
 
 AS_IT_COMES = nullcontext()
 # An attribute of a TritonPythonModel: its `execute` depends on nothing but its requests, may run on several threads at
 # once, calls no other model, and takes microseconds for a request whose inputs have at most so many bytes.
 INLINE_ATTRIBUTE = "llmserve_inline_bytes"
+# A method of such a model that does the same for one request, from arrays by name to arrays by name: without the
+# objects of triton_python_backend_utils, which cost more than the work on a few ids. A client's mistakes are raised as
+# `LlmserveError`.
+ARRAYS_METHOD = "llmserve_execute_arrays"
 
 Work: TypeAlias = Sequence[tuple[InferRequest, Line]]
 
@@ -112,17 +122,37 @@ class ModelHost:
 
     def execute_inline(self, request: InferRequest) -> InferResponse:
         """On this thread, whatever the model's own is doing."""
+        model = self._worker.model
+        if hasattr(model, ARRAYS_METHOD):
+            return self._execute_arrays(getattr(model, ARRAYS_METHOD), request)
         line = InlineLine()
         spec = self._spec
         request_class: type[InferenceRequest] = self._utils.InferenceRequest
         received = request_class.received(request, Reply(request, spec.version, line), spec.output_names)
         batch = PythonBatch(spec.instance_name, [received], _ignore, AS_IT_COMES, decoupled=False)
-        batch.run(self._worker.model)
+        batch.run(model)
         if len(line.responses) == 1 and line.responses[0].final and not received.is_rescheduled:
             return line.responses[0]
         problem = f"declares {INLINE_ATTRIBUTE}, so execute must return one InferenceResponse for each request"
         error = InternalError(f"model instance '{spec.instance_name}' {problem}")
-        return InferResponse(spec.model_name, spec.version, request.request_id, error=error, final=True)
+        return self._failed(request, error)
+
+    def _execute_arrays(
+        self, execute: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]], request: InferRequest
+    ) -> InferResponse:
+        try:
+            made = execute({name: tensor.data for name, tensor in request.inputs.items()})
+            outputs = tuple([Tensor(name, array).to_wire(copy=False) for name, array in made.items()])
+        except LlmserveError as error:
+            return self._failed(request, error)
+        except BaseException as error:  # border: whatever the model raises is the answer of this request alone
+            problem = describe_failure(error)
+            logger.warning("model instance '%s': %s failed: %s", self._spec.instance_name, ARRAYS_METHOD, problem)
+            return self._failed(request, batch_failure(self._spec.instance_name, problem))
+        return InferResponse(self._spec.model_name, self._spec.version, request.request_id, outputs, final=True)
+
+    def _failed(self, request: InferRequest, error: LlmserveError) -> InferResponse:
+        return InferResponse(self._spec.model_name, self._spec.version, request.request_id, error=error, final=True)
 
     def alive(self) -> bool:
         return self._worker.alive()

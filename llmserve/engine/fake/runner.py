@@ -84,7 +84,11 @@ class FakeRunner:
         )
 
     def _read(self, chunk: Chunk, start: int, end: int) -> list[int]:
-        return [self._rows[self._row(chunk, position)] for position in range(start, end)]
+        size, rows = self._info.block_size, []
+        for number in range(start // size, -(-end // size)):
+            first = chunk.block_table[number] * size
+            rows += self._rows[first : first + size]
+        return rows[start % size : start % size + end - start]
 
     def _sample(self, token_ids: list[int], sample: SampleRequest | None) -> int:
         return -1 if sample is None else fake_sample(token_ids, sample, self._info.vocab_size)

@@ -18,10 +18,13 @@ class TritonPythonModel:
     def execute(self, requests):
         return [self.respond(request) for request in requests]
 
+    def llmserve_execute_arrays(self, inputs):
+        return prepare_arrays(self.stage, inputs)
+
     def respond(self, request):
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         try:
-            outputs = prepare_arrays(self.stage, inputs)
+            outputs = self.llmserve_execute_arrays(inputs)
         except LlmserveError as error:
             code = getattr(pb_utils.TritonError, triton_code(error))
             return pb_utils.InferenceResponse([], pb_utils.TritonError(str(error), code))

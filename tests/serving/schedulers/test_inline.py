@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmserve.backends.python.host import INLINE_ATTRIBUTE
-from llmserve.errors import InternalError, LlmserveError, Unavailable
+from llmserve.backends.python.host import ARRAYS_METHOD, INLINE_ATTRIBUTE
+from llmserve.errors import InternalError, LlmserveError, NotFound, Unavailable
 from llmserve.serving.core import InferenceCore
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.schedulers import loop_turn
@@ -162,6 +162,48 @@ async def test_what_goes_wrong_is_the_answer_of_this_request_alone(tmp_path: Pat
         assert await runs_on_the_loop(core)
         (found,) = core.statistics("m")
         assert (found.inference_stats.success.count, found.inference_stats.fail.count) == (1, 1)
+
+
+ARRAYS = f"""
+import threading
+import numpy as np
+from llmserve.errors import NotFound
+
+class TritonPythonModel:
+    {INLINE_ATTRIBUTE} = 64
+
+    def execute(self, requests):
+        assert threading.current_thread().name == "model-m_0"
+        answers = [self.{ARRAYS_METHOD}({{t.name(): t.as_numpy() for t in request.inputs()}}) for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(*item) for item in answer.items()]) for answer in answers]
+
+    def {ARRAYS_METHOD}(self, inputs):
+        x = inputs["X"]
+        if x[0] == 1: raise NotFound("there is no one")
+        if x[0] == 2: raise ValueError("two is too much")
+        if x[0] == 3: return None
+        if x[0] == 4: return {{"Y": [4]}}
+        return {{"Y": np.array([x.sum()], np.int64), "undeclared": x}}
+"""
+
+
+async def test_arrays_by_name_go_in_and_come_out(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", CONFIG, ARRAYS)
+    async with serving(tmp_path) as core:
+        for count in (16, 17):  # the latter on its own thread, by `execute`
+            x = Tensor("X", "FP32", np.full(count, 5, np.float32))
+            response = await single(core, request("m", x, request_id="r"))
+            assert {tensor.name: tensor.data.tolist() for tensor in response.outputs} == {"Y": [5 * count]}
+            assert (response.model_name, response.model_version, response.request_id) == ("m", "1", "r")
+        for number, kind, words in (
+            (1, NotFound, "^there is no one$"),
+            (2, InternalError, "'m_0', message: ValueError: two is too much"),
+            (3, InternalError, "'m_0', message: AttributeError"),
+            (4, InternalError, "must be made from a numpy array"),
+        ):
+            with pytest.raises(kind, match=words):
+                await single(core, request("m", floats(number)))
+        assert values(await single(core, request("m", floats(6)))) == [6]
 
 
 async def test_a_brief_request_does_not_wait_for_a_long_one(tmp_path: Path) -> None:
