@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TRITON_PYTHON ?= /usr/bin/python3.11
 KERNELS := llmserve/engine/cpu/kernels
+KERNEL_TESTS := tests/engine/cpu/kernels
 NATIVE := CMakeLists.txt $(wildcard $(KERNELS)/*)
 ARM_COMPILER ?= aarch64-linux-gnu-g++
 ARM_EMULATOR ?= qemu-aarch64-static -L /usr/aarch64-linux-gnu
@@ -57,12 +58,12 @@ test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cr
 	  { echo "make test-arm needs $$tool; on Debian: apt-get install g++-aarch64-linux-gnu qemu-user-static"; exit 1; }; done
 	@echo "== kernels for ARM: logits, the law of determinism, every kernel"
 	$(ARM_BUILD) -B $(ARM_FOLDER) -DCMAKE_BUILD_TYPE=Release && $(BIN)/cmake --build $(ARM_FOLDER)
-	LLMSERVE_STEPS_PROGRAM="$(ARM_EMULATOR) $(ARM_FOLDER)/$(KERNELS)/kernel_steps" $(BIN)/python -m pytest -q \
+	LLMSERVE_STEPS_PROGRAM="$(ARM_EMULATOR) $(ARM_FOLDER)/$(KERNEL_TESTS)/kernel_steps" $(BIN)/python -m pytest -q \
 	  tests/engine/cpu/test_logits.py tests/engine/cpu/test_determinism.py tests/engine/cpu/test_sanitizers.py
 	@echo "== every kernel again, with sanitizers"
 	$(ARM_BUILD) -B $(ARM_FOLDER)-sanitize -DCMAKE_BUILD_TYPE=Debug -DLLMSERVE_SANITIZE=ON && \
 	  $(BIN)/cmake --build $(ARM_FOLDER)-sanitize
-	LLMSERVE_STEPS_PROGRAM="$(ARM_EMULATOR) $(ARM_FOLDER)-sanitize/$(KERNELS)/kernel_steps" ASAN_OPTIONS=detect_leaks=0 \
+	LLMSERVE_STEPS_PROGRAM="$(ARM_EMULATOR) $(ARM_FOLDER)-sanitize/$(KERNEL_TESTS)/kernel_steps" ASAN_OPTIONS=detect_leaks=0 \
 	  $(BIN)/python -m pytest -q tests/engine/cpu/test_sanitizers.py
 
 # In .venv, or in the Python that GPU_PYTHON names, where nothing is installed.

@@ -47,7 +47,7 @@ def programs() -> tuple[str, ...]:
     options = ("-DLLMSERVE_TESTS=ON", "-DLLMSERVE_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=Debug")
     run("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", *options)
     run("cmake", "--build", BUILD, "--parallel", "2")
-    return (str(BUILD / "llmserve" / "engine" / "cpu" / "kernels" / "kernel_steps"),)
+    return (str(BUILD / "tests" / "engine" / "cpu" / "kernels" / "kernel_steps"),)
 
 
 def test_kernels_and_damaged_files_under_sanitizers(programs: tuple[str, ...], tmp_path: Path) -> None:
