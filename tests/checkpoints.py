@@ -2,7 +2,8 @@
 
 `make_checkpoint` writes what a Hugging Face folder has: config.json (published style), generation_config.json, weights
 and a small tokenizer. The weights are random but sized so that activations stay near 1 and greedy output varies. The
-tensor names and shapes are written out here, independently of `llmserve.models`, so that they test it.
+tensor names and shapes are written out here or asked of transformers, independently of `llmserve.models`, so that they
+test it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from safetensors.numpy import save_file
 from tests.tiny_tokenizers import sentencepiece_model, write_byte_level_tokenizer
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+WRITTEN_OUT = ("baichuan", "llama", "mistral", "qwen2", "qwen3")  # by model type: tensor names are written out below
 FORMATS = ("safetensors", "sharded", "bin", "bin-sharded")
 
 COMMON: dict[str, Any] = {
@@ -133,6 +135,8 @@ def generation_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The published tensor names of `config`'s architecture, and their shapes."""
+    if config["model_type"] not in WRITTEN_OUT:
+        return transformers_shapes(json.dumps(config))
     hidden, inter, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     for i in range(config["num_hidden_layers"]):
@@ -147,6 +151,18 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
     return shapes
+
+
+@cache
+def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
+    """What transformers' own model of this config.json would save."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(config)))
+    tied = model.all_tied_weights_keys
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
 
 
 def attention_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -171,7 +187,7 @@ def random_tensors(config: dict[str, Any], *, dtype: str, seed: int) -> dict[str
     for name, shape in tensor_shapes(config).items():
         values = rng.standard_normal(shape)
         if name.endswith("norm.weight"):
-            values = 1.0 + 0.2 * values
+            values = 0.2 * values + (0.0 if config["model_type"].startswith("gemma") else 1.0)
         elif name.endswith("bias"):
             values = 0.3 * values
         elif "embed_tokens" not in name or config["tie_word_embeddings"]:

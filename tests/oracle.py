@@ -50,4 +50,4 @@ def reference_logits(path: Path) -> Callable[[Sequence[int]], NDArray[np.float32
     architecture = architecture_for(checkpoint.config)
     spec = architecture.from_hf(checkpoint.config)
     plan = plan_weights(checkpoint, architecture.params(spec), architecture.ignored)
-    return ReferenceModel(architecture.forward(spec), lambda name: plan.load(name, "float32")).logits
+    return ReferenceModel(architecture.program(spec), lambda name: plan.load(name, "float32")).logits

@@ -64,7 +64,7 @@ def build_engine(
         raise_problems(
             Unsupported, f"this machine cannot build for {build.target.name}", build.target.machine_problems()
         )
-        for note in (*build.options.notes(), *build.target.notes(build.options)):
+        for note in build.notes:
             logger.warning("%s", note)
         try:
             with staged_directory(output_dir) as directory:

@@ -58,7 +58,7 @@ def network_config(spec: DecoderSpec, options: BuildOptions, *, tp_size: int, pp
         "num_key_value_heads": spec.num_kv_heads,
         "head_size": spec.head_dim,
         "norm_epsilon": spec.norm_eps,
-        "position_embedding_type": "alibi" if spec.alibi_slopes else "rope_gpt_neox",
+        "position_embedding_type": "rope_gpt_neox" if spec.rope else "alibi",
         "mapping": {
             "world_size": tp_size * pp_size,
             "tp_size": tp_size,

@@ -3,13 +3,15 @@
 One prompt at a time, no cache: a full causal prefill. Parameters are loaded where they are used and released at once,
 so memory stays near one parameter plus the activations.
 
-Shapes in names: T tokens, H hidden, V vocabulary, N query heads, G key/value heads, D head size.
+Shapes in names: T tokens, H hidden, V vocabulary, N query heads, G key/value heads, D head size,
+R turned elements of a head.
 """
 
 # ruff: noqa: N806 - names carry shapes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -53,7 +55,8 @@ class ReferenceModel:
 
     def _run(self, op: Op, inputs: Sequence[Matrix], tokens: NDArray[np.int64]) -> Matrix:
         if op.kind is OpKind.EMBED:  # only the rows in use become float32
-            return np.asarray(self._load(op.weights[0])[tokens], dtype=np.float32)
+            rows = np.asarray(self._load(op.weights[0])[tokens], dtype=np.float32)
+            return rows * np.float32(op.number("scale"))
         if op.kind is OpKind.ATTENTION and self._int8_cache:
             q, *cached = inputs
             inputs = [q, *(_round_heads(x, self._program.cache.head_dim) for x in cached)]
@@ -67,9 +70,10 @@ class ReferenceModel:
 
 
 def _rms_norm(op: Op, x: Matrix, weight: Matrix) -> Matrix:
-    groups = x.reshape(len(x), int(_number(op, "groups")), -1)
+    groups = x.reshape(len(x), int(op.number("groups")), -1)
     mean_square = np.square(groups).mean(axis=-1, keepdims=True)
-    normalized: Matrix = groups / np.sqrt(mean_square + np.float32(_number(op, "eps"))) * weight
+    weight = weight + np.float32(op.number("offset"))
+    normalized: Matrix = groups / np.sqrt(mean_square + np.float32(op.number("eps"))) * weight
     return normalized.reshape(x.shape)
 
 
@@ -79,32 +83,40 @@ def _linear(op: Op, x: Matrix, weight: Matrix, bias: Matrix | None = None) -> Ma
 
 
 def _slice(op: Op, x: Matrix) -> Matrix:
-    start = int(_number(op, "start"))
+    start = int(op.number("start"))
     return x[:, start : start + op.width]
 
 
 def _rope(op: Op, x: Matrix) -> Matrix:
-    """Rotate the pairs (i, i + D/2) of every head by position * inv_freq[i]."""
-    heads_TND = x.reshape(len(x), -1, int(_number(op, "head_dim")))
-    angles = np.outer(np.arange(len(x)), np.asarray(op.attrs["inv_freq"]))  # float64: exact for long prompts
-    cos, sin = ((f(angles) * _number(op, "scale")).astype(np.float32)[:, None, :] for f in (np.cos, np.sin))
-    first, second = np.split(heads_TND, 2, axis=-1)
-    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1).reshape(x.shape)
+    """Rotate the pairs (i, i + R/2) of every head by position * inv_freq[i]; R <= D is twice their number."""
+    inv_freq = np.asarray(op.attrs["inv_freq"])
+    heads_TND = x.reshape(len(x), -1, int(op.number("head_dim")))
+    angles = np.outer(np.arange(len(x)), inv_freq)  # float64: exact for long prompts
+    cos, sin = ((f(angles) * op.number("scale")).astype(np.float32)[:, None, :] for f in (np.cos, np.sin))
+    first, second, rest = np.split(heads_TND, (len(inv_freq), 2 * len(inv_freq)), axis=-1)
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1).reshape(x.shape)
 
 
 def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
-    num_heads, num_kv_heads = int(_number(op, "num_heads")), int(_number(op, "num_kv_heads"))
+    num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
     q_NTD, k_GTD, v_GTD = _heads(q, num_heads), _heads(k, num_kv_heads), _heads(v, num_kv_heads)
-    mask, distance = _causal(len(q), window=int(_number(op, "window")))
+    mask, distance = _causal(len(q), window=int(op.number("window")))
     slopes = op.attrs["alibi_slopes"]
     y_NTD = np.empty_like(q_NTD)
     for head in range(num_heads):
         kv_head = head // (num_heads // num_kv_heads)
-        scores = q_NTD[head] @ k_GTD[kv_head].T * np.float32(_number(op, "scale"))
+        scores = _soft_capped(q_NTD[head] @ k_GTD[kv_head].T * np.float32(op.number("scale")), op.number("soft_cap"))
         if isinstance(slopes, tuple) and slopes:
             scores = scores + np.float32(slopes[head]) * distance
         y_NTD[head] = _softmax(np.where(mask, scores, -np.inf)) @ v_GTD[kv_head]
     return y_NTD.transpose(1, 0, 2).reshape(len(q), -1)
+
+
+def _soft_capped(x: Matrix, cap: float) -> Matrix:
+    if not cap:
+        return x
+    capped: Matrix = np.tanh(x / np.float32(cap)) * np.float32(cap)
+    return capped
 
 
 def _round_heads(x: Matrix, head_dim: int) -> Matrix:
@@ -132,11 +144,35 @@ def _softmax(scores: Matrix) -> Matrix:
 
 
 def _gated_activation(op: Op, gate_up: Matrix) -> Matrix:
-    assert op.attrs["activation"] == "silu"
     gate, up = np.split(gate_up, 2, axis=-1)
     with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and gate / inf is right
-        activated: Matrix = gate / (1 + np.exp(-gate)) * up
+        activated: Matrix = ACTIVATIONS[str(op.attrs["activation"])](gate) * up
     return activated
+
+
+def _silu(x: Matrix) -> Matrix:
+    y: Matrix = x / (1 + np.exp(-x))
+    return y
+
+
+def _gelu_tanh(x: Matrix) -> Matrix:
+    y: Matrix = (
+        np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
+    )
+    return y
+
+
+def _gelu(x: Matrix) -> Matrix:
+    y: Matrix = (0.5 * x * (1 + ERF(x * math.sqrt(0.5)))).astype(np.float32)
+    return y
+
+
+def _logits(op: Op, x: Matrix, weight: Matrix) -> Matrix:
+    return scaled_and_capped(op, _linear(op, x, weight))
+
+
+def scaled_and_capped(op: Op, logits: Matrix) -> Matrix:
+    return _soft_capped(logits * np.float32(op.number("scale")), op.number("soft_cap"))
 
 
 def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
@@ -147,12 +183,8 @@ def _select_rows(op: Op, x: Matrix) -> Matrix:
     return x  # the reference wants the logits of every token
 
 
-def _number(op: Op, name: str) -> float:
-    value = op.attrs[name]
-    assert isinstance(value, int | float)
-    return value
-
-
+ERF = np.vectorize(math.erf, otypes=[np.float64])  # slow; few networks have it
+ACTIVATIONS: Mapping[str, Callable[[Matrix], Matrix]] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
 OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {
     OpKind.RMS_NORM: _rms_norm,
     OpKind.LINEAR: _linear,
@@ -162,5 +194,5 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {
     OpKind.GATED_ACTIVATION: _gated_activation,
     OpKind.ADD: _add,
     OpKind.SELECT_ROWS: _select_rows,
-    OpKind.LOGITS: _linear,
+    OpKind.LOGITS: _logits,
 }

@@ -30,6 +30,12 @@ class ResolvedBuild:
     def engine_bytes(self) -> int:
         return self.target.engine_bytes(self.program, self.params, self.options)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about the engine, though nothing is wrong with it."""
+        options = self.options
+        return [*options.notes(), *self.target.notes(options), *self.spec.notes(options.max_seq_len)]
+
 
 def target_for(name: str, spec: DecoderSpec, config: HfConfig) -> Target:
     """The target `name` of the registry, for one checkpoint."""
@@ -46,9 +52,9 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     architecture = architecture_for(checkpoint.config)
     spec = architecture.from_hf(checkpoint.config)
     params = architecture.params(spec)
-    program = architecture.forward(spec)
     problems = options.problems() + _length_problems(spec, options)
-    options = replace(options, max_seq_len=options.max_seq_len or spec.max_position_embeddings)
+    options = replace(options, max_seq_len=options.max_seq_len or spec.usual_seq_len)
+    program = architecture.program(spec.for_sequences(options.max_seq_len))
     if not problems:
         target = target or target_for(options.target, spec, checkpoint.config)
         problems += target.problems(program, params, options)

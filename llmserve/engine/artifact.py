@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,23 @@ class EngineDirectory:
 def _damaged(path: Path, manifest: Manifest) -> str:
     command = f"llmserve build CHECKPOINT --target {manifest.target} --output-dir {path}"
     return f"{path} is damaged; copy it again, or build it again: {command}"
+
+
+def rebuild_command(directory: Path) -> str:
+    """What builds the engine in `directory` again, with the options of its manifest, of whatever version that is."""
+    try:
+        options: dict[str, Any] = json.loads((directory / MANIFEST_FILE).read_text())["options"]
+        given = {name: value for name, value in options.items() if not isinstance(value, dict)}
+        for own in options.values():  # of the target
+            given |= own if isinstance(own, dict) else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        given = {}
+    flags = [
+        f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        for name, value in given.items()
+        if value
+    ]
+    return " ".join(["llmserve build CHECKPOINT", *flags, f"--output-dir {shlex.quote(str(directory))}"])
 
 
 def hash_file(path: Path, progress: Callable[[int], None] = lambda num_bytes: None) -> str:

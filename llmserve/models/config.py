@@ -38,6 +38,11 @@ class ConfigReader:
         self._wrong(key, "a positive number", value)
         return 1.0
 
+    def optional_positive(self, key: str, default: float = 0.0) -> float:
+        """`default` where the key is missing; 0 where the config says null."""
+        value = self.config.get(key, default)
+        return self.positive(key) if key in self.config and value is not None else value or 0.0
+
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.get(key, default)
         if isinstance(value, bool):
@@ -66,7 +71,10 @@ def is_number(value: Any) -> bool:
 
 
 def read_decoder(reader: ConfigReader, architecture: str, *, max_positions: int | None = None) -> DecoderSpec:
-    """The sizes that every decoder has, without positions, windows or biases; an architecture file adds those."""
+    """The sizes that every decoder has, without positions, windows or biases; an architecture file adds those.
+
+    What activates is the family's own key, too.
+    """
     hidden_size = reader.integer("hidden_size")
     num_heads = reader.integer("num_attention_heads", maximum=MAX_COUNT)
     num_kv_heads = reader.integer("num_key_value_heads", num_heads)
@@ -76,7 +84,6 @@ def read_decoder(reader: ConfigReader, architecture: str, *, max_positions: int 
         )
     if reader.get("head_dim") is None and hidden_size % num_heads:
         reader.problems.append(f"hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads})")
-    reader.expect("hidden_act", "silu")
     _refuse_quantized(reader)
     return DecoderSpec(
         architecture=architecture,

@@ -19,16 +19,26 @@ Attr: TypeAlias = int | float | str | bool | tuple[int, ...] | tuple[float, ...]
 class OpKind(Enum):
     """op: inputs; weights; attrs. `y` is the output."""
 
-    EMBED = "embed"  # (); [V,H]; y[t] = weight[token_ids[t]]
-    RMS_NORM = "rms_norm"  # x; [N]; eps, groups: y = x / rms(x) * weight, per group of N columns
+    EMBED = "embed"  # (); [V,H]; scale?: y[t] = scale * weight[token_ids[t]]
+    RMS_NORM = "rms_norm"  # x; [N]; eps, groups, offset?: y = x / rms(x) * (offset + weight), per group of N columns
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
     SLICE = "slice"  # x; ; start, width: a view of columns
-    ROPE = "rope"  # x; ; head_dim, inv_freq (head_dim/2 values), scale: rotate-half pairs (i, i + head_dim/2)
+    ROPE = "rope"  # x; ; head_dim, inv_freq (R/2 values), scale: rotate-half pairs (i, i + R/2), i < R/2, of each head
     ATTENTION = "attention"  # q, k, v; ; see Graph.attention. Writes k and v to the paged cache of `layer` first
     GATED_ACTIVATION = "gated_activation"  # gate_up [T,2I]; ; activation: y = act(gate) * up, gate is columns 0..I-1
     ADD = "add"  # a, b
     SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are wanted
-    LOGITS = "logits"  # x [S,H]; [V,H]; y = x @ weight.T in float32
+    LOGITS = "logits"  # x [S,H]; [V,H]; scale?, soft_cap?: y = soft_cap(scale * x @ weight.T) in float32
+
+
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # of a gated activation: gelu_tanh by tanh's formula, gelu by erf
+# Attributes that an op has only where they are not these: no embedding scale, no soft cap and so on.
+UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
+    OpKind.EMBED: {"scale": 1.0},
+    OpKind.RMS_NORM: {"offset": 0.0},
+    OpKind.ATTENTION: {"soft_cap": 0.0},
+    OpKind.LOGITS: {"scale": 1.0, "soft_cap": 0.0},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,12 @@ class Op:
     width: int  # columns of the output
     weights: tuple[str, ...] = ()  # parameter names
     attrs: Mapping[str, Attr] = field(default_factory=dict)
+
+    def number(self, name: str) -> float:
+        """The attribute `name`; where the op has none, what that means."""
+        value = self.attrs[name] if name in self.attrs else UNLESS_GIVEN[self.kind][name]
+        assert isinstance(value, int | float)
+        return value
 
     def __str__(self) -> str:
         arguments = ", ".join((*self.inputs, *(f"@{w}" for w in self.weights)))
@@ -89,13 +105,13 @@ class Graph:
         self._vocab_size = vocab_size
         self._ops: list[Op] = []
 
-    def embed(self, weight: str, width: int) -> Value:
-        return self._record(OpKind.EMBED, (), width, (weight,))
+    def embed(self, weight: str, width: int, *, scale: float = 1.0) -> Value:
+        return self._record(OpKind.EMBED, (), width, (weight,), scale=scale)
 
-    def rms_norm(self, x: Value, weight: str, *, eps: float, groups: int = 1) -> Value:
+    def rms_norm(self, x: Value, weight: str, *, eps: float, groups: int = 1, offset: float = 0.0) -> Value:
         """Normalize each of `groups` equal column groups of `x` with one shared weight (width / groups long)."""
         assert x.width % groups == 0
-        return self._record(OpKind.RMS_NORM, (x,), x.width, (weight,), eps=eps, groups=groups)
+        return self._record(OpKind.RMS_NORM, (x,), x.width, (weight,), eps=eps, groups=groups, offset=offset)
 
     def linear(self, x: Value, weight: str, width: int, *, bias: str | None = None) -> Value:
         return self._record(OpKind.LINEAR, (x,), width, (weight,) if bias is None else (weight, bias))
@@ -106,9 +122,12 @@ class Graph:
         return self._record(OpKind.SLICE, (x,), width, start=start)
 
     def rope(self, x: Value, *, head_dim: int, inv_freq: tuple[float, ...], scale: float = 1.0) -> Value:
-        """Rotary embedding at each token's absolute position. `scale` multiplies cos and sin (YaRN)."""
+        """Rotary embedding at each token's absolute position. `scale` multiplies cos and sin (YaRN).
+
+        With fewer than head_dim / 2 frequencies only the first columns of each head are turned.
+        """
         assert x.width % head_dim == 0
-        assert len(inv_freq) * 2 == head_dim
+        assert 0 < len(inv_freq) * 2 <= head_dim
         return self._record(OpKind.ROPE, (x,), x.width, head_dim=head_dim, inv_freq=inv_freq, scale=scale)
 
     def attention(
@@ -123,12 +142,14 @@ class Graph:
         head_dim: int,
         scale: float,
         window: int = 0,
+        soft_cap: float = 0.0,
         alibi_slopes: tuple[float, ...] = (),
     ) -> Value:
         """Causal attention of each token over its sequence's cache.
 
-        score(i, j) = scale * q_i . k_j + slope * (j - i); `window` > 0 keeps only the last `window` positions
-        (i - j < window, transformers' rule); query head h reads KV head h // (num_heads / num_kv_heads).
+        score(i, j) = scale * q_i . k_j + slope * (j - i); `soft_cap` > 0 makes the product soft_cap * tanh(product /
+        soft_cap) first; `window` > 0 keeps only the last `window` positions (i - j < window, transformers' rule);
+        query head h reads KV head h // (num_heads / num_kv_heads).
         """
         assert q.width == num_heads * head_dim
         assert k.width == v.width == num_kv_heads * head_dim
@@ -136,11 +157,12 @@ class Graph:
         assert layer < self._cache.num_layers
         return self._record(
             OpKind.ATTENTION, (q, k, v), q.width, layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            head_dim=head_dim, scale=scale, window=window, alibi_slopes=alibi_slopes,
+            head_dim=head_dim, scale=scale, window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes,
         )  # fmt: skip
 
     def gated_activation(self, gate_up: Value, *, activation: str = "silu") -> Value:
         assert gate_up.width % 2 == 0
+        assert activation in ACTIVATIONS
         return self._record(OpKind.GATED_ACTIVATION, (gate_up,), gate_up.width // 2, activation=activation)
 
     def add(self, a: Value, b: Value) -> Value:
@@ -150,8 +172,8 @@ class Graph:
     def select_rows(self, x: Value) -> Value:
         return self._record(OpKind.SELECT_ROWS, (x,), x.width)
 
-    def logits(self, x: Value, weight: str) -> Value:
-        return self._record(OpKind.LOGITS, (x,), self._vocab_size, (weight,))
+    def logits(self, x: Value, weight: str, *, scale: float = 1.0, soft_cap: float = 0.0) -> Value:
+        return self._record(OpKind.LOGITS, (x,), self._vocab_size, (weight,), scale=scale, soft_cap=soft_cap)
 
     def program(self) -> Program:
         assert self._ops
@@ -162,5 +184,7 @@ class Graph:
         self, kind: OpKind, inputs: tuple[Value, ...], width: int, weights: tuple[str, ...] = (), **attrs: Attr
     ) -> Value:
         output = Value(f"v{len(self._ops)}", width)
+        defaults = UNLESS_GIVEN.get(kind, {})
+        attrs = {name: value for name, value in attrs.items() if name not in defaults or value != defaults[name]}
         self._ops.append(Op(kind, tuple(v.name for v in inputs), output.name, width, weights, attrs))
         return output

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, TypeAlias
 
-from llmserve.errors import Unsupported
-from llmserve.models import baichuan, llama, mistral, qwen2, qwen3
+from llmserve.errors import CheckpointError, Unsupported
+from llmserve.models.rope import plain_position_limit
 from llmserve.models.spec import Architecture, HfConfig
 
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "BaichuanForCausalLM": baichuan.ARCHITECTURE,
-    "BaiChuanForCausalLM": baichuan.ARCHITECTURE,  # the spelling of Baichuan-7B
-    "LlamaForCausalLM": llama.ARCHITECTURE,
-    "MistralForCausalLM": mistral.ARCHITECTURE,
-    "Qwen2ForCausalLM": qwen2.ARCHITECTURE,
-    "Qwen3ForCausalLM": qwen3.ARCHITECTURE,
-}
-MODEL_TYPES: Mapping[str, Architecture] = {
-    "baichuan": baichuan.ARCHITECTURE,
-    "llama": llama.ARCHITECTURE,
-    "mistral": mistral.ARCHITECTURE,
-    "qwen2": qwen2.ARCHITECTURE,
-    "qwen3": qwen3.ARCHITECTURE,
-}
+AnyArchitecture: TypeAlias = Architecture[Any]
+
+FILES = (  # of this folder, each with an ARCHITECTURE
+    "baichuan",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)
+ALL: tuple[AnyArchitecture, ...] = tuple(import_module(f"{__package__}.{name}").ARCHITECTURE for name in FILES)
+ARCHITECTURES: Mapping[str, AnyArchitecture] = {name: each for each in ALL for name in each.names}
+MODEL_TYPES: Mapping[str, AnyArchitecture] = {each.model_type: each for each in ALL}
 
 
-def architecture_for(config: HfConfig) -> Architecture:
+def architecture_for(config: HfConfig) -> AnyArchitecture:
     """The architecture by `architectures[0]`, or by `model_type` where that is missing. Raises Unsupported."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
@@ -34,3 +33,12 @@ def architecture_for(config: HfConfig) -> Architecture:
         given = f"architecture {name!r}" if name is not None else f"model type {config.get('model_type')!r}"
         raise Unsupported(f"{given} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}")
     return found
+
+
+def position_limit(config: HfConfig) -> int | None:
+    """The longest sequence of any config: as its architecture says, or as most do; None where it names none."""
+    try:
+        limit: int = architecture_for(config).from_hf(config).max_position_embeddings
+    except (Unsupported, CheckpointError):
+        return plain_position_limit(config)
+    return limit

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from llmserve.models.config import MAX_SIZE, ConfigReader, is_number
-from llmserve.models.spec import HfConfig
+from llmserve.models.spec import HfConfig, Rope
 
 DEFAULT_THETA = 10000.0
 # tensors that old checkpoints store and that follow from the config
@@ -20,14 +20,9 @@ STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 Frequencies: TypeAlias = tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
-    inv_freq: Frequencies  # head_dim / 2 values
-    scale: float = 1.0  # multiplies cos and sin
-
-
-def default_rope(head_dim: int, theta: float) -> Rope:
-    return Rope(tuple(theta ** (-i / head_dim) for i in range(0, head_dim, 2)))
+def default_rope(rotary_dim: int, theta: float) -> Rope:
+    """`rotary_dim`: elements of a head that are turned."""
+    return Rope(tuple(theta ** (-i / rotary_dim) for i in range(0, rotary_dim, 2)))
 
 
 def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
@@ -55,8 +50,8 @@ def rope_values(config: HfConfig) -> dict[str, Any]:
     return _rope_values(ConfigReader(config))
 
 
-def position_limit(config: HfConfig) -> int | None:
-    """The longest sequence of any config, by the rules of the architectures; None where it names no valid limit.
+def plain_position_limit(config: HfConfig) -> int | None:
+    """The longest sequence of a config of no architecture that we know; None where it names no valid limit.
 
     `max_position_embeddings` wins over `model_max_length`. A scaling that we do not know leaves the limit as it is.
     """

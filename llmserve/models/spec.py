@@ -6,11 +6,11 @@ Sizes (`DecoderSpec`) and where each parameter comes from (`Param`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
-from llmserve.models.graph import Program
+from llmserve.models.graph import CacheShape, Graph, Program
 
 HfConfig: TypeAlias = Mapping[str, Any]
 
@@ -55,8 +55,19 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding, resolved."""
+
+    inv_freq: tuple[float, ...]  # one for each pair of elements of a head that are turned
+    scale: float = 1.0  # multiplies cos and sin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A decoder-only transformer, resolved: no optional left to guess. Shared by every architecture file."""
+    """A decoder-only transformer, resolved: no optional left to guess. What every family has.
+
+    What only one of them has is in a class of its own, in the architecture's file.
+    """
 
     architecture: str  # "BaichuanForCausalLM"
     vocab_size: int
@@ -68,24 +79,56 @@ class DecoderSpec:
     head_dim: int
     max_position_embeddings: int  # with the stretch of a RoPE scaling: the longest sequence
     norm_eps: float
-    inv_freq: tuple[float, ...] = ()  # empty: no rotary embedding
-    rope_scale: float = 1.0  # multiplies cos and sin
-    alibi_slopes: tuple[float, ...] = ()
+    rope: Rope | None = None  # None: no rotary embedding
     windows: tuple[int, ...] = ()  # per layer sliding window, 0 is full attention; empty: full everywhere
-    qkv_bias: bool = False
-    output_bias: bool = False  # attention output projection
-    mlp_bias: bool = False
-    qk_norm: bool = False
     tied_embeddings: bool = False
-    norm_head: bool = False
-    fused_qkv_source: bool = False  # the checkpoint stores one W_pack instead of q, k, v
+
+    @classmethod
+    def extending(cls, spec: DecoderSpec, **own: Any) -> Self:
+        """`spec` with the fields of a family's class."""
+        return cls(**{each.name: getattr(spec, each.name) for each in fields(spec)} | own)
+
+    @property
+    def q_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
+
+    @property
+    def usual_seq_len(self) -> int:
+        """The longest sequence of an engine that is built without saying it."""
+        return self.max_position_embeddings
+
+    def for_sequences(self, max_seq_len: int) -> Self:
+        """The network of an engine for sequences up to this length: the same one, but for few families."""
+        return self
+
+    def notes(self, max_seq_len: int) -> list[str]:
+        """What the user should know about an engine for sequences up to this length."""
+        return []
+
+
+Spec = TypeVar("Spec", bound=DecoderSpec)
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Generic[Spec]):
     """What an architecture file offers, as a value in the registry."""
 
-    from_hf: Callable[[HfConfig], DecoderSpec]  # raises CheckpointError listing every problem of the config
-    params: Callable[[DecoderSpec], list[Param]]
-    forward: Callable[[DecoderSpec], Program]
+    names: tuple[str, ...]  # in `architectures` of config.json
+    model_type: str
+    from_hf: Callable[[HfConfig], Spec]  # raises CheckpointError listing every problem of the config
+    params: Callable[[Spec], list[Param]]
+    forward: Callable[[Graph, Spec], None]
     ignored: tuple[str, ...] = ()  # regular expressions of checkpoint tensors that are known and not wanted
+
+    def program(self, spec: Spec) -> Program:
+        """`forward`, traced."""
+        graph = Graph(CacheShape(spec.num_layers, spec.num_kv_heads, spec.head_dim), spec.vocab_size)
+        self.forward(graph, spec)
+        return graph.program()

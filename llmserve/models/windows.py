@@ -1,7 +1,4 @@
-"""Sliding windows per layer.
-
-Qwen's keys: `use_sliding_window`, `sliding_window`, `max_window_layers`, `layer_types`.
-"""
+"""Sliding windows per layer: by `layer_types`, and by Qwen's `use_sliding_window` and `max_window_layers`."""
 
 from __future__ import annotations
 
@@ -20,6 +17,11 @@ def read_windows(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
     if types is None:
         first_full = reader.integer("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, minimum=0)
         types = [SLIDING if window and i >= first_full else FULL for i in range(num_layers)]
+    return windows_by_type(reader, types, num_layers, window)
+
+
+def windows_by_type(reader: ConfigReader, types: object, num_layers: int, window: int) -> tuple[int, ...]:
+    """`window` in the layers that slide (0: full attention); empty when every layer is full."""
     reader.problems.extend(_layer_type_problems(types, num_layers, window))
     windows = tuple(window if kind == SLIDING else 0 for kind in types) if isinstance(types, list) else ()
     return windows if any(windows) else ()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import CheckpointError, NotFound
-from llmserve.models.rope import position_limit
+from llmserve.models.registry import position_limit
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")

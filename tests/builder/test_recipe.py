@@ -114,7 +114,7 @@ def test_the_recipes_of_published_models_can_be_built(file: Path) -> None:
     name, config = next((name, config) for name, config in CONFIGS.items() if file.stem.startswith(name))
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
-    params, program = architecture.params(spec), architecture.forward(spec)
+    params, program = architecture.params(spec), architecture.program(spec)
     assert sum(param.num_elements for param in params) == NUM_PARAMETERS[name]
     target = target_for(options.target, spec, config)
     assert options.max_seq_len <= spec.max_position_embeddings

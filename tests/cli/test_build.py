@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from llmserve.builder.options import BuildOptions
 from llmserve.cli.build import default_output_dir
 from llmserve.cli.main import main
+from llmserve.engine.artifact import rebuild_command
 from tests.checkpoints import make_checkpoint
 
 # A build that halts after its first parameter: `llmserve build` with a target that waits.
@@ -61,6 +63,18 @@ def test_build_and_inspect(
     assert digest in shown
     assert "self-test passed" in shown
     assert "= logits(" in shown
+
+
+def test_an_engine_names_the_command_that_builds_it_again(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--dtype", "float32", "--quantization", "int4", "--group-size", 32, "--max-seq-len", 50)
+    assert llmserve(monkeypatch, "build", checkpoint, *options, "--output-dir", tmp_path / "engine") == 0
+    digest = capsys.readouterr().out.split()[-1]
+    program, *command = shlex.split(rebuild_command(tmp_path / "engine"))
+    assert (program, command[:2], command[-1]) == ("llmserve", ["build", "CHECKPOINT"], str(tmp_path / "engine"))
+    assert llmserve(monkeypatch, "build", checkpoint, *command[2:-1], tmp_path / "again") == 0
+    assert capsys.readouterr().out.split()[-1] == digest
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(

@@ -15,7 +15,8 @@ from tests.checkpoints import KINDS, tensor_shapes
 
 def spec_of(kind: str, **overrides: Any) -> DecoderSpec:
     config = KINDS[kind] | overrides
-    return architecture_for(config).from_hf(config)
+    spec: DecoderSpec = architecture_for(config).from_hf(config)
+    return spec
 
 
 def problems_of(kind: str, **overrides: Any) -> str:
@@ -37,7 +38,7 @@ def test_program_uses_every_parameter_with_its_shape(kind: str) -> None:
     architecture = architecture_for(KINDS[kind])
     spec = spec_of(kind)
     shapes = {param.name: param.shape for param in architecture.params(spec)}
-    ops = architecture.forward(spec).ops
+    ops = architecture.program(spec).ops
     assert {name for op in ops for name in op.weights} == set(shapes)
     for op in ops:
         if op.kind in (OpKind.LINEAR, OpKind.LOGITS):
@@ -49,7 +50,7 @@ def test_matrix_products_and_only_those_may_be_quantized(kind: str) -> None:
     architecture = architecture_for(KINDS[kind])
     spec = spec_of(kind)
     products = {
-        op.weights[0] for op in architecture.forward(spec).ops if op.kind in (OpKind.LINEAR, OpKind.LOGITS)
+        op.weights[0] for op in architecture.program(spec).ops if op.kind in (OpKind.LINEAR, OpKind.LOGITS)
     }  # fmt: skip
     assert {param.name for param in architecture.params(spec) if param.quantizable} == products
 
@@ -61,7 +62,7 @@ def test_tied_embeddings_are_two_parameters_with_one_source() -> None:
 
 
 def test_the_program_prints() -> None:
-    text = str(architecture_for(KINDS["qwen3"]).forward(spec_of("qwen3")))
+    text = str(architecture_for(KINDS["qwen3"]).program(spec_of("qwen3")))
     assert "rms_norm(v3, @layers.0.attn.q_norm) eps=1e-06 groups=4" in text
     assert text.splitlines()[-1].endswith("[320] = logits(v36, @head)")
 
@@ -82,7 +83,7 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
     config = {key: value for key, value in config.items() if key != "num_key_value_heads"}
     spec = architecture_for(config).from_hf(config)
     assert (spec.head_dim, spec.num_kv_heads) == (128, 4)
-    assert spec.inv_freq[1] == pytest.approx(10000.0 ** (-2 / 128))
+    assert spec.rope.inv_freq[1] == pytest.approx(10000.0 ** (-2 / 128))
     mistral = {key: value for key, value in KINDS["mistral"].items() if key != "sliding_window"}
     assert architecture_for(mistral).from_hf(mistral).windows == (4096, 4096)
 

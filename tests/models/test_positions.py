@@ -9,8 +9,9 @@ import pytest
 from llmserve.errors import CheckpointError
 from llmserve.models.alibi import alibi_slopes
 from llmserve.models.config import ConfigReader
-from llmserve.models.registry import architecture_for
-from llmserve.models.rope import Rope, position_limit, read_rope
+from llmserve.models.registry import architecture_for, position_limit
+from llmserve.models.rope import read_rope
+from llmserve.models.spec import Rope
 from tests.checkpoints import KINDS
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

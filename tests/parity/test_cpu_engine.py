@@ -90,6 +90,26 @@ def test_rounded_engines_leave_the_oracle_only_at_near_ties(kind: str, dtype: st
         check_greedy(oracle, prompt, tokens, margin=ROUNDING_MARGIN)
 
 
+@pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.08), ("int4", 0.6)])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_quantized_logits_are_those_of_the_same_network(
+    kind: str, quantization: str, bound: float, tmp_path: Path
+) -> None:
+    """Root mean square error relative to the oracle's logits, whose weights are not rounded.
+
+    These networks are as narrow as a group of int4, so its errors are large; those of another network are above one.
+    """
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", kind)
+    engine = engine_of(checkpoint, tmp_path / "engine", "float32", quantization)
+    runner = CpuRunner.open(EngineDirectory.open(engine).engine_file, num_blocks=16)
+    oracle = load_oracle(checkpoint)
+    for prompt in PROMPTS:
+        wanted = oracle_logits(oracle, prompt)
+        error = prompt_logits(runner, list(prompt), sequence_id=0) - wanted
+        assert np.sqrt(np.mean(error**2) / np.mean(wanted**2)) < bound
+    runner.close()
+
+
 @pytest.mark.parametrize(("dtype", "margin"), [("float32", 0.0), ("float16", ROUNDING_MARGIN)])
 def test_the_demo_checkpoint(dtype: str, margin: float, tmp_path: Path) -> None:
     engine = engine_of(CHECKPOINT, tmp_path / "engine", dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.progress import Progress
-from llmserve.models.graph import Program
+from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
 
 
@@ -25,6 +25,17 @@ class CompileJob:
     load: Callable[[str], NDArray[Any]]  # parameter name -> array in `options.dtype` (bfloat16 is ml_dtypes.bfloat16)
     advance: Callable[[str, int], None]  # progress: (what, bytes written since the last call)
     earlier: Path | None = None  # the engine directory that this build will replace, if there is one
+
+
+def unknown_attributes(program: Program, known: Mapping[OpKind, Collection[str]]) -> list[str]:
+    """Attributes of ops that a target does nothing with, by name: leaving one out would compute something else."""
+    found = [
+        f"{name} of {op.kind.value}: {op.attrs[name]}"
+        for op in program.ops
+        for name in op.attrs
+        if name not in known.get(op.kind, ())
+    ]
+    return list(dict.fromkeys(found))
 
 
 class Target(Protocol):

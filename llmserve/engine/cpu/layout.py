@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
 
 MAGIC = b"LLMSENG\n"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+OLDEST_FORMAT_VERSION = 3  # that this build reads as well
 PACKING = "panels32"
 PACKING_CODE = 1
 PANEL_COLUMNS = 32
@@ -65,6 +67,10 @@ class OpCode(IntEnum):
     SELECT_ROWS = 10
     QUANTIZE_INT4 = 11
     LINEAR_INT4 = 12
+    GATED_GELU_TANH = 13
+    GATED_GELU = 14
+    SCALE = 15
+    SOFT_CAP = 16
 
 
 class Before(IntEnum):
@@ -73,6 +79,8 @@ class Before(IntEnum):
     NOTHING = 0
     RMS_NORM = 1
     GATED_SILU = 2
+    GATED_GELU_TANH = 3
+    GATED_GELU = 4
 
 
 LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4)
@@ -81,7 +89,7 @@ OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("st
 OP = np.dtype(
     [("kind", "<u4"), ("selected", "<u4"), ("inputs", OPERAND, 3), ("output", OPERAND), ("tensors", "<i4", 4)]
     + [(name, "<u4") for name in ("layer", "num_heads", "head_dim", "groups", "window", "before")]
-    + [("scalar", "<f4"), ("reserved", "<u4")]
+    + [("scalar", "<f4"), ("soft_cap", "<f4")]
 )
 TENSOR = np.dtype([(name, "<u4") for name in ("dtype", "rows", "cols", "layout")] + [("offset", "<u8")])
 BUFFER = np.dtype("<u8")  # bytes per row
@@ -280,9 +288,15 @@ def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
     fixed: NDArray[Any] = np.frombuffer(blob, HEADER)[0]
     if not blob.startswith(MAGIC):
         raise EngineFileError(f"{path} is not an engine file")
-    if fixed["version"] != FORMAT_VERSION:
+    if fixed["version"] < OLDEST_FORMAT_VERSION:
         raise EngineFileError(
-            f"{path} has format version {fixed['version']}, this build reads {FORMAT_VERSION}; build the engine again"
+            f"{path} has format version {fixed['version']}: built by an older llmserve; rebuild with: "
+            f"{rebuild_command(path.parent)}"
+        )
+    if fixed["version"] > FORMAT_VERSION:
+        raise EngineFileError(
+            f"{path} has format version {fixed['version']}, this build reads {FORMAT_VERSION}; update llmserve, or "
+            "build the engine again"
         )
     if fixed["file_bytes"] != file_bytes or not HEADER.itemsize <= fixed["metadata_bytes"] <= file_bytes:
         raise EngineFileError(

@@ -53,7 +53,7 @@ class Opening:
     def chunked_context(self) -> bool:
         """Prompts longer than a step. On unless told otherwise, except with ALiBi, for which no kernel is known."""
         given = self.gpu.enable_chunked_context
-        return not self.spec.alibi_slopes if given is None else given
+        return self.spec.rope is not None if given is None else given
 
     @property
     def attention_window(self) -> list[int] | None:

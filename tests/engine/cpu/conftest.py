@@ -13,7 +13,11 @@ from llmserve.engine.cpu.runner import CpuRunner
 from tests.engine.cpu.networks import LIMITS, Network, odd_network
 from tests.engine.cpu.other_process import ISAS, PROGRAM, OtherRunner
 
-NETWORKS: dict[str, Callable[[], Network]] = {"rope": odd_network, "alibi": lambda: odd_network(alibi=True)}
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "rope": odd_network,
+    "alibi": lambda: odd_network(alibi=True),
+    "peculiar": lambda: odd_network(peculiar=True),
+}
 EngineFile = Callable[..., Path]
 OpenRunner = Callable[..., CpuRunner | OtherRunner]
 

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import Int8, Scheme, quantized_params
-from llmserve.builder.reference import ReferenceModel
+from llmserve.builder.reference import ReferenceModel, scaled_and_capped
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.base import RunnerInfo, StepResult
-from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program
+from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program, Value
 from llmserve.models.spec import Param
 from llmserve.scheduler.plan import Chunk, StepPlan
 
@@ -90,7 +90,8 @@ class FakeQuantModel(ReferenceModel):
         if not op.weights or op.weights[0] not in self._schemes:
             return super()._run(op, inputs, tokens)
         y = integer_product(inputs[0], self._arrays[op.weights[0]], self._schemes[op.weights[0]])
-        return y + self._arrays[op.weights[1]] if len(op.weights) > 1 else y
+        y = y + self._arrays[op.weights[1]] if len(op.weights) > 1 else y
+        return scaled_and_capped(op, y) if op.kind is OpKind.LOGITS else y
 
 
 def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme: Scheme) -> NDArray[np.float32]:
@@ -107,7 +108,8 @@ def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme:
     return product
 
 
-def odd_network(*, alibi: bool = False, seed: int = 0) -> Network:
+def odd_network(*, alibi: bool = False, peculiar: bool = False, seed: int = 0) -> Network:
+    """`peculiar`: with every attribute that few networks have, norms after the blocks, and two rotary embeddings."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab, layers = 42, 6, 2, 10, 37, 83, 3
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -117,31 +119,43 @@ def odd_network(*, alibi: bool = False, seed: int = 0) -> Network:
         arrays[name] = (near + spread * rng.standard_normal(shape)).astype(np.float32)
         return name
 
+    offset = 0.5 if peculiar else 0.0
+
+    def norm(x: Value, name: str, eps: float = 1e-5, groups: int = 1) -> Value:
+        width = x.width // groups
+        return g.rms_norm(x, param(name, width, near=1.0 - offset), eps=eps, groups=groups, offset=offset)
+
     g = Graph(CacheShape(layers, kv_heads, head_dim), vocab)
-    x = g.embed(param("embed", vocab, hidden), hidden)
+    x = g.embed(param("embed", vocab, hidden), hidden, scale=1.7 if peculiar else 1.0)
     qkv_width = (heads + 2 * kv_heads) * head_dim
     for i in range(layers):
-        h = g.rms_norm(x, param(f"{i}.norm", hidden, near=1.0), eps=1e-5)
+        h = norm(x, f"{i}.norm")
         qkv = g.linear(h, param(f"{i}.qkv", qkv_width, hidden), qkv_width, bias=param(f"{i}.qkv_bias", qkv_width))
         q = g.slice(qkv, 0, heads * head_dim)
         k = g.slice(qkv, heads * head_dim, kv_heads * head_dim)
         v = g.slice(qkv, (heads + kv_heads) * head_dim, kv_heads * head_dim)
-        q = g.rms_norm(q, param(f"{i}.q_norm", head_dim, near=1.0), eps=1e-6, groups=heads)
-        k = g.rms_norm(k, param(f"{i}.k_norm", head_dim, near=1.0), eps=1e-6, groups=kv_heads)
+        q = norm(q, f"{i}.q_norm", 1e-6, heads)
+        k = norm(k, f"{i}.k_norm", 1e-6, kv_heads)
         if not alibi:
             frequencies = tuple(float(10000.0 ** (-j / head_dim)) for j in range(0, head_dim, 2))
+            if peculiar and i != 1:
+                frequencies = frequencies[:3]
             q = g.rope(q, head_dim=head_dim, inv_freq=frequencies, scale=1.1)
             k = g.rope(k, head_dim=head_dim, inv_freq=frequencies, scale=1.1)
         a = g.attention(
             q, k, v, layer=i, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5,
-            window=(0, 7, 2)[i], alibi_slopes=tuple(2.0 ** -(j + 1) for j in range(heads)) if alibi else (),
+            window=(0, 7, 2)[i], soft_cap=1.5 if peculiar else 0.0,
+            alibi_slopes=tuple(2.0 ** -(j + 1) for j in range(heads)) if alibi else (),
         )  # fmt: skip
-        x = g.add(x, g.linear(a, param(f"{i}.out", hidden, heads * head_dim), hidden))
-        h = g.rms_norm(x, param(f"{i}.mlp_norm", hidden, near=1.0), eps=1e-5)
+        y = g.linear(a, param(f"{i}.out", hidden, heads * head_dim), hidden)
+        x = g.add(x, norm(y, f"{i}.post_norm") if peculiar else y)
+        h = norm(x, f"{i}.mlp_norm")
         gate_up = g.linear(h, param(f"{i}.gate_up", 2 * inner, hidden), 2 * inner)
-        x = g.add(g.linear(g.gated_activation(gate_up), param(f"{i}.down", hidden, inner), hidden), x)
-    x = g.rms_norm(g.select_rows(x), param("norm", hidden, near=1.0), eps=1e-5)
-    g.logits(x, param("head", vocab, hidden))
+        activation = ("gelu", "gelu_tanh", "silu")[i] if peculiar else "silu"
+        y = g.gated_activation(gate_up, activation=activation)
+        x = g.add(g.linear(y, param(f"{i}.down", hidden, inner), hidden), x)
+    x = norm(g.select_rows(x), "norm")
+    g.logits(x, param("head", vocab, hidden), scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)
     return Network(g.program(), arrays)
 
 

@@ -90,7 +90,7 @@ def test_every_architecture(kind: str, tmp_path: Path, open_runner: OpenRunner) 
     spec = architecture.from_hf(checkpoint.config)
     params = architecture.params(spec)
     plan = plan_weights(checkpoint, params, architecture.ignored)
-    network = Network(architecture.forward(spec), {param.name: plan.load(param.name, "float32") for param in params})
+    network = Network(architecture.program(spec), {param.name: plan.load(param.name, "float32") for param in params})
     runner = open_runner(network.compile(tmp_path / "rank0.engine", LIMITS))
     ids = random_ids(spec.vocab_size, 70)
     assert relative_error(all_logits(runner, ids), network.reference(LIMITS).logits(ids)) < 1e-5

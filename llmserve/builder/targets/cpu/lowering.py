@@ -23,6 +23,11 @@ from llmserve.models.spec import Param
 NO_BUFFER = -1
 LOGITS_BUFFER = -2
 ROW_ALIGNMENT = 64  # bytes
+ACTIVATIONS = {  # by itself, and before a quantization
+    "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
+    "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
+    "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Lowered:
     ops: tuple[DeviceOp, ...]
     tensors: tuple[TensorEntry, ...]
     constants: Mapping[str, tuple[float, ...]]  # tensors that no parameter holds: rotary frequencies, ALiBi slopes
+    offsets: Mapping[str, float]  # what is added to a parameter before it is written: a norm's offset to its weight
     quantized: Mapping[str, Scheme]  # parameters kept as integers
     buffers: tuple[int, ...]  # bytes per row
 
@@ -142,6 +148,7 @@ class Lowering:
         self._ops: list[DeviceOp] = []
         self._tensors: dict[str, TensorEntry] = {}
         self._constants: dict[str, tuple[float, ...]] = {}
+        self._offsets: dict[str, float] = {}
         self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
         self._selected: set[str] = set()  # values after select_rows
         self._before: dict[str, Op] = {}  # value -> the op that makes it, left to the quantization of its only reader
@@ -156,6 +163,7 @@ class Lowering:
             tuple(self._ops),
             tuple(self._tensors.values()),
             self._constants,
+            self._offsets,
             self._quantized,
             tuple(self._buffers.bytes_per_row),
         )
@@ -197,18 +205,19 @@ class Lowering:
         return following.kind is OpKind.ADD and following.inputs.count(op.output) == 1 and self._uses[op.output] == 1
 
     def _embed(self, op: Op) -> None:
-        self._emit(OpCode.EMBED, op, self._buffers.new(op.output, op.width), tensors=(self._param(op.weights[0]),))
+        output = self._buffers.new(op.output, op.width)
+        self._emit(OpCode.EMBED, op, output, tensors=(self._param(op.weights[0]),))
+        self._in_place(OpCode.SCALE, op, output, op.number("scale"), unless=1.0)
 
     def _rms_norm(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
         output = self._buffers.over(op.output, op.inputs[0])
-        fields = {"groups": int(_number(op, "groups")), "scalar": _number(op, "eps")}
-        weight = self._vector(op.weights[0])
-        self._emit(OpCode.RMS_NORM, op, output, inputs=(source,), tensors=(weight,), fields=fields)
+        fields = {"groups": int(op.number("groups")), "scalar": op.number("eps")}
+        self._emit(OpCode.RMS_NORM, op, output, inputs=(source,), tensors=(self._norm_weight(op),), fields=fields)
 
     def _slice(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
-        start = int(_number(op, "start"))
+        start = int(op.number("start"))
         self._buffers.assign(op.output, Place(source.buffer, source.offset + start, op.width, source.stride))
 
     def _rope(self, op: Op) -> None:
@@ -218,14 +227,16 @@ class Lowering:
 
     def _rope_table(self, op: Op) -> Place:
         """Cosines and sines of the step's positions: computed once, kept for every layer with the same frequencies."""
-        scale = _number(op, "scale")
-        frequencies = self._constant("rope_inv_freq", op.attrs["inv_freq"])
+        scale = op.number("scale")
+        inv_freq = op.attrs["inv_freq"]
+        assert isinstance(inv_freq, tuple)
+        frequencies = self._constant("rope_inv_freq", inv_freq)
         key = f"rope_table.{frequencies}.{scale}"
         if key not in self._tables:
-            head_dim = int(_number(op, "head_dim"))
+            rotary_dim = 2 * len(inv_freq)
             self._uses[key] += 1  # never read for the last time
-            table = self._buffers.new(key, head_dim)
-            fields = {"head_dim": head_dim, "scalar": scale}
+            table = self._buffers.new(key, rotary_dim)
+            fields = {"head_dim": rotary_dim, "scalar": scale}
             self._ops.append(DeviceOp(OpCode.ROPE_TABLE, table, tensors=(frequencies,), fields=fields))
             self._tables[key] = key
         return self._buffers[key]
@@ -233,22 +244,24 @@ class Lowering:
     def _attention(self, op: Op) -> None:
         q, k, v = (self._buffers[name] for name in op.inputs)
         q_table, k_table = (self._turned.get(name, NOWHERE) for name in op.inputs[:2])
-        layer = int(_number(op, "layer"))
+        layer = int(op.number("layer"))
         self._emit(OpCode.CACHE_WRITE, op, NOWHERE, inputs=(k, v, k_table), fields={"layer": layer})
         slopes = op.attrs["alibi_slopes"]
         tensors = (self._constant("alibi_slopes", slopes),) if slopes else ()
         fields = {
             "layer": layer,
-            "num_heads": int(_number(op, "num_heads")),
-            "window": int(_number(op, "window")),
-            "scalar": _number(op, "scale"),
+            "num_heads": int(op.number("num_heads")),
+            "window": int(op.number("window")),
+            "scalar": op.number("scale"),
+            "soft_cap": op.number("soft_cap"),
         }
         output = self._buffers.new(op.output, op.width)
         self._emit(OpCode.ATTENTION, op, output, inputs=(q, q_table), tensors=tensors, fields=fields)
 
     def _gated_activation(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
-        self._emit(OpCode.GATED_SILU, op, self._buffers.new(op.output, op.width), inputs=(source,))
+        code, _ = ACTIVATIONS[str(op.attrs["activation"])]
+        self._emit(code, op, self._buffers.new(op.output, op.width), inputs=(source,))
 
     def _add(self, op: Op) -> None:
         left, right = (self._buffers[name] for name in op.inputs)
@@ -263,7 +276,10 @@ class Lowering:
 
     def _logits(self, op: Op) -> None:
         vocab_size = self._program.vocab_size
-        self._product(op, lambda: Place(LOGITS_BUFFER, 0, vocab_size, vocab_size), NOWHERE)
+        place = Place(LOGITS_BUFFER, 0, vocab_size, vocab_size)
+        self._product(op, lambda: place, NOWHERE)
+        self._in_place(OpCode.SCALE, op, place, op.number("scale"), unless=1.0)
+        self._in_place(OpCode.SOFT_CAP, op, place, op.number("soft_cap"), unless=0.0)
 
     def _fused_linear(self, op: Op, add: Op) -> None:
         """y = residual + x @ W.T in one pass, over the residual's own place when nobody else needs it."""
@@ -308,13 +324,17 @@ class Lowering:
         fields: dict[str, int | float] = {"groups": group_size}
         tensors: tuple[int, ...] = ()
         if first is not None and first.kind is OpKind.RMS_NORM:
-            fields |= {"before": Before.RMS_NORM, "scalar": _number(first, "eps")}
-            tensors = (self._vector(first.weights[0]),)
+            fields |= {"before": Before.RMS_NORM, "scalar": first.number("eps")}
+            tensors = (self._norm_weight(first),)
         elif first is not None:
-            fields["before"] = Before.GATED_SILU
+            _, fields["before"] = ACTIVATIONS[str(first.attrs["activation"])]
         self._emit(code, op, values, inputs=(source, facts), tensors=tensors, fields=fields)
         self._buffers.read(first.inputs if first else ())
         return values, facts
+
+    def _in_place(self, code: OpCode, op: Op, place: Place, scalar: float, *, unless: float) -> None:
+        if scalar != unless:
+            self._emit(code, op, place, fields={"scalar": scalar})
 
     def _emit(self, code: OpCode, op: Op, output: Place, **details: Any) -> None:
         selected = op.output in self._selected
@@ -325,6 +345,12 @@ class Lowering:
         stored = self._stored[name]
         dtype = DType[self._quantized[name].name.upper()] if name in self._quantized else self._dtype
         return self._tensor(stored, dtype, rows, cols, Layout.PANELS if stored in self._packed else Layout.ROWS)
+
+    def _norm_weight(self, op: Op) -> int:
+        """A norm multiplies with offset + weight; the sum is taken in float32 when the engine is written."""
+        name, offset = op.weights[0], op.number("offset")
+        assert self._offsets.setdefault(name, offset) == offset
+        return self._vector(name)
 
     def _vector(self, name: str) -> int:
         return self._tensor(name, DType.FLOAT32, 1, self._params[name].num_elements)
@@ -359,9 +385,3 @@ def lower(program: Program, params: Sequence[Param], *, dtype: DType, quantized:
 
 def _num_groups(width: int, group_size: int) -> int:
     return -(-width // group_size) if group_size else 0
-
-
-def _number(op: Op, name: str) -> float:
-    value = op.attrs[name]
-    assert isinstance(value, int | float)
-    return value

@@ -7,7 +7,7 @@ parameter is loaded once, converted, and written where it belongs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import Int4, Int8, quantized_params
-from llmserve.builder.targets.base import CompileJob, Target
+from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
-from llmserve.builder.targets.cpu.lowering import Lowered, lower
+from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, lower
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
@@ -56,6 +56,19 @@ NUMPY_TYPES: Mapping[DType, Any] = {
     DType.INT32: np.int32,
     DType.INT4: np.int8,
 }
+
+
+ATTRIBUTES: Mapping[OpKind, Collection[str]] = {  # what the lowering does something with
+    OpKind.EMBED: ("scale",),
+    OpKind.RMS_NORM: ("eps", "groups", "offset"),
+    OpKind.SLICE: ("start",),
+    OpKind.ROPE: ("head_dim", "inv_freq", "scale"),
+    OpKind.ATTENTION: (
+        "layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes",
+    ),
+    OpKind.GATED_ACTIVATION: ("activation",),
+    OpKind.LOGITS: ("scale", "soft_cap"),
+}  # fmt: skip
 
 
 class CpuTarget:
@@ -151,7 +164,11 @@ class TensorWriter:
             scheme = self._lowered.quantized[name]
             self._write_int4(name, array, scheme) if isinstance(scheme, Int4) else self._write_int8(name, array)
         else:
-            self._write(name, _row_pieces(array))
+            self._write(name, _row_pieces(self._with_offset(name, array)))
+
+    def _with_offset(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        offset = self._lowered.offsets.get(name, 0.0)
+        return array.astype(np.float32) + np.float32(offset) if offset else array
 
     def _write_int8(self, name: str, array: NDArray[Any]) -> None:
         scale = np.empty(len(array), np.float32)
@@ -241,11 +258,12 @@ def _option_problems(options: BuildOptions) -> list[str]:
 
 
 def _program_problems(program: Program) -> list[str]:
-    found = []
+    found = [f"the cpu target has no {text}" for text in unknown_attributes(program, ATTRIBUTES)]
     turned = {op.output for op in program.ops if op.kind is OpKind.ROPE}
     for op in program.ops:
-        if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] != "silu":
-            found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only 'silu'")
+        if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] not in ACTIVATIONS:
+            known = ", ".join(map(repr, ACTIVATIONS))
+            found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only {known}")
         if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:
             found.append(f"layer {op.attrs['layer']}: the number of heads is no multiple of the number of KV heads")
         if op.kind is OpKind.ROPE and op.attrs["head_dim"] != program.cache.head_dim:

@@ -16,9 +16,9 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.tensorrt_llm.shards import Shard
 from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
-from llmserve.models.decoder import EMBED_SOURCE, HEAD_SOURCE
 from llmserve.models.rope import DEFAULT_THETA
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
+from llmserve.models.weights import EMBED_SOURCE, HEAD_SOURCE
 
 LAYER = re.compile(r"layers\.(\d+)\.(.+?)(\.bias)?")
 KEPT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -65,7 +65,7 @@ def canonical_problems(spec: DecoderSpec, options: BuildOptions) -> list[str]:
     """Why tensorrt_llm.LLM cannot run this network like this."""
     engines = "build with tensorrt-llm==1.2.1, which compiles engines"
     rules = [
-        (not spec.alibi_slopes, f"tensorrt_llm.LLM has no ALiBi, which this network needs; {engines}"),
+        (spec.rope is not None, f"tensorrt_llm.LLM has no ALiBi, which this network needs; {engines}"),
         (not options.quantization, f"tensorrt_llm.LLM does not quantize weights itself; {engines}"),
     ]
     return [text for holds, text in rules if not holds]

@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 from llmserve.builder.config import network_config
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.tensorrt_llm.expressible import QWEN_TYPES
 from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.builder.targets.tensorrt_llm.shards import Mapping, Shard, mappings, shards_of
 from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
 from llmserve.models.rope import DEFAULT_THETA, rope_values
-from llmserve.models.spec import DecoderSpec, HfConfig, Param
+from llmserve.models.spec import Combine, DecoderSpec, HfConfig, Param
 
 QUANT_ALGO = {"": None, "int8": "W8A16", "int4": "W4A16"}
 ROTARY_SCALINGS = {  # rope type -> the numbers that its dictionary carries
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-QWEN_TYPES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 PLUGIN_MULTIPLE = 64  # the weight-only kernels take sizes that are multiples of this
 
 Quantize: TypeAlias = Callable[[NDArray[Any], str], tuple[NDArray[np.int8], NDArray[Any]]]
@@ -43,7 +43,7 @@ def write_checkpoint(job: CompileJob, folder: Path, *, spec: DecoderSpec, config
     `quantize`: engine.tensorrt_llm.library.quantize_weight, or something like it.
     """
     options = job.options
-    (folder / "config.json").write_text(json.dumps(checkpoint_config(spec, config, options), indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(checkpoint_config(job, spec, config), indent=2) + "\n")
     with ExitStack() as stack:
         writers = {
             mapping: stack.enter_context(
@@ -106,36 +106,42 @@ def _ranks(options: BuildOptions) -> list[Mapping]:
     return mappings(own.tp_size, own.pp_size)
 
 
-def checkpoint_config(spec: DecoderSpec, config: HfConfig, options: BuildOptions) -> dict[str, Any]:
+def checkpoint_config(job: CompileJob, spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
+    options = job.options
     own = options.of(TensorrtLlmOptions)
     return {
         **network_config(spec, options, tp_size=own.tp_size, pp_size=own.pp_size),
         "architecture": checkpoint_architecture(spec),
-        "qk_layernorm": spec.qk_norm,
+        "qk_layernorm": _has(job.params, "attn.q_norm"),
         "hidden_act": "silu",
         "use_parallel_embedding": False,
         "embedding_sharding_dim": 0,
         "quantization": {"quant_algo": QUANT_ALGO[options.quantization], "kv_cache_quant_algo": None},
-        **_own_keys(spec, config),
+        **_own_keys(job.params, spec, config),
     }
 
 
 def checkpoint_architecture(spec: DecoderSpec) -> str:
     """The class of TensorRT-LLM that reads it. Baichuan with rotary embedding has nothing that Llama has not."""
-    if spec.architecture == "BaichuanForCausalLM" and not spec.alibi_slopes:
+    if spec.architecture == "BaichuanForCausalLM" and spec.rope:
         return "LlamaForCausalLM"
     return spec.architecture
 
 
-def _own_keys(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
+def _has(params: Sequence[Param], suffix: str) -> bool:
+    return any(param.name.endswith(suffix) for param in params)
+
+
+def _own_keys(params: Sequence[Param], spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
     """What the class's own config adds."""
-    if spec.alibi_slopes:
-        return {"model_version": "v2_13b" if spec.norm_head else "v1_13b"}
+    if spec.rope is None:  # Baichuan with ALiBi
+        normalized = any(param.combine is Combine.NORMALIZE_ROWS for param in params)
+        return {"model_version": "v2_13b" if normalized else "v1_13b"}
     keys = {
         "rotary_base": rotary_base(spec, config),
         "rotary_scaling": rotary_scaling(spec, config),
-        "attn_bias": spec.qkv_bias,
-        "mlp_bias": spec.mlp_bias,
+        "attn_bias": _has(params, "attn.qkv.bias"),
+        "mlp_bias": _has(params, "mlp.gate_up.bias"),
         "disable_weight_only_quant_plugin": False,
     }
     if spec.architecture in QWEN_TYPES:
@@ -177,13 +183,9 @@ def checkpoint_problems(spec: DecoderSpec, config: HfConfig, options: BuildOptio
         (kv_fits, f"tp_size {tp} and the {spec.num_kv_heads} key-value heads do not divide each other"),
         (spec.intermediate_size % tp == 0, f"tp_size {tp} does not divide intermediate_size {spec.intermediate_size}"),
         (spec.num_layers % pp == 0, f"pp_size {pp} does not divide the {spec.num_layers} layers"),
-        (
-            not (spec.output_bias and spec.architecture in QWEN_TYPES),
-            "TensorRT-LLM's Qwen3 has no attention_bias; this checkpoint has one",
-        ),
     ]
     found = [text for holds, text in rules if not holds]
-    if spec.inv_freq and spec.architecture != "BaichuanForCausalLM":
+    if spec.rope and spec.architecture != "BaichuanForCausalLM":
         kind = rope_values(config)["rope_type"]
         if kind not in (*ROTARY_SCALINGS, "default"):
             found.append(f"rope type {kind!r} is not known to TensorRT-LLM's engines, only default, linear and llama3")

@@ -27,6 +27,7 @@ from llmserve.builder.targets.tensorrt_llm.checkpoint import (
     checkpoint_problems,
     write_checkpoint,
 )
+from llmserve.builder.targets.tensorrt_llm.expressible import network_problems
 from llmserve.builder.targets.tensorrt_llm.options import DEFAULTS, TensorrtLlmOptions
 from llmserve.builder.targets.tensorrt_llm.ranks import RankJob, build_ranks, limits_of, plugins_of
 from llmserve.engine.artifact import CACHE_FILE, CONFIG_FILE, MANIFEST_FILE
@@ -65,9 +66,10 @@ class TensorrtLlmTarget:
         self._gpus = gpus
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
+        found = [*_option_problems(options), *network_problems(self._spec, program, params)]
         if self._mode() is Mode.LLM:
-            return [*_option_problems(options), *canonical_problems(self._spec, options)]
-        return [*_option_problems(options), *checkpoint_problems(self._spec, self._config, options)]
+            return [*found, *canonical_problems(self._spec, options)]
+        return [*found, *checkpoint_problems(self._spec, self._config, options)]
 
     def notes(self, options: BuildOptions) -> list[str]:
         if self._mode() is not Mode.LLM:

@@ -91,7 +91,8 @@ class Tile {
     score<N>(base, end);
     float totals[N];
     for (size_t n = 0; n < N; ++n) {
-      totals[n] = softmax(queries[n], scores_ + n * score_stride_ + (queries[n].first - base));
+      float* scores = scores_ + n * score_stride_ + (queries[n].first - base);
+      totals[n] = args_.soft_cap > 0.0f ? softmax<true>(queries[n], scores) : softmax<false>(queries[n], scores);
       weigh<1>(n, base, queries[n].first, all_first);
     }
     weigh<N>(0, base, all_first, all_end);
@@ -109,7 +110,7 @@ class Tile {
     const float* q = args_.q.row(query.row) + query.head * head_dim;
     float* target = queries_ + n * row_floats_;
     if (args_.rope.data) {
-      rotate(q, args_.rope.row(query.row), head_dim / 2, target);
+      rotate_head(q, args_.rope.row(query.row), args_.rotary_dim, head_dim, target);
     } else {
       __builtin_memcpy(target, q, head_dim * sizeof(float));
     }
@@ -165,6 +166,7 @@ class Tile {
 
   // A query's scores to weights, in place; returns their sum. Lanes count from the query's own first position; those
   // behind the last one hold next to nothing.
+  template <bool kSoftCap>
   float softmax(const Query& query, float* scores) const {
     alignas(64) static constexpr float kIota[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const size_t count = query.end - query.first;
@@ -173,7 +175,9 @@ class Tile {
     F32x16 peak = broadcast(-__builtin_inff());
     for (size_t i = 0; i < count; i += kLanes) {
       const F32x16 distance = broadcast(static_cast<float>(i) - static_cast<float>(count - 1)) + lanes;
-      store(scores + i, load(scores + i) * scale + slope * distance);
+      F32x16 score = load(scores + i) * scale;
+      if constexpr (kSoftCap) score = soft_capped(score, args_.soft_cap);
+      store(scores + i, score + slope * distance);
       for (size_t j = count; j < i + kLanes; ++j) scores[j] = -__builtin_inff();
       peak = max(peak, load(scores + i));
     }

@@ -45,7 +45,7 @@ class Writer {
     const float* key = args_.keys.row(r) + head * head_dim;
     float turned[kMaxHeadDim];
     if (args_.rope.data) {
-      rotate(key, args_.rope.row(r), head_dim / 2, turned);
+      rotate_head(key, args_.rope.row(r), args_.rotary_dim, head_dim, turned);
       key = turned;
     }
     T elements[kMaxHeadDim];

@@ -80,9 +80,13 @@ Error EngineFile::open(const std::string& path) {
 Error EngineFile::check_header() const {
   const FileHeader& h = header();
   if (std::memcmp(h.magic, kMagic, sizeof(kMagic)) != 0) return bad_file("is not an engine file");
-  if (h.version != kFormatVersion) {
+  if (h.version < kOldestFormatVersion) {
+    return bad_file("has format version " + std::to_string(h.version) +
+                    ": built by an older llmserve; rebuild with: llmserve build CHECKPOINT");
+  }
+  if (h.version > kFormatVersion) {
     return bad_file("has format version " + std::to_string(h.version) + ", this build reads " +
-                    std::to_string(kFormatVersion) + "; build the engine again");
+                    std::to_string(kFormatVersion) + "; update llmserve, or build the engine again");
   }
   if (h.file_bytes != mapping_.size()) {
     return bad_file("should have " + std::to_string(h.file_bytes) + " bytes and has " +

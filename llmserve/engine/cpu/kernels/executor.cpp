@@ -57,6 +57,9 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) 
       return over_rows(&Executor::cache_write);
     case OpKind::kSelectRows:
       return over_rows(&Executor::select_rows);
+    case OpKind::kScale:
+    case OpKind::kSoftCap:
+      return in_place(op, tasks);
     default:
       return over_rows(&Executor::rows);
   }
@@ -79,6 +82,10 @@ void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
       return kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, op.groups, width, count, y);
     case OpKind::kGatedSilu:
       return kernels.gated_silu(x, width, count, y);
+    case OpKind::kGatedGeluTanh:
+      return kernels.gated_gelu_tanh(x, width, count, y);
+    case OpKind::kGatedGelu:
+      return kernels.gated_gelu(x, width, count, y);
     default:
       return kernels.add(x, second, width, count, y);
   }
@@ -94,8 +101,12 @@ void Executor::quantize(const OpRecord& op, size_t begin, size_t end, float* scr
       const View<float> made = {scratch, width};
       if (before == Before::kRmsNorm) {
         kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, 1, width, 1, made);
-      } else {
+      } else if (before == Before::kGatedSilu) {
         kernels.gated_silu(x, width, 1, made);
+      } else if (before == Before::kGatedGeluTanh) {
+        kernels.gated_gelu_tanh(x, width, 1, made);
+      } else {
+        kernels.gated_gelu(x, width, 1, made);
       }
       x = {scratch, width};
     }
@@ -106,6 +117,19 @@ void Executor::quantize(const OpRecord& op, size_t begin, size_t end, float* scr
       kernels.quantize_int4(x, width, op.groups, 1, view<int8_t>(op.out, row), scale, sums);
     }
   }
+}
+
+// Rows of logits are long and few, so they are cut too.
+void Executor::in_place(const OpRecord& op, TaskCounter& tasks) {
+  constexpr size_t kColumns = 8192;
+  const KernelTable& kernels = *engine_.kernels_;
+  const auto apply = static_cast<OpKind>(op.kind) == OpKind::kScale ? kernels.scale : kernels.soft_cap;
+  const size_t pieces = (op.out.width + kColumns - 1) / kColumns;
+  tasks.for_pieces(num_rows(op) * pieces, 1, [&](size_t index, size_t) {
+    const size_t begin = index % pieces * kColumns;
+    const auto row = view<float>(op.out, index / pieces);
+    apply({row.data + begin, row.stride}, op.scalar, std::min<size_t>(kColumns, op.out.width - begin), 1);
+  });
 }
 
 float* Executor::scratch(unsigned thread) const {
@@ -210,6 +234,7 @@ void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
       .keys = view<const float>(op.in[0], begin),
       .values = view<const float>(op.in[1], begin),
       .rope = view<const float>(op.in[2], begin),
+      .rotary_dim = op.in[2].width,
       .slots = engine_.slots_.data() + begin,
       .num_rows = end - begin,
       .key_plane = cache_plane(op.layer, 0),
@@ -225,6 +250,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread
         .shape = engine_.cache_shape_,
         .q = view<const float>(op.in[0], chunk.first_token),
         .rope = view<const float>(op.in[1], chunk.first_token),
+        .rotary_dim = op.in[1].width,
         .y = view<float>(op.out, chunk.first_token),
         .key_plane = cache_plane(op.layer, 0),
         .value_plane = cache_plane(op.layer, 1),
@@ -233,6 +259,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread
         .start = chunk.start,
         .window = op.window,
         .scale = op.scalar,
+        .soft_cap = op.soft_cap,
         .slopes = engine_.file_.tensor<float>(op.tensors[0]),
     };
     engine_.kernels_->attention(args, task.kv_head, task.row_begin, task.row_end, scratch(thread));

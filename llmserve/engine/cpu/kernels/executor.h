@@ -23,6 +23,7 @@ class Executor {
   void select_rows(const OpRecord& op, size_t begin, size_t end);
   void rows(const OpRecord& op, size_t begin, size_t end);
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
+  void in_place(const OpRecord& op, TaskCounter& tasks);
   void cache_write(const OpRecord& op, size_t begin, size_t end);
   void sample(TaskCounter& tasks, unsigned thread);
 

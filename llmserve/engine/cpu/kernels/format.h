@@ -17,7 +17,8 @@
 namespace llmserve {
 
 inline constexpr char kMagic[8] = {'L', 'L', 'M', 'S', 'E', 'N', 'G', '\n'};
-inline constexpr uint32_t kFormatVersion = 3;
+inline constexpr uint32_t kFormatVersion = 4;
+inline constexpr uint32_t kOldestFormatVersion = 3;  // without the operations after kLinearInt4, and without soft caps
 inline constexpr uint32_t kPanelPacking = 1;
 inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
@@ -39,15 +40,19 @@ enum class OpKind : uint32_t {
   kQuantize,      // x, scales (written) -> u8 with zero point 128; norm weight?; before
   kLinear,        // x, residual? -> f32; weight, bias?
   kLinearInt8,    // x u8, residual?, scales -> f32; weight i8, bias?, weight scales, weight row sums
-  kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim, scalar = scale of both
+  kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
   kCacheWrite,    // k, v, rope table of k?; layer
-  kAttention,     // q, rope table of q? -> f32; ALiBi slopes?; layer, num_heads, window, scalar = scale
+  kAttention,     // q, rope table of q? -> f32; ALiBi slopes?; layer, num_heads, window, scalar = scale, soft_cap
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
   kSelectRows,    // x -> f32
   kQuantizeInt4,  // x, row facts (written) -> i8; norm weight?; before, groups = inputs per scale of the weights. Row
                   // facts: the scale, f32, then for each group -8 times the sum of its values, i32
   kLinearInt4,    // x i8, residual?, row facts -> f32; weight i4, bias?, scales f16 [panel][group][32]; groups
+  kGatedGeluTanh,  // as kGatedSilu
+  kGatedGelu,
+  kScale,    // -> f32, in place; scalar = factor
+  kSoftCap,  // -> f32, in place; scalar = cap
   kCount,
 };
 
@@ -56,6 +61,8 @@ enum class Before : uint32_t {
   kNothing,
   kRmsNorm,    // one group; scalar = eps
   kGatedSilu,  // gate and up side by side
+  kGatedGeluTanh,
+  kGatedGelu,
   kCount,
 };
 
@@ -84,7 +91,7 @@ struct OpRecord {
   uint32_t window;
   uint32_t before;
   float scalar;
-  uint32_t reserved;
+  float soft_cap;  // of attention scores; 0: none
 };
 static_assert(sizeof(OpRecord) == 120);
 

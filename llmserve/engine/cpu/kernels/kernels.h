@@ -73,7 +73,8 @@ struct CacheWriteArgs {
   CacheShape shape;
   View<const float> keys;  // [num_rows, num_kv_heads * head_dim]
   View<const float> values;
-  View<const float> rope;  // of the keys: head_dim / 2 cosines, then as many sines per row; data null: none
+  View<const float> rope;  // of the keys: rotary_dim / 2 cosines, then as many sines per row; data null: none
+  size_t rotary_dim;       // elements of a head that are turned, the first ones
   const int32_t* slots;
   size_t num_rows;
   std::byte* key_plane;
@@ -85,6 +86,7 @@ struct AttentionArgs {
   CacheShape shape;
   View<const float> q;     // [rows, num_heads * head_dim], row 0 at position `start`
   View<const float> rope;  // of the queries, as above
+  size_t rotary_dim;
   View<float> y;
   const std::byte* key_plane;
   const std::byte* value_plane;
@@ -93,6 +95,7 @@ struct AttentionArgs {
   size_t start;
   size_t window;        // 0: everything before
   float scale;
+  float soft_cap;       // of scores, before ALiBi; 0: none
   const float* slopes;  // ALiBi, [num_heads] or null
 };
 
@@ -124,7 +127,12 @@ struct KernelTable {
   void (*cache_write)(const CacheWriteArgs& args);
   // Rows [row_begin, row_end) of the heads that share a KV head; scratch as `attention_scratch` says.
   void (*attention)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
+  // y = activation(gate) * up, of gate and up side by side
   void (*gated_silu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
+  void (*gated_gelu_tanh)(View<const float> x, size_t width, size_t num_rows, View<float> y);
+  void (*gated_gelu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
+  void (*scale)(View<float> y, float factor, size_t width, size_t num_rows);  // in place
+  void (*soft_cap)(View<float> y, float cap, size_t width, size_t num_rows);  // y = cap * tanh(y / cap), in place
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 
   // Over logits; NaN counts as minus infinity, plus infinity as the largest float. A weight is

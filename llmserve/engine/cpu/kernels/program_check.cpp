@@ -15,7 +15,7 @@ class OpCheck {
   OpCheck(const EngineFile& file, const OpRecord& op) : file_(file), header_(file.header()), op_(op) {}
 
   bool run() {
-    require(op_.selected <= 1 && std::isfinite(op_.scalar));
+    require(op_.selected <= 1 && std::isfinite(op_.scalar) && std::isfinite(op_.soft_cap) && op_.soft_cap >= 0.0f);
     switch (static_cast<OpKind>(op_.kind)) {
       case OpKind::kEmbed:
         output(4);
@@ -58,6 +58,8 @@ class OpCheck {
         attention();
         break;
       case OpKind::kGatedSilu:
+      case OpKind::kGatedGeluTanh:
+      case OpKind::kGatedGelu:
         operand(op_.in[0], 4);
         output(4);
         require(op_.in[0].width == uint64_t{op_.out.width} * 2);
@@ -66,6 +68,13 @@ class OpCheck {
         same_width();
         operand(op_.in[1], 4);
         require(op_.in[1].width == op_.out.width);
+        break;
+      case OpKind::kScale:
+        output(4);
+        break;
+      case OpKind::kSoftCap:
+        output(4);
+        require(op_.scalar > 0.0f);
         break;
       case OpKind::kSelectRows:
         same_width();
@@ -154,7 +163,7 @@ class OpCheck {
     operand(op_.in[1], 4);
     operand(op_.out, 1);
     const auto before = static_cast<Before>(op_.before);
-    const uint64_t parts = before == Before::kGatedSilu ? 2 : 1;
+    const uint64_t parts = before == Before::kNothing || before == Before::kRmsNorm ? 1 : 2;
     require(before < Before::kCount && op_.in[0].width == parts * op_.out.width && op_.in[1].width == num_facts);
     if (before == Before::kRmsNorm) vector(op_.tensors[0], DType::kF32, op_.out.width);
   }
@@ -185,11 +194,11 @@ class OpCheck {
     require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
   }
 
-  // Of whole heads, or none.
+  // Of heads, or of the first part of each; or none.
   void rope_table(const Operand& table) {
     if (table.buffer == kNoBuffer) return;
     operand(table, 4);
-    require(table.width == header_.head_dim && header_.head_dim % 2 == 0);
+    require(table.width <= header_.head_dim && table.width % 2 == 0);
   }
 
   void attention() {

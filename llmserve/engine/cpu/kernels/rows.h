@@ -13,6 +13,9 @@ template <class Full, class Rest>
   if (i < width) rest(i, width - i);
 }
 
+// Bent towards +-cap, which it never passes.
+inline F32x16 soft_capped(F32x16 x, float cap) { return broadcast(cap) * tanh(x / broadcast(cap)); }
+
 // Pairs (i, i + half) turned by the angle of i. `table`: half cosines, then half sines. y may be x.
 inline void rotate(const float* x, const float* table, size_t half, float* y) {
   const float* sines = table + half;
@@ -29,6 +32,12 @@ inline void rotate(const float* x, const float* table, size_t half, float* y) {
         store_partial(y + i, a * c - b * s, n);
         store_partial(y + half + i, b * c + a * s, n);
       });
+}
+
+// One head: its first `rotary_dim` elements turned, the others as they are. y may not be x.
+inline void rotate_head(const float* x, const float* table, size_t rotary_dim, size_t head_dim, float* y) {
+  rotate(x, table, rotary_dim / 2, y);
+  __builtin_memcpy(y + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(float));
 }
 
 // y = round(x / scale) + 128; returns scale = max |x| / 127.

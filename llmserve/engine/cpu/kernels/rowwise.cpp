@@ -1,4 +1,6 @@
 // Kernels that work on each row by itself: embedding, normalization, activation, quantization, sums.
+#include <iterator>
+
 #include "rows.h"
 #include "variant.h"
 
@@ -53,9 +55,57 @@ void normalize(const float* x, const float* weight, float eps, size_t width, flo
       });
 }
 
-F32x16 silu_times(F32x16 gate, F32x16 up) {
-  const F32x16 one = broadcast(1.0f);
-  return gate / (one + exp(zero() - gate)) * up;
+struct Silu {
+  F32x16 operator()(F32x16 x) const { return x / (broadcast(1.0f) + exp(zero() - x)); }
+};
+
+// 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + exp(-2u)).
+struct GeluTanh {
+  F32x16 operator()(F32x16 x) const {
+    const F32x16 u = x * fma(broadcast(-0.0713548163f), x * x, broadcast(-1.59576912f));  // -2u
+    return x / (broadcast(1.0f) + exp(u));
+  }
+};
+
+// 0.5 x (1 + erf(x / sqrt(2))) as max(x, 0) - 0.5 |x| erfc(z), z = |x| / sqrt(2). erfc(z) exp(z^2) is a polynomial in
+// t = 1 / (1 + 0.37 z), fitted over [0, 9.5] to a relative error of 2e-8.
+struct Gelu {
+  F32x16 operator()(F32x16 x) const {
+    constexpr float kCoefficients[] = {0.06192506f, -0.30328269f, 0.48686213f, -0.28533549f, 0.31081863f,
+                                       0.10651309f, 0.20625593f,  0.20742956f, 0.20881376f};
+    const F32x16 size = abs(x);
+    const F32x16 t = broadcast(1.0f) / fma(size, broadcast(0.26162951f), broadcast(1.0f));
+    F32x16 p = broadcast(kCoefficients[0]);
+    for (size_t i = 1; i < std::size(kCoefficients); ++i) p = fma(p, t, broadcast(kCoefficients[i]));
+    const F32x16 tail = p * t * exp(x * x * broadcast(-0.5f));
+    return max(zero(), x) - broadcast(0.5f) * size * tail;
+  }
+};
+
+template <class Activation>
+void gated(View<const float> x, size_t width, size_t num_rows, View<float> y) {
+  const Activation activation;
+  for (size_t r = 0; r < num_rows; ++r) {
+    const float* gate = x.row(r);
+    const float* up = gate + width;
+    float* target = y.row(r);
+    for_lanes(
+        width, [&](size_t i) { store(target + i, activation(load(gate + i)) * load(up + i)); },
+        [&](size_t i, size_t n) {
+          store_partial(target + i, activation(load_partial(gate + i, n)) * load_partial(up + i, n), n);
+        });
+  }
+}
+
+// fn of every element, in place.
+template <class Fn>
+void each(View<float> y, size_t width, size_t num_rows, Fn fn) {
+  for (size_t r = 0; r < num_rows; ++r) {
+    float* row = y.row(r);
+    for_lanes(
+        width, [&](size_t i) { store(row + i, fn(load(row + i))); },
+        [&](size_t i, size_t n) { store_partial(row + i, fn(load_partial(row + i, n)), n); });
+  }
 }
 
 }  // namespace
@@ -103,16 +153,23 @@ void quantize_int4(View<const float> x, size_t width, size_t group_size, size_t 
 }
 
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y) {
-  for (size_t r = 0; r < num_rows; ++r) {
-    const float* gate = x.row(r);
-    const float* up = gate + width;
-    float* target = y.row(r);
-    for_lanes(
-        width, [&](size_t i) { store(target + i, silu_times(load(gate + i), load(up + i))); },
-        [&](size_t i, size_t n) {
-          store_partial(target + i, silu_times(load_partial(gate + i, n), load_partial(up + i, n)), n);
-        });
-  }
+  gated<Silu>(x, width, num_rows, y);
+}
+
+void gated_gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<float> y) {
+  gated<GeluTanh>(x, width, num_rows, y);
+}
+
+void gated_gelu(View<const float> x, size_t width, size_t num_rows, View<float> y) {
+  gated<Gelu>(x, width, num_rows, y);
+}
+
+void scale(View<float> y, float factor, size_t width, size_t num_rows) {
+  each(y, width, num_rows, [&](F32x16 x) { return x * broadcast(factor); });
+}
+
+void soft_cap(View<float> y, float cap, size_t width, size_t num_rows) {
+  each(y, width, num_rows, [&](F32x16 x) { return soft_capped(x, cap); });
 }
 
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y) {

@@ -60,9 +60,13 @@ inline void store_lanes(float* target, F32x16 value, size_t count) {
   return count == kLanes ? store(target, value) : store_partial(target, value, count);
 }
 
-// exp, relative error about 1e-7. Saturates below -87.3 and above 88; NaN stays NaN. `multiply_add(a, b, c)` is a * b + c.
+// exp(x) = (rest + 1) * power, where rest is small and power of two. Saturates below -87.3 and above 88; NaN stays NaN.
+// `multiply_add(a, b, c)` is a * b + c.
+struct ExpParts {
+  F32x16 rest, power;
+};
 template <class MultiplyAdd>
-inline F32x16 exp_by(F32x16 x, MultiplyAdd multiply_add) {
+inline ExpParts exp_parts(F32x16 x, MultiplyAdd multiply_add) {
   x = min(broadcast(88.0f), max(broadcast(-87.3f), x));
   const F32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer kept in the low bits
   const F32x16 shifted = multiply_add(x, broadcast(1.44269504f), magic);
@@ -75,12 +79,27 @@ inline F32x16 exp_by(F32x16 x, MultiplyAdd multiply_add) {
   p = multiply_add(p, r, broadcast(4.1665795894e-2f));
   p = multiply_add(p, r, broadcast(1.6666665459e-1f));
   p = multiply_add(p, r, broadcast(5.0000001201e-1f));
-  p = multiply_add(p, r * r, r) + broadcast(1.0f);
-  return p * pow2_of_magic(shifted);
+  return {multiply_add(p, r * r, r), pow2_of_magic(shifted)};
 }
 
-inline F32x16 exp(F32x16 x) {
-  return exp_by(x, [](F32x16 a, F32x16 b, F32x16 c) { return fma(a, b, c); });
+// Relative error about 1e-7.
+template <class MultiplyAdd>
+inline F32x16 exp_by(F32x16 x, MultiplyAdd multiply_add) {
+  const ExpParts parts = exp_parts(x, multiply_add);
+  return (parts.rest + broadcast(1.0f)) * parts.power;
+}
+
+struct Fused {
+  F32x16 operator()(F32x16 a, F32x16 b, F32x16 c) const { return fma(a, b, c); }
+};
+
+inline F32x16 exp(F32x16 x) { return exp_by(x, Fused()); }
+
+// By e = exp(2x) - 1, which is exact to the last bits near zero too: tanh = e / (e + 2).
+inline F32x16 tanh(F32x16 x) {
+  const ExpParts parts = exp_parts(x + x, Fused());
+  const F32x16 e = fma(parts.rest, parts.power, parts.power - broadcast(1.0f));
+  return e / (e + broadcast(2.0f));
 }
 
 // Rounded in the same places by every variant, whether it has fused multiply-adds or not.

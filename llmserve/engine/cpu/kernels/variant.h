@@ -17,6 +17,10 @@ void linear_int8(const LinearInt8Args& args, size_t tactic, size_t panel_begin, 
 void cache_write(const CacheWriteArgs& args);
 void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);
+void gated_gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<float> y);
+void gated_gelu(View<const float> x, size_t width, size_t num_rows, View<float> y);
+void scale(View<float> y, float factor, size_t width, size_t num_rows);
+void soft_cap(View<float> y, float cap, size_t width, size_t num_rows);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 void block_peaks(const float* x, size_t count, float* peaks);
 void block_weights(const float* x, size_t count, Softmax softmax, double* sums);

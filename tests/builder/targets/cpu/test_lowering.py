@@ -10,7 +10,7 @@ import pytest
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cpu.lowering import NO_BUFFER, DeviceOp, Lowered, Place, lower
-from llmserve.engine.cpu.layout import DType, OpCode
+from llmserve.engine.cpu.layout import Before, DType, OpCode
 from llmserve.models.graph import CacheShape, Graph, Program
 from llmserve.models.spec import Param
 from tests.engine.cpu.networks import Network, odd_network
@@ -44,6 +44,22 @@ def test_every_op_of_a_layer() -> None:
         OpCode.GATED_SILU: 3,
         OpCode.SELECT_ROWS: 1,
     }
+
+
+def test_what_few_networks_have_is_an_op_of_its_own_or_a_field() -> None:
+    """Scales and soft caps of whole rows work in place; a norm's offset goes into the weights."""
+    result = lowered(odd_network(peculiar=True))
+    ops = counts(result)
+    assert (ops[OpCode.GATED_GELU], ops[OpCode.GATED_GELU_TANH], ops[OpCode.GATED_SILU]) == (1, 1, 1)
+    assert (ops[OpCode.ROPE_TABLE], ops[OpCode.SCALE], ops[OpCode.SOFT_CAP]) == (2, 2, 1)
+    assert [op.code for op in result.ops[-3:]] == [OpCode.LINEAR, OpCode.SCALE, OpCode.SOFT_CAP]
+    assert len({op.output for op in result.ops[-3:]}) == 1
+    assert sorted(op.output.width for op in result.ops if op.code is OpCode.ROPE_TABLE) == [6, 10]
+    assert {op.fields["soft_cap"] for op in result.ops if op.code is OpCode.ATTENTION} == {1.5}
+    assert result.offsets == dict.fromkeys((name for name in result.offsets if "norm" in name), 0.5)
+    assert len(result.offsets) == ops[OpCode.RMS_NORM]
+    before = [op.fields.get("before") for op in lowered(odd_network(peculiar=True), "int8").ops]
+    assert {Before.GATED_GELU, Before.GATED_GELU_TANH, Before.GATED_SILU} <= set(before)
 
 
 def test_additions_of_residuals_are_part_of_the_linear_layers() -> None:

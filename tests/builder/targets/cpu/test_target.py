@@ -17,7 +17,7 @@ from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.lowering import lower
 from llmserve.builder.targets.cpu.target import MAX_INT8_DEPTH, CpuTarget
 from llmserve.engine.cpu.layout import FORMAT_VERSION, DType
-from llmserve.models.graph import CacheShape, Graph
+from llmserve.models.graph import Attr, CacheShape, Graph, OpKind
 from llmserve.models.spec import Param
 from tests.engine.cpu.networks import LIMITS, odd_network
 
@@ -40,10 +40,17 @@ def test_what_the_kernels_cannot_do() -> None:
     g = Graph(CacheShape(1, 4, 2), 8)
     x = g.embed("embed", 12)
     a = g.attention(x, g.slice(x, 0, 8), g.slice(x, 0, 8), layer=0, num_heads=6, num_kv_heads=4, head_dim=2, scale=1.0)
-    g.logits(g.select_rows(g.gated_activation(a, activation="gelu")), "head")
-    found = CpuTarget().problems(g.program(), [], LIMITS)
-    assert len(found) == 2
-    assert any("'gelu'" in text for text in found)
+    g.logits(g.select_rows(g.gated_activation(a)), "head")
+    program = g.program()
+    unheard_of: dict[OpKind, dict[str, Attr]] = {
+        OpKind.GATED_ACTIVATION: {"activation": "relu"},
+        OpKind.ATTENTION: {"sink": 0.5},
+    }
+    ops = [dataclasses.replace(op, attrs={**op.attrs, **unheard_of.get(op.kind, {})}) for op in program.ops]
+    found = CpuTarget().problems(dataclasses.replace(program, ops=tuple(ops)), [], LIMITS)
+    assert len(found) == 3
+    assert "the cpu target has no sink of attention: 0.5" in found
+    assert any("no activation 'relu', only 'silu', 'gelu_tanh', 'gelu'" in text for text in found)
     assert any("no multiple" in text for text in found)
 
 

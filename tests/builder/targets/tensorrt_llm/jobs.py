@@ -39,7 +39,7 @@ def opened(path: Path, kind: str, options: BuildOptions, **config: Any) -> Itera
         params = architecture.params(spec)
         weights = plan_weights(checkpoint, params, architecture.ignored)
         job = CompileJob(
-            architecture.forward(spec), params, options, lambda name: weights.load(name, options.dtype), lambda *_: None
+            architecture.program(spec), params, options, lambda name: weights.load(name, options.dtype), lambda *_: None
         )
         yield Opened(job, spec, checkpoint.config)
 

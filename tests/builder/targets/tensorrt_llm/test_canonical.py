@@ -27,7 +27,7 @@ def test_it_is_read_back_as_the_same_network(kind: str, tmp_path: Path) -> None:
         with Checkpoint.open(tmp_path / "out") as checkpoint:
             architecture = architecture_for(checkpoint.config)
             spec = architecture.from_hf(checkpoint.config)
-            assert architecture.forward(spec) == source.job.program
+            assert architecture.program(spec) == source.job.program
             weights = plan_weights(checkpoint, architecture.params(spec), ())
             for param in source.job.params:
                 np.testing.assert_array_equal(weights.load(param.name, "bfloat16"), source.param(param.name))

@@ -16,6 +16,22 @@
 namespace llmserve {
 namespace {
 
+double gelu_tanh(double x) {
+  return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / 3.14159265358979) * (x + 0.044715 * x * x * x)));
+}
+
+// Relative to the value itself: what is near zero keeps its bits.
+void test_small_numbers_under_soft_caps(const KernelTable& k) {
+  bool equal = true;
+  for (float value = 1e-30f; value < 3.0f; value *= 1.7f) {
+    float capped[2] = {value, -value};
+    k.soft_cap({capped, 2}, 1.0f, 2, 1);
+    const double wanted = std::tanh(double{value});
+    equal = equal && std::fabs(capped[0] / wanted - 1.0) < 5e-7 && std::fabs(capped[1] / wanted + 1.0) < 5e-7;
+  }
+  expect(equal, k.name, "soft_cap near zero", 2);
+}
+
 void test_rowwise(const KernelTable& k, Random& random) {
   for (size_t width : kSizes) {
     const size_t rows = 3;
@@ -35,13 +51,28 @@ void test_rowwise(const KernelTable& k, Random& random) {
     auto gated = x;
     const float extreme[] = {-1e20f, -200.0f, -88.5f, -80.1f, -79.9f, -0.0f, 200.0f, 1e20f};
     for (size_t i = 0; i < width && i < std::size(extreme); ++i) gated[i] = extreme[i];
-    k.gated_silu({gated.data(), 2 * width}, width, rows, {y.data(), width});
-    for (size_t i = 0; i < rows * width; ++i) {
-      const double gate = gated[i / width * 2 * width + i % width];
-      const double up = gated[i / width * 2 * width + width + i % width];
-      equal = equal && near(y[i], gate / (1.0 + std::exp(-gate)) * up);
+    const auto test_gated = [&](auto kernel, double (*activation)(double), const char* name) {
+      kernel({gated.data(), 2 * width}, width, rows, {y.data(), width});
+      for (size_t i = 0; i < rows * width; ++i) {
+        const double gate = gated[i / width * 2 * width + i % width];
+        const double up = gated[i / width * 2 * width + width + i % width];
+        equal = equal && near(y[i], activation(gate) * up);
+      }
+      expect(equal, k.name, name, width);
+    };
+    test_gated(k.gated_silu, [](double x) { return x / (1.0 + std::exp(-x)); }, "gated_silu");
+    test_gated(k.gated_gelu_tanh, gelu_tanh, "gated_gelu_tanh");
+    test_gated(k.gated_gelu, [](double x) { return 0.5 * x * std::erfc(-x * std::sqrt(0.5)); }, "gated_gelu");
+
+    auto scaled = x, capped = gated;
+    k.scale({scaled.data(), 2 * width}, -1.75f, width, rows);
+    k.soft_cap({capped.data(), 2 * width}, 0.5f, width, rows);
+    for (size_t i = 0; i < scaled.size(); ++i) {
+      const bool inside = i % (2 * width) < width;
+      equal = equal && scaled[i] == (inside ? x[i] * -1.75f : x[i]);
+      equal = equal && near(capped[i], inside ? 0.5 * std::tanh(gated[i] / 0.5) : gated[i]);
     }
-    expect(equal, k.name, "gated_silu", width);
+    expect(equal, k.name, "scale and soft_cap", width);
 
     k.add({x.data(), width}, {weight.data(), 0}, width, rows, {y.data(), width});
     for (size_t i = 0; i < rows * width; ++i) equal = equal && y[i] == x[i] + weight[i % width];
@@ -66,15 +97,19 @@ void test_rowwise(const KernelTable& k, Random& random) {
 struct AttentionCase {
   size_t head_dim, group, block_size, start, rows, window;
   bool alibi, rope;
+  size_t rotary_dim = head_dim;
+  float soft_cap = 0.0f;
 };
 
-// Every head of every row of x, turned by the row's angles.
-std::vector<float> turned(const std::vector<float>& x, const std::vector<float>& table, size_t head_dim, size_t width) {
+// Every head of every row of x, its first part turned by the row's angles.
+std::vector<float> turned(const std::vector<float>& x, const std::vector<float>& table, const AttentionCase& c,
+                          size_t width) {
   std::vector<float> y(x);
-  const size_t half = head_dim / 2;
+  const size_t half = c.rotary_dim / 2;
   for (size_t i = 0; i < x.size(); ++i) {
-    const size_t d = i % head_dim;
-    const float* cos = &table[i / width * head_dim];
+    const size_t d = i % c.head_dim;
+    if (d >= c.rotary_dim) continue;
+    const float* cos = &table[i / width * c.rotary_dim];
     const float* sin = cos + half;
     y[i] = d < half ? x[i] * cos[d] - x[i + half] * sin[d] : x[i] * cos[d - half] + x[i - half] * sin[d - half];
   }
@@ -98,8 +133,8 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
   const size_t heads = kKvHeads * c.group, kv_width = kKvHeads * c.head_dim, width = heads * c.head_dim;
   Typed keys(random, length * kv_width, DType::kF32), values(random, length * kv_width, DType::kF32);
   const auto q = random.numbers(c.rows * width), slopes = random.numbers(heads);
-  const auto table = random.numbers(length * c.head_dim);
-  const View<const float> angles = {c.rope ? table.data() : nullptr, c.head_dim};
+  const auto table = random.numbers(length * c.rotary_dim);
+  const View<const float> angles = {c.rope ? table.data() : nullptr, c.rotary_dim};
   std::vector<int32_t> block_ids(blocks), slots(length);
   for (size_t b = 0; b < blocks; ++b) block_ids[b] = static_cast<int32_t>(blocks - 1 - b);
   for (size_t p = 0; p < length; ++p) {
@@ -107,18 +142,19 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
   }
   const CacheShape shape = {type, c.block_size, kKvHeads, c.head_dim};
   Guarded<std::byte> key_plane(blocks * shape.block_bytes()), value_plane(blocks * shape.block_bytes());
-  k.cache_write({shape, {keys.values.data(), kv_width}, {values.values.data(), kv_width}, angles, slots.data(), length,
-                 key_plane.data(), value_plane.data()});
+  k.cache_write({shape, {keys.values.data(), kv_width}, {values.values.data(), kv_width}, angles, c.rotary_dim,
+                 slots.data(), length, key_plane.data(), value_plane.data()});
 
   std::vector<float> y(c.rows * width);
   Guarded<float> scratch(attention_scratch(length, c.head_dim));
   const float scale = 0.3f;
-  const AttentionArgs args = {shape, {q.data(), width}, angles, {y.data(), width}, key_plane.data(), value_plane.data(),
-                              block_ids.data(), heads, c.start, c.window, scale, c.alibi ? slopes.data() : nullptr};
+  const AttentionArgs args = {shape, {q.data(), width}, angles, c.rotary_dim, {y.data(), width}, key_plane.data(),
+                              value_plane.data(), block_ids.data(), heads, c.start, c.window, scale, c.soft_cap,
+                              c.alibi ? slopes.data() : nullptr};
   for (size_t head = 0; head < kKvHeads; ++head) k.attention(args, head, 0, c.rows, scratch.data());
 
-  const std::vector<float> queries = c.rope ? turned(q, table, c.head_dim, width) : q;
-  if (c.rope) keys.values = turned(keys.values, table, c.head_dim, kv_width);
+  const std::vector<float> queries = c.rope ? turned(q, table, c, width) : q;
+  if (c.rope) keys.values = turned(keys.values, table, c, kv_width);
   if (type == DType::kI8) round_heads(keys.values, c.head_dim);
   if (type == DType::kI8) round_heads(values.values, c.head_dim);
   bool equal = true;
@@ -133,7 +169,9 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
         for (size_t d = 0; d < c.head_dim; ++d) {
           score += double{queries[r * width + h * c.head_dim + d]} * keys.values[p * kv_width + kv + d];
         }
-        score = score * scale - (c.alibi ? slopes[h] : 0.0) * static_cast<double>(end - 1 - p);
+        score *= scale;
+        if (c.soft_cap > 0.0f) score = c.soft_cap * std::tanh(score / c.soft_cap);
+        score = score - (c.alibi ? slopes[h] : 0.0) * static_cast<double>(end - 1 - p);
         total += std::exp(score);
         for (size_t d = 0; d < c.head_dim; ++d) wanted[d] += std::exp(score) * values.values[p * kv_width + kv + d];
       }
@@ -151,6 +189,8 @@ void test_attention(const KernelTable& k, Random& random) {
       {8, 5, 1, 3, 4, 0, false, false},    {48, 1, 8, 0, 21, 2, false, true},   {33, 4, 3, 10, 5, 6, true, false},
       {2, 1, 7, 0, 1, 0, false, true},     {128, 1, 32, 40, 3, 0, true, false}, {64, 7, 32, 70, 5, 50, false, true},
       {80, 9, 48, 101, 2, 0, false, true}, {40, 1, 96, 3, 90, 37, true, true},
+      {48, 2, 16, 20, 7, 0, false, true, 36},  {33, 3, 8, 5, 9, 6, true, true, 2, 0.7f},
+      {64, 1, 32, 0, 40, 0, false, true, 64, 1.5f},
   };
   for (const AttentionCase& c : kCases) {
     for (DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) {
@@ -236,6 +276,7 @@ int run(const std::string& engine, const std::string& scratch) {
     Random random;
     test_linear_layers(*kernels, random);
     test_rowwise(*kernels, random);
+    test_small_numbers_under_soft_caps(*kernels);
     test_attention(*kernels, random);
     test_sampling(*kernels, random);
     expect(open_and_run(engine, *kernels, 2), kernels->name, "step over a good engine", 0);

@@ -1,0 +1,101 @@
+"""Blocks of a decoder as functions over the Graph. An architecture file puts them together.
+
+A block names its parameters as `weights.py` does: "layers.0.attn.qkv" and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from llmserve.models.graph import Graph, Value
+from llmserve.models.spec import DecoderSpec, Rope
+
+Block: TypeAlias = Callable[[Value, int], Value]  # the normed residual stream, the layer
+
+
+def pre_norm_decoder(g: Graph, spec: DecoderSpec, attention: Block, mlp: Block) -> None:
+    """In every layer x + attention(norm(x)), then x + mlp(norm(x)): Llama's shape, and that of most since."""
+    x = g.embed("embed", spec.hidden_size)
+    for layer in range(spec.num_layers):
+        x = g.add(x, attention(norm(g, spec, x, f"layers.{layer}.attn.norm"), layer))
+        x = g.add(x, mlp(norm(g, spec, x, f"layers.{layer}.mlp.norm"), layer))
+    g.logits(norm(g, spec, g.select_rows(x), "norm"), "head")
+
+
+def norm(g: Graph, spec: DecoderSpec, x: Value, name: str, *, offset: float = 0.0) -> Value:
+    return g.rms_norm(x, name, eps=spec.norm_eps, offset=offset)
+
+
+def qkv(g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False) -> tuple[Value, Value, Value]:
+    name, width = f"layers.{layer}.attn.qkv", spec.q_width + 2 * spec.kv_width
+    joined = g.linear(x, name, width, bias=f"{name}.bias" if bias else None)
+    q, k = g.slice(joined, 0, spec.q_width), g.slice(joined, spec.q_width, spec.kv_width)
+    return q, k, g.slice(joined, spec.q_width + spec.kv_width, spec.kv_width)
+
+
+def head_norms(g: Graph, spec: DecoderSpec, qk: tuple[Value, Value], layer: int, *, offset: float = 0.0) -> list[Value]:
+    """Every head of q and of k, normed by itself."""
+    return [
+        g.rms_norm(
+            x, f"layers.{layer}.attn.{n}_norm", eps=spec.norm_eps, groups=x.width // spec.head_dim, offset=offset
+        )
+        for n, x in zip("qk", qk, strict=True)
+    ]
+
+
+def turned(g: Graph, spec: DecoderSpec, rope: Rope | None, *heads: Value) -> list[Value]:
+    """Queries and keys, by their position."""
+    if rope is None:
+        return list(heads)
+    return [g.rope(x, head_dim=spec.head_dim, inv_freq=rope.inv_freq, scale=rope.scale) for x in heads]
+
+
+def attention(
+    g: Graph,
+    spec: DecoderSpec,
+    qkv: tuple[Value, Value, Value],
+    layer: int,
+    *,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+    alibi_slopes: tuple[float, ...] = (),
+) -> Value:
+    """Over the layer's window. `scale` None: one over the root of the head size."""
+    q, k, v = qkv
+    return g.attention(
+        q,
+        k,
+        v,
+        layer=layer,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.head_dim**-0.5 if scale is None else scale,
+        window=spec.window(layer),
+        soft_cap=soft_cap,
+        alibi_slopes=alibi_slopes,
+    )
+
+
+def rotary_attention(
+    g: Graph, spec: DecoderSpec, x: Value, layer: int, *, qkv_bias: bool = False, output_bias: bool = False
+) -> Value:
+    """Llama's, from the normed stream to what is added to it."""
+    q, k, v = qkv(g, spec, x, layer, bias=qkv_bias)
+    q, k = turned(g, spec, spec.rope, q, k)
+    return output(g, spec, attention(g, spec, (q, k, v), layer), layer, bias=output_bias)
+
+
+def output(g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False) -> Value:
+    name = f"layers.{layer}.attn.output"
+    return g.linear(x, name, spec.hidden_size, bias=f"{name}.bias" if bias else None)
+
+
+def gated_mlp(
+    g: Graph, spec: DecoderSpec, x: Value, layer: int, *, activation: str = "silu", bias: bool = False
+) -> Value:
+    name = f"layers.{layer}.mlp"
+    joined = g.linear(x, f"{name}.gate_up", 2 * spec.intermediate_size, bias=f"{name}.gate_up.bias" if bias else None)
+    y = g.gated_activation(joined, activation=activation)
+    return g.linear(y, f"{name}.down", spec.hidden_size, bias=f"{name}.down.bias" if bias else None)

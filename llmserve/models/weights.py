@@ -1,0 +1,129 @@
+"""Parameters of a decoder's blocks, and where a checkpoint has them, by the names that most families share.
+
+Tied embeddings: the parameter "head" is a second copy with the same source as "embed". So a target may pack and
+quantize the head, which is a matrix product, without touching the embedding, which is a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from llmserve.models.spec import Combine, DecoderSpec, Param, Shard
+
+EMBED_SOURCE = "model.embed_tokens.weight"
+HEAD_SOURCE = "lm_head.weight"
+
+
+def decoder(spec: DecoderSpec, layer: Callable[[int], list[Param]], *, normalized_head: bool = False) -> list[Param]:
+    """Every parameter in the order of use: embedding, what `layer` says for each layer, last norm, head."""
+    listed = [copied("embed", EMBED_SOURCE, (spec.vocab_size, spec.hidden_size))]
+    for i in range(spec.num_layers):
+        listed += layer(i)
+    return [*listed, norm(spec, "norm", "model.norm"), _head(spec, normalized=normalized_head)]
+
+
+def pre_norm_decoder(
+    spec: DecoderSpec,
+    attention: Callable[[int], list[Param]],
+    mlp: Callable[[int], list[Param]],
+    *,
+    normalized_head: bool = False,
+) -> list[Param]:
+    """`decoder` with Llama's two norms in each layer."""
+
+    def layer(i: int) -> list[Param]:
+        return [
+            norm(spec, f"layers.{i}.attn.norm", f"{layer_source(i)}.input_layernorm"),
+            *attention(i),
+            norm(spec, f"layers.{i}.mlp.norm", f"{layer_source(i)}.post_attention_layernorm"),
+            *mlp(i),
+        ]
+
+    return decoder(spec, layer, normalized_head=normalized_head)
+
+
+def layer_source(layer: int) -> str:
+    return f"model.layers.{layer}"
+
+
+def norm(spec: DecoderSpec, name: str, module: str) -> Param:
+    return copied(name, f"{module}.weight", (spec.hidden_size,))
+
+
+def qkv(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False) -> list[Param]:
+    """`fused`: the module that has q, k and v as its rows, in this order; empty: there is one module for each."""
+    widths = {"q_proj": spec.q_width, "k_proj": spec.kv_width, "v_proj": spec.kv_width}
+    if fused:
+        widths = {fused: sum(widths.values())}
+    rows = {f"{layer_source(layer)}.self_attn.{module}": width for module, width in widths.items()}
+    return _linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
+
+
+def head_norms(spec: DecoderSpec, layer: int) -> list[Param]:
+    """Of q and k, shared by the heads."""
+    source = f"{layer_source(layer)}.self_attn"
+    return [copied(f"layers.{layer}.attn.{n}_norm", f"{source}.{n}_norm.weight", (spec.head_dim,)) for n in "qk"]
+
+
+def output(spec: DecoderSpec, layer: int, *, bias: bool = False) -> list[Param]:
+    """The projection after the attention."""
+    rows = {f"{layer_source(layer)}.self_attn.o_proj": spec.hidden_size}
+    return _linear(f"layers.{layer}.attn.output", rows, spec.q_width, Shard.COLUMNS, bias=bias)
+
+
+def gated_mlp(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False) -> list[Param]:
+    """`fused`: the module that has gate and up as its rows, in this order; empty: there is one module for each."""
+    source, name = f"{layer_source(layer)}.mlp", f"layers.{layer}.mlp"
+    inner = spec.intermediate_size
+    widths = {fused: 2 * inner} if fused else {"gate_proj": inner, "up_proj": inner}
+    rows = {f"{source}.{module}": width for module, width in widths.items()}
+    return [
+        *_linear(f"{name}.gate_up", rows, spec.hidden_size, Shard.GATE_UP, bias=bias),
+        *_linear(f"{name}.down", {f"{source}.down_proj": spec.hidden_size}, inner, Shard.COLUMNS, bias=bias),
+    ]
+
+
+def copied(name: str, source: str, shape: tuple[int, ...]) -> Param:
+    return Param(name, shape, (source,), (shape,))
+
+
+def _head(spec: DecoderSpec, *, normalized: bool) -> Param:
+    shape = (spec.vocab_size, spec.hidden_size)
+    return Param(
+        "head",
+        shape,
+        sources=(EMBED_SOURCE if spec.tied_embeddings else HEAD_SOURCE,),
+        source_shapes=(shape,),
+        combine=Combine.NORMALIZE_ROWS if normalized else Combine.COPY,
+        shard=Shard.ROWS,
+        quantizable=True,
+        duplicates=(HEAD_SOURCE,) if spec.tied_embeddings else (),
+    )
+
+
+def _linear(name: str, rows: Mapping[str, int], columns: int, shard: Shard, *, bias: bool) -> list[Param]:
+    """A weight stacked from the modules in `rows` (module name -> output features), and its bias where it has one."""
+    combine = Combine.COPY if len(rows) == 1 else Combine.CONCAT_ROWS
+    height = sum(rows.values())
+    weight = Param(
+        name,
+        (height, columns),
+        sources=tuple(f"{module}.weight" for module in rows),
+        source_shapes=tuple((count, columns) for count in rows.values()),
+        combine=combine,
+        shard=shard,
+        quantizable=True,
+    )
+    if not bias:
+        return [weight]
+    return [
+        weight,
+        Param(
+            f"{name}.bias",
+            (height,),
+            sources=tuple(f"{module}.bias" for module in rows),
+            source_shapes=tuple((count,) for count in rows.values()),
+            combine=combine,
+            shard=Shard.NONE if shard is Shard.COLUMNS else shard,
+        ),
+    ]
