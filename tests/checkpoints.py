@@ -72,6 +72,20 @@ QWEN: dict[str, Any] = COMMON | {
     "max_window_layers": 2,
     "tie_word_embeddings": False,
 }
+PHI: dict[str, Any] = COMMON | {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "vocab_size": 320,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "original_max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "sliding_window": 40,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0], "long_factor": [1, 2, 4, 6.5, 9, 16]}
 # The Baichuan kinds carry the explicit keys: they are too small to be told apart as the published models are.
 KINDS: dict[str, dict[str, Any]] = {
     "baichuan2-7b": BAICHUAN | {"max_position_embeddings": 256, "position_embedding": "rope", "norm_head": True},
@@ -92,6 +106,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "sliding_window": 16,
         "tie_word_embeddings": False,
+    },
+    "phi3": PHI,
+    "phi4-mini": PHI
+    | {
+        "original_max_position_embeddings": 128,
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": LONGROPE,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
     },
     "qwen2": QWEN | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 3},
     "qwen3": QWEN

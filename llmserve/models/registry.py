@@ -16,6 +16,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "baichuan",
     "llama",
     "mistral",
+    "phi3",
     "qwen2",
     "qwen3",
 )
