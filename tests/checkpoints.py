@@ -72,6 +72,20 @@ QWEN: dict[str, Any] = COMMON | {
     "max_window_layers": 2,
     "tie_word_embeddings": False,
 }
+GEMMA: dict[str, Any] = COMMON | {
+    "hidden_size": 72,  # whose root is no number of bfloat16
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "vocab_size": 320,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 20,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "sliding_window": 16,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+}
 PHI: dict[str, Any] = COMMON | {
     "architectures": ["Phi3ForCausalLM"],
     "model_type": "phi3",
@@ -106,6 +120,24 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "sliding_window": 16,
         "tie_word_embeddings": False,
+    },
+    # soft caps so low that they bend scores and logits of this size
+    "gemma2": GEMMA
+    | {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma3": GEMMA
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "sliding_window_pattern": 2,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "phi3": PHI,
     "phi4-mini": PHI

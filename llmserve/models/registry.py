@@ -14,6 +14,8 @@ AnyArchitecture: TypeAlias = Architecture[Any]
 
 FILES = (  # of this folder, each with an ARCHITECTURE
     "baichuan",
+    "gemma2",
+    "gemma3",
     "llama",
     "mistral",
     "phi3",
