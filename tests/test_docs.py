@@ -28,7 +28,7 @@ from llmserve.cli.main import app
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 EXAMPLES = sorted((ROOT / "docs/examples").rglob("README.md"))
-PAGES = [ROOT / "README.md", *GUIDES, *EXAMPLES]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, *EXAMPLES]
 LINKED = ("README.md", "Makefile", "pyproject.toml", "build", "eval", "pipelines", "docs", "tools", "llmserve", "tests")
 FENCE = re.compile(r"^```(bash|bash background|output)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("git clone", "pip install", "python3.11 -m venv", ". .venv", "cd ")  # set-up that the suite itself stands on
@@ -119,6 +119,22 @@ def test_the_readme_shows_answers() -> None:
     kinds = [kind for kind, _ in blocks(ROOT / "README.md")]
     assert "output" in kinds[: kinds.index("bash background")]
     assert "output" in kinds[kinds.index("bash background") :]
+
+
+def test_the_diffs_that_contributing_shows_are_in_the_files() -> None:
+    shown = re.findall(
+        r"^```diff\n\+\+\+ (\S+)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert [path for path, _ in shown] == [
+        "llmserve/models/phi3.py",
+        "llmserve/models/registry.py",
+        "tests/checkpoints.py",
+    ]
+    for path, diff in shown:
+        rest = (ROOT / path).read_text()
+        for piece in re.sub(r"^\+", "", diff, flags=re.MULTILINE).split("...\n"):
+            _, found, rest = rest.partition(piece)
+            assert found, f"{path} has not, or not in this place:\n{piece}"
 
 
 def test_every_guide_is_listed_in_the_readme() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from llmserve.models import blocks, weights
 from llmserve.models.config import ConfigReader, is_number, read_decoder
 from llmserve.models.graph import Graph
-from llmserve.models.rope import STORED_FREQUENCIES, default_rope, rope_values
+from llmserve.models.rope import STORED_FREQUENCIES, default_rope, read_rope_values
 from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param, Rope
 
 ORIGINAL_POSITIONS = 4096  # transformers' default where the key is missing
@@ -83,7 +83,7 @@ def forward(g: Graph, spec: Phi3Spec) -> None:
 
 def _read_ropes(reader: ConfigReader, spec: DecoderSpec, original: int) -> tuple[Rope, Rope | None]:
     """The rope, and with LongRoPE that of longer sequences. Problems go to `reader`."""
-    values = rope_values(reader.config)
+    values = read_rope_values(reader)
     is_long = values["rope_type"] in LONGROPE
     part = values["partial_rotary_factor"]
     rotary_dim = int(spec.head_dim * part) if is_number(part) else 0

@@ -27,7 +27,7 @@ def default_rope(rotary_dim: int, theta: float) -> Rope:
 
 def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
     """The rotary embedding that the config asks for. Problems go to `reader`."""
-    values = _rope_values(reader)
+    values = read_rope_values(reader)
     problems = _rope_problems(values, head_dim)
     if problems:
         reader.problems.extend(problems)
@@ -39,7 +39,7 @@ def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
 def scaled_positions(reader: ConfigReader) -> int:
     """`max_position_embeddings` times what the scaling adds: the longest sequence that the model is made for."""
     positions = reader.integer("max_position_embeddings")
-    values = _rope_values(ConfigReader(reader.config))  # a reader of its own: `read_rope` reports the problems
+    values = read_rope_values(ConfigReader(reader.config))  # a reader of its own: `read_rope` reports the problems
     if _scaling_problems(values):
         return positions
     return max(1, int(min(VARIANTS[values["rope_type"]].positions(positions, values), MAX_SIZE)))
@@ -47,7 +47,7 @@ def scaled_positions(reader: ConfigReader) -> int:
 
 def rope_values(config: HfConfig) -> dict[str, Any]:
     """Theta, type and the type's own numbers as one flat mapping, whichever style the config has."""
-    return _rope_values(ConfigReader(config))
+    return read_rope_values(ConfigReader(config))
 
 
 def plain_position_limit(config: HfConfig) -> int | None:
@@ -63,8 +63,8 @@ def plain_position_limit(config: HfConfig) -> int | None:
     return None if reader.problems else limit
 
 
-def _rope_values(reader: ConfigReader) -> dict[str, Any]:
-    """Both styles as one flat mapping with `rope_type` and `rope_theta` set; null values are left out."""
+def read_rope_values(reader: ConfigReader) -> dict[str, Any]:
+    """As `rope_values`; null values are left out. Problems go to `reader`."""
     given = reader.get("rope_parameters") or reader.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         reader.problems.append(f"rope_parameters or rope_scaling must be an object, got {given!r}")

@@ -11,7 +11,7 @@ import pytest
 
 from llmserve.builder.reference import ReferenceModel
 from llmserve.models.graph import CacheShape, Graph
-from tests.checkpoints import FORMATS, KINDS, make_checkpoint, random_tensors, write_json, write_tensors
+from tests.checkpoints import FORMATS, KINDS, LONGROPE, make_checkpoint, random_tensors, write_json, write_tensors
 from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
 
 DEMO = Path(__file__).resolve().parents[2] / "build" / "checkpoints" / "baichuan2-tiny-docsum"
@@ -51,6 +51,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "gemma2 without soft caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2 with gelu by erf": ("gemma2", {"hidden_activation": "gelu"}),
+    "gemma2 by layer type": ("gemma2", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "gemma3 with a soft cap": ("gemma3", {"final_logit_softcapping": 4.0}),
+    "gemma3 with sixth layers": ("gemma3", {"sliding_window_pattern": 6, "num_hidden_layers": 6}),
+    "phi3 without a window": ("phi3", {"sliding_window": None}),
+    "phi3 in part": ("phi3", {"partial_rotary_factor": 0.5}),
+    "phi4-mini by an older name": (
+        "phi4-mini",
+        {"rope_scaling": LONGROPE | {"type": "su", "original_max_position_embeddings": 128}},
+    ),
+    "phi4-mini with its own factors": ("phi4-mini", {"rope_scaling": LONGROPE | {"factor": 3.0}}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -80,7 +92,9 @@ def test_optional_biases(kind: str, keys: tuple[str, ...], tmp_path: Path) -> No
     assert_parity(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["baichuan2-13b", "llama3-rope", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "kind", ["baichuan2-13b", "gemma2", "gemma3", "llama3-rope", "mistral", "phi3", "phi4-mini", "qwen2", "qwen3"]
+)
 def test_configs_as_transformers_5_writes_them(kind: str, tmp_path: Path) -> None:
     """New style: `rope_parameters` instead of `rope_theta` and `rope_scaling`, `dtype` instead of `torch_dtype`."""
     load_oracle(make_checkpoint(tmp_path / "old", kind, with_tokenizer=False)).save_pretrained(tmp_path / "new")

@@ -10,7 +10,7 @@ from llmserve.errors import CheckpointError, Unsupported
 from llmserve.models.graph import OpKind
 from llmserve.models.registry import ARCHITECTURES, MODEL_TYPES, architecture_for
 from llmserve.models.spec import Combine, DecoderSpec
-from tests.checkpoints import KINDS, tensor_shapes
+from tests.checkpoints import KINDS, LONGROPE, tensor_shapes
 
 
 def spec_of(kind: str, **overrides: Any) -> DecoderSpec:
@@ -104,6 +104,25 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "already quantized (quantization_config: gptq)"),
         ("llama", {"head_dim": 15}, "an even head size, got 15"),
         ("mistral", {"attention_bias": True}, "attention_bias True is not supported"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping must be a positive number, got -1.0"),
+        ("gemma2", {"layer_types": ["sliding_attention"]}, "layer_types must be a list of num_hidden_layers (2)"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported"),
+        (
+            "gemma3",
+            {"rope_parameters": {"rope_type": "default"}},
+            "an object with full_attention and sliding_attention",
+        ),
+        ("gemma3", {"rope_scaling": {"rope_type": "linear"}}, "full_attention: rope type 'linear' needs a positive"),
+        ("phi3", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: 'silu'"),
+        ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor 0.1 turns no even part of a head of 16"),
+        ("phi3", {"rope_scaling": "longrope"}, "rope_parameters or rope_scaling must be an object, got 'longrope'"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
+        ("phi4-mini", {"rope_scaling": LONGROPE | {"long_factor": [1.0]}}, "long_factor must be a list of 6 positive"),
+        ("phi4-mini", {"rope_scaling": LONGROPE | {"short_mscale": 1.2}}, "rope parameter 'short_mscale' is unknown"),
+        ("phi4-mini", {"rope_scaling": LONGROPE | {"factor": 0}}, "factor must be a positive number, got 0"),
         ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types is not supported for Mistral"),
         ("mistral", {"sliding_window": 0}, "sliding_window must be an integer from 1"),
         ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must be a list of num_hidden_layers (3) names"),
@@ -141,3 +160,9 @@ def test_norm_head_is_normalized_at_load() -> None:
     head = architecture_for(KINDS["baichuan2-7b"]).params(spec_of("baichuan2-7b"))[-1]
     assert (head.name, head.combine) == ("head", Combine.NORMALIZE_ROWS)
     assert architecture_for(KINDS["baichuan1-7b"]).params(spec_of("baichuan1-7b"))[-1].combine is Combine.COPY
+
+
+def test_gemma_3_with_a_vision_tower_is_refused_by_name() -> None:
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": KINDS["gemma3"], "vision_config": {}}
+    with pytest.raises(Unsupported, match="vision tower"):
+        architecture_for(config).from_hf(config)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.tiny_tokenizers import SENTENCES, sentencepiece_model, write_byte_level_tokenizer
@@ -50,13 +50,30 @@ def write_qwen(path: Path) -> None:
     write_byte_level_tokenizer(path, 400)
 
 
+BYTE_FALLBACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
 def write_llama_fast(path: Path) -> None:
     """tokenizer.json as transformers converts Llama 2: byte fallback, and a decoder that strips one leading space."""
     tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    steps = [*BYTE_FALLBACK, decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)
-    special = ["<unk>", "<s>", "</s>"]
+    train_with_bytes(tokenizer, path, ["<unk>", "<s>", "</s>"])
+
+
+def write_gemma(path: Path) -> None:
+    """tokenizer.json as Gemma has it: byte fallback, no space put before the text or stripped, bos at the front."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(BYTE_FALLBACK)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    train_with_bytes(tokenizer, path, ["<pad>", "<eos>", "<bos>", "<unk>"])
+    write_json(path, "tokenizer_config.json", tokenizer_class="GemmaTokenizer", bos_token="<bos>", eos_token="<eos>")
+
+
+def train_with_bytes(tokenizer: tokenizers.Tokenizer, path: Path, special: list[str]) -> None:
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     train(tokenizer, trainers.BpeTrainer(vocab_size=500, special_tokens=special + byte_tokens, show_progress=False))
     content = json.loads(tokenizer.to_str())  # byte tokens belong to the vocabulary, and are not added to it
@@ -90,6 +107,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "unigram": write_unigram,
     "qwen": write_qwen,
     "llama-fast": write_llama_fast,
+    "gemma": write_gemma,
     "metaspace": write_metaspace,
 }
 
