@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import signal
 import sys
@@ -29,6 +30,7 @@ import uvloop
 from llmserve.backends.python.backend import PythonBackend
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.cli.pipelines import packaged_repository
+from llmserve.cli.serve import COLLECTOR_THRESHOLDS
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake import fake_engine
@@ -149,6 +151,7 @@ async def opened(stage: str) -> AsyncIterator[Stream]:
 
 async def measured(stage: str, num_streams: int, seconds: float) -> dict[str, float]:
     """CPU microseconds and Python calls of one event, of this whole process."""
+    sys.set_asyncgen_hooks(firstiter=None)  # as in `llmserve serve`
     async with opened(stage) as stream:
         await _for(WARM_S, stream, num_streams)
         began = time.process_time()
@@ -182,7 +185,7 @@ async def serve(wire: str, count_calls: bool) -> None:
     async with AsyncExitStack() as running:
         if count_calls:
             running.enter_context(calls)
-        sys.set_asyncgen_hooks(firstiter=None)  # as in `llmserve serve`
+        sys.set_asyncgen_hooks(firstiter=None)
         core = await running.enter_async_context(running_core())
         loop.add_signal_handler(
             signal.SIGUSR1, lambda: say(calls=calls.total, tokens=core.statistics("postprocessing")[0].inference_count)
@@ -208,6 +211,7 @@ def main() -> None:
     parser.add_argument("--count-calls", action="store_true", help="of Python functions, while it serves: slow")
     given = parser.parse_args()
     uvloop.install()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
     if given.stage == "serve":
         asyncio.run(serve(given.wire, given.count_calls))
     else:
