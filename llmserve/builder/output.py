@@ -22,18 +22,34 @@ from llmserve.errors import AlreadyExists
 
 def check_replaceable(output: Path) -> None:
     """`AlreadyExists` unless `output` is free, empty or an engine directory: nothing else is ever deleted."""
+    while True:
+        try:
+            descriptor = os.open(output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            if not os.path.lexists(output):
+                return  # a part of the path is a file: creating it says so
+            raise AlreadyExists(f"{output} is a file; choose another --output-dir") from None
+        try:
+            names = os.listdir(descriptor)
+            if not names or MANIFEST_FILE in names:
+                return
+            if _is_at(descriptor, output):
+                raise AlreadyExists(
+                    f"{output} exists and is not an engine directory, so it is not replaced; choose another "
+                    "--output-dir"
+                )
+        finally:
+            os.close(descriptor)  # another build has moved it away, and was deleting it: look again
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the path still names what was opened."""
     try:
-        names = os.listdir(output)  # one look: between two, another build may have moved the directory away
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        if not os.path.lexists(output):
-            return  # a part of the path is a file: creating it says so
-        raise AlreadyExists(f"{output} is a file; choose another --output-dir") from None
-    if names and MANIFEST_FILE not in names:
-        raise AlreadyExists(
-            f"{output} exists and is not an engine directory, so it is not replaced; choose another --output-dir"
-        )
+        return False
 
 
 @contextmanager

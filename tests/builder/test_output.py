@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,26 @@ def test_a_killed_build_is_cleaned_up_by_the_next_one_of_the_same_output(tmp_pat
     assert live.exists()
     write_engine(output, "after its death")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a[1]", "b"]
+
+
+def test_an_engine_that_another_build_moves_away_and_deletes_meanwhile_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, listdir = tmp_path / "a", os.listdir
+    write_engine(output, "old")
+
+    def list_late(place: Any) -> list[str]:
+        if not (tmp_path / "aside").exists():
+            output.rename(tmp_path / "aside")
+            (tmp_path / "aside" / "manifest.json").unlink()
+            write_engine(output, "another")
+        return listdir(place)
+
+    monkeypatch.setattr(os, "listdir", list_late)
+    check_replaceable(output)
+    (output / "manifest.json").unlink()
+    with pytest.raises(AlreadyExists, match="not an engine directory"):
+        check_replaceable(output)
 
 
 def test_builds_of_the_same_output_at_once_leave_one_whole_engine(tmp_path: Path) -> None:
