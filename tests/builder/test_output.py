@@ -118,7 +118,9 @@ def test_an_engine_that_another_build_moves_away_and_deletes_meanwhile_is_no_obs
     write_engine(output, "old")
 
     def list_late(place: Any) -> list[str]:
+        """What has been opened is read after another build has come and gone."""
         if not (tmp_path / "aside").exists():
+            place = os.open(place, os.O_RDONLY) if isinstance(place, Path) else place
             output.rename(tmp_path / "aside")
             (tmp_path / "aside" / "manifest.json").unlink()
             write_engine(output, "another")
