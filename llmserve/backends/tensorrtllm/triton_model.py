@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
+from numpy.typing import NDArray
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from llmserve.backends.tensorrtllm.backend import TensorrtLlmBackend
@@ -136,7 +137,7 @@ class EngineModel:
         if response.error is None and not response.outputs:
             sender.send(flags=flags)
             return
-        tensors = [self.utils.Tensor(tensor.name, tensor.data) for tensor in response.outputs]
+        tensors = [self.utils.Tensor(tensor.name, _writeable(tensor.data)) for tensor in response.outputs]
         error = None if response.error is None else self._triton_error(response.error)
         sender.send(self.utils.InferenceResponse(tensors, error), flags=flags)
 
@@ -160,6 +161,11 @@ class EngineModel:
 
 def _cancelled(senders: Mapping[asyncio.Task[None], Any]) -> list[asyncio.Task[None]]:
     return [task for task, sender in senders.items() if sender.is_cancelled()]
+
+
+def _writeable(array: NDArray[Any]) -> NDArray[Any]:
+    """What responses share is read-only here, while a server may do with its tensors what it wants."""
+    return array if array.flags.writeable else array.copy()
 
 
 def _datatype(number: int) -> str:

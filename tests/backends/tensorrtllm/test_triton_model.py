@@ -98,6 +98,7 @@ def test_answers_come_token_by_token_and_end_once(model: EngineModel) -> None:
         responses = request.sender.until_final()
         assert [response.tensors.keys() for response in responses] == [{"output_ids", "finish_reason"}] * length
         assert responses[-1].tensors["finish_reason"].item() == b"length"
+        assert all(array.flags.writeable for response in responses for array in response.tensors.values())
         assert request.sender.sent.empty()
 
 
