@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ GENCODE = re.compile(r"ValidateProtobufRuntimeVersion\(\s*[\w.]+,\s*(\d+),\s*(\d
 
 
 def floors(requirements: list[str]) -> dict[str, tuple[int, ...]]:
-    found = (re.match(r"([\w.-]+)(?:\[.*\])?>=([\d.]+)$", requirement) for requirement in requirements)
+    found = (re.match(r"([\w.-]+)(?:\[.*\])?>=([\d.]+)(?:,<[\d.]+)?$", requirement) for requirement in requirements)
     return {match[1]: version(match[2]) for match in found if match}
 
 
@@ -58,6 +58,20 @@ def test_nothing_that_is_installed_misses_what_it_requires() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_no_generated_code_asks_for_another_protobuf() -> None:
+    """It is refused when it is imported; sentencepiece's by transformers, when it reads a `tokenizer.model`."""
+    generated = [
+        (Path(str(file.locate())), match)
+        for distribution in metadata.distributions()
+        for file in distribution.files or ()
+        if file.name.endswith("_pb2.py") and (match := GENCODE.search(file.read_text()))
+    ]
+    installed = version(metadata.version("protobuf"))
+    newer = [str(path) for path, match in generated if tuple(int(part) for part in match.groups()) > installed]
+    assert len(generated) > 5
+    assert newer == []
+
+
 def test_what_is_installed_together_is_imported_together() -> None:
     """In one process, as the tests do: generated code of protobuf refuses a runtime that another package brought."""
     extras = PROJECT["optional-dependencies"]
@@ -68,11 +82,12 @@ def test_what_is_installed_together_is_imported_together() -> None:
     names = {re.split(r"[\[=<>]", requirement)[0].replace("-", "_").lower() for requirement in wanted} - {"llmserve"}
     modules = sorted(
         module
-        for module, distributions in packages_distributions().items()
+        for module, distributions in metadata.packages_distributions().items()
         if names & {name.replace("-", "_").lower() for name in distributions}
         and module.isidentifier()
         and module[0] != "_"
     )
     assert {"tritonclient", "onnx", "torch", "transformers", "datasets"} <= set(modules)
-    lines = [f"import {module}" for module in [*modules, "tritonclient.grpc", "tritonclient.http"]]
+    inside = ["tritonclient.grpc", "tritonclient.http", "sentencepiece.sentencepiece_model_pb2"]
+    lines = [f"import {module}" for module in [*modules, *inside]]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=200)

@@ -80,15 +80,21 @@ def to_triton_error(error: LlmserveError) -> TritonError:
     return TritonError(str(error), _CODES.get(error.code, TritonError.INTERNAL))
 
 
+EXTRA_OF_PACKAGE = {"transformers": "transformers", "torch": "pytorch", "onnxruntime": "onnx"}  # what models import
+
+
 def describe_failure(error: BaseException) -> str:
-    """`ValueError: boom`, and where: innermost first, the frames of this package left out."""
+    """`ValueError: boom`, what to do where that is known, and where it was: innermost first, the frames of this package
+    left out."""
     frames = [
         f"  {frame.filename}({frame.lineno}): {frame.name}"
         for frame in reversed(traceback.extract_tb(error.__traceback__))
         if not frame.filename.startswith(_OWN_CODE) and not frame.filename.startswith("<frozen")
     ]
     where = "\n\nAt:\n" + "\n".join(frames) + "\n" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    extra = EXTRA_OF_PACKAGE.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    advice = f"; it comes with: pip install 'llmserve[{extra}]'" if extra else ""
+    return f"{type(error).__name__}: {error}{advice}{where}"
 
 
 _OWN_CODE = __file__.removesuffix("errors.py")

@@ -5,38 +5,24 @@ models with a library of its own, a model that generates on an event loop beside
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from llmserve.serving.types import Tensor
 from tests.backends.python.test_execute import DECOUPLED
-from tests.backends.python.test_process import PROCESS
+from tests.backends.python.test_process import PROCESS, parameter
 from tests.serving.models import collect, request, serving, single, tensors, values, write_model
-
-TOKENIZER = '''
-class AutoTokenizer:
-    """Ids are code points."""
-    eos_token, pad_token = "\\x03", None
-    vocab_size = 256
-    @classmethod
-    def from_pretrained(cls, path, **options):
-        assert path == "a/tokenizer" and options == dict(legacy=False, padding_side="left", trust_remote_code=True)
-        return cls()
-    def encode(self, text, add_special_tokens=True):
-        return [1] * add_special_tokens + [ord(c) for c in text]
-    def decode(self, ids, skip_special_tokens):
-        return "".join(chr(i) for i in ids if i > 31 or not skip_special_tokens)
-class T5Tokenizer:
-    pass
-'''
+from tests.tiny_tokenizers import sentencepiece_model
 
 PREPROCESSING = """
 import json
 from typing import List
 import numpy as np
-from tokenizers_of_mine import AutoTokenizer, T5Tokenizer
+from transformers import AutoTokenizer, T5Tokenizer
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -101,7 +87,7 @@ class TritonPythonModel:
 POSTPROCESSING = """
 import json
 import numpy as np
-from tokenizers_of_mine import AutoTokenizer
+from transformers import AutoTokenizer
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -253,12 +239,22 @@ class TritonPythonModel:
                             flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         return None
 """
-PARAMETERS = 'parameters { key: "tokenizer_dir" value { string_value: "a/tokenizer" } }\n'
 OPTIONAL = "[ -1 ] optional: true"
 
 
-def write_pipeline(repository: Path, mode: str) -> None:
-    python = f'backend: "python"\n{PARAMETERS}{mode}'
+def write_tokenizer(directory: Path) -> sentencepiece.SentencePieceProcessor:
+    """A `tokenizer.model` of Llama's kind with its config; what sentencepiece itself makes of it."""
+    directory.mkdir()
+    model = sentencepiece_model(400, 3)
+    (directory / "tokenizer.model").write_bytes(model)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, **special}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+def write_pipeline(repository: Path, mode: str, tokenizer_dir: Path) -> None:
+    python = f'backend: "python"\n{parameter("tokenizer_dir", str(tokenizer_dir))}{mode}'
     preprocessing = tensors(
         "input", QUERY="STRING [ 1 ]", REQUEST_OUTPUT_LEN="INT32 [ 1 ]",
         STOP_WORDS_DICT=f"STRING {OPTIONAL}", END_ID=f"INT32 {OPTIONAL}",
@@ -283,7 +279,6 @@ def write_pipeline(repository: Path, mode: str) -> None:
         ("bls", bls, BLS),
     ):
         directory = write_model(repository, name, python + "max_batch_size: 8\n" + config, code) / "1"
-        (directory / "tokenizers_of_mine.py").write_text(TOKENIZER)
         (directory / "settings.txt").write_text("decoupled")
         (directory / "lib").mkdir()
         (directory / "lib/decode.py").write_text(LIBRARY_BASE)
@@ -298,37 +293,48 @@ def number(name: str, value: int) -> Tensor:
     return Tensor(name, "INT32", np.array([[value]], np.int32))
 
 
+def decoded(pieces: sentencepiece.SentencePieceProcessor, token: int) -> str:
+    """One token by itself, without special ones."""
+    return "" if token == 1 else str(pieces.decode([token]))
+
+
 @pytest.mark.parametrize("mode", ["", PROCESS], ids=["thread", "process"])
 async def test_a_pipeline_of_models_written_for_triton(tmp_path: Path, mode: str) -> None:
-    write_pipeline(tmp_path, mode)
-    async with serving(tmp_path) as core:
+    pieces = write_tokenizer(tmp_path / "tokenizer")
+    write_pipeline(tmp_path / "models", mode, tmp_path / "tokenizer")
+    async with serving(tmp_path / "models") as core:
         assert core.ready(), core.repository_index()
         assert core.model_config("generator").model_transaction_policy.decoupled
 
         asked = request(
-            "preprocessing", text("QUERY", ["ab"]), number("REQUEST_OUTPUT_LEN", 3),
-            text("STOP_WORDS_DICT", ["x", "yz"]),
+            "preprocessing", text("QUERY", ["the old bridge"]), number("REQUEST_OUTPUT_LEN", 3),
+            text("STOP_WORDS_DICT", ["fox", "hill"]),
         )  # fmt: skip
         ready = await single(core, asked)
-        assert values(ready, "INPUT_ID") == [[1, 97, 98]]
-        assert values(ready, "STOP_WORDS_IDS") == [[[120, 121, 122], [1, 3, -1]]]
-        assert values(ready, "OUT_END_ID") == [[3]]
+        assert values(ready, "INPUT_ID") == [[1, *pieces.encode("the old bridge")]]
+        first, second = pieces.encode(["fox", "hill"])
+        ids, ends = values(ready, "STOP_WORDS_IDS")[0]
+        assert ids == [*first, *second]
+        assert ends[:2] == [len(first), len(first) + len(second)]
+        assert values(ready, "OUT_END_ID") == [[2]]
         assert [tensor.name for tensor in ready.outputs][-1] != "NOBODY_DECLARED"
 
-        plain = await single(core, request("preprocessing", text("QUERY", ["ab"]), number("REQUEST_OUTPUT_LEN", 3)))
+        plain = await single(core, request("preprocessing", text("QUERY", ["a"]), number("REQUEST_OUTPUT_LEN", 3)))
         assert plain.output("STOP_WORDS_IDS") is not None
         assert values(plain, "STOP_WORDS_IDS") == [[[], []]]
 
-        ids = Tensor("TOKENS_BATCH", "INT32", np.array([[[104, 228, 3, 0]]], np.int32))
-        answer = await single(core, request("postprocessing", ids, number("SEQUENCE_LENGTH", 3)))
-        assert values(answer, "OUTPUT") == ["hä".encode()]
+        answered = [*pieces.encode("hä there"), 2]
+        batch = Tensor("TOKENS_BATCH", "INT32", np.array([[[*answered, 0]]], np.int32))
+        answer = await single(core, request("postprocessing", batch, number("SEQUENCE_LENGTH", len(answered))))
+        assert values(answer, "OUTPUT") == ["hä there".encode()]
         assert values(answer, "OUT_CUM_LOG_PROBS") == [[0.0]]
 
         asks = [request("bls", text("text_input", [f"w{i}"]), number("max_tokens", 5)) for i in range(6)]
         for i, responses in enumerate(await asyncio.gather(*(collect(core, ask) for ask in asks))):
             assert all(response.error is None for response in responses)
-            pieces = [values(response, "text_output")[0] for response in responses if response.outputs]
-            assert pieces == [b"", b"w", str(i).encode(), b"", b"w"]
+            texts = [values(response, "text_output")[0].decode() for response in responses if response.outputs]
+            ids = [1, *pieces.encode(f"w{i}")]
+            assert texts == [decoded(pieces, ids[place % len(ids)]) for place in range(5)]
 
         (failed,) = await collect(core, request("bls", text("text_input", ["w"]), number("max_tokens", 0)))
         assert "Error generating request" in str(failed.error)

@@ -19,6 +19,7 @@ from tests.backends.python.test_execute import DECOUPLED, ECHO_CONFIG, TEXT_CONF
 from tests.backends.python.test_failures import SENDER
 from tests.serving.models import appears, collect, floats, request, serving, single, tensors, values, write_model
 
+IN_INITIALIZE = "class TritonPythonModel:\n  def execute(self, requests): ...\n  def initialize(self, args): "
 INNER = echo_model("return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + 1)])")
 
 
@@ -410,3 +411,14 @@ async def test_a_models_log_lines_reach_the_servers_log(tmp_path: Path, caplog: 
     async with serving(tmp_path) as core:
         await single(core, request("text", Tensor("X", "BYTES", np.array([b"a"], dtype=object))))
     assert ("llmserve.model.text_0", logging.WARNING, "seen") in caplog.record_tuples
+
+
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("torch", "pytorch")])
+@pytest.mark.parametrize("where", ["", IN_INITIALIZE], ids=["model.py", "initialize"])
+async def test_a_package_that_is_missing_comes_with_an_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str, where: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    write_model(tmp_path, "m", ECHO_CONFIG, f"{where}import {package}")
+    async with serving(tmp_path) as core:
+        assert f"pip install 'llmserve[{extra}]'" in reason(core, "m")

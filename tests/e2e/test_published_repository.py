@@ -1,0 +1,102 @@
+"""A public model repository, served as it is by `llmserve serve ENGINE --model-repository REPO`: its Python models read
+the tokenizer with transformers, clients of its time ask over gRPC.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from llmserve.stages.preprocess import Preprocessor, TextPrompt
+from tests.checkpoints import make_checkpoint
+from tests.e2e.conftest import ServerProcess, llmserve, start_server
+from tests.e2e.published import write_published_repository
+from tests.e2e.test_streaming import DOCUMENTS, Stream, client_inputs, streamed_text, tensor
+
+PROMPTS = [f"Summarize:\n{document}" for document in DOCUMENTS[:6]]
+
+
+@pytest.fixture(scope="module")
+def llama_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its tokenizer is a `tokenizer.model` and nothing else, of a class that transformers has."""
+    path = tmp_path_factory.mktemp("llama")
+    checkpoint = make_checkpoint(path / "checkpoint", "llama")
+    done = llmserve("build", str(checkpoint), "--dtype", "float32", "--output-dir", str(path / "engine"))
+    assert done.returncode == 0, done.stderr
+    return path / "engine"
+
+
+@contextmanager
+def served(engine: Path, folder: Path) -> Iterator[ServerProcess]:
+    server = start_server(str(engine), "--model-repository", str(write_published_repository(folder / "repository")))
+    yield server
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=60) == 0
+
+
+@pytest.fixture(scope="module")
+def published(demo_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with served(demo_engine, tmp_path_factory.mktemp("published")) as server:
+        yield server
+
+
+def answers_of_run(engine: Path, prompts: list[str], max_tokens: int) -> list[str]:
+    """What `llmserve run` says to these prompts."""
+    arguments = [part for prompt in prompts for part in ("--input-text", prompt)]
+    done = llmserve("run", str(engine), *arguments, "--max-output-len", str(max_tokens))
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"^--> (.*?)  \((?:end_id|length|stop_words)\)$", done.stdout, re.MULTILINE | re.DOTALL)
+
+
+def prompt_ids(url: str, text: str) -> list[int]:
+    """What the model `preprocessing` makes of a text."""
+    inputs = [tensor("QUERY", text.encode(), object), tensor("REQUEST_OUTPUT_LEN", 1, np.int32)]
+    with triton.InferenceServerClient(url) as client:
+        ids: list[int] = client.infer("preprocessing", inputs).as_numpy("INPUT_ID")[0].tolist()
+    return ids
+
+
+def test_a_tokenizer_model_alone_is_enough_for_the_classes_of_transformers(llama_engine: Path, tmp_path: Path) -> None:
+    assert not (llama_engine / "tokenizer.json").exists()
+    own = Preprocessor.open(llama_engine)
+    texts = ["The small red fox", "two  spaces", "naïve: 天气", PROMPTS[0]]
+    with served(llama_engine, tmp_path) as server:
+        assert [prompt_ids(server.grpc, text) for text in texts] == [
+            list(own.prepare(TextPrompt(text)).input_ids) for text in texts
+        ]
+
+
+def test_answers_are_those_of_llmserve_run(published: ServerProcess, demo_engine: Path) -> None:
+    expected = answers_of_run(demo_engine, PROMPTS, 24)
+    assert len(set(expected)) == len(PROMPTS)
+    answers = ["".join(streamed_text(published.grpc, prompt, max_tokens=24, stream=False)) for prompt in PROMPTS]
+    assert answers == expected
+
+
+def test_a_stream_says_the_same_piece_by_piece(published: ServerProcess) -> None:
+    """This postprocessing decodes each token by itself, and loses the spaces before words."""
+    whole = "".join(streamed_text(published.grpc, PROMPTS[0], max_tokens=12, stream=False))
+    pieces = streamed_text(published.grpc, PROMPTS[0], max_tokens=12)
+    assert len(pieces) > 3
+    assert "".join(pieces).replace(" ", "") == whole.replace(" ", "")
+
+
+def test_word_lists_go_through_the_tokenizer_of_transformers(published: ServerProcess) -> None:
+    """The published client asks for one answer in a stream, too."""
+    whole = streamed_text(published.grpc, PROMPTS[0], max_tokens=12, stream=False)[-1]
+    inputs = [one for one in client_inputs(PROMPTS[0], max_tokens=12, stream=False) if one.name() != "bad_words"]
+    banned = tensor("bad_words", whole.split()[0].encode(), object)
+    stream = Stream(published.grpc)
+    try:
+        stream.send("ensemble", [*inputs, banned])
+        outputs = [result.as_numpy("text_output") for result in stream.responses()]
+    finally:
+        stream.close()
+    assert [output.reshape(-1)[0].decode() for output in outputs if output is not None] != [whole]
