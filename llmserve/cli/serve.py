@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from llmserve.cli.access import exposures, grpc_restrictions, http_restrictions
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.serve_options import ServeOptions
 from llmserve.cli.tritonserver_flags import translate
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # Requests leave no cycles behind, but what is in flight is enough to have the collector look for some all the time.
 COLLECTOR_THRESHOLDS = (5_000, 10, 10)
+
+logger = logging.getLogger(__name__)
 
 
 class ServeCommand(TyperCommand):
@@ -51,6 +54,8 @@ def serve(options: ServeOptions) -> None:
     from llmserve.cli.server import ServerProcess
 
     extensions = make_extensions(options)
+    for exposure in exposures(options, extensions.http_restrictions, extensions.grpc_restrictions):
+        logger.warning(exposure)
     settings = server_settings(options)
     backend_settings = parse_backend_settings(options.backend_config or ())
     say_without_effect(backend_settings.unread())
@@ -82,6 +87,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
     from llmserve.frontends.shared.log_settings import FORMATS, LogControl, LogSettings
+    from llmserve.frontends.shared.shared_memory import SharedMemory
 
     if options.log_format not in FORMATS:
         raise InvalidArgument(f"--log-format {options.log_format}: known formats are {', '.join(FORMATS)}")
@@ -100,11 +106,16 @@ def make_extensions(options: ServeOptions) -> Extensions:
         except OSError as error:
             raise InvalidArgument(f"--log-file {options.log_file} cannot be written: {error}") from error
     logs = LogControl(settings, logger=logging.getLogger("llmserve"), handlers=logging.getLogger().handlers)
+    http, grpc = http_restrictions(options), grpc_restrictions(options)
+    forward, secret = ForwardedHeaders.matching, http.headers() | grpc.headers()
     return Extensions(
+        memory=SharedMemory(allowed=options.allow_client_shm),
         tracer=tracer,
         logs=logs,
-        http_headers=ForwardedHeaders.matching(options.http_header_forward_pattern, "--http-header-forward-pattern"),
-        grpc_headers=ForwardedHeaders.matching(options.grpc_header_forward_pattern, "--grpc-header-forward-pattern"),
+        http_headers=forward(options.http_header_forward_pattern, "--http-header-forward-pattern", secret),
+        grpc_headers=forward(options.grpc_header_forward_pattern, "--grpc-header-forward-pattern", secret),
+        http_restrictions=http,
+        grpc_restrictions=grpc,
         grpc_compression=options.grpc_infer_response_compression_level.zlib_level,
     )
 

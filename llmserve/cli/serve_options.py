@@ -15,7 +15,8 @@ import typer
 from llmserve.serving.settings import ControlMode
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
-MODELS, LISTENING, ENGINE, METRICS, LOGGING = "Models", "Listening", "Engine", "Metrics", "Logging"
+MODELS, LISTENING, ACCESS, ENGINE = "Models", "Listening", "Access", "Engine"
+METRICS, LOGGING = "Metrics", "Logging"
 
 
 class CompressionLevel(StrEnum):
@@ -173,6 +174,25 @@ class ListenOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    http_restricted_api: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="API,API:HEADER=VALUE: only for requests with this header; may be repeated.", rich_help_panel=ACCESS
+        ),
+    ] = None
+    grpc_restricted_protocol: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The same for gRPC, where the header is triton-grpc-protocol-HEADER.", rich_help_panel=ACCESS
+        ),
+    ] = None
+    allow_client_shm: Annotated[
+        bool, typer.Option(help="Let clients register shared memory of this machine.", rich_help_panel=ACCESS)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     threads: Annotated[
         int | None, typer.Option(help="Engine threads.", min=1, show_default="every core", rich_help_panel=ENGINE)
@@ -230,5 +250,5 @@ class LogOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(LogOptions, MetricsOptions, EngineOptions, ListenOptions, ModelOptions):
+class ServeOptions(LogOptions, MetricsOptions, EngineOptions, AccessOptions, ListenOptions, ModelOptions):
     """In the order of the last base first."""

@@ -2,7 +2,7 @@
 
 Most flags have the same name here. The rest is translated before the command is parsed: booleans with a value
 (`--exit-on-error=false`), older names, and flags that have nothing to act on here, which are reported in one line.
-What would be a hole in security or another service if it were left out is refused.
+What would be another service if it were left out is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 OWN_BOOLEANS = (
     "allow-http", "allow-grpc", "allow-metrics", "allow-cpu-metrics", "allow-gpu-metrics", "strict-readiness",
     "exit-on-error", "log-info", "log-warning", "log-error", "grpc-use-ssl", "grpc-use-ssl-mutual",
-    "grpc-keepalive-permit-without-calls",
+    "grpc-keepalive-permit-without-calls", "allow-client-shm",
 )  # fmt: skip
 WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
@@ -44,14 +44,11 @@ NO_EFFECT = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "http-restricted-api": "everybody could call the restricted parts; put a proxy in front",
-    "grpc-restricted-protocol": "everybody could call the restricted parts; put a proxy in front",
     "model-namespacing": "models of the same name cannot be served side by side",
     "allow-sagemaker": "there is no such service",
     "allow-vertex-ai": "there is no such service",
 }
-VALUED_REFUSALS = ("http-restricted-api", "grpc-restricted-protocol")
-BOOLEANS = frozenset((*OWN_BOOLEANS, "strict-model-config", *REFUSED)).difference(VALUED_REFUSALS)
+BOOLEANS = frozenset((*OWN_BOOLEANS, "strict-model-config", *REFUSED))
 _SUBJECTS = {flag: subject for subject, flags in NO_EFFECT.items() for flag in flags}
 KNOWN = BOOLEANS | REFUSED.keys() | _SUBJECTS.keys() | {"response-cache-byte-size", "log-verbose"}
 
@@ -92,9 +89,6 @@ def _translate(flag: str, value: str, done: Translation) -> None:
     if flag == "log-verbose":
         level = int(WORDS[value.lower()]) if value.lower() in ("true", "false") else value
         done.arguments.append(f"--log-verbose={level}")
-        return
-    if flag in VALUED_REFUSALS:
-        done.problems.append(f"--{flag} is not supported: {REFUSED[flag]}")
         return
     if value and value.lower() not in WORDS:
         done.problems.append(f"--{flag}={value}: expected true or false")

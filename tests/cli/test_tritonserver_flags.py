@@ -42,10 +42,15 @@ def test_flags_without_effect_take_their_values_along() -> None:
     assert [text.split()[0] for text in done.without_effect] == ["--host-policy", "--reuse-grpc-port"]
 
 
-@pytest.mark.parametrize("given", [["--model-namespacing=1"], ["--http-restricted-api", "health:key=value"]])
-def test_what_would_be_a_hole_is_refused(given: list[str]) -> None:
-    done = translate(given)
+@pytest.mark.parametrize("flag", ["--model-namespacing=1", "--allow-sagemaker", "--allow-vertex-ai=true"])
+def test_what_would_be_another_service_is_refused(flag: str) -> None:
+    done = translate([flag])
     assert (done.arguments, len(done.problems)) == ([], 1)
+
+
+def test_restrictions_pass_as_they_are() -> None:
+    given = ["--http-restricted-api", "health:key=value", "--grpc-restricted-protocol=health,trace:key=a=b"]
+    assert translate([*given, "--allow-client-shm=true"]).arguments == [*given, "--allow-client-shm"]
 
 
 def test_a_refused_flag_that_is_off_is_no_problem() -> None:

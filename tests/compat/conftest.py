@@ -11,19 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.cases import control
+from tests.compat.cases import control, restricted
 from tools.servers import Endpoint, llmserve_server, triton_server
 
 REPOSITORY = Path(__file__).parent / "repository"
+ALLOWED = "--allow-client-shm=true"  # which Triton always does in the release that is compared
 TRITON = os.environ.get("COMPAT_TRITON")  # the environment that holds nvidia-pytriton; set by `make compat`
+FLAGS = {"control": control.FLAGS, "restricted": restricted.FLAGS}  # of groups that have a server of their own
 GetServer = Callable[[str], Endpoint]  # by the name of a group of cases
 
 
 def setup_of(group: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
     """The repository that the group's server has, and the flags."""
-    if group != "control":
-        return REPOSITORY, ()
-    return shutil.copytree(REPOSITORY, folder / "repository"), control.FLAGS
+    if group == "control":
+        return shutil.copytree(REPOSITORY, folder / "repository"), FLAGS[group]
+    return REPOSITORY, FLAGS.get(group, ())
 
 
 @pytest.fixture(scope="session")
@@ -31,12 +33,12 @@ def llmserve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GetServer]:
     with ExitStack() as running:
 
         @cache
-        def get(is_control: bool) -> Endpoint:
+        def get(group: str) -> Endpoint:
             folder = tmp_path_factory.mktemp("llmserve")
-            repository, flags = setup_of("control" if is_control else "", folder)
-            return running.enter_context(llmserve_server(repository, folder / "log.txt", *flags))
+            repository, flags = setup_of(group, folder)
+            return running.enter_context(llmserve_server(repository, folder / "log.txt", ALLOWED, *flags))
 
-        yield lambda group: get(group == "control")
+        yield lambda group: get(group if group in FLAGS else "")
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +49,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GetServer]:
     with ExitStack() as running:
 
         @cache
-        def get(is_control: bool) -> Endpoint:
+        def get(group: str) -> Endpoint:
             folder = tmp_path_factory.mktemp("triton")
-            repository, flags = setup_of("control" if is_control else "", folder)
+            repository, flags = setup_of(group, folder)
             return running.enter_context(triton_server(installed, repository, folder / "log.txt", *flags))
 
-        yield lambda group: get(group == "control")
+        yield lambda group: get(group if group in FLAGS else "")

@@ -194,5 +194,25 @@ DIFFERENCES = (
         "alone, to those who asked with `triton_enable_empty_final_response`",
         "clients see the same every time",
     ),
+    Difference(
+        "client shared memory is always on in this release (`--allow-client-shm`, off by default, came later)",
+        "off by default",
+        "it lets clients read and write memory of the server's user",
+    ),
+    Difference(
+        "a web page may load models and register shared memory",
+        "403 to requests with an `Origin` header, unless these calls are restricted",
+        "a page that a browser shows could run code on a server of the same machine",
+    ),
+    Difference(
+        "headers that open restricted calls are forwarded to models when the pattern matches them",
+        "they are not",
+        "a key is for the server",
+    ),
+    Difference(
+        "files that a config names (labels, initial states, warm-up data, the model) may lie anywhere",
+        "inside the model's directory",
+        "a config may come from a client, and labels go to one",
+    ),
 )
 EXPECTED: Mapping[str, Json] = {name: answer for difference in DIFFERENCES for name, answer in difference.cases.items()}

@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.compat import record
-from tests.compat.cases import binary, clients, control, extensions, grpc, http, scheduling, statistics, streams
+from tests.compat.cases import (
+    binary,
+    clients,
+    control,
+    extensions,
+    grpc,
+    http,
+    restricted,
+    scheduling,
+    statistics,
+    streams,
+)
 from tests.compat.conftest import GetServer
 from tests.compat.differences import DIFFERENCES, EXPECTED
 from tests.compat.observe import Case
@@ -27,6 +38,7 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
     "statistics": statistics.CASES,
     "extensions": extensions.CASES,
     "control": control.CASES,
+    "restricted": restricted.CASES,
     "clients": clients.CASES,
 }
 RECORDED = {group: record.load(group) for group in GROUPS}

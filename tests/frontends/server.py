@@ -15,7 +15,9 @@ from llmserve.frontends.http.inference_api import start_http
 from llmserve.frontends.http.metrics_port import start_metrics
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
+from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.server_core import Core
+from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.frontends.shared.tracer import Tracer
 
 HOST = "127.0.0.1"
@@ -52,8 +54,10 @@ def running_server(
     headers: ForwardedHeaders | None = None,
     grpc_compression: int = 0,
     tls: ssl.SSLContext | None = None,
+    restrictions: tuple[Restrictions, Restrictions] = (Restrictions(), Restrictions()),
+    allows_shared_memory: bool = True,
 ) -> Iterator[RunningServer]:
-    """`make_core` is called on the server's own loop."""
+    """`make_core` is called on the server's own loop. `restrictions`: those of HTTP, those of gRPC."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -66,6 +70,9 @@ def running_server(
             http_headers=forwarded,
             grpc_headers=forwarded,
             grpc_compression=grpc_compression,
+            http_restrictions=restrictions[0],
+            grpc_restrictions=restrictions[1],
+            memory=SharedMemory(allowed=allows_shared_memory),
         )
         grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)
         http = await start_http(core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES)

@@ -127,12 +127,14 @@ class ExtensionRpcs:
     async def CudaSharedMemoryRegister(
         self, request: Any, context: Any
     ) -> service_pb2.CudaSharedMemoryRegisterResponse:
+        self._extensions.memory.check_allowed()
         raise Unsupported(CUDA_REFUSAL)
 
     @answers_errors
     async def CudaSharedMemoryUnregister(
         self, request: Any, context: Any
     ) -> service_pb2.CudaSharedMemoryUnregisterResponse:
+        self._extensions.memory.check_allowed()
         return service_pb2.CudaSharedMemoryUnregisterResponse()
 
 

@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2
 
 from llmserve.errors import Unsupported
+from llmserve.frontends.grpc.admission import restricted
 from llmserve.frontends.grpc.error_status import answers_errors
 from llmserve.frontends.grpc.extension_rpcs import ExtensionRpcs
 from llmserve.frontends.grpc.health import health_methods
@@ -130,5 +131,6 @@ async def start_grpc(
 
     `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
     """
-    service = InferenceService(core, extensions or Extensions())
-    return await serve({**methods_of(service), **health_methods(core)}, host, port, limits=limits, tls=tls)
+    extensions = extensions or Extensions()
+    methods = {**methods_of(InferenceService(core, extensions)), **health_methods(core)}
+    return await serve(restricted(methods, extensions.grpc_restrictions), host, port, limits=limits, tls=tls)

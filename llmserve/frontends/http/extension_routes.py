@@ -87,6 +87,7 @@ class ExtensionApi:
         )
 
     async def register_shared_memory(self, request: Request) -> WholeAnswer:
+        self.extensions.memory.check_allowed()
         document = await self._document(request)
         for member in ("key", "byte_size"):
             if member not in document:
@@ -113,10 +114,12 @@ class ExtensionApi:
         return json_response([])
 
     async def register_cuda_memory(self, request: Request) -> WholeAnswer:
+        self.extensions.memory.check_allowed()
         raise Unsupported(CUDA_REFUSAL)
 
     async def unregister_cuda_memory(self, request: Request) -> WholeAnswer:
         """There is none, so there is none to forget."""
+        self.extensions.memory.check_allowed()
         return WholeAnswer()
 
     def _traced_model(self, request: Request) -> str:

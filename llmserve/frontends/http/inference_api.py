@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from llmserve.errors import LlmserveError, Unsupported
+from llmserve.frontends.http.admission import guard_of
 from llmserve.frontends.http.bodies import compress_for, off_loop, read_body
 from llmserve.frontends.http.error_answers import (
     JSON,
@@ -35,6 +36,7 @@ from llmserve.frontends.http.traced_answers import traced_answer
 from llmserve.frontends.shared.delivery import deliver
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.restrictions import API_OF_PATH, Api
 from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
 from llmserve.serving.config.proto_json import message_to_dict
 from llmserve.serving.observe.trace import Trace
@@ -215,13 +217,16 @@ def _handlers(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
 def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> Handler:
     """What answers every request."""
     routes = Routes()
+    guards = {api: guard_of(api, extensions.http_restrictions) for api in Api}
     for method, path, handler in _handlers(InferenceApi(core, extensions, max_input_bytes)):
-        routes.add(method, path, answers_errors(handler))
+        routes.add(method, path, answers_errors(handler), guards[API_OF_PATH[path]])
 
     def answer(request: Request) -> Awaitable[Answer]:
         found = routes.find(request.method, request.path)
         if found is None:
             return _at_once(json_response({"error": "Not Found"}, 404))
+        if found.guard is not None and (refusal := found.guard(request)) is not None:
+            return _at_once(refusal)
         if found.handler is None:
             allowed = {"Allow": ", ".join(found.methods)}
             return _at_once(json_response({"error": "Method Not Allowed"}, 405, allowed))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from llmserve.wire.http1.answers import Answer
 from llmserve.wire.http1.connection import Handler
+from llmserve.wire.http1.request import Request
+
+Guard: TypeAlias = Callable[[Request], Answer | None]  # the answer to a request that is refused
 
 PARAMETER = ""  # no path has an empty segment
 NUM_REMEMBERED = 64  # paths; clients ask for few of them, again and again
@@ -19,6 +24,7 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
     parameter: str = ""  # the name of what `children[PARAMETER]` stands for
     methods: dict[str, Handler] = field(default_factory=dict)
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class Found:
     handler: Handler | None  # None: not for this method
     params: Mapping[str, str]
     methods: Sequence[str]  # for which there is one
+    guard: Guard | None  # of the path, whatever the method
 
 
 class Routes:
@@ -33,7 +40,7 @@ class Routes:
         self._root = _Node()
         self.find = functools.lru_cache(NUM_REMEMBERED)(self._find)  # (method, path)
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
+    def add(self, method: str, path: str, handler: Handler, guard: Guard | None = None) -> None:
         node = self._root
         for segment in path.split("/")[1:]:
             is_parameter = segment.startswith("{")
@@ -42,13 +49,14 @@ class Routes:
                 node.parameter = segment[1:-1]
             node = child
         node.methods[method] = handler
+        node.guard = guard
         self.find.cache_clear()
 
     def _find(self, method: str, path: str) -> Found | None:
         """None for a path that is none of them. A parameter called version is a number."""
         params: dict[str, str] = {}
         node = _descend(self._root, path.split("/"), 1, params)
-        return None if node is None else Found(node.methods.get(method), params, tuple(node.methods))
+        return None if node is None else Found(node.methods.get(method), params, tuple(node.methods), node.guard)
 
 
 def _descend(node: _Node, segments: Sequence[str], depth: int, params: dict[str, str]) -> _Node | None:

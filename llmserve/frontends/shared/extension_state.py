@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
 from llmserve.frontends.shared.log_settings import LogControl
+from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.frontends.shared.tracer import Tracer
 
@@ -19,9 +20,11 @@ class Extensions:
     logs: LogControl = field(default_factory=LogControl)
     http_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
     grpc_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
+    http_restrictions: Restrictions = field(default_factory=Restrictions)
+    grpc_restrictions: Restrictions = field(default_factory=Restrictions)
     grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
 
     def close(self) -> None:
         """After the front ends have stopped."""
-        self.memory.unregister_all()
+        self.memory.close()
         self.tracer.close()

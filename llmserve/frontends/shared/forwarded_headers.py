@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
 from llmserve.errors import InvalidArgument
@@ -16,12 +16,13 @@ class ForwardedHeaders:
     """Those whose name contains a match, whatever its case; none without a pattern."""
 
     pattern: re.Pattern[str] | None = None
+    secret: Set[str] = frozenset()  # in lower case: these stay here, whatever the pattern
 
     @classmethod
-    def matching(cls, pattern: str, flag: str) -> ForwardedHeaders:
+    def matching(cls, pattern: str, flag: str, secret: Set[str] = frozenset()) -> ForwardedHeaders:
         """Raises `InvalidArgument`, naming the flag, when `pattern` is no regular expression."""
         try:
-            return cls(re.compile(pattern, re.IGNORECASE) if pattern else None)
+            return cls(re.compile(pattern, re.IGNORECASE) if pattern else None, secret)
         except re.error as error:
             raise InvalidArgument(f"{flag} {pattern}: not a regular expression: {error}") from error
 
@@ -32,7 +33,7 @@ class ForwardedHeaders:
         return {
             name: value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
             for name, value in headers()
-            if self.pattern.search(name)
+            if self.pattern.search(name) and name.lower() not in self.secret
         }
 
 

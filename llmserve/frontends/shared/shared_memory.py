@@ -8,6 +8,7 @@ The client owns the object; unregistering only forgets it.
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import threading
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from llmserve.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
+from llmserve.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, ResourceExhausted, Unsupported
 
+NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+MAX_REGIONS = 1024  # and of the files that the process may have open, at most one of `SHARE_OF_FILES`
+SHARE_OF_FILES = 4
+MAX_NAME = 256  # characters
 OBJECTS = Path("/dev/shm")  # where Linux shows POSIX shared memory
 RESERVED_PREFIX = "triton_python_backend_shm_region_"  # of processes that execute Python models
 CUDA_REFUSAL = (
@@ -47,18 +52,27 @@ class Place:
 
 
 class SharedMemory:
-    """The registered regions of one server. `read` and `write` may be called from any thread; they copy memory."""
+    """The registered regions of one server. `read` and `write` may be called from any thread; they copy memory.
 
-    def __init__(self) -> None:
+    Unless it is `allowed`, clients can neither register a region nor use one.
+    """
+
+    def __init__(self, *, allowed: bool = False) -> None:
+        self._allowed = allowed
         self._regions: dict[str, Region] = {}
         self._lock = threading.Lock()  # held while a descriptor is borrowed or closed, not while it is used
 
     def register(self, name: str, key: str, *, offset: int, byte_size: int) -> None:
         """Open the object `key`. Raises when it is not there or smaller than the region."""
+        self.check_allowed()
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
         if not name:
             raise InvalidArgument("a shared memory region needs a name")
+        if len(name) > MAX_NAME:
+            raise InvalidArgument(f"the name of a shared memory region has at most {MAX_NAME} characters")
+        if len(self._regions) >= (limit := max_regions()):
+            raise ResourceExhausted(f"{limit} shared memory regions are registered, and no more can be: unregister one")
         if key.lstrip("/").startswith(RESERVED_PREFIX):
             _refuse(name, f"keys that start with '{RESERVED_PREFIX}' belong to the server")
         if byte_size < 1:
@@ -73,16 +87,30 @@ class SharedMemory:
             raise
         self._regions[name] = Region(name, key, offset, byte_size, descriptor)
 
+    def check_allowed(self) -> None:
+        """Raises `Unsupported` unless the server was told that its clients may use its memory."""
+        if not self._allowed:
+            raise Unsupported(NOT_ALLOWED)
+
     def unregister(self, name: str) -> None:
         """Forget a region; one that is not registered is none to forget."""
+        self.check_allowed()
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
         with self._lock:
             region = self._regions.pop(name, None)
             if region is not None:
                 os.close(region.descriptor)
 
     def unregister_all(self) -> None:
+        self.check_allowed()
+        self.close()
+
+    def close(self) -> None:
+        """Forget all regions."""
         for name in list(self._regions):
-            self.unregister(name)
+            self._forget(name)
 
     def status(self, name: str = "") -> list[Region]:
         """One region, or all of them by name."""
@@ -94,6 +122,7 @@ class SharedMemory:
 
     def check(self, place: Place) -> Region:
         """The region of `place`, which must lie inside it."""
+        self.check_allowed()
         region = self._regions.get(place.region)
         if region is None:
             raise NotFound(f"Unable to find shared memory region: '{place.region}'")
@@ -141,6 +170,12 @@ class SharedMemory:
             yield region, descriptor
         finally:
             os.close(descriptor)
+
+
+def max_regions() -> int:
+    """Each has an open file, and connections need theirs."""
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_REGIONS if num_files == resource.RLIM_INFINITY else min(MAX_REGIONS, num_files // SHARE_OF_FILES)
 
 
 def _parts(view: memoryview) -> Iterator[memoryview]:

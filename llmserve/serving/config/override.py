@@ -12,6 +12,7 @@ from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
+from llmserve.serving.config.files import is_inside
 from llmserve.serving.loading.repository import ModelSource
 
 
@@ -36,8 +37,8 @@ def override_config(source: ModelSource, config: ModelConfig) -> ModelSource:
 def write_override(name: str, files: Mapping[str, bytes], directory: Path) -> Path:
     """The model directory that a client has sent. Raises `InvalidArgument` for names that lead out of it."""
     target = directory / name
-    wrong = [relative for relative in files if not _is_inside(relative)]
-    if not _is_inside(name) or len(PurePosixPath(name).parts) > 1:
+    wrong = [relative for relative in files if not is_inside(relative)]
+    if not is_inside(name) or len(PurePosixPath(name).parts) > 1:
         raise InvalidArgument(f"'{name}' is not the name of a model: it must be that of a directory")
     raise_problems(
         InvalidArgument,
@@ -54,8 +55,3 @@ def write_override(name: str, files: Mapping[str, bytes], directory: Path) -> Pa
         shutil.rmtree(directory, ignore_errors=True)
         raise InvalidArgument(f"the override files of model '{name}' cannot be written: {error.strerror}") from None
     return target
-
-
-def _is_inside(relative: str) -> bool:
-    path = PurePosixPath(relative)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in relative

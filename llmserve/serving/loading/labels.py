@@ -9,6 +9,7 @@ from typing import TypeAlias
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import ModelConfigError, raise_problems
+from llmserve.serving.config.files import read_inside
 
 Labels: TypeAlias = Mapping[str, tuple[str, ...]]  # output -> a name for each class, in order
 
@@ -21,7 +22,7 @@ def read_labels(config: ModelConfig, model_dir: Path) -> Labels:
         if not output.label_filename:
             continue
         try:
-            text = (model_dir / output.label_filename).read_text(encoding="utf-8")
+            text = read_inside(model_dir, output.label_filename).decode()
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"label_filename of output '{output.name}' cannot be read: {error}")
             continue

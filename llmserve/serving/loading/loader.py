@@ -14,6 +14,7 @@ from llmserve.errors import ModelConfigError, raise_problems
 from llmserve.serving.backend import Backend, LoadContext, LoadedModel, ModelControl
 from llmserve.serving.config.auto_complete import complete_backend
 from llmserve.serving.config.features import ignored_features
+from llmserve.serving.config.files import path_problems
 from llmserve.serving.config.model_config import (
     absent_versions,
     apply_overrides,
@@ -75,6 +76,7 @@ def prepare(source: ModelSource, backends: Mapping[str, Backend], settings: Serv
     if not is_ensemble(config):
         complete_backend(config, source.path / str(source.versions[-1]), backends)
         raise_problems(ModelConfigError, headline, _backend_problems(source, config, backends))
+    raise_problems(ModelConfigError, headline, path_problems(config))
     apply_overrides(config, settings.parameters_for(config))
     apply_overrides(config, settings.parameter_overrides.get(source.name, {}))
     if not is_ensemble(config) and settings.auto_complete:

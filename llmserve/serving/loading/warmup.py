@@ -17,6 +17,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelWarmu
 
 from llmserve.errors import InternalError, LlmserveError, ModelConfigError, raise_problems
 from llmserve.serving.backend import ModelInstance
+from llmserve.serving.config.files import read_inside
 from llmserve.serving.schedulers.controls import Controls, read_states
 from llmserve.serving.signature import ModelSignature, datatype_name
 from llmserve.serving.tensor_data import random_tensor, tensor_from_bytes, zero_tensor
@@ -73,18 +74,16 @@ def _added_inputs(config: ModelConfig, model_dir: Path) -> dict[str, Tensor]:
 
 def _request(config: ModelConfig, declared: ModelWarmup, model_dir: Path, version: str) -> InferRequest:
     batch = (1,) if config.max_batch_size > 0 else ()
-    inputs = {
-        name: _tensor(name, given, (*batch, *given.dims), model_dir / WARMUP_FOLDER)
-        for name, given in declared.inputs.items()
-    }
+    inputs = {name: _tensor(name, given, (*batch, *given.dims), model_dir) for name, given in declared.inputs.items()}
     return InferRequest(config.name, inputs, version, request_id=f"warmup:{declared.name}")
 
 
-def _tensor(name: str, given: ModelWarmup.Input, shape: tuple[int, ...], folder: Path) -> Tensor:
+def _tensor(name: str, given: ModelWarmup.Input, shape: tuple[int, ...], model_dir: Path) -> Tensor:
     datatype = datatype_name(given.data_type)
     if given.input_data_file:
         try:
-            return tensor_from_bytes(name, datatype, shape, (folder / given.input_data_file).read_bytes())
+            data = read_inside(model_dir, f"{WARMUP_FOLDER}/{given.input_data_file}")
+            return tensor_from_bytes(name, datatype, shape, data)
         except ValueError as error:
             raise ValueError(f"file '{given.input_data_file}' for input '{name}': {error}") from None
     if given.random_data:

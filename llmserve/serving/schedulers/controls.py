@@ -5,7 +5,7 @@ They have a batch dimension of 1 where the model batches. Controls hold one elem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelSequenceBatching
 
 from llmserve.errors import InternalError, InvalidArgument, ModelConfigError, raise_problems
+from llmserve.serving.config.files import read_inside
 from llmserve.serving.signature import datatype_name, format_shape
 from llmserve.serving.tensor_data import tensor_from_bytes, zero_tensor
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, Tensor
@@ -157,14 +158,14 @@ def read_states(config: ModelConfig, model_dir: Path) -> list[StateSpec]:
     specs = []
     for declared in config.sequence_batching.state:
         try:
-            specs.append(_state(declared, config.max_batch_size > 0, model_dir.joinpath(INITIAL_STATE_FOLDER).joinpath))
+            specs.append(_state(declared, config.max_batch_size > 0, model_dir))
         except (OSError, ValueError) as error:
             problems.append(f"initial state of '{declared.input_name}': {error}")
     raise_problems(ModelConfigError, f"model '{config.name}' cannot be loaded", problems)
     return specs
 
 
-def _state(declared: ModelSequenceBatching.State, batches: bool, place: Callable[[str], Path]) -> StateSpec:
+def _state(declared: ModelSequenceBatching.State, batches: bool, model_dir: Path) -> StateSpec:
     batch = (1,) if batches else ()
     name, datatype = declared.input_name, datatype_name(declared.data_type)
     shape = (*batch, *(max(1, dim) for dim in declared.dims))
@@ -172,7 +173,8 @@ def _state(declared: ModelSequenceBatching.State, batches: bool, place: Callable
     for given in declared.initial_state:
         shape = (*batch, *given.dims)
         if given.WhichOneof("state_data") == "data_file":
-            initial = tensor_from_bytes(name, datatype, shape, place(given.data_file).read_bytes())
+            data = read_inside(model_dir, f"{INITIAL_STATE_FOLDER}/{given.data_file}")
+            initial = tensor_from_bytes(name, datatype, shape, data)
         else:
             initial = zero_tensor(name, datatype, shape)
     return StateSpec(name, declared.output_name, (*batch, *declared.dims), initial)

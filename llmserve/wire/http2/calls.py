@@ -11,7 +11,7 @@ from typing import Any
 from grpc import StatusCode
 
 from llmserve.wire.http2.call import Aborted, Call
-from llmserve.wire.http2.headers import RequestHead
+from llmserve.wire.http2.headers import Metadata, RequestHead
 from llmserve.wire.http2.messages import BadMessage
 from llmserve.wire.http2.sender import CallClosed, Sender
 
@@ -22,11 +22,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`handle(request, context)` gives the answer; of a streaming method, `handle(context)` does everything."""
+    """`handle(request, context)` gives the answer; of a streaming method, `handle(context)` does everything.
+
+    `refuse` looks at a call's metadata before anything of its messages is taken, and says why it is not served.
+    """
 
     handle: Callable[..., Awaitable[Any]]
     parse: Callable[[bytes], Any]
     streams: bool = False
+    refuse: Callable[[Metadata], BadMessage | None] | None = None
 
 
 class Calls:
@@ -64,6 +68,9 @@ class Calls:
             return
         if method is None:
             call.finish(StatusCode.UNIMPLEMENTED, "Method not found!")
+            return
+        if method.refuse is not None and (problem := method.refuse(head.metadata)) is not None:
+            call.finish(problem.code, str(problem))
             return
         self._calls[stream] = call
         if head.timeout_s is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 from urllib.parse import quote
 
 from grpc import StatusCode
@@ -38,6 +39,8 @@ BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
 GRPC_TYPE = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE)
 TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 MAX_TIMEOUT_DIGITS = 8
+
+Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
@@ -76,7 +79,7 @@ class RequestHead:
     encoding: str
     accepted: tuple[str, ...]  # encodings that the client understands
     timeout_s: float | None
-    metadata: tuple[tuple[str, str | bytes], ...]  # without what is gRPC's own
+    metadata: Metadata  # without what is gRPC's own
     fault: str = ""  # why this is no HTTP request: the stream is reset
     refusal: BadMessage | None = None  # the call's end
 

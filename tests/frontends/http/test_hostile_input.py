@@ -52,7 +52,7 @@ INPUTS = st.fixed_dictionaries(
 REQUESTS = st.fixed_dictionaries({"inputs": st.lists(INPUTS, max_size=3)}, optional={"parameters": ANY_JSON})
 MODELS = st.sampled_from(sorted(CONFIGS))
 CORE = StubCore()
-MEMORY = SharedMemory()
+MEMORY = SharedMemory(allowed=True)
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,9 +17,15 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from llmserve.errors import AlreadyExists, InternalError, InvalidArgument, NotFound
-from llmserve.frontends.shared.shared_memory import Place, SharedMemory
-from tests.frontends.server import RunningServer
+from llmserve.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, ResourceExhausted
+from llmserve.frontends.shared.shared_memory import (
+    MAX_REGIONS,
+    SHARE_OF_FILES,
+    Place,
+    SharedMemory,
+    max_regions,
+)
+from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 
 SIZE = 4096
@@ -203,13 +210,14 @@ def test_a_stream_answers_into_shared_memory(server: RunningServer, core: StubCo
         (("r", "KEY", 2**64 - 1, 2**64 - 1), InvalidArgument, "invalid args"),
         (("r", "KEY", 0, 0), InvalidArgument, "byte_size must be at least 1"),
         (("", "KEY", 0, 4), InvalidArgument, "needs a name"),
+        (("r" * 257, "KEY", 0, 4), InvalidArgument, "at most 256 characters"),
         (("r", "triton_python_backend_shm_region_1", 0, 4), InvalidArgument, "belong to the server"),
     ],
 )
 def test_regions_that_cannot_be_registered(
     key: str, arguments: tuple[str, str, int, int], error: type[Exception], words: str
 ) -> None:
-    memory = SharedMemory()
+    memory = SharedMemory(allowed=True)
     name, asked, offset, size = arguments
     before = times_open(key)
     with pytest.raises(error) as caught:
@@ -219,8 +227,47 @@ def test_regions_that_cannot_be_registered(
     assert times_open(key) == before
 
 
+def test_the_number_of_regions_is_limited(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (SHARE_OF_FILES * 3 + 1, -1))
+    memory = SharedMemory(allowed=True)
+    before = times_open(key)
+    for number in range(3):
+        memory.register(f"r{number}", key, offset=0, byte_size=4)
+    with pytest.raises(ResourceExhausted, match="3 shared memory regions are registered, and no more can be"):
+        memory.register("r3", key, offset=0, byte_size=4)
+    assert times_open(key) == before + 3
+    memory.unregister("r1")
+    memory.register("r3", key, offset=0, byte_size=4)
+    memory.unregister_all()
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (resource.RLIM_INFINITY, -1))
+    assert max_regions() == MAX_REGIONS
+
+
+def test_nothing_is_registered_or_used_unless_the_server_allows_it(wire: Any, key: str) -> None:
+    inputs = [shared(wire, "INPUT0", "in", 8), shared(wire, "INPUT1", "in", 8, 8)]
+    before = times_open(key)
+    with running_server(StubCore, allows_shared_memory=False) as server:
+        with wire.InferenceServerClient(server.grpc if wire is triton_grpc else server.http) as client:
+            refused: list[Callable[[], Any]] = [
+                lambda: client.register_system_shared_memory("in", key, 16),
+                lambda: client.register_cuda_shared_memory("in", b64encode(b"handle"), 0, 16),
+                lambda: client.unregister_system_shared_memory("in"),
+                lambda: client.unregister_system_shared_memory(),
+                lambda: client.unregister_cuda_shared_memory(),
+                lambda: client.infer("add_two", inputs),
+                lambda: client.infer("add_two", [], outputs=[shared_output(wire, "in", 8)]),
+            ]
+            for call in refused:
+                with pytest.raises(InferenceServerException, match="Client shared memory is disabled") as caught:
+                    call()
+                assert caught.value.status() in ("501", "StatusCode.UNIMPLEMENTED")
+                assert "'--allow-client-shm=true'" in str(caught.value)
+            assert "in" not in str(client.get_system_shared_memory_status())
+        assert times_open(key) == before
+
+
 def test_links_and_pipes_are_no_shared_memory(key: str) -> None:
-    memory = SharedMemory()
+    memory = SharedMemory(allowed=True)
     link, pipe = f"{key}-link", f"{key}-pipe"
     os.symlink("/etc/passwd", f"/dev/shm{link}")
     os.mkfifo(f"/dev/shm{pipe}")
@@ -234,7 +281,7 @@ def test_links_and_pipes_are_no_shared_memory(key: str) -> None:
 
 
 def test_an_object_lives_until_its_region_is_forgotten(key: str) -> None:
-    memory = SharedMemory()
+    memory = SharedMemory(allowed=True)
     before = times_open(key)
     memory.register("r", key, offset=4, byte_size=8)
     assert times_open(key) == before + 1

@@ -1,0 +1,77 @@
+"""Who may do what: the flags that restrict calls, and what is said at start of what everybody may do."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from llmserve.cli.serve_options import ServeOptions
+from llmserve.serving.settings import ControlMode
+
+if TYPE_CHECKING:
+    from llmserve.frontends.shared.restrictions import Api, Restrictions
+
+HTTP_VARIABLE, GRPC_VARIABLE = "LLMSERVE_HTTP_RESTRICTED_API", "LLMSERVE_GRPC_RESTRICTED_PROTOCOL"
+
+
+def http_restrictions(options: ServeOptions) -> Restrictions:
+    """Raises `InvalidArgument`."""
+    from llmserve.frontends.shared.restrictions import parse_restrictions
+
+    given = _with_environment(options.http_restricted_api, HTTP_VARIABLE)
+    return parse_restrictions(given, "--http-restricted-api", kind="api")
+
+
+def grpc_restrictions(options: ServeOptions) -> Restrictions:
+    """Raises `InvalidArgument`."""
+    from llmserve.frontends.shared.restrictions import GRPC_PREFIX, parse_restrictions
+
+    given = _with_environment(options.grpc_restricted_protocol, GRPC_VARIABLE)
+    return parse_restrictions(given, "--grpc-restricted-protocol", kind="protocol", prefix=GRPC_PREFIX)
+
+
+def _with_environment(options: Sequence[str] | None, variable: str) -> list[str]:
+    """Both count: a restriction is never lost to another one. Models' processes do not inherit the variable."""
+    return [*(options or ()), *os.environ.pop(variable, "").split()]
+
+
+def exposures(options: ServeOptions, http: Restrictions, grpc: Restrictions) -> Iterator[str]:
+    """What whoever reaches a port could do there with the server's rights, a line for each of these things."""
+    from llmserve.frontends.shared.restrictions import Api
+
+    if options.model_control_mode == ControlMode.EXPLICIT:
+        for port, flag in _open_ports(options, Api.MODEL_REPOSITORY, http, grpc):
+            yield (
+                f"whoever reaches {port} can load models, and files that come with the request: code that runs with "
+                f"this server's rights. Restrict it ({flag}) or listen on a loopback address; see docs/security.md"
+            )
+    if options.allow_client_shm:
+        for port, flag in _open_ports(options, Api.SHARED_MEMORY, http, grpc):
+            yield (
+                f"whoever reaches {port} can read and write the shared memory of this server's user. Restrict it "
+                f"({flag}) or listen on a loopback address; see docs/security.md"
+            )
+
+
+def _open_ports(options: ServeOptions, api: Api, http: Restrictions, grpc: Restrictions) -> Iterator[tuple[str, str]]:
+    """Ports on which others than this machine find a group unrestricted, with the flag that would restrict it."""
+    if options.allow_http and api not in http.keys:
+        host = options.http_address or options.host
+        if not is_loopback(host):
+            yield f"HTTP on {host}:{options.http_port}", f"--http-restricted-api={api}:HEADER=VALUE"
+    if options.allow_grpc and api not in grpc.keys and not options.grpc_use_ssl_mutual:
+        host = options.grpc_address or options.host
+        if not is_loopback(host):
+            yield f"gRPC on {host}:{options.grpc_port}", f"--grpc-restricted-protocol={api}:HEADER=VALUE"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)

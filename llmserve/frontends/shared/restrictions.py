@@ -1,0 +1,134 @@
+"""Who may call what: the groups of calls that can be restricted, and the header that opens one.
+
+`CALLS` says of every call of both protocols which group it belongs to. A call that is in none of them cannot be served.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llmserve.errors import InvalidArgument, raise_problems
+
+GRPC_PREFIX = "triton-grpc-protocol-"  # of the header that opens a group over gRPC
+MEMORY_KINDS = ("System", "Cuda")
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what every client can send and every proxy leaves as it is
+
+
+class Api(StrEnum):
+    """Groups by their names in Triton."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    rpcs: Sequence[str]
+    paths: Sequence[str]  # for every method of HTTP
+
+
+def _of_model(*ends: str) -> tuple[str, ...]:
+    return tuple(f"/v2/models/{{model}}{version}{end}" for version in ("", "/versions/{version}") for end in ends)
+
+
+def _of_repository(*ends: str) -> tuple[str, ...]:
+    return tuple(f"/v2/repository{name}{end}" for name in ("", "/{repository}") for end in ends)
+
+
+def _of_memory(*kinds: str) -> tuple[str, ...]:
+    register = "/region/{region}/register"
+    ends = ("/status", "/region/{region}/status", register, "/region/{region}/unregister", "/unregister")
+    return tuple(f"/v2/{kind}{end}" for kind in kinds for end in ends)
+
+
+CALLS: Mapping[Api, Calls] = {
+    Api.HEALTH: Calls(
+        ("ServerLive", "ServerReady", "ModelReady", "Check"),
+        ("/v2/health/live", "/v2/health/ready", *_of_model("/ready")),
+    ),
+    Api.METADATA: Calls(("ServerMetadata", "ModelMetadata"), ("/v2", *_of_model(""))),
+    Api.INFERENCE: Calls(("ModelInfer", "ModelStreamInfer"), _of_model("/infer", "/generate", "/generate_stream")),
+    Api.SHARED_MEMORY: Calls(
+        tuple(f"{kind}SharedMemory{verb}" for kind in MEMORY_KINDS for verb in ("Status", "Register", "Unregister")),
+        _of_memory(*(f"{kind.lower()}sharedmemory" for kind in MEMORY_KINDS)),
+    ),
+    Api.MODEL_CONFIG: Calls(("ModelConfig",), _of_model("/config")),
+    Api.MODEL_REPOSITORY: Calls(
+        ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+        _of_repository("/index", "/models/{model}/load", "/models/{model}/unload"),
+    ),
+    Api.STATISTICS: Calls(("ModelStatistics",), ("/v2/models/stats", *_of_model("/stats"))),
+    Api.TRACE: Calls(("TraceSetting",), ("/v2/trace/setting", "/v2/models/{model}/trace/setting")),
+    Api.LOGGING: Calls(("LogSettings",), ("/v2/logging",)),
+}
+API_OF_RPC = {rpc: api for api, calls in CALLS.items() for rpc in calls.rpcs}
+API_OF_PATH = {path: api for api, calls in CALLS.items() for path in calls.paths}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a request has to carry. The value is in no text that this makes."""
+
+    header: str  # as it was given
+    value: bytes = field(repr=False)
+
+    def opens_for(self, given: str | bytes | None) -> bool:
+        """Takes as long for every wrong value of the right length."""
+        found = given.encode("utf-8", "surrogateescape") if isinstance(given, str) else given
+        return found is not None and hmac.compare_digest(found, self.value)
+
+    def opens(self, headers: Iterable[tuple[str, str | bytes]]) -> bool:
+        """The first of several headers of that name counts."""
+        name = self.header.lower()
+        return self.opens_for(next((value for key, value in headers if key == name), None))
+
+
+@dataclass(frozen=True, slots=True)
+class Restrictions:
+    """Groups that are not in it are open to everybody."""
+
+    keys: Mapping[Api, Key] = field(default_factory=dict)
+
+    def headers(self) -> frozenset[str]:
+        """In lower case: what else reads requests has no business with their values."""
+        return frozenset(key.header.lower() for key in self.keys.values())
+
+
+def parse_restrictions(options: Iterable[str], flag: str, *, kind: str, prefix: str = "") -> Restrictions:
+    """Options `API[,API...]:HEADER=VALUE` of one flag; `kind`: what Triton calls a group there.
+
+    Raises `InvalidArgument`, which names what is wrong with all of them, and no value.
+    """
+    keys: dict[Api, Key] = {}
+    problems: list[str] = []
+    for option in options:
+        names, _, setting = option.partition(":")
+        header, _, value = setting.partition("=")
+        if not (names and header and value):
+            problems.append("option format is '<api>[,<api>...]:<header>=<value>', and one of them has another")
+            continue
+        if not HEADER_NAME.fullmatch(header):
+            problems.append(f"'{header}' is not the name of a header")
+        if not HEADER_VALUE.fullmatch(value):
+            problems.append(f"the value of '{header}' is not one that a header can carry: printable ASCII, trimmed")
+        for name in names.split(","):
+            if name not in list(Api):
+                problems.append(f"unknown restricted {kind} '{name}'; known: {', '.join(Api)}")
+            elif Api(name) in keys:
+                problems.append(f"restricted {kind} '{name}' can not be specified in multiple config groups")
+            else:
+                keys[Api(name)] = Key(prefix + header, value.encode("utf-8", "surrogateescape"))
+    raise_problems(InvalidArgument, flag, problems)
+    return Restrictions(keys)
