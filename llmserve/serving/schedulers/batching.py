@@ -38,34 +38,38 @@ class BatchRule:
     def choose(self, waiting: Iterable[QueuedRequest], now_ns: int) -> tuple[list[QueuedRequest], int]:
         """The batch to run now, or an empty one and the time until which it is worth waiting.
 
-        The candidates are the longest run of requests, from the front, that may share a batch. They go when they cannot
-        grow, when they reach the largest preferred size, or when the first has waited for the delay; then at the
-        largest preferred size that they reach; all of them when there is none or the delay is over.
+        The candidates are the longest run of requests, from the front, that may share a batch. Any preferred size that
+        they reach goes at once, the largest of these first; where they step over the largest of all, what came before
+        does. Otherwise they go when they cannot grow, or when the first has waited for the delay; then all of them.
         """
         if not self.max_batch_size:
             return list(islice(waiting, 1)), 0
+        largest = max(self.preferred_sizes, default=self.max_batch_size)
         candidates: list[QueuedRequest] = []
-        total = num_preferred = preferred_total = 0
+        total = num_preferred = 0
         can_grow = True
         for queued in waiting:
-            if candidates and (total + queued.batch_size > self.max_batch_size or queued.key != candidates[0].key):
-                can_grow = False
-                break
+            if candidates:
+                if total + queued.batch_size > largest and not num_preferred:
+                    num_preferred = len(candidates)
+                if total + queued.batch_size > self.max_batch_size or queued.key != candidates[0].key:
+                    can_grow = False
+                    break
             candidates.append(queued)
             total += queued.batch_size
             if total in self.preferred_sizes:
-                num_preferred, preferred_total = len(candidates), total
+                num_preferred = len(candidates)
             if total >= self.max_batch_size:
-                can_grow = False
                 break
         if not candidates:
             return [], 0
-        oldest_ns = min(queued.arrival_ns for queued in candidates)
-        complete = bool(preferred_total) and preferred_total == max(self.preferred_sizes)
-        if can_grow and not complete and now_ns < oldest_ns + self.max_delay_ns:
-            return [], oldest_ns + self.max_delay_ns
-        is_late = self.max_delay_ns > 0 and now_ns >= oldest_ns + self.max_delay_ns
-        return candidates if is_late else candidates[: num_preferred or len(candidates)], 0
+        late_ns = min(queued.arrival_ns for queued in candidates) + self.max_delay_ns
+        is_late = self.max_delay_ns > 0 and now_ns >= late_ns
+        if num_preferred and not is_late:
+            return candidates[:num_preferred], 0
+        if can_grow and total < largest and now_ns < late_ns:
+            return [], late_ns
+        return candidates, 0
 
 
 def batch_key(signature: ModelSignature, request: InferRequest) -> BatchKey:

@@ -29,13 +29,18 @@ def queued(size: int = 1, key: str = "", arrival_ns: int = 0, level: int = 1) ->
         ((4,), [1] * 3, DELAY_NS, 3),  # no longer
         ((4,), [1] * 4, 0, 4),
         ((4,), [1] * 6, 0, 4),
-        ((2, 4), [1] * 3, 0, 0),  # could still become 4
+        ((2, 4), [1] * 3, 0, 2),  # any preferred size that is reached goes at once
+        ((2, 4), [1] * 5, 0, 4),  # the largest of them first
+        ((4, 8), [1] * 4, 0, 4),
+        ((4, 8), [2, 3], 0, 0),  # 4 is stepped over, 8 is not
         ((2, 4), [1] * 3, DELAY_NS, 3),  # late, and all of them go
         ((), [1] * 7, 0, 0),
         ((), [1] * 8, 0, 8),
         ((), [1] * 9, 0, 8),
         ((), [3, 3, 3], 0, 2),  # a third does not fit
-        ((4,), [3, 3], 0, 0),
+        ((4,), [3, 3], 0, 1),  # the second steps over the largest, and 3 will not become 4
+        ((4,), [3, 3], DELAY_NS, 2),
+        ((4,), [5], 0, 1),
         ((), [], 0, 0),
     ],
 )
