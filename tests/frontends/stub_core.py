@@ -4,6 +4,7 @@ add_two   INPUT0 + INPUT1 -> OUTPUT0, FP32 [-1, n]
 echo      every input back under its own name, any type; the request's parameters as response parameters
 count     decoupled: N responses 0, 1, ..., N-1 (INT32 [1]), then an empty final one; never ends when N < 0;
           N > 100 is refused before anything runs; fails in-band after FAIL_AFTER responses when that input is given
+punctual  decoupled: ends in good order when the client's deadline is over, as an engine does
 flood     decoupled: responses of 64 KiB without end; `pulled` counts them
 slow      answers after `slow_s`, a day by default
 broken    an in-band error, `failure`, always
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
@@ -55,6 +57,7 @@ CONFIGS = {
         input {_tensor("temperature", "FP32", 1)} input {_tensor("seed", "UINT64", 1)}
         input {_tensor("stop_words", "STRING")} output {_tensor("text_output", "STRING")}
     """,
+    "punctual": f"model_transaction_policy {{ decoupled: true }} output {_tensor('X', 'INT32')}",
     "flood": f"model_transaction_policy {{ decoupled: true }} output {_tensor('DATA', 'STRING')}",
     "slow": f"input {_tensor('X', 'INT32')} output {_tensor('X', 'INT32')}",
     "broken": f"input {_tensor('X', 'INT32')} output {_tensor('X', 'INT32')}",
@@ -149,6 +152,10 @@ class StubCore:
         if request.model_name == "slow":
             await asyncio.sleep(self.slow_s)
             yield self._response(request, outputs=tuple(request.inputs.values()), final=True)
+        if request.model_name == "punctual":
+            assert request.deadline is not None
+            await asyncio.sleep(request.deadline - time.monotonic())
+            yield self._response(request, final=True)
         if request.model_name == "broken":
             yield self._response(request, error=self.failure, final=True)
         if request.model_name == "add_two":

@@ -2,8 +2,9 @@
 
 Responses of one request stay in order because one task writes them, and a task pulls its next response only when the
 transport has taken the last one: a slow client slows its own requests down, and nothing piles up. A request that fails
-is answered in-band and the call goes on. When the client cancels, every task is cancelled, which closes the core's
-streams.
+is answered in-band and the call goes on, unless the client has asked for an error to be the call's status (metadata
+`triton_grpc_error: true`): then that ends the call, as its deadline always does. A request that no model has been asked
+for is answered in-band all the same. When the call ends, every task is cancelled, which closes the core's streams.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import logging
 from contextlib import aclosing
 from typing import Any
 
+import grpc
 from tritonclient.grpc import service_pb2
 
-from llmserve.errors import InternalError, LlmserveError
+from llmserve.errors import DeadlineExceeded, InternalError, LlmserveError
+from llmserve.frontends.grpc.error_status import status_of
 from llmserve.frontends.grpc.infer_messages import (
     deadline_after,
     early_error_message,
@@ -32,8 +35,16 @@ from llmserve.serving.observe.trace import Trace
 from llmserve.wire.http2.sender import CallClosed
 
 MAX_IN_FLIGHT = 1024  # requests of one call; reading pauses there, and HTTP/2 flow control holds the client back
+ERROR_STATUS = ("triton_grpc_error", "true")  # metadata
 
 logger = logging.getLogger(__name__)
+
+
+class _CallFailed(Exception):
+    """The call ends with the status of `error`."""
+
+    def __init__(self, error: LlmserveError) -> None:
+        self.error = error
 
 
 class InferStream:
@@ -45,6 +56,7 @@ class InferStream:
         self._context = context
         self._headers = extensions.grpc_headers.chosen(context.invocation_metadata)
         self._deadline = deadline_after(context.time_remaining())
+        self._errors_end_it = ERROR_STATUS in context.invocation_metadata()
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._write_lock = asyncio.Lock()
 
@@ -52,6 +64,18 @@ class InferStream:
         """Return when the client has half-closed and all its requests are answered."""
         if self._extensions.grpc_compression:
             self._context.compress(self._extensions.grpc_compression)
+        failed: LlmserveError | None = None
+        try:
+            await self._answer_all()
+        except* _CallFailed as failures:
+            failed = next(failure.error for failure in failures.exceptions if isinstance(failure, _CallFailed))
+        if failed is not None:
+            await self._context.abort(status_of(failed), str(failed))
+        time_left = self._context.time_remaining()
+        if time_left is not None and time_left <= 0:  # an engine that ends a request in time says so in its answer
+            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    async def _answer_all(self) -> None:
         async with asyncio.TaskGroup() as requests:
             while True:
                 await self._slots.acquire()
@@ -63,8 +87,12 @@ class InferStream:
     async def _answer(self, message: service_pb2.ModelInferRequest) -> None:
         try:
             await self._infer(message)
+        except DeadlineExceeded as error:  # there is one deadline, that of the call
+            raise _CallFailed(error) from error
         except LlmserveError as error:
             await self._write(early_error_message(message.id, error))
+        except _CallFailed:
+            raise
         except Exception as error:  # border: a fault of ours must not take the other requests down
             logger.exception("a request of a stream failed")
             await self._write(early_error_message(message.id, InternalError(f"internal error: {error!r}")))
@@ -91,6 +119,8 @@ class InferStream:
         request = accompanied(request, trace, self._headers)
         async with aclosing(self._core.infer_stream(request)) as responses:
             async for response in responses:
+                if self._errors_end_it and response.error is not None:
+                    raise _CallFailed(response.error)
                 says_only_final = decoupled and response.final and not response.outputs and response.error is None
                 if not says_only_final:
                     delivered = deliver(response, delivery, core=self._core, memory=memory, config=config)

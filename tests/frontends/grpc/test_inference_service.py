@@ -457,6 +457,53 @@ def test_a_deadline_ends_a_stream(stub: service_pb2_grpc.GRPCInferenceServiceStu
     wait_until(lambda: core.running == 0)
 
 
+@pytest.mark.parametrize("model", ["punctual", "slow"])
+def test_a_half_closed_stream_ends_with_its_deadline_too(core: StubCore, server: RunningServer, model: str) -> None:
+    """The client's own clock must not say it first: the call has its deadline as metadata."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stream = Stream(stub, metadata=[("grpc-timeout", "200m")])
+        stream.send(message(model))
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.half_close()
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_until(lambda: core.running == 0)
+
+
+def strict(stub: service_pb2_grpc.GRPCInferenceServiceStub, value: str = "true") -> Stream:
+    return Stream(stub, metadata=[("triton_grpc_error", value)])
+
+
+def test_an_error_is_the_status_for_clients_that_want_it_so(
+    stub: service_pb2_grpc.GRPCInferenceServiceStub, core: StubCore
+) -> None:
+    stream = strict(stub)
+    stream.send(count_request(-1, "endless"), count_request(9, "middle", FAIL_AFTER=2))
+    received = []
+    with pytest.raises(grpc.RpcError) as caught:
+        received.extend(stream.call)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, "broken in the middle")
+    wait_until(lambda: core.running == 0)
+
+
+def test_a_request_that_is_refused_does_not_end_such_a_stream(
+    stub: service_pb2_grpc.GRPCInferenceServiceStub,
+) -> None:
+    stream = strict(stub)
+    stream.send(message("nope", id="e1"), count_request(101, "e2"), count_request(2, "fine"))
+    responses = stream.half_close()
+    assert sorted(each.infer_response.id for each in responses if each.error_message) == ["e1", "e2"]
+    assert values(responses, "fine") == [0, 1]
+    assert stream.call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("value", ["false", "True", "1"])
+def test_only_one_word_asks_for_errors_as_status(stub: service_pb2_grpc.GRPCInferenceServiceStub, value: str) -> None:
+    stream = strict(stub, value)
+    stream.send(message("broken", id="model"))
+    assert [each.error_message for each in stream.half_close()] == ["boom"]
+
+
 def test_tritonclient_streams(client: triton.InferenceServerClient) -> None:
     results: queue.Queue[Any] = queue.Queue()
     client.start_stream(callback=lambda result, error: results.put((result, error)))
