@@ -18,7 +18,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-arm check check-gpu pytest compat test-clients format wheel bench bench-peers \
-  bench-server clean
+  bench-server soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ bench-peers: $(VENV)/.base ## The same beside OpenVINO GenAI, llama.cpp and tran
 
 bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Triton: unary, streams, batching, instances (about 6 minutes)
 	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)
+
+soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of streaming clients of a published repository: same text, and they end (about 40 minutes)
+	$(BIN)/python -m tools.soak_clients --engine $(DEMO_ENGINE) $(SOAK_ARGS)
 
 clean: ## Remove the environments, engines and build output
 	rm -rf $(VENV) .venv-bench .venv-compat .clients engines dist .cmake-build llmserve/engine/cpu/*.so

@@ -198,6 +198,19 @@ def test_section_8_1_trailers_end_a_request(client: RawClient) -> None:
     assert answers(client, 5)
 
 
+def test_section_5_1_a_stream_that_both_have_ended_gets_nothing_more(client: RawClient) -> None:
+    """As grpcio's server ends one: a client that closes its channel then has nothing on its way."""
+    client.call(1, "ModelStreamInfer", echo_message(b"all of it").SerializeToString())
+    sent: list[tuple[int, int]] = []
+    while not sent or sent[-1] != (frames.HEADERS, frames.END_HEADERS | frames.END_STREAM):
+        kind, flags, stream, _ = client.receive()
+        if stream == 1:
+            sent.append((kind, flags))
+    assert sent[:-1] == [(frames.HEADERS, frames.END_HEADERS), (frames.DATA, 0)]
+    client.send(frame(frames.PING, 0, 0, b"the next"))
+    assert client.receive() == (frames.PING, frames.ACK, 0, b"the next")
+
+
 def test_section_10_5_1_too_many_headers_are_one_calls_error(client: RawClient) -> None:
     client.call(1, "ServerReady", READY, x_long="x" * MAX_LIST_BYTES)
     fields = client.status(1)
