@@ -1,16 +1,13 @@
 """The output directory exists completely or not at all.
 
-A build writes into a locked temporary sibling and renames it at the end. An exception (Ctrl-C included) removes the
-sibling; a build that was killed leaves it without its lock, and the next build of the same output removes it.
+A build writes into a temporary sibling that it owns (`owned_directory.py`) and renames it at the end. An exception,
+Ctrl-C included, removes the sibling; of a build that was killed, the next build of the same output does.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import glob
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +15,9 @@ from pathlib import Path
 
 from llmserve.engine.artifact import MANIFEST_FILE
 from llmserve.errors import AlreadyExists
+from llmserve.owned_directory import SHARED, OwnedDirectory, orphans
+
+OLD = "old"  # in a directory that holds the engine which is replaced
 
 
 def check_replaceable(output: Path) -> None:
@@ -58,53 +58,41 @@ def staged_directory(output: Path) -> Iterator[Path]:
     output = output.resolve()
     check_replaceable(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(output)
-    staging, lock = _create_locked(output)
+    for orphan in orphans(output.parent, _prefix(output)):
+        _put_back(orphan, output)
+        shutil.rmtree(orphan, ignore_errors=True)
+    staging = OwnedDirectory(output.parent, _prefix(output), mode=SHARED)
     try:
-        yield staging
-        _flush_to_disk(staging)
-        _put_in_place(staging, output)
+        staging.create()
+        yield staging.path
+        _flush_to_disk(staging.path)
+        _put_in_place(staging.path, output)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        os.close(lock)
+        staging.remove()
 
 
 def _prefix(output: Path) -> str:
     return f".{output.name}.tmp-"
 
 
-def _create_locked(output: Path) -> tuple[Path, int]:
-    """A new sibling and a lock on it. The lock dies with the process: that tells a stale sibling from a live one."""
-    while True:
-        staging = output.parent / f"{_prefix(output)}{secrets.token_hex(6)}"
-        staging.mkdir()
-        lock = _try_lock(staging)
-        if lock is not None:
-            return staging, lock  # otherwise another build took it for stale between the two calls
+class _Aside(OwnedDirectory):
+    """Where an older engine is while the new one takes its place. Removing it puts that back first, if need be."""
+
+    def __init__(self, output: Path) -> None:
+        super().__init__(output.parent, _prefix(output))
+        self._output = output
+
+    def remove(self) -> None:
+        if self._path is not None:
+            _put_back(self._path, self._output)
+        super().remove()
 
 
-def _try_lock(directory: Path) -> int | None:
-    """A descriptor that holds the lock, or None when someone else has it or the directory is gone."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if directory.exists():
-            return descriptor
-    except BlockingIOError:
-        pass
-    os.close(descriptor)
-    return None
-
-
-def _remove_stale(output: Path) -> None:
-    for sibling in output.parent.glob(f"{glob.escape(_prefix(output))}*"):
-        lock = _try_lock(sibling)
-        if lock is not None:
-            shutil.rmtree(sibling, ignore_errors=True)
-            os.close(lock)
+def _put_back(aside: Path, output: Path) -> None:
+    """The engine that was moved aside, unless another has taken its place."""
+    with suppress(OSError):
+        if not output.exists():
+            (aside / OLD).rename(output)
 
 
 def _flush_to_disk(directory: Path) -> None:
@@ -122,22 +110,19 @@ def _flush(path: Path) -> None:
 
 def _put_in_place(staging: Path, output: Path) -> None:
     """Rename over a free or empty place. An older engine is moved aside first, and put back on an interruption."""
-    aside, lock = _create_locked(output)
-    old = aside / "old"
+    aside = _Aside(output)
     try:
+        aside.create()
+        old = aside.path / OLD
         while not _renamed(staging, output):
             check_replaceable(output)
             shutil.rmtree(old, ignore_errors=True)
             with suppress(FileNotFoundError):  # another build of the same output was faster
                 output.rename(old)
         _flush(output.parent)
-    except BaseException:
-        if old.exists() and not output.exists():
-            old.rename(output)
-        raise
+        shutil.rmtree(old, ignore_errors=True)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        os.close(lock)
+        aside.remove()
 
 
 def _renamed(staging: Path, output: Path) -> bool:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +16,7 @@ from llmserve.builder.plan import plan_build
 from llmserve.builder.recipe import Recipe, load_recipe
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.facts_table import facts_table
+from llmserve.cli.termination import terminated_as_exception
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import RecipeError
 
@@ -95,27 +92,13 @@ def _print_plan(checkpoint: Path, options: BuildOptions, *, show_program: bool) 
 
 
 def _build(checkpoint: Path, output_dir: Path, options: BuildOptions) -> None:
-    with _terminated_as_exception(), _ProgressBar() as bar:
+    with terminated_as_exception(), _ProgressBar() as bar:
         manifest = build_engine(checkpoint, output_dir, options, progress=bar)
     num_bytes = sum(record.num_bytes for record in manifest.files.values())
     typer.echo(f"{output_dir}: {manifest.source.architecture} {manifest.dtype}, {num_bytes / 2**20:.1f} MiB")
     if line := runtime_for(manifest.target).built_for(manifest):
         typer.echo(line)
     typer.echo(f"engine digest {manifest.engine_digest}")
-
-
-@contextmanager
-def _terminated_as_exception() -> Iterator[None]:
-    """Within, SIGTERM unwinds the stack as Ctrl-C does, so that nothing half-built is left."""
-
-    def terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signal_number)
-
-    previous = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 class _ProgressBar:

@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from llmserve.cli.termination import terminated_as_exception
+
 RESULTS = Path("eval-results")
 
 
@@ -54,7 +56,7 @@ def command(
         concurrency=concurrency,
         threads=threads,
     )
-    with _ProgressBars() as bars:
+    with terminated_as_exception(), _ProgressBars() as bars:
         report = evaluate(options, bars)
     judged = engine.resolve().name if engine and not url else "server"
     path = output or RESULTS / f"{judged}-{report.suite}.json"

@@ -10,6 +10,7 @@ import typer
 
 from llmserve.builder.triton_repository import TritonBackend, TritonExport
 from llmserve.cli.pipelines import packaged_repository
+from llmserve.cli.termination import terminated_as_exception
 from llmserve.engine.artifact import EngineDirectory
 
 
@@ -35,7 +36,9 @@ def command(
 ) -> None:
     """Write a model repository that a Triton Inference Server loads: the same four models."""
     directory = EngineDirectory.open(engine)
-    TritonExport(directory, packaged_repository(), output, backend, self_contained=copy, mounted_at=mounted_at).write()
+    export = TritonExport(directory, packaged_repository(), output, backend, self_contained=copy, mounted_at=mounted_at)
+    with terminated_as_exception():
+        export.write()
     typer.echo(f"{output}: ensemble, preprocessing, tensorrt_llm, postprocessing")
     typer.echo(_next_step(backend, output))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from llmserve.errors import InvalidArgument, NotFound, Unavailable, Unsupported, raise_problems
 from llmserve.evaluation.answers import Sample
 from llmserve.evaluation.suite import DataSource, Suite
+from llmserve.owned_directory import temporary_directory
 from llmserve.stages.chat import Message
 
 Row = Mapping[str, Any]
@@ -68,9 +68,9 @@ def _load_rows(source: DataSource) -> Iterable[Row]:
 def _load_file(datasets: Any, path: Path) -> list[Row]:
     _require_file(path)
     load = getattr(datasets.Dataset, LOADERS[path.suffix])
-    with tempfile.TemporaryDirectory(prefix="llmserve-eval-") as cache:
+    with temporary_directory("llmserve-eval-") as cache:
         try:
-            rows: list[Row] = load(str(path), cache_dir=cache, keep_in_memory=True).to_list()
+            rows: list[Row] = load(str(path), cache_dir=str(cache), keep_in_memory=True).to_list()
         except Exception as error:  # a border: a malformed file raises the package's or its parsers' own errors
             raise InvalidArgument(f"{path} cannot be read as {path.suffix[1:]}: {error.__cause__ or error}") from error
     return rows

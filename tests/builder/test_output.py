@@ -13,6 +13,8 @@ import pytest
 from llmserve.builder.output import check_replaceable, staged_directory
 from llmserve.errors import AlreadyExists
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def write_engine(output: Path, content: str) -> None:
     with staged_directory(output) as directory:
@@ -152,3 +154,13 @@ def test_builds_of_the_same_output_at_once_leave_one_whole_engine(tmp_path: Path
     assert failures == []
     assert (output / "manifest.json").read_text() == (output / "rank0.engine").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_build_that_is_ended_at_any_instant_leaves_nothing(tmp_path: Path, number: int) -> None:
+    """And whole engines only. After a SIGKILL it is the next build that finds nothing, and the older engine."""
+    command = [sys.executable, "-m", "tests.builder.interruptions", str(tmp_path), str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=True)
+    *problems, num_instants = done.stdout.splitlines()
+    assert problems == []
+    assert int(num_instants) > 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import tempfile
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import InternalError, InvalidArgument, ModelConfigError, Unavailable, raise_problems
+from llmserve.owned_directory import OwnedDirectory, new_temporary_directory
 from llmserve.serving.config.override import override_config, parse_config_json, write_override
 from llmserve.serving.ensemble_plan import step_models
 from llmserve.serving.loading.deployment import Deployment, Reasons
@@ -42,7 +42,7 @@ class ModelLifecycle:
         self._explicit: set[str] = set()  # asked for by name, not only as a step of an ensemble
         self._problems: set[str] = set()  # of the last poll
         self._override_ids = count()
-        self._override_dir: tempfile.TemporaryDirectory[str] | None = None
+        self._override_dir: OwnedDirectory | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -66,7 +66,7 @@ class ModelLifecycle:
         for repository in self._repositories:
             repository.close()
         if self._override_dir is not None:
-            self._override_dir.cleanup()
+            self._override_dir.remove()
 
     async def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """See `InferenceCore.load_model`. Goes on when its caller is cancelled: nothing is left half loaded."""
@@ -157,8 +157,8 @@ class ModelLifecycle:
 
     def _new_override_dir(self) -> Path:
         if self._override_dir is None:
-            self._override_dir = tempfile.TemporaryDirectory(prefix="llmserve-models-")
-        return Path(self._override_dir.name, str(next(self._override_ids)))
+            self._override_dir = new_temporary_directory("llmserve-models-")
+        return Path(self._override_dir.path, str(next(self._override_ids)))
 
     async def _unload(self, name: str, unload_dependents: bool) -> None:
         steps = self._deployment.steps(name)

@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import InvalidArgument
+from llmserve.owned_directory import OwnedDirectory, new_temporary_directory
 
 SCHEMES = {"s3": "s3", "gs": "gs", "as": "abfs", "oss": "oss"}  # of a URL -> fsspec's name
 TOKENS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "created", "size")
@@ -44,7 +44,7 @@ class ObjectStoreRepository:
         self._files = files
         self._root = root.strip("/")
         self._names: list[str] = []
-        self._cache: tempfile.TemporaryDirectory[str] | None = None
+        self._cache: OwnedDirectory | None = None
         self._copies: dict[str, _Copy] = {}  # the newest of each model
         self._copy_ids = count()
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class ObjectStoreRepository:
 
     def close(self) -> None:
         if self._cache is not None:
-            self._cache.cleanup()
+            self._cache.remove()
 
     def _fetch(self, name: str) -> Path:
         prefix = f"{self._root}/{name}/"
@@ -119,8 +119,8 @@ class ObjectStoreRepository:
 
     def _new_directory(self) -> Path:
         if self._cache is None:
-            self._cache = tempfile.TemporaryDirectory(prefix="llmserve-repository-")
-        return Path(self._cache.name, str(next(self._copy_ids)))
+            self._cache = new_temporary_directory("llmserve-repository-")
+        return Path(self._cache.path, str(next(self._copy_ids)))
 
 
 def open_object_store(location: str) -> ObjectStoreRepository:

@@ -6,13 +6,10 @@ not have, numpy above all, the process takes from the server's.
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 import zlib
 from collections.abc import Mapping
@@ -21,6 +18,7 @@ from pathlib import Path
 
 import llmserve
 from llmserve.errors import ModelConfigError
+from llmserve.owned_directory import new_temporary_directory
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ASK_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
@@ -82,8 +80,7 @@ class Environments:
         key = path.resolve(), status.st_mtime_ns, status.st_size
         with self._lock:
             if key not in self._unpacked:
-                folder = Path(tempfile.mkdtemp(prefix="llmserve-environment-"))
-                atexit.register(shutil.rmtree, folder, ignore_errors=True)
+                folder = new_temporary_directory("llmserve-environment-").path  # until the process ends
                 try:
                     with tarfile.open(path) as archive:
                         archive.extractall(folder, filter="tar")
