@@ -48,6 +48,8 @@ def parameters(engine: EngineDirectory, engine_path: Path) -> Mapping[str, str]:
     limits: Mapping[str, Any] = engine.config.get("build_config", {})
     beam_width = int(limits.get("max_beam_width") or 1)
     has_alibi = "alibi" in str(engine.config.get("pretrained_config", {}).get("position_embedding_type", ""))
+    has_paged_context = limits.get("plugin_config", {}).get("use_paged_context_fmha", True)
+    may_begin_cached = "true" if has_paged_context and not has_alibi else "false"  # as engine.tensorrt_llm.open decides
     return {
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
         "gpt_model_type": "inflight_fused_batching",
@@ -57,12 +59,12 @@ def parameters(engine: EngineDirectory, engine_path: Path) -> Mapping[str, str]:
         "max_beam_width": str(beam_width),
         "decoding_mode": "top_k_top_p" if beam_width == 1 else "beam_search",
         "batch_scheduler_policy": SchedulerSettings().policy.value,
-        "enable_chunked_context": "false" if has_alibi else "true",
+        "enable_chunked_context": may_begin_cached,
         "kv_cache_free_gpu_mem_fraction": "0.9",
         "cross_kv_cache_fraction": "0.5",
         "kv_cache_host_memory_bytes": "0",
         "kv_cache_onboard_blocks": "true",
-        "enable_kv_cache_reuse": "true",
+        "enable_kv_cache_reuse": may_begin_cached,
         "exclude_input_in_output": "true",
         "normalize_log_probs": "true",
         "cancellation_check_period_ms": "100",

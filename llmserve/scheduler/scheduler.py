@@ -159,7 +159,7 @@ class Scheduler:
 
     def _num_shareable(self, sequence: Sequence) -> int:
         """Blocks that may come from the cache. One token at least is computed: it gives the logits."""
-        return (sequence.num_tokens - 1) // self.config.block_size if self.config.settings.enable_block_reuse else 0
+        return (sequence.num_tokens - 1) // self.config.block_size if self.config.settings.reuses_blocks else 0
 
     def _start(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the blocks of all its known tokens, or return False when the policy says wait."""
@@ -227,7 +227,7 @@ class Scheduler:
         """Register the blocks that the chunk from `start` on has filled."""
         size = self.config.block_size
         first, end = start // size, sequence.num_computed_tokens // size
-        if first < end and self.config.settings.enable_block_reuse:
+        if first < end and self.config.settings.reuses_blocks:
             hashes = sequence.block_hashes(end, size)
             for index in range(first, end):
                 self.pool.register(sequence.block_table[index], hashes[index])

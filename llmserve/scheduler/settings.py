@@ -24,9 +24,13 @@ class SchedulerSettings:
     """
 
     policy: Policy = Policy.GUARANTEED_NO_EVICT
-    enable_block_reuse: bool = True
+    enable_block_reuse: bool | None = None  # None: the engine's choice, which is yes wherever it is known to be right
     max_queue_size: int = 1000  # sequences waiting beyond those that the batch has room for; 0: no limit
     priority_step: int = 1000
+
+    @property
+    def reuses_blocks(self) -> bool:
+        return self.enable_block_reuse is not False
 
     def __post_init__(self) -> None:
         rules = [

@@ -197,7 +197,9 @@ def test_the_compiled_backend_runs_compiled_engines_only(engine: EngineDirectory
     [
         ("llama", 1, {"decoding_mode": "top_k_top_p", "enable_chunked_context": "true", "max_beam_width": "1"}),
         ("llama", 4, {"decoding_mode": "beam_search", "enable_chunked_context": "true", "max_beam_width": "4"}),
+        ("llama", 1, {"enable_kv_cache_reuse": "true"}),
         ("baichuan2-13b", 1, {"decoding_mode": "top_k_top_p", "enable_chunked_context": "false"}),
+        ("baichuan2-13b", 1, {"enable_kv_cache_reuse": "false"}),
     ],
 )
 def test_parameters_follow_from_what_the_target_has_built(

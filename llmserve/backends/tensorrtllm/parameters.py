@@ -52,7 +52,7 @@ class ModelParameters:
         scheduler = reader.made(
             lambda: SchedulerSettings(
                 policy=reader.take("batch_scheduler_policy", Policy.GUARANTEED_NO_EVICT, _policy),
-                enable_block_reuse=reader.take("enable_kv_cache_reuse", True, _bool),
+                enable_block_reuse=reader.take("enable_kv_cache_reuse", None, _bool),
                 max_queue_size=reader.take("max_queue_size", queue_size, int),
             ),
             SchedulerSettings(),

@@ -7,7 +7,7 @@ from the package's version file: importing tensorrt_llm itself takes long, and s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
@@ -23,6 +23,9 @@ from llmserve.errors import Unsupported
 
 ENGINE_RELEASE = (1, 2)  # the last with ahead-of-time engines
 FIRST_LLM_RELEASE = (1, 3)
+SAMPLER_FILES = (  # of the PyTorch sampler, in one release or another: what it does with a request's parameters
+    "sampling_utils.py", "sampler/sampling_utils.py", "sampler/sampler_common.py", "sampler/penalties.py",
+)  # fmt: skip
 VERSION = re.compile(r"__version__\s*=\s*[\"']([^\"']+)[\"']")
 INSTALL = (
     "on a machine with an NVIDIA GPU: pip install 'llmserve[tensorrt]' (version 1.2.1, with NVIDIA's own package "
@@ -72,6 +75,17 @@ def mode_of(version: str) -> Mode:
     if release >= FIRST_LLM_RELEASE:
         return Mode.LLM
     raise Unsupported(f"tensorrt-llm {version} is not supported: it must be 1.2.x, or 1.3 or newer; {INSTALL}")
+
+
+def applied_parameters(folder: Path, names: Collection[str]) -> frozenset[str]:
+    """Which of these sampling parameters the PyTorch sampler of 1.3 and newer applies.
+
+    SamplingParams has all of them in every release, and the sampler ignores without a word what it has no code for. So
+    its source is asked: fields of UtilsSamplingParams, and what its penalties read. Importing it would start CUDA.
+    """
+    files = [folder.joinpath("_torch", "pyexecutor", name) for name in SAMPLER_FILES]
+    source = "\n".join(path.read_text() for path in files if path.is_file())
+    return frozenset(name for name in names if re.search(rf"(?m)^    {name}: |sampling_config\.{name}\b", source))
 
 
 def tensorrt_version() -> str:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Any
 
 from llmserve.core import FinishReason, GenerateRequest, TokenEvent
@@ -20,7 +20,13 @@ from llmserve.engine.stream import EngineEnd, TokenStream
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.answers import SequenceAnswer, too_late
 from llmserve.engine.tensorrt_llm.queue import check_room
-from llmserve.engine.tensorrt_llm.sampling import beam_arguments, bias_tensor, priority_of, sampling_arguments
+from llmserve.engine.tensorrt_llm.sampling import (
+    beam_arguments,
+    bias_tensor,
+    check_applied,
+    priority_of,
+    sampling_arguments,
+)
 from llmserve.engine.tensorrt_llm.statistics import engine_stats, idle
 from llmserve.engine.validation import check_request
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, Unavailable
@@ -40,9 +46,18 @@ class LlmEngine:
     """Owns `llm` and shuts it down. Every stream ends: with its last event, or with one error."""
 
     def __init__(
-        self, llm: Any, names: library.Llm, info: EngineInfo, *, max_queue_size: int, tokens_per_block: int
+        self,
+        llm: Any,
+        names: library.Llm,
+        info: EngineInfo,
+        *,
+        max_queue_size: int,
+        tokens_per_block: int,
+        applied: Collection[str],
     ) -> None:
+        """`applied`: of sampling.OF_SOME_RELEASES, what the installed sampler does not ignore."""
         self._llm = llm
+        self._applied = applied
         self._names = names
         self._info = info
         self._max_queue_size = max_queue_size
@@ -66,6 +81,7 @@ class LlmEngine:
         check_request(
             request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width
         )
+        check_applied(request, self._applied)
         return self._stream(request)
 
     def stats(self) -> EngineStats:

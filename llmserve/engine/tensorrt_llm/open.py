@@ -18,7 +18,9 @@ from llmserve.engine.tensorrt_llm.executor import ExecutorEngine, ExecutorLimits
 from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, fit_problems, mode_of
 from llmserve.engine.tensorrt_llm.library import Mode
 from llmserve.engine.tensorrt_llm.llm import LlmEngine
+from llmserve.engine.tensorrt_llm.sampling import OF_SOME_RELEASES
 from llmserve.engine.tensorrt_llm.settings import HONOURED
+from llmserve.engine.tensorrt_llm.signatures import signatures
 from llmserve.errors import EngineFileError, InternalError, raise_problems
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import DecoderSpec
@@ -26,6 +28,11 @@ from llmserve.models.spec import DecoderSpec
 logger = logging.getLogger(__name__)
 
 WORKER = ("bin", "executorWorker")  # of the package
+KV_CACHE_SETTINGS = {  # an operator's -> of KvCacheConfig
+    "sink_token_length": "sink_token_length",
+    "kv_cache_host_memory_bytes": "host_cache_size",
+    "kv_cache_onboard_blocks": "onboard_blocks",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +57,28 @@ class Opening:
         return int(self.directory.manifest.options["tokens_per_block"])
 
     @property
+    def has_paged_context_fmha(self) -> bool:
+        """As TensorRT-LLM's builder left it; without it the executor switches chunks and shared blocks off."""
+        plugins = self.directory.config["build_config"].get("plugin_config", {})
+        return bool(plugins.get("use_paged_context_fmha", True))
+
+    @property
+    def why_prompts_start_anew(self) -> str:
+        """Why no part of a prompt may be in the cache before the rest is computed; empty when it may."""
+        if self.spec.rope is None:
+            return "it is not proven that TensorRT-LLM's ALiBi is right for a prompt that begins in the cache"
+        return "" if self.has_paged_context_fmha else "the engine was built with --context-fmha disable"
+
+    @property
     def chunked_context(self) -> bool:
-        """Prompts longer than a step. On unless told otherwise, except with ALiBi, for which no kernel is known."""
+        """Prompts longer than a step."""
         given = self.gpu.enable_chunked_context
-        return self.spec.rope is not None if given is None else given
+        return not self.why_prompts_start_anew if given is None else given
+
+    @property
+    def block_reuse(self) -> bool:
+        given = self.settings.scheduler.enable_block_reuse
+        return not self.why_prompts_start_anew if given is None else given
 
     @property
     def attention_window(self) -> list[int] | None:
@@ -80,8 +105,19 @@ class Opening:
                 f"max_beam_width is {self.beam_width}, the engine was built for {self.info.max_beam_width}; build it "
                 f"with --max-beam-width {self.beam_width}"
             )
+        asked = {
+            "enable_chunked_context": self.gpu.enable_chunked_context,
+            "enable_kv_cache_reuse": self.settings.scheduler.enable_block_reuse,
+        }
+        if reason := self.why_prompts_start_anew:
+            found += [f"{name} cannot be true: {reason}; leave it out" for name, value in asked.items() if value]
         if mode_of(self.directory) is Mode.LLM:  # whose library places and starts the ranks itself
             return found
+        if self.gpu.kv_cache_onboard_blocks is False and self.has_paged_context_fmha:
+            found.append(
+                "kv_cache_onboard_blocks cannot be false: context FMHA reads the cache on the GPU; leave it out, or "
+                "build with --context-fmha disable"
+            )
         if given and given != self.world_size:
             found.append(f"gpu_device_ids names {given} GPUs, and the engine is for {self.world_size}")
         if self.world_size > 1 and not self.worker.is_file():
@@ -151,17 +187,12 @@ def _executor_arguments(names: ModuleType, opening: Opening) -> dict[str, Any]:
 
 def _kv_cache_arguments(opening: Opening) -> dict[str, Any]:
     """Of KvCacheConfig, in either mode."""
-    optional = {
-        "sink_token_length": "sink_token_length",
-        "kv_cache_host_memory_bytes": "host_cache_size",
-        "kv_cache_onboard_blocks": "onboard_blocks",
-    }
     return {
-        "enable_block_reuse": opening.settings.scheduler.enable_block_reuse,
+        "enable_block_reuse": opening.block_reuse,
         "free_gpu_memory_fraction": opening.settings.kv_cache_fraction,
         "max_tokens": opening.settings.max_kv_tokens or None,
         "max_attention_window": opening.attention_window,
-        **_given(opening.gpu, optional),
+        **_given(opening.gpu, KV_CACHE_SETTINGS),
     }
 
 
@@ -184,17 +215,27 @@ def _parallel_config(names: ModuleType, opening: Opening) -> Any:
     )
 
 
+def _known(kind: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Without those of KV_CACHE_SETTINGS that this release has no more, such as onboard_blocks, as far as it tells."""
+    told = signatures(kind)
+    fields = {field.name for overload in told for field in overload}
+    gone = {ours: theirs for ours, theirs in KV_CACHE_SETTINGS.items() if told and theirs not in fields}
+    for ours, theirs in gone.items():
+        if theirs in arguments:
+            logger.warning("parameter %s has no effect on this engine: its release has no %s", ours, theirs)
+    return {name: value for name, value in arguments.items() if name not in gone.values()}
+
+
 def _llm_engine(opening: Opening) -> LlmEngine:
     names = library.llm()
+    cache = {**_kv_cache_arguments(opening), "tokens_per_block": opening.tokens_per_block}
     arguments = json.loads((opening.directory.path / LLM_ARGUMENTS_FILE).read_text())
     policy = getattr(names.capacity_scheduler_policy, opening.settings.scheduler.policy.name)
     llm = names.llm(
         model=str(opening.directory.path / CANONICAL_FOLDER),
         skip_tokenizer_init=True,
         **{**arguments, "max_beam_width": opening.beam_width},
-        kv_cache_config=names.kv_cache_config(
-            **_kv_cache_arguments(opening), tokens_per_block=opening.tokens_per_block
-        ),
+        kv_cache_config=names.kv_cache_config(**_known(names.kv_cache_config, cache)),
         scheduler_config=names.scheduler_config(capacity_scheduler_policy=policy),
         enable_chunked_prefill=opening.chunked_context,
         enable_iter_perf_stats=True,
@@ -206,4 +247,5 @@ def _llm_engine(opening: Opening) -> LlmEngine:
         opening.info,
         max_queue_size=opening.settings.scheduler.max_queue_size,
         tokens_per_block=opening.tokens_per_block,
+        applied=library.applied_parameters(library.installed().folder, OF_SOME_RELEASES),
     )

@@ -6,6 +6,7 @@ is the most likely token, so a plain draw over the whole vocabulary says top_p =
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from llmserve.engine.tensorrt_llm.library import float_tensor
 from llmserve.errors import InvalidArgument
 
 MAX_TOP_K = 1024  # of the executor's kernels
+OF_SOME_RELEASES = (  # that the PyTorch sampler did not apply from the beginning
+    "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty", "early_stopping",
+    "beam_search_diversity_rate",
+)  # fmt: skip
 STREAM_STEP = 0x9E3779B97F4A7C15  # between the seeds of one request's sequences
 OFF = SamplingParams()
 DEFAULT_PRIORITY = 0.5
@@ -68,6 +73,17 @@ def bias_tensor(request: GenerateRequest, vocab_size: int) -> Any:
 def check_top_k(params: SamplingParams) -> None:
     if params.top_k > MAX_TOP_K and not params.is_greedy:
         raise InvalidArgument(f"top_k must be at most {MAX_TOP_K} on this engine, got {params.top_k}")
+
+
+def check_applied(request: GenerateRequest, applied: Collection[str]) -> None:
+    """`applied`: of OF_SOME_RELEASES. What would be ignored is refused: the answer would be another one than asked."""
+    asked = sampling_arguments(request.sampling) | beam_arguments(request)
+    ignored = [name for name in OF_SOME_RELEASES if name in asked and name not in applied]
+    if ignored:
+        raise InvalidArgument(
+            f"request {request.request_id!r}: the sampler of the installed tensorrt-llm ignores {', '.join(ignored)}; "
+            f"leave {'it' if len(ignored) == 1 else 'them'} out, or serve with a newer release"
+        )
 
 
 def priority_of(request: GenerateRequest) -> float:

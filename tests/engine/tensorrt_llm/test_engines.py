@@ -26,7 +26,7 @@ from llmserve.errors import EngineFileError, InternalError, InvalidArgument, Res
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.tensorrt_llm.conftest import Build
-from tests.fakes.gpu_machine import gpu_machine
+from tests.fakes.gpu_machine import altered, gpu_machine
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 REQUEST = GenerateRequest("r", (11, 12, 13, 14, 15, 16, 17, 18, 19), GREEDY)
@@ -92,7 +92,8 @@ def test_parameters_become_the_executors_configuration(build: Build) -> None:
         gpu_weights_percent=0.5,
     )  # fmt: skip
     scheduler = SchedulerSettings(Policy.MAX_UTILIZATION, enable_block_reuse=False)
-    with opened(build("1.2"), "1.2", EngineSettings(0, 0.5, 800, scheduler, gpu)) as engine:
+    path = build("1.2", context_fmha="disable")  # with it, the blocks have to come back to the GPU
+    with opened(path, "1.2", EngineSettings(0, 0.5, 800, scheduler, gpu)) as engine:
         config = engine._executor.config
     kv = config.kv_cache_config
     assert (kv.enable_block_reuse, kv.free_gpu_memory_fraction, kv.max_tokens) == (False, 0.5, 800)
@@ -256,6 +257,67 @@ def test_settings_that_do_not_go_with_the_engine_are_listed(build: Build) -> Non
         "/nowhere/executorWorker",
     ):
         assert words in str(caught.value)
+
+
+ANEW = [  # engines whose prompts may not begin in the cache, and why
+    ("baichuan2-13b", {}, "it is not proven that TensorRT-LLM's ALiBi is right"),
+    ("llama", {"context_fmha": "disable"}, "the engine was built with --context-fmha disable"),
+]
+
+
+@pytest.mark.parametrize(("kind", "flags", "reason"), ANEW)
+async def test_prompts_that_start_anew(kind: str, flags: dict[str, Any], reason: str, build: Build) -> None:
+    path = build("1.2", kind, max_num_tokens=16, **flags)
+    with opened(path, "1.2") as engine:
+        config = engine._executor.config
+        assert (config.kv_cache_config.enable_block_reuse, config.enable_chunked_context) == (False, False)
+        with pytest.raises(InvalidArgument, match="takes at most 16"):
+            engine.submit(replace(REQUEST, prompt_ids=(1,) * 17))
+        assert len(await answer_of(engine, REQUEST)) == 12
+    asked = EngineSettings(
+        scheduler=SchedulerSettings(enable_block_reuse=True), gpu=GpuSettings(enable_chunked_context=True)
+    )
+    with gpu_machine("1.2"), pytest.raises(EngineFileError) as caught:
+        open_engine(path, asked)
+    for name in ("enable_chunked_context", "enable_kv_cache_reuse"):
+        assert f"{name} cannot be true: {reason}" in str(caught.value)
+
+
+def test_blocks_come_back_to_the_gpu_where_kernels_read_them_there(build: Build) -> None:
+    settings = EngineSettings(gpu=GpuSettings(kv_cache_onboard_blocks=False))
+    with gpu_machine("1.2"), pytest.raises(EngineFileError, match="kv_cache_onboard_blocks cannot be false"):
+        open_engine(build("1.2"), settings)
+
+
+async def test_what_the_installed_sampler_ignores_is_refused(build: Build, tmp_path: Path) -> None:
+    """Releases before the penalties, and before them min_p, took them and did nothing."""
+    sampler = "_torch/pyexecutor/sampler"
+    release = altered("1.3", tmp_path / "earlier", {
+        f"{sampler}/sampler_common.py": ("    min_p: float | None = None\n", ""),
+        f"{sampler}/penalties.py": ("sampling_config.", "of_nobody."),
+    })  # fmt: skip
+    penalized = replace(GREEDY, repetition_penalty=1.1, presence_penalty=0.5)
+    drawn = SamplingParams(max_tokens=4, min_p=0.1, frequency_penalty=0.5)
+    with opened(build("1.3"), release) as engine:
+        with pytest.raises(InvalidArgument, match="ignores repetition_penalty, presence_penalty; leave them out"):
+            engine.submit(replace(REQUEST, sampling=penalized))
+        with pytest.raises(InvalidArgument, match="ignores min_p, frequency_penalty; leave them out"):
+            engine.submit(replace(REQUEST, sampling=drawn))
+        assert len(await answer_of(engine, REQUEST)) == 12
+    with opened(build("1.3"), "1.3") as engine:
+        assert len(await answer_of(engine, replace(REQUEST, sampling=penalized))) == 12
+
+
+def test_a_cache_setting_that_a_release_has_no_more_is_reported(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = altered("1.3", tmp_path / "newer", {"llmapi/llm_args.py": ("    onboard_blocks: bool = True\n", "")})
+    settings = EngineSettings(gpu=GpuSettings(kv_cache_onboard_blocks=True, kv_cache_host_memory_bytes=1 << 20))
+    with opened(build("1.3"), release, settings) as engine:
+        assert engine._llm.arguments["kv_cache_config"].host_cache_size == 1 << 20
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "parameter kv_cache_onboard_blocks has no effect on this engine: its release has no onboard_blocks"
+    ]
 
 
 def test_values_that_no_engine_takes_are_listed() -> None:

@@ -56,14 +56,16 @@ class Calls:
         is_class = inspect.isclass(found)
         target, attribute = (found, "__init__") if is_class else (owner, last)
         original = getattr(target, attribute)
+        of_class = inspect.ismethod(original)
+        call = original.__func__ if of_class else original
 
         def recording(*values: Any, **named: Any) -> Any:
             self.keywords[str(name)] |= set(named)
-            self.num_positional[str(name)] = max(self.num_positional[str(name)], len(values) - is_class)
-            return original(*values, **named)
+            given = len(values) - (is_class or of_class)
+            self.num_positional[str(name)] = max(self.num_positional[str(name)], given)
+            return call(*values, **named)
 
-        of_class = inspect.ismethod(original)
-        monkeypatch.setattr(target, attribute, staticmethod(recording) if of_class else recording)
+        monkeypatch.setattr(target, attribute, classmethod(recording) if of_class else recording)
 
 
 def build_here(jobs: Sequence[RankJob], num_workers: int) -> str:

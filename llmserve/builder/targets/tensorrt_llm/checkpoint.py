@@ -33,6 +33,7 @@ ROTARY_SCALINGS = {  # rope type -> the numbers that its dictionary carries
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 PLUGIN_MULTIPLE = 64  # the weight-only kernels take sizes that are multiples of this
+DEFAULT_SEQ_LENGTH = 8192  # of QWenConfig.from_hugging_face; log-n attention would read it, which no such network has
 
 Quantize: TypeAlias = Callable[[NDArray[Any], str], tuple[NDArray[np.int8], NDArray[Any]]]
 
@@ -148,6 +149,7 @@ def _own_keys(params: Sequence[Param], spec: DecoderSpec, config: HfConfig) -> d
         kind = QWEN_TYPES[spec.architecture]
         return keys | {
             "qwen_type": kind,
+            "seq_length": int(config.get("seq_length", DEFAULT_SEQ_LENGTH)),  # read, and without a default there
             "use_logn_attn": False,
             "moe_intermediate_size": 0,
             "moe_shared_expert_intermediate_size": 0,
@@ -185,25 +187,47 @@ def checkpoint_problems(spec: DecoderSpec, config: HfConfig, options: BuildOptio
         (spec.num_layers % pp == 0, f"pp_size {pp} does not divide the {spec.num_layers} layers"),
     ]
     found = [text for holds, text in rules if not holds]
+    found += _class_problems(spec, tp, pp)
     if spec.rope and spec.architecture != "BaichuanForCausalLM":
         kind = rope_values(config)["rope_type"]
         if kind not in (*ROTARY_SCALINGS, "default"):
             found.append(f"rope type {kind!r} is not known to TensorRT-LLM's engines, only default, linear and llama3")
     if options.quantization and not found:
-        found += _plugin_problems(spec, tp)
+        found += _plugin_problems(spec, options.dtype, tp)
     return found
 
 
-def _plugin_problems(spec: DecoderSpec, tp: int) -> list[str]:
+def _class_problems(spec: DecoderSpec, tp: int, pp: int) -> list[str]:
+    """What the class that reads the checkpoint cannot do, though its config could say it."""
+    found = []
+    if pp > 1 and spec.rope is None:
+        found.append(
+            f"pp_size {pp} cannot be built: TensorRT-LLM's Baichuan has its embedding, last norm and head in every "
+            "stage; share it with --tp-size"
+        )
+    num_heads, num_kv_heads = spec.num_heads // tp, -(-spec.num_kv_heads // tp)
+    if spec.architecture == "Qwen3ForCausalLM" and num_heads == num_kv_heads:
+        found.append(
+            "TensorRT-LLM's Qwen3 mixes up queries, keys and values where a rank has as many query heads as key-value "
+            f"heads, and with tp_size {tp} it has {num_heads} of each; build with a smaller --tp-size, or --target cpu"
+        )
+    return found
+
+
+def _plugin_problems(spec: DecoderSpec, dtype: str, tp: int) -> list[str]:
+    """Layers pad what does not divide to multiples for all ranks together, so their tensors would have other shapes."""
     q_width, kv_width = spec.num_heads // tp * spec.head_dim, max(1, spec.num_kv_heads // tp) * spec.head_dim
     sizes = {
-        "hidden_size": spec.hidden_size,
-        "the query heads of a rank": q_width,
-        "the query, key and value heads of a rank": q_width + 2 * kv_width,
-        "intermediate_size of a rank": spec.intermediate_size // tp,
+        "hidden_size": (spec.hidden_size, tp * PLUGIN_MULTIPLE),
+        "the query heads of a rank": (q_width, PLUGIN_MULTIPLE),
+        "the query, key and value heads of a rank": (q_width + 2 * kv_width, PLUGIN_MULTIPLE),
+        "intermediate_size of a rank": (spec.intermediate_size // tp, PLUGIN_MULTIPLE),
     }
-    return [
-        f"weight-only quantization needs sizes that are multiples of {PLUGIN_MULTIPLE}: {name} is {size}"
-        for name, size in sizes.items()
-        if size % PLUGIN_MULTIPLE
+    found = [
+        f"weight-only quantization needs sizes that are multiples of {multiple}: {name} is {size}"
+        for name, (size, multiple) in sizes.items()
+        if size % multiple
     ]
+    if dtype == "float32":
+        found.append("weight-only quantization has no kernels for float32; build with --dtype float16 or bfloat16")
+    return found

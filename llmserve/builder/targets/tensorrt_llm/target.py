@@ -23,6 +23,7 @@ from llmserve.builder.targets.tensorrt_llm.canonical import (
     write_canonical,
 )
 from llmserve.builder.targets.tensorrt_llm.checkpoint import (
+    checkpoint_architecture,
     checkpoint_bytes,
     checkpoint_problems,
     write_checkpoint,
@@ -43,6 +44,9 @@ PLUGIN_OPTIONS = (
     "gemm_plugin", "gpt_attention_plugin", "context_fmha", "remove_input_padding", "multiple_profiles",
     "reduce_fusion", "workers", "parallel_build", "max_input_len",
 )  # fmt: skip
+NO_WEIGHT_ONLY = ((10, 0), (12, 0))  # from this compute capability to below that one builder.build refuses it
+REDUCE_FUSION_OF = "LlamaForCausalLM"  # the only class of ours that builder.build leaves it to, on several GPUs
+QK_NORM_EPS = 1e-05  # of Attention's q_layernorm and k_layernorm, which QWenDecoderLayer tells no other
 IN_FLIGHT = "the executor batches in flight, which needs a paged KV cache, the attention plugin and no padding"
 
 
@@ -69,12 +73,12 @@ class TensorrtLlmTarget:
         found = [*_option_problems(options), *network_problems(self._spec, program, params)]
         if self._mode() is Mode.LLM:
             return [*found, *canonical_problems(self._spec, options)]
-        return [*found, *checkpoint_problems(self._spec, self._config, options)]
+        return [*found, *checkpoint_problems(self._spec, self._config, options), *self._gpu_problems(options)]
 
     def notes(self, options: BuildOptions) -> list[str]:
-        if self._mode() is not Mode.LLM:
-            return []
         given = options.of(TensorrtLlmOptions)
+        if self._mode() is not Mode.LLM:
+            return self._engine_notes(given)
         return [
             f"{name} {getattr(given, name)} has no effect: tensorrt_llm.LLM compiles no engine"
             for name in PLUGIN_OPTIONS
@@ -147,6 +151,33 @@ class TensorrtLlmTarget:
         if missing:
             raise InternalError(f"tensorrt_llm.builder left no {', '.join(missing)}")
         return version
+
+    def _engine_notes(self, given: TensorrtLlmOptions) -> list[str]:
+        """What the real builder and classes do, whatever they are given."""
+        found = []
+        fuses = given.tp_size > 1 and checkpoint_architecture(self._spec) == REDUCE_FUSION_OF
+        if given.reduce_fusion == "enable" and not fuses:
+            found.append("reduce_fusion enable has no effect: TensorRT-LLM has it for Llama on several GPUs only")
+        if self._spec.architecture == "Qwen3ForCausalLM" and self._spec.norm_eps != QK_NORM_EPS:
+            found.append(
+                f"TensorRT-LLM's Qwen3 normalizes queries and keys with eps {QK_NORM_EPS}, the checkpoint says "
+                f"{self._spec.norm_eps}: answers may differ in the last bits"
+            )
+        return found
+
+    def _gpu_problems(self, options: BuildOptions) -> list[str]:
+        """Where there is no GPU, `machine_problems` says so."""
+        try:
+            gpus = self._gpus() if options.quantization else ()
+        except LlmserveError:
+            return []
+        first, end = NO_WEIGHT_ONLY
+        return [
+            f"TensorRT-LLM builds no weight-only engine for GPU {gpu.index}, a {gpu}: its kernels are for compute "
+            f"capabilities below {first[0]}.{first[1]} and from {end[0]}.{end[1]} on; leave quantization out"
+            for gpu in gpus
+            if first <= tuple(map(int, gpu.compute_capability.split("."))) < end
+        ]
 
     def _mode(self) -> Mode:
         """Where nothing is installed, what a build would need is checked for the release that compiles engines."""

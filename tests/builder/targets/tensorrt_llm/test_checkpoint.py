@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.tensorrt_llm.checkpoint import checkpoint_bytes, checkpoint_problems, write_checkpoint
 from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from tests.builder.targets.tensorrt_llm.jobs import FLOAT_TYPES, Opened, by_the_rule, opened, read_rank
+from tests.fakes.gpu_machine import gpu_machine
 
 KINDS = ("baichuan2-7b", "baichuan2-13b", "llama", "llama3-rope", "llama-tied", "mistral", "qwen2", "qwen3")
 LAYER_NAMES = {
@@ -190,6 +192,37 @@ def test_baichuan2_7b_is_a_llama_and_13b_is_not(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(rank["lm_head.weight"], axis=1), 1.0, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_class_finds_what_it_reads(kind: str, tp: int, pp: int, tmp_path: Path) -> None:
+    """The fakes have of each class which attributes it reads, and which tensors of which shapes it then has."""
+    wanted = options(tp=tp, pp=pp)
+    with opened(tmp_path / "hf", kind, wanted, num_hidden_layers=2) as source:
+        if checkpoint_problems(source.spec, source.config, wanted):
+            assert (kind, pp) == ("baichuan2-13b", 2)
+            return
+        ranks = written(source, tmp_path / "out")
+    with gpu_machine("1.2"):
+        models = import_module("tensorrt_llm.models")
+        config = import_module("tensorrt_llm.models.modeling_utils").PretrainedConfig
+        for rank in range(len(ranks)):
+            read = config.from_json_file(str(tmp_path / "out/config.json"))
+            read.set_rank(rank)
+            models.MODEL_MAP[read.architecture].from_checkpoint(str(tmp_path / "out"), config=read)
+
+
+@pytest.mark.parametrize("name", ["seq_length", "qwen_type"])
+def test_a_class_that_misses_an_attribute_fails(name: str, tmp_path: Path) -> None:
+    with opened(tmp_path / "hf", "qwen2", options()) as source:
+        written(source, tmp_path / "out")
+    content = {key: value for key, value in config_of(tmp_path / "out").items() if key != name}
+    with gpu_machine("1.2"):
+        models = import_module("tensorrt_llm.models")
+        config = import_module("tensorrt_llm.models.modeling_utils").PretrainedConfig.from_dict(content)
+        with pytest.raises(AttributeError, match=f"'QWenConfig' object has no attribute '{name}'"):
+            models.QWenForCausalLM.from_checkpoint(str(tmp_path / "out"), config=config)
+
+
 def test_the_config_says_what_an_architecture_adds(tmp_path: Path) -> None:
     found = {}
     for kind in ("llama3-rope", "qwen2", "qwen3", "mistral"):
@@ -203,6 +236,7 @@ def test_the_config_says_what_an_architecture_adds(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (found["qwen2"]["qwen_type"], found["qwen2"]["attn_bias"]) == ("qwen2", True)
     assert (found["qwen3"]["qwen_type"], found["qwen3"]["attn_bias"]) == ("qwen3", False)
+    assert (found["qwen2"]["seq_length"], found["qwen3"]["seq_length"]) == (8192, 8192)
     assert (found["qwen3"]["qk_layernorm"], found["qwen3"]["head_size"]) == (True, 32)
     assert found["mistral"]["architecture"] == "MistralForCausalLM"
 
@@ -220,4 +254,42 @@ def test_what_cannot_be_split_or_said_is_refused(tmp_path: Path) -> None:
     ]
     scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     assert "'yarn' is not known" in checkpoint_problems(spec, {**config, "rope_scaling": scaled}, options())[0]
-    assert "multiples of 64" in checkpoint_problems(spec, config, options(quantization="int8"))[-1]
+    narrow = checkpoint_problems(spec, config, options(quantization="int8", dtype="float16"))
+    assert narrow == [
+        "weight-only quantization needs sizes that are multiples of 64: intermediate_size of a rank is 176"
+    ]
+
+
+def test_weight_only_layers_pad_their_sizes_for_all_ranks_together(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 192, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 64}
+    with opened(tmp_path / "hf", "llama", options(), **sizes) as source:
+        spec, config = source.spec, source.config
+    assert checkpoint_problems(spec, config, options(quantization="int8", dtype="float16")) == []
+    assert checkpoint_problems(spec, config, options(tp=2, quantization="int8", dtype="float16")) == [
+        "weight-only quantization needs sizes that are multiples of 128: hidden_size is 192"
+    ]
+
+
+def test_weight_only_kernels_are_for_half_precision(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    with opened(tmp_path / "hf", "llama", options(), **sizes) as source:
+        found = checkpoint_problems(source.spec, source.config, options(quantization="int4"))
+    assert found == ["weight-only quantization has no kernels for float32; build with --dtype float16 or bfloat16"]
+
+
+def test_baichuan_with_alibi_has_no_pipeline_stages(tmp_path: Path) -> None:
+    with opened(tmp_path / "13b", "baichuan2-13b", options()) as source:
+        (problem,) = checkpoint_problems(source.spec, source.config, options(pp=2))
+    assert "in every stage; share it with --tp-size" in problem
+    with opened(tmp_path / "7b", "baichuan2-7b", options()) as source:  # which is Llama there
+        assert checkpoint_problems(source.spec, source.config, options(pp=2)) == []
+
+
+@pytest.mark.parametrize(("kv_heads", "tp"), [(4, 1), (2, 4)])
+def test_qwen3_with_as_many_key_value_heads_is_refused(kv_heads: int, tp: int, tmp_path: Path) -> None:
+    """The real class then splits the projection as if query, key and value of each head were neighbours."""
+    with opened(tmp_path / "qwen3", "qwen3", options(), num_key_value_heads=kv_heads) as source:
+        (problem,) = checkpoint_problems(source.spec, source.config, options(tp=tp))
+        assert f"with tp_size {tp} it has {4 // tp} of each" in problem
+    with opened(tmp_path / "qwen2", "qwen2", options(), num_key_value_heads=kv_heads) as source:  # has no such norms
+        assert checkpoint_problems(source.spec, source.config, options(tp=tp)) == []

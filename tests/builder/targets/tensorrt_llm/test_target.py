@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.tensorrt_llm.ranks import limits_of, plugins_of
-from llmserve.builder.targets.tensorrt_llm.target import num_workers
+from llmserve.builder.targets.tensorrt_llm.target import TensorrtLlmTarget, num_workers
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.nvidia import visible_gpus
 from llmserve.errors import InternalError, RecipeError, Unsupported
-from tests.checkpoints import make_checkpoint
+from llmserve.models.registry import architecture_for
+from tests.checkpoints import KINDS, make_checkpoint
 from tests.fakes.gpu_machine import gpu_machine
 
 
@@ -139,6 +141,39 @@ def test_a_machine_without_anything_says_what_is_missing(checkpoint: Path, tmp_p
 def test_what_cannot_be_built_is_refused(checkpoint: Path, tmp_path: Path, values: dict[str, Any], words: str) -> None:
     with gpu_machine("1.2"), pytest.raises(RecipeError, match=words):
         build_engine(checkpoint, tmp_path / "e", options(**values))
+
+
+@pytest.mark.parametrize("capability", ["10.0", "10.3", "11.0"])
+def test_weight_only_engines_are_refused_for_gpus_that_have_no_kernels(
+    checkpoint: Path, tmp_path: Path, capability: str
+) -> None:
+    machine = gpu_machine("1.2", FAKE_GPU_CAPABILITY=capability, FAKE_GPUS="1")
+    words = rf"no weight-only engine for GPU 0, .*{re.escape(capability)}.* below 10\.0 and from 12\.0 on"
+    with machine, pytest.raises(RecipeError, match=words):
+        build_engine(checkpoint, tmp_path / "e", options(quantization="int8"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("capability", ["9.0", "12.0"])
+def test_other_gpus_have_them(checkpoint: Path, tmp_path: Path, capability: str) -> None:
+    with gpu_machine("1.2", FAKE_GPU_CAPABILITY=capability):
+        manifest = build_engine(checkpoint, tmp_path / "e", options(quantization="int4"))
+    assert manifest.device["compute_capability"] == capability
+
+
+def test_what_the_library_does_otherwise_is_said(tmp_path: Path) -> None:
+    def notes(kind: str, **values: Any) -> list[str]:
+        config = KINDS[kind]
+        with gpu_machine("1.2"):
+            return TensorrtLlmTarget(architecture_for(config).from_hf(config), config).notes(options(**values))
+
+    assert notes("llama", tp_size=2, reduce_fusion="enable") == []
+    assert notes("baichuan2-7b", tp_size=2, reduce_fusion="enable") == []  # a Llama there
+    for kind, tp in (("llama", 1), ("mistral", 2)):
+        (note,) = notes(kind, tp_size=tp, reduce_fusion="enable")
+        assert "reduce_fusion enable has no effect" in note
+    (note,) = notes("qwen3")
+    assert "normalizes queries and keys with eps 1e-05, the checkpoint says 1e-06" in note
 
 
 def test_llm_mode_says_which_options_have_no_effect(

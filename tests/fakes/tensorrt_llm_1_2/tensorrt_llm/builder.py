@@ -60,6 +60,10 @@ class Engine:
         save_file(self._weights, Path(engine_dir) / f"rank{self._rank}.engine")
 
 
+def get_sm_version() -> int:
+    return int(os.environ.get("FAKE_GPU_CAPABILITY", "9.0").replace(".", ""))
+
+
 def build(model: PretrainedModel, build_config: BuildConfig) -> Engine:
     """`FAKE_TRTLLM_BUILD`: "fail" makes rank 1 raise, "die" makes its process end as the kernel's killer ends it."""
     rank = model.config.mapping.rank
@@ -70,8 +74,17 @@ def build(model: PretrainedModel, build_config: BuildConfig) -> Engine:
     assert "," not in os.environ["CUDA_VISIBLE_DEVICES"], "the test's rule: a rank sees one GPU"
     assert build_config.opt_batch_size <= build_config.max_batch_size
     config = copy.deepcopy(build_config)
-    config.plugin_config.dtype = model.config.values["dtype"]
-    config.plugin_config.paged_kv_cache = True
+    plugins = config.plugin_config
+    plugins.dtype = model.config.dtype
+    plugins.paged_kv_cache = True
+    if model.config.mapping.tp_size == 1 or model.config.architecture != "LlamaForCausalLM":
+        plugins.reduce_fusion = False
+    if not plugins.context_fmha:
+        plugins.use_paged_context_fmha = False
+    if model.config.quant_algo is not None:
+        if 100 <= get_sm_version() < 120:
+            raise RuntimeError("INT8/INT4 quantization is not supported on SM>=100.")
+        assert model.config.dtype != "float32", "the plugin's kernels are for float16 and bfloat16"
     if config.input_timing_cache is not None:
         assert Path(config.input_timing_cache).read_text() == "timings"
     if config.output_timing_cache is not None:

@@ -40,6 +40,7 @@ class Executor:
             raise RuntimeError("[TensorRT-LLM][ERROR] Assertion failed: maxBeamWidth exceeds the engine's")
         kv = executor_config.kv_cache_config
         self.config = executor_config
+        _fix(executor_config, limits["plugin_config"])
         self._limits = limits
         self._vocab_size = model["vocab_size"]
         policy = executor_config.scheduler_config.capacity_scheduler_policy
@@ -214,6 +215,17 @@ class Executor:
             num_sequences=beams, return_log_probs=True, priority=round(100 * (request.priority - 0.5)),
             deadline=None if allotted is None else time.monotonic() + allotted.total_seconds(),
         )  # fmt: skip
+
+
+def _fix(config: ExecutorConfig, plugins: dict[str, Any]) -> None:
+    """What the real one switches off with no more than a warning, and what it does not take."""
+    if not plugins["use_paged_context_fmha"]:
+        config.kv_cache_config.enable_block_reuse = False
+        config.enable_chunked_context = False
+    elif not config.kv_cache_config.onboard_blocks:
+        raise RuntimeError(
+            "[TensorRT-LLM][ERROR] Assertion failed: KV cache blocks need to be onboarded if context FMHA."
+        )
 
 
 def _check_ranks(world_size: int, config: ExecutorConfig) -> None:
