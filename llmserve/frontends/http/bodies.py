@@ -7,6 +7,7 @@ also streams tokens. A compressed body counts as what it may inflate to.
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,6 +20,8 @@ COMPRESSION_LEVEL = 1
 MIN_COMPRESSED_BYTES = 256
 INLINE_BYTES = 256 * 1024
 BODY_PAUSE_S = 60  # longest time without a byte of a body
+BODY_START_S = 60  # so much time has a body
+BODY_BYTES_PER_S = 1024  # and a second more for so many bytes
 MAX_INFLATION = 1032  # deflate: 258 bytes from two bits
 
 Result = TypeVar("Result")
@@ -45,7 +48,10 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 async def _read_raw(request: Request, limit: int) -> bytes:
     """Read up to `limit`; of a larger body, read as much again and drop it, so that most clients get to the answer."""
+    began_at = time.monotonic()
     while not request.has_ended and request.num_bytes <= 2 * limit:
+        if time.monotonic() - began_at > BODY_START_S + request.num_bytes / BODY_BYTES_PER_S:
+            raise BodyTooSlow(f"the request body comes with less than {BODY_BYTES_PER_S} bytes a second")
         try:
             async with asyncio.timeout(BODY_PAUSE_S):
                 await request.more_body()

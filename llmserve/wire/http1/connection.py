@@ -1,8 +1,8 @@
 """One connection: requests are answered one at a time, in their order.
 
-Bounded are the headers of a request, their size and the time that they may take, and how long a connection may be idle.
-Without that a client holds one for ever by never ending its headers, and fills the memory with endless ones. Bodies
-have their bounds where they are read.
+Bounded are the headers and trailers of a request, their size and the time that they may take, how long a connection may
+be idle, and how long it may keep the event loop busy at a time. Without that a client holds one for ever by never
+ending its headers, and fills the memory with endless ones. Bodies have their bounds where they are read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from llmserve.wire.http1.deadlines import Deadlines
 from llmserve.wire.http1.parser import BadRequest, RequestParser
 from llmserve.wire.http1.pipelining import PipelinedRequests
 from llmserve.wire.http1.request import ClientGone, Request
+from llmserve.wire.incoming import Incoming
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -34,6 +35,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._requests = PipelinedRequests(self)
         self._parser = RequestParser(self._requests)
+        self._incoming = Incoming(self._parse)
         self._deadlines = Deadlines(self)
         self._outgoing: list[bytes] = []
         self._num_outgoing = 0  # bytes
@@ -45,12 +47,14 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # a TCP transport, whoever implements it
+        self._incoming.transport = self._transport
         self._connections.add(self)
         self._deadlines.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._transport = None
+        self._incoming.drop()
         self._deadlines.stop()
         self._requests.forget_waiting()
         self._can_write.set()
@@ -65,17 +69,8 @@ class Connection(asyncio.Protocol):
         self._can_write.set()
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_open():
-            return
-        try:
-            self._parser.feed(data)
-        except BadRequest as error:
-            self.refuse(error.status, error.problem)
-            return
-        if self._parser.holds_end or not self._parser.is_in_headers:
-            self._deadlines.headers_ended()  # those before
-        if self._parser.is_in_headers:
-            self._deadlines.headers_pending()
+        if self._is_open():
+            self._incoming.take(data)
 
     def leave(self) -> None:
         """Serve no further request."""
@@ -98,16 +93,32 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Nothing more is read; what has been written is sent."""
         self._flush()
+        self._incoming.drop()
         self._requests.forget_waiting()
         if self._transport is not None:
             self._transport.close()
 
     def refuse(self, status: HTTPStatus, problem: str) -> None:
-        self.write(refusal(status, problem))
+        """The end; said in words where the client does not take them for a part of another answer."""
+        has_begun = self._reply is not None and self._reply.has_begun
+        is_answered = self._parser.is_in_body and not self.is_serving
+        if not has_begun and not is_answered:
+            self.write(refusal(status, problem))
         self.close()
 
     def _is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        try:
+            self._parser.feed(data)
+        except BadRequest as error:
+            self.refuse(error.status, error.problem)
+            return
+        if self._parser.holds_end or not self._parser.is_in_headers:
+            self._deadlines.headers_ended()  # those before
+        if self._parser.is_in_headers:
+            self._deadlines.headers_pending()
 
     # for its deadlines
 
@@ -127,12 +138,10 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(self._serve(request))
 
     def pause_reading(self) -> None:
-        if self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
+        self._incoming.hold()
 
     def resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
-            self._transport.resume_reading()
+        self._incoming.release()
 
     # for answers
 

@@ -1,10 +1,19 @@
-"""Bytes to requests. httptools finds their parts; what is bounded here is the size of their headers."""
+"""Bytes to requests. httptools finds their parts; what is bounded here is all that is neither body nor another request.
+
+| bytes of                                   | at most                                   |
+|--------------------------------------------|-------------------------------------------|
+| the request line and headers               | `MAX_HEADER_BYTES`                        |
+| trailers; a chunk's line; any other run    | `MAX_HEADER_BYTES` without a byte of body |
+| all of those after the headers             | the same, and `FRAMING_BYTES` a byte of body |
+
+Whether somebody still reads the body makes no difference.
+"""
 
 from __future__ import annotations
 
 import logging
 from http import HTTPStatus
-from typing import Protocol
+from typing import NoReturn, Protocol
 from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
@@ -12,6 +21,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, par
 from llmserve.wire.http1.request import Request
 
 MAX_HEADER_BYTES = 64 * 1024  # request line included
+FRAMING_BYTES = 8  # a chunk of one byte has five
 
 logger = logging.getLogger(__name__)
 
@@ -44,36 +54,63 @@ class RequestSink(Protocol):
 class RequestParser:
     def __init__(self, sink: RequestSink) -> None:
         self.is_in_headers = False
+        self.is_in_body = False  # trailers included
         self.holds_end = False  # what is being parsed, or was last, has the end of a request in it
         self._sink = sink
         self._parser = self._make_parser()
-        self._num_header_bytes = 0
+        self._num_feeding = 0  # bytes that are being parsed
+        self._num_header_bytes = 0  # of the headers that have begun, before those, as far as it is known
+        self._most_header_bytes = 0  # the same, with what may have been of the request before
+        self._num_body_bytes = 0
+        self._body_before = 0  # of it, when this slice came
+        self._num_framing_bytes = 0
+        self._num_idle_bytes = 0  # framing since the last byte of body
         self._url = b""
         self._fields: list[tuple[bytes, bytes]] = []
 
-    def feed(self, data: bytes) -> None:
-        """Raises `BadRequest`, after which there is no more to parse."""
+    def feed(self, data: bytes | memoryview) -> None:
+        """A slice of what has come. Raises `BadRequest`, after which there is no more to parse."""
         self.holds_end = False
+        self._body_before = self._num_body_bytes
         while data:
+            self._num_feeding = len(data)
             try:
                 self._parser.feed_data(data)
                 break
             except HttpParserUpgrade as upgrade:
                 data = self._without_offer(data[upgrade.args[0] :])
             except HttpParserError as error:
+                if isinstance(error.__context__, BadRequest):  # ours, from where it was called
+                    raise error.__context__ from None
                 logger.debug("no HTTP: %r", error)
                 raise BadRequest(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received.") from error
-        if self.is_in_headers and not self.holds_end:  # else how much of it is these headers is unknown
+        if self.is_in_headers:
+            self._most_header_bytes += len(data)
+        if self.holds_end:
+            return  # how much of it belongs to what has begun is unknown
+        if self.is_in_headers:
             self._num_header_bytes += len(data)
             if self._num_header_bytes > MAX_HEADER_BYTES:
-                problem = f"request headers exceed {MAX_HEADER_BYTES} bytes"
-                raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, problem)
+                _refuse_headers()
+        elif self.is_in_body:
+            self._check_framing(len(data), self._num_body_bytes - self._body_before)
+
+    def _check_framing(self, size: int, body_size: int) -> None:
+        """Of a slice of `size` bytes, `body_size` are body."""
+        self._num_framing_bytes += size - body_size
+        self._num_idle_bytes = 0 if body_size else self._num_idle_bytes + size
+        allowed = MAX_HEADER_BYTES + FRAMING_BYTES * self._num_body_bytes
+        if self._num_idle_bytes > MAX_HEADER_BYTES or self._num_framing_bytes > allowed:
+            problem = f"request trailers, or what is between the chunks of a body, exceed {MAX_HEADER_BYTES} bytes"
+            raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, problem)
 
     # what httptools finds
 
     def on_message_begin(self) -> None:
         self.is_in_headers = True
-        self._num_header_bytes = 0
+        self._num_header_bytes = self._most_header_bytes = 0
+        self._num_framing_bytes = self._num_idle_bytes = 0
+        self._num_body_bytes = self._body_before = 0
         self._url = b""
         self._fields = []
 
@@ -86,6 +123,10 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         self.is_in_headers = False
+        if self._most_header_bytes + self._num_feeding > MAX_HEADER_BYTES:
+            sizes = (len(name) + len(value) + len(": \r\n") for name, value in self._fields)
+            if len("GET  HTTP/1.1\r\n\r\n") + len(self._url) + sum(sizes) > MAX_HEADER_BYTES:
+                _refuse_headers()
         if self._parser.should_upgrade():
             return  # see _without_offer
         is_http10 = self._parser.get_http_version() == "1.0"
@@ -98,12 +139,15 @@ class RequestParser:
                 is_http10=is_http10,
             )
         )
+        self.is_in_body = True
 
     def on_body(self, data: bytes) -> None:
+        self._num_body_bytes += len(data)
         self._sink.add(data)
 
     def on_message_complete(self) -> None:
         self.holds_end = True
+        self.is_in_body = False
         self._sink.end()
 
     def _make_parser(self) -> HttpRequestParser:
@@ -111,7 +155,7 @@ class RequestParser:
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # which is not served, but no error
         return parser
 
-    def _without_offer(self, rest: bytes) -> bytes:
+    def _without_offer(self, rest: bytes | memoryview) -> bytes:
         """A request again that offers another protocol, without the offer, which is not taken; and what follows it.
 
         The parser has left it at the end of the headers, and takes its body for the other protocol's.
@@ -122,7 +166,12 @@ class RequestParser:
         lines = [b"%b: %b\r\n" % field for field in self._fields if field[0] != b"upgrade"]
         version = self._parser.get_http_version().encode()
         self._parser = self._make_parser()
-        return b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self._url, version, b"".join(lines), rest)
+        return b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self._url, version, b"".join(lines), bytes(rest))
+
+
+def _refuse_headers() -> NoReturn:
+    problem = f"request headers exceed {MAX_HEADER_BYTES} bytes"
+    raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, problem)
 
 
 def _path(url: bytes) -> str:

@@ -36,8 +36,9 @@ class Message(Protocol):
 
 class Call:
     __slots__ = (
-        "_assembler", "_callbacks", "_compressor", "_deadline", "_has_begun", "_held", "_messages", "_parse", "_reader",
-        "_sender", "_window", "expiry", "has_ended", "head", "is_closed", "send_window", "stream", "task",
+        "_assembler", "_callbacks", "_compressor", "_deadline", "_has_begun", "_heard_at", "_held", "_messages",
+        "_parse", "_reader", "_sender", "_window", "expiry", "has_ended", "head", "is_closed", "send_window", "stream",
+        "task",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,7 @@ class Call:
         self._messages: deque[bytes | Compressed] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._window = WINDOW
+        self._heard_at = time.monotonic()
         self._held = 0  # bytes received that the client's window does not have back
         self._callbacks: list[Callable[[Any], None]] = []
         self._compressor: Compressor | None = None
@@ -107,6 +109,16 @@ class Call:
     def num_messages(self) -> int:
         return len(self._messages)
 
+    def silent_s(self, now_s: float) -> float:
+        """How long the client has sent nothing of a message that it owes; `now_s` is `time.monotonic()`.
+
+        It owes what it has begun, and a unary call's one message.
+        """
+        owes = self._assembler.is_in_message or (self.task is None and not self.has_ended)
+        if not owes or self._messages:  # those have to be read first: until then its window may be closed
+            self._heard_at = now_s
+        return now_s - self._heard_at
+
     async def take(self) -> Any:
         """The oldest message. Raises `BadMessage`."""
         message = self._messages.popleft()
@@ -123,6 +135,7 @@ class Call:
                 frames.FLOW_CONTROL_ERROR, f"more data on stream {self.stream} than its window allows"
             )
         self._held += size
+        self._heard_at = time.monotonic()
         self._messages.extend(self._assembler.feed(data))
         if not self._messages:
             self._give_back()  # a message that grows must not wait for its own end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from llmserve.wire.http2.messages import BadMessage
 from llmserve.wire.http2.sender import CallClosed, Sender
 
 DEADLINE_GRACE_S = 0.5  # for a handler to end by itself when its client's time is over
+MESSAGE_PAUSE_S = 60.0  # longest time without a byte of a message that has begun
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Calls:
         self._on_empty = on_empty
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}
+        self._pause_timer: asyncio.TimerHandle | None = None  # while there are calls
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -73,6 +76,8 @@ class Calls:
             call.finish(problem.code, str(problem))
             return
         self._calls[stream] = call
+        if self._pause_timer is None:
+            self._pause_timer = self._loop.call_later(MESSAGE_PAUSE_S, self._end_silent)
         if head.timeout_s is not None:
             late = BadMessage(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
             call.expiry = self._loop.call_later(head.timeout_s + DEADLINE_GRACE_S, self._refuse, call, late)
@@ -111,8 +116,11 @@ class Calls:
             self._forget(call)
 
     def cancel_all(self) -> None:
+        """Of a connection that is over."""
         for call in list(self._calls.values()):
             self.cancel(call)
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
 
     def _start(self, call: Call) -> None:
         call.task = self._loop.create_task(self._run(call))
@@ -144,6 +152,17 @@ class Calls:
             else:
                 logger.exception("%s failed", call.head.path)
                 call.finish(StatusCode.INTERNAL, f"internal error: {error!r}")
+
+    def _end_silent(self) -> None:
+        """One timer for a connection: a client that has stopped is noticed after once to twice the longest pause."""
+        now = time.monotonic()
+        text = f"nothing more of the message has come for {MESSAGE_PAUSE_S:g} seconds"
+        for call in list(self._calls.values()):
+            if call.silent_s(now) >= MESSAGE_PAUSE_S:
+                self._refuse(call, BadMessage(StatusCode.DEADLINE_EXCEEDED, text))
+        self._pause_timer = None
+        if self._calls:
+            self._pause_timer = self._loop.call_later(MESSAGE_PAUSE_S, self._end_silent)
 
     def _refuse(self, call: Call, problem: BadMessage) -> None:
         call.finish(problem.code, str(problem))

@@ -13,10 +13,17 @@ from llmserve.wire.http2.call import WINDOW
 from llmserve.wire.http2.calls import Calls, Method
 from llmserve.wire.http2.flood_limits import FloodLimit
 from llmserve.wire.http2.frames import ConnectionFailed, frame
-from llmserve.wire.http2.headers import MAX_LIST_BYTES, UNSUPPORTED_MEDIA_TYPE, HeadDecoder, RequestHead
+from llmserve.wire.http2.headers import (
+    LARGE_BLOCK_BYTES,
+    MAX_LIST_BYTES,
+    UNSUPPORTED_MEDIA_TYPE,
+    HeadDecoder,
+    RequestHead,
+)
 from llmserve.wire.http2.keepalive import ConnectionLimits, Keepalive
 from llmserve.wire.http2.reader import MAX_FRAME, FrameReader
 from llmserve.wire.http2.sender import Sender
+from llmserve.wire.incoming import Incoming
 
 MAX_CALLS = 4096  # at the same time
 CONNECTION_WINDOW = 64 * 1024 * 1024
@@ -45,6 +52,7 @@ class Connection(asyncio.Protocol):
         self._keepalive: Keepalive | None = None
         self._sender = Sender(self._loop)
         self._reader = FrameReader(self._take)
+        self._incoming = Incoming(self._parse)
         self._decoder = HeadDecoder()
         self._flood_limit = FloodLimit()
         self._calls = Calls(methods, self._sender, on_empty=self._close_if_leaving)
@@ -57,6 +65,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._sender.transport = transport  # type: ignore[assignment]  # a TCP transport, whoever implements it
+        self._incoming.transport = self._sender.transport
         self._connections.add(self)
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._give_up)
         self._keepalive = Keepalive(self._limits, self)
@@ -69,6 +78,7 @@ class Connection(asyncio.Protocol):
             self._preface_timer.cancel()
             self._keepalive.stop()
         self._sender.transport = None
+        self._incoming.drop()
         self._is_over = True
         self._calls.cancel_all()
 
@@ -82,6 +92,9 @@ class Connection(asyncio.Protocol):
         if self._is_over or self._keepalive is None:
             return
         self._keepalive.heard()
+        self._incoming.take(data)
+
+    def _parse(self, data: bytes | memoryview) -> None:
         try:
             self._reader.feed(data)
         except ConnectionFailed as failure:
@@ -110,6 +123,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Cancel what runs, send what is to be sent, and wait a moment for the client to go."""
         self._is_over = True
+        self._incoming.drop()
         self._calls.cancel_all()
         self._sender.finish()
         if self._sender.transport is not None:
@@ -147,6 +161,8 @@ class Connection(asyncio.Protocol):
         if kind == frames.DATA:
             self._take_data(flags, stream, payload)
         elif kind == frames.HEADERS:
+            if len(payload) > LARGE_BLOCK_BYTES:
+                self._flood_limit.spend("large headers", cost=len(payload) // 1024)
             self._take_head(flags, stream, self._decoder.decode(payload))
         elif kind == frames.WINDOW_UPDATE:
             self._take_window(stream, frames.word(payload))
@@ -199,12 +215,15 @@ class Connection(asyncio.Protocol):
                 frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream, UNSUPPORTED_MEDIA_TYPE)
             )
         else:
+            if head.refusal is not None:
+                self._flood_limit.spend("calls whose headers are wrong")
             self._calls.open(stream, head, self._send_window, has_ended=bool(flags & frames.END_STREAM))
 
     def _take_trailers(self, flags: int, stream: int) -> None:
         """The end of what a client sends; or headers of a call that has ended here, which are of no use."""
         call = self._calls.running(stream)
         if call is None:
+            self._flood_limit.spend("headers of calls that have ended")
             return
         if call.has_ended:
             raise ConnectionFailed(frames.STREAM_CLOSED, f"headers after the end of stream {stream}")

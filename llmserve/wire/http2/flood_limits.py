@@ -17,8 +17,8 @@ class FloodLimit:
         self._left = float(BURST)
         self._counted_at = time.monotonic()
 
-    def spend(self, what: str) -> None:
-        self._left -= 1
+    def spend(self, what: str, *, cost: int = 1) -> None:
+        self._left -= cost
         if self._left < 0:
             now = time.monotonic()
             self._left = min(BURST, self._left + PER_SECOND * (now - self._counted_at))

@@ -24,12 +24,16 @@ from llmserve.wire.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, Con
 from llmserve.wire.http2.messages import WINDOW_BITS, BadMessage
 
 MAX_LIST_BYTES = 64 * 1024  # of headers, as the protocol counts them; more is one call's error
-MAX_BLOCK_BYTES = 256 * 1024  # of headers, compressed or not; more ends the connection
+MAX_BLOCK_BYTES = 72 * 1024  # of headers, compressed; more ends the connection. Decoding them takes 25 ms at most
+MAX_DECODED_BYTES = 256 * 1024  # of headers; more ends the connection
+LARGE_BLOCK_BYTES = 16 * 1024  # from here on a client may send only so many
 ENTRY_BYTES = 32  # for which a header counts beside its texts (RFC 9113, section 6.5.2)
 MAX_DETAILS_BYTES = 4096  # details travel as a header, and clients refuse headers over 8 KiB
 PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 MAX_REMEMBERED = 64
+MAX_REMEMBERED_BYTES = 8 * 1024  # of one list
 SIZE_UPDATE_MASK, SIZE_UPDATE = 0xE0, 0x20
+MANY_SIZE_UPDATES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){9}")  # two are of use (RFC 7541, 4.2)
 
 REQUIRED = frozenset((b":method", b":scheme", b":path"))
 PSEUDO = REQUIRED | {b":authority"}
@@ -99,7 +103,7 @@ class _Table(HeaderTable):
 class HeadDecoder:
     def __init__(self) -> None:
         self._table = _Table()
-        self._decoder = Decoder(max_header_list_size=MAX_BLOCK_BYTES)
+        self._decoder = Decoder(max_header_list_size=MAX_DECODED_BYTES)
         self._decoder.header_table = self._table
         self._known: dict[bytes, RequestHead] = {}
 
@@ -108,11 +112,15 @@ class HeadDecoder:
         head = self._known.get(block)
         if head is not None:
             return head
-        head = request_head(self._decoded(block))
-        if self._table.has_changed or (block and block[0] & SIZE_UPDATE_MASK == SIZE_UPDATE):
+        updates_size = bool(block) and block[0] & SIZE_UPDATE_MASK == SIZE_UPDATE
+        if updates_size and MANY_SIZE_UPDATES.match(block):
+            raise ConnectionFailed(ENHANCE_YOUR_CALM, "headers that do nothing but resize the table")
+        pairs = self._decoded(block)
+        head = request_head(pairs)
+        if self._table.has_changed or updates_size:
             self._table.has_changed = False
             self._known.clear()
-        else:
+        elif _list_bytes(pairs) <= MAX_REMEMBERED_BYTES:
             if len(self._known) == MAX_REMEMBERED:  # with timeouts, say, hardly any is the same as another
                 self._known.clear()
             self._known[block] = head
@@ -122,7 +130,7 @@ class HeadDecoder:
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError as error:
-            raise ConnectionFailed(ENHANCE_YOUR_CALM, f"headers of more than {MAX_BLOCK_BYTES} bytes") from error
+            raise ConnectionFailed(ENHANCE_YOUR_CALM, f"headers of more than {MAX_DECODED_BYTES} bytes") from error
         except HPACKError as error:
             raise ConnectionFailed(COMPRESSION_ERROR, f"unreadable headers: {error}") from error
 
@@ -166,10 +174,14 @@ def _fault(pairs: list[tuple[bytes, bytes]]) -> str:
 
 
 def _check_size(pairs: list[tuple[bytes, bytes]]) -> None:
-    size = sum(len(name) + len(value) + ENTRY_BYTES for name, value in pairs)
+    size = _list_bytes(pairs)
     if size > MAX_LIST_BYTES:
         text = f"headers of {size} bytes are too large: at most {MAX_LIST_BYTES}"
         raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, text)
+
+
+def _list_bytes(pairs: list[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + ENTRY_BYTES for name, value in pairs)
 
 
 def _text(value: bytes) -> str:

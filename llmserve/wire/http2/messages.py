@@ -98,6 +98,11 @@ class Assembler:
         self._encoding = encoding
         self._partial = bytearray()
 
+    @property
+    def is_in_message(self) -> bool:
+        """A message has begun to arrive and has not ended."""
+        return bool(self._partial)
+
     def feed(self, data: bytes) -> Iterator[bytes | Compressed]:
         """The messages that are complete with `data`."""
         if not self._partial and len(data) >= PREFIX.size:

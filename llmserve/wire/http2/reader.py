@@ -25,7 +25,7 @@ class FrameReader:
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags, headers whose end has not come
         self._num_pieces = 0
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         self._buffer += data
         if self.has_preface or self._take_preface():
             self._take_frames()
@@ -65,6 +65,7 @@ class FrameReader:
             raise ConnectionFailed(frames.PROTOCOL_ERROR, "headers are interrupted, or continued without a beginning")
         if kind == frames.HEADERS:
             block = frames.without_priority(flags, frames.without_padding(flags, payload))
+            _check_block(len(block), num_pieces=1)
             if flags & frames.END_HEADERS:
                 self._take(kind, flags, stream, block)
             else:
@@ -81,8 +82,13 @@ class FrameReader:
             raise ConnectionFailed(frames.PROTOCOL_ERROR, f"headers of stream {begun} are continued on stream {stream}")
         block += payload
         self._num_pieces += 1
-        if len(block) > MAX_BLOCK_BYTES or self._num_pieces > MAX_PIECES:
-            raise ConnectionFailed(frames.ENHANCE_YOUR_CALM, "headers without an end")
+        _check_block(len(block), self._num_pieces)
         if flags & frames.END_HEADERS:
             self._block = None
             self._take(frames.HEADERS, first_flags, begun, bytes(block))
+
+
+def _check_block(size: int, num_pieces: int) -> None:
+    """However many pieces a header block comes in."""
+    if size > MAX_BLOCK_BYTES or num_pieces > MAX_PIECES:
+        raise ConnectionFailed(frames.ENHANCE_YOUR_CALM, f"headers of more than {MAX_BLOCK_BYTES} bytes")
