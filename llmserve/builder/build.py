@@ -7,7 +7,7 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def _write(
     if not (directory / CONFIG_FILE).exists():
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
-    _copy_pipeline_files(checkpoint.path, directory)
+    _copy_pipeline_files(checkpoint.path, directory, build.tokenizer_code.files)
     manifest = Manifest(
         engine_digest=engine_digest(build.program, build.options, weights.digests),
         target=build.target.name,
@@ -125,9 +125,13 @@ def _write(
     return manifest
 
 
-def _copy_pipeline_files(checkpoint_dir: Path, directory: Path) -> None:
-    """What turns text into ids and back, so that the engine directory needs no checkpoint beside it."""
-    names = {name: name for name in (*TOKENIZER_FILES, GENERATION_CONFIG_FILE)} | {"config.json": HF_CONFIG_FILE}
+def _copy_pipeline_files(checkpoint_dir: Path, directory: Path, code: Sequence[str]) -> None:
+    """What turns text into ids and back, so that the engine directory needs no checkpoint beside it.
+
+    `code` is data here, for Python models that have transformers run it.
+    """
+    kept = (*TOKENIZER_FILES, GENERATION_CONFIG_FILE, *code)
+    names = {name: name for name in kept} | {"config.json": HF_CONFIG_FILE}
     for name, copied_name in names.items():
         if (checkpoint_dir / name).is_file():
             shutil.copyfile(checkpoint_dir / name, directory / copied_name)

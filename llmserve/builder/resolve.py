@@ -15,6 +15,7 @@ from llmserve.errors import CheckpointError, RecipeError, raise_problems
 from llmserve.models.graph import Program
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
+from llmserve.stages.tokenizer_code import TokenizerCode, find_tokenizer_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class ResolvedBuild:
     options: BuildOptions  # max_seq_len resolved, never 0
     target: Target
     weights: WeightPlan
+    tokenizer_code: TokenizerCode
 
     @property
     def engine_bytes(self) -> int:
@@ -34,7 +36,11 @@ class ResolvedBuild:
     def notes(self) -> list[str]:
         """What the user should know about the engine, though nothing is wrong with it."""
         options = self.options
-        return [*options.notes(), *self.target.notes(options), *self.spec.notes(options.max_seq_len)]
+        code = [
+            f"the tokenizer's own code (auto_map) is not copied whole: {problem}"
+            for problem in self.tokenizer_code.problems
+        ]
+        return [*options.notes(), *self.target.notes(options), *self.spec.notes(options.max_seq_len), *code]
 
 
 def target_for(name: str, spec: DecoderSpec, config: HfConfig) -> Target:
@@ -66,7 +72,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
         raise
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
-    return ResolvedBuild(spec, params, program, options, target, weights)
+    return ResolvedBuild(spec, params, program, options, target, weights, find_tokenizer_code(checkpoint.path))
 
 
 def _length_problems(spec: DecoderSpec, options: BuildOptions) -> list[str]:

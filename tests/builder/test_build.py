@@ -11,7 +11,15 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.errors import AlreadyExists, CheckpointError, InvalidArgument, RecipeError, ResourceExhausted, Unsupported
+from llmserve.errors import (
+    AlreadyExists,
+    CheckpointError,
+    EngineFileError,
+    InvalidArgument,
+    RecipeError,
+    ResourceExhausted,
+    Unsupported,
+)
 from tests.builder.fake_target import FakeTarget
 from tests.checkpoints import make_checkpoint, write_json
 
@@ -184,3 +192,33 @@ def test_an_output_that_cannot_be_made_is_one_message(checkpoint: Path, tmp_path
     (tmp_path / "file").write_text("x")
     with pytest.raises(InvalidArgument, match="failed"):
         build(checkpoint, tmp_path / "file" / "e")
+
+
+def with_tokenizer_code(path: Path, code: str = "") -> Path:
+    """A checkpoint whose tokenizer is a file of code that imports another one."""
+    make_checkpoint(path, "baichuan2-7b")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    write_json(path / "tokenizer_config.json", config | {"auto_map": {"AutoTokenizer": ["tokenization_x.X", None]}})
+    (path / "tokenization_x.py").write_text(f"from .pieces import a\n{code}")
+    (path / "pieces.py").write_text(code)
+    (path / "modeling_x.py").write_text(code)
+    return path
+
+
+def test_code_of_a_tokenizer_is_copied_and_sealed_and_not_run(tmp_path: Path) -> None:
+    checkpoint = with_tokenizer_code(tmp_path / "c", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    build(checkpoint, tmp_path / "e")
+    manifest = EngineDirectory.open(tmp_path / "e").manifest
+    assert {name for name in manifest.files if name.endswith(".py")} == {"tokenization_x.py", "pieces.py"}
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "e/pieces.py").write_text("import os")
+    with pytest.raises(EngineFileError, match=r"pieces\.py"):
+        EngineDirectory.open(tmp_path / "e")
+
+
+def test_code_of_a_tokenizer_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = with_tokenizer_code(tmp_path / "c")
+    (checkpoint / "pieces.py").unlink()
+    build(checkpoint, tmp_path / "e")
+    assert "the tokenizer's own code (auto_map) is not copied whole: pieces.py is missing" in caplog.text
+    assert (tmp_path / "e/tokenization_x.py").exists()

@@ -4,7 +4,10 @@ the tokenizer with transformers, clients of its time ask over gRPC.
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +17,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from llmserve.engine.manifest import Manifest
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 from tests.checkpoints import make_checkpoint
-from tests.e2e.conftest import ServerProcess, llmserve, start_server
+from tests.e2e.conftest import CHECKPOINT, ServerProcess, llmserve, start_server
 from tests.e2e.published import write_published_repository
 from tests.e2e.test_streaming import DOCUMENTS, Stream, client_inputs, streamed_text, tensor
+from tests.engine.directories import seal
 
+TOKENIZER = Path(__file__).with_name("tokenizer")  # code that a checkpoint brings
 PROMPTS = [f"Summarize:\n{document}" for document in DOCUMENTS[:6]]
 
 
@@ -33,9 +39,25 @@ def llama_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "engine"
 
 
+@pytest.fixture(scope="module")
+def own_code_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo engine, of a checkpoint whose tokenizer is code of its own (`auto_map`), as Baichuan2's is."""
+    path = tmp_path_factory.mktemp("own-code")
+    shutil.copytree(CHECKPOINT, path / "checkpoint")
+    for file in TOKENIZER.glob("*.py"):
+        shutil.copy(file, path / "checkpoint")
+    config = path / "checkpoint/tokenizer_config.json"
+    named = {"AutoTokenizer": ["tokenization_pieces.PiecesTokenizer", None]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"auto_map": named}))
+    done = llmserve("build", str(path / "checkpoint"), "--output-dir", str(path / "engine"))
+    assert done.returncode == 0, done.stderr
+    return path / "engine"
+
+
 @contextmanager
 def served(engine: Path, folder: Path) -> Iterator[ServerProcess]:
-    server = start_server(str(engine), "--model-repository", str(write_published_repository(folder / "repository")))
+    repository = write_published_repository(folder / "repository")
+    server = start_server(str(engine), "--model-repository", str(repository), env=apart(folder))
     yield server
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=60) == 0
@@ -45,6 +67,11 @@ def served(engine: Path, folder: Path) -> Iterator[ServerProcess]:
 def published(demo_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with served(demo_engine, tmp_path_factory.mktemp("published")) as server:
         yield server
+
+
+def apart(folder: Path) -> dict[str, str]:
+    """The environment of a process whose transformers keeps the code that it runs in a place of its own, offline."""
+    return {**os.environ, "HF_HOME": str(folder / "huggingface"), "HF_HUB_OFFLINE": "1"}
 
 
 def answers_of_run(engine: Path, prompts: list[str], max_tokens: int) -> list[str]:
@@ -78,6 +105,42 @@ def test_answers_are_those_of_llmserve_run(published: ServerProcess, demo_engine
     assert len(set(expected)) == len(PROMPTS)
     answers = ["".join(streamed_text(published.grpc, prompt, max_tokens=24, stream=False)) for prompt in PROMPTS]
     assert answers == expected
+
+
+def test_a_tokenizer_of_its_own_code_is_in_the_engine(own_code_engine: Path, demo_engine: Path, tmp_path: Path) -> None:
+    expected = answers_of_run(demo_engine, PROMPTS, 24)
+    with served(own_code_engine, tmp_path) as server:
+        assert list((tmp_path / "huggingface/modules").rglob("tokenization_pieces.py"))  # that is what has run
+        answers = ["".join(streamed_text(server.grpc, prompt, max_tokens=24, stream=False)) for prompt in PROMPTS]
+    assert answers == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (None, "engine has no tokenization_pieces.py: build the engine again"),
+        (
+            "from .pieces_files import *\nraise AttributeError('sp_model')",
+            "(tokenization_pieces.py), which fails with the installed transformers",
+        ),
+    ],
+    ids=["an engine without it", "code of another time"],
+)
+def test_a_tokenizer_that_does_not_load_is_told_what_to_do(
+    own_code_engine: Path, tmp_path: Path, code: str | None, said: str
+) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(own_code_engine, engine)
+    (engine / "tokenization_pieces.py").unlink()
+    if code is not None:
+        (engine / "tokenization_pieces.py").write_text(code)
+    seal(engine, Manifest.from_json((engine / "manifest.json").read_text()))
+    repository = write_published_repository(tmp_path / "repository")
+    free = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    done = llmserve("serve", str(engine), "--model-repository", str(repository), *free, env=apart(tmp_path))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "--parameter preprocessing.tokenizer_dir=DIR" in done.stderr
 
 
 def test_a_stream_says_the_same_piece_by_piece(published: ServerProcess) -> None:

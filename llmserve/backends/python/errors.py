@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import ClassVar
 
+from llmserve.backends.python.advice import package_advice
 from llmserve.errors import (
     AlreadyExists,
     Cancelled,
@@ -80,10 +81,7 @@ def to_triton_error(error: LlmserveError) -> TritonError:
     return TritonError(str(error), _CODES.get(error.code, TritonError.INTERNAL))
 
 
-EXTRA_OF_PACKAGE = {"transformers": "transformers", "torch": "pytorch", "onnxruntime": "onnx"}  # what models import
-
-
-def describe_failure(error: BaseException) -> str:
+def describe_failure(error: BaseException, advice: str = "") -> str:
     """`ValueError: boom`, what to do where that is known, and where it was: innermost first, the frames of this package
     left out."""
     frames = [
@@ -92,9 +90,7 @@ def describe_failure(error: BaseException) -> str:
         if not frame.filename.startswith(_OWN_CODE) and not frame.filename.startswith("<frozen")
     ]
     where = "\n\nAt:\n" + "\n".join(frames) + "\n" if frames else ""
-    extra = EXTRA_OF_PACKAGE.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
-    advice = f"; it comes with: pip install 'llmserve[{extra}]'" if extra else ""
-    return f"{type(error).__name__}: {error}{advice}{where}"
+    return f"{type(error).__name__}: {error}{package_advice(error)}{advice}{where}"
 
 
 _OWN_CODE = __file__.removesuffix("errors.py")

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from llmserve.backends.python.advice import tokenizer_advice
 from llmserve.backends.python.batch import PythonBatch
 from llmserve.backends.python.bls import ServerApi
 from llmserve.backends.python.errors import batch_failure, describe_failure
@@ -177,6 +178,7 @@ class ModelHost:
                 model.initialize(dict(self._spec.arguments))
         except BaseException as error:  # border: also sys.exit() is this model's load error
             self.forget()
-            problem = f"failed to initialize: {describe_failure(error)}"
+            advice = tokenizer_advice(error, self._spec.arguments)
+            problem = f"failed to initialize: {describe_failure(error, advice)}"
             raise InternalError(f"model instance '{self._spec.instance_name}' {problem}") from error
         return model

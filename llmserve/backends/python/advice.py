@@ -1,0 +1,45 @@
+"""What to do about a model that does not load, where that can be told from its error."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmserve.stages.tokenizer_code import find_tokenizer_code, missing_tokenizer_code
+
+EXTRA_OF_PACKAGE = {"transformers": "transformers", "torch": "pytorch", "onnxruntime": "onnx"}  # what models import
+
+
+def package_advice(error: BaseException) -> str:
+    """Which extra brings the package that an import has not found; empty for other errors."""
+    extra = EXTRA_OF_PACKAGE.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    return f"; it comes with: pip install 'llmserve[{extra}]'" if extra else ""
+
+
+def tokenizer_advice(error: BaseException, arguments: Mapping[str, str]) -> str:
+    """For a model whose `tokenizer_dir` holds a tokenizer that transformers runs code for: what is missing or fails.
+
+    Empty for other errors. `arguments` are those of `initialize`.
+    """
+    parameters = json.loads(arguments["model_config"]).get("parameters", {})
+    given = parameters.get("tokenizer_dir", {}).get("string_value")
+    if not given:
+        return ""
+    folder, setting = Path(given), f"--parameter {arguments['model_name']}.tokenizer_dir=DIR"
+    missing = [name for name in missing_tokenizer_code(folder) if name in str(error)]
+    if missing:
+        return (
+            f"; this tokenizer is code of its own (auto_map in tokenizer_config.json), and {folder} has no "
+            f"{', '.join(missing)}: build the engine again from a checkpoint that has it, or name a folder that has: "
+            f"{setting}"
+        )
+    passed = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
+    if failed := passed.intersection(find_tokenizer_code(folder).files):
+        return (
+            f"; this tokenizer is code of its own ({', '.join(sorted(failed))}), which fails with the installed "
+            "transformers: install a release that it was written for, correct it in the checkpoint and build the engine"
+            f" again, or name a folder whose tokenizer loads: {setting}"
+        )
+    return ""

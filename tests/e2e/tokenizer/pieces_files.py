@@ -1,0 +1,1 @@
+VOCAB_FILES_NAMES = {"vocab_file": "tokenizer.model"}
