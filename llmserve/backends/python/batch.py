@@ -98,18 +98,18 @@ class PythonBatch:
         elif answers is None and all(request.has_sender or request.is_rescheduled for request in requests):
             return
         elif not isinstance(answers, list | tuple):
-            raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers).__name__}'.")
+            raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers)}'.")
         elif len(answers) != len(requests):
             raise _WrongAnswer(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}"
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
             )
 
     def _answer(self, reply: Reply, answer: Any) -> None:
         if not isinstance(answer, InferenceResponse):
             problem = (
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                f"'{type(answer).__name__}'."
+                f"'{type(answer)}'."
             )
             reply.fail(batch_failure(self._instance_name, problem))
             return

@@ -105,11 +105,16 @@ class _Mailbox:
             return self._responses.popleft()
 
     async def get_async(self) -> InferResponse | None:
+        await self.arrived_async()
+        return self._responses.popleft()
+
+    async def arrived_async(self) -> None:
+        """Until there is something to get."""
         loop = asyncio.get_running_loop()
         while True:
             with self._arrived:
                 if self._responses:
-                    return self._responses.popleft()
+                    return
                 arrived = asyncio.Event()
                 self._wake = partial(loop.call_soon_threadsafe, arrived.set)
             await arrived.wait()
@@ -139,6 +144,12 @@ class ResponseIterator:
         if self._is_over:
             raise StopAsyncIteration
         return self._converted(await self._mailbox.get_async())
+
+    async def begun(self) -> ResponseIterator:
+        """Itself, once the first response is there: a model's loop runs on until then, even where it is not read by an
+        `async for`."""
+        await self._mailbox.arrived_async()
+        return self
 
     def cancel(self) -> None:
         self.stop()

@@ -105,11 +105,13 @@ class ModelHost:
     ) -> None:
         """What is answered within `together` had better arrive at once."""
         request_class: type[InferenceRequest] = self._utils.InferenceRequest
+        decoupled = self._spec.decoupled
         requests = [
-            request_class.received(request, Reply(request, self._spec.version, line), self._spec.output_names)
+            request_class.received(
+                request, Reply(request, self._spec.version, line, decoupled=decoupled), self._spec.output_names
+            )
             for request, line in work
         ]
-        decoupled = self._spec.decoupled
         self._worker.submit(PythonBatch(self._spec.instance_name, requests, on_done, together, decoupled=decoupled))
 
     @property
@@ -129,7 +131,9 @@ class ModelHost:
         line = InlineLine()
         spec = self._spec
         request_class: type[InferenceRequest] = self._utils.InferenceRequest
-        received = request_class.received(request, Reply(request, spec.version, line), spec.output_names)
+        received = request_class.received(
+            request, Reply(request, spec.version, line, decoupled=False), spec.output_names
+        )
         batch = PythonBatch(spec.instance_name, [received], _ignore, AS_IT_COMES, decoupled=False)
         batch.run(model)
         if len(line.responses) == 1 and line.responses[0].final and not received.is_rescheduled:

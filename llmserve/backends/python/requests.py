@@ -178,12 +178,13 @@ class InferenceRequest:
         return self._iterate() if decoupled else self._call().result()
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
-        """The same from an `async def execute`. It begins at once, not when it is awaited."""
+        """The same from an `async def execute`. It begins at once, not when it is awaited.
+
+        Of a decoupled model it is done with the first response.
+        """
         if not decoupled:
             return asyncio.wrap_future(self._call())
-        started: asyncio.Future[ResponseIterator] = asyncio.get_running_loop().create_future()
-        started.set_result(self._iterate())
-        return started
+        return asyncio.get_running_loop().create_task(self._iterate().begun())
 
     def _call(self) -> Future[InferenceResponse]:
         answer, cancel = call_single(self.server, self._to_server())

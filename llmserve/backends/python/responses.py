@@ -88,9 +88,10 @@ class Line(Protocol):
 class Reply:
     """What a model may answer on a line. Dropped without a final response, it answers with an error."""
 
-    __slots__ = ("_ended", "_line", "model_name", "model_version", "request_id")
+    __slots__ = ("_ended", "_line", "decoupled", "model_name", "model_version", "request_id")
 
-    def __init__(self, request: InferRequest, version: str, line: Line) -> None:
+    def __init__(self, request: InferRequest, version: str, line: Line, *, decoupled: bool) -> None:
+        self.decoupled = decoupled  # any number of responses may be sent
         self.model_name = request.model_name
         self.model_version = version
         self.request_id = request.request_id
@@ -140,15 +141,19 @@ class Reply:
 
 
 class InferenceResponseSender:
-    """Sends any number of responses to one request."""
+    """Sends any number of responses to one request of a decoupled model, and the one to a request of any other."""
 
-    __slots__ = ("_reply",)
+    __slots__ = ("_has_answered", "_is_closed", "_reply")
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
+        self._has_answered = False
+        self._is_closed = False
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        if self._reply.ended:
+        if not self._reply.decoupled:
+            self._check_single(response)
+        if self._is_closed or (self._reply.ended and not self._has_answered):
             raise TritonModelException("Unable to send response. Response sender has been closed.")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(f"Unable to send response. Unsupported flag: {flags}")
@@ -159,7 +164,21 @@ class InferenceResponseSender:
             )
         if response is not None and not isinstance(response, InferenceResponse):
             raise TritonModelException(f"send takes an InferenceResponse, got {type(response).__name__}")
-        self._reply.send(response, final=flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._is_closed = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if self._reply.decoupled:
+            self._reply.send(response, final=self._is_closed)
+        elif response is not None:  # the answer, whether or not the model says so with it
+            self._has_answered = True
+            self._reply.send(response, final=True)
+
+    def _check_single(self, response: InferenceResponse | None) -> None:
+        problem = ""
+        if response is not None and self._has_answered:
+            problem = "Non-decoupled model cannot send more than one response."
+        if response is None and not self._has_answered:
+            problem = "Non-decoupled model cannot send complete final before sending a response."
+        if problem:
+            raise TritonModelException(f"Unable to send response. {problem}")
 
     def is_cancelled(self) -> bool:
         return self._reply.cancelled

@@ -95,8 +95,6 @@ def _size_problems(config: ModelConfig) -> list[str]:
     problems = []
     if config.max_batch_size < 0:
         problems.append(f"max_batch_size must not be negative, got {config.max_batch_size}")
-    if not config.input:
-        problems.append("it declares no input")
     if not config.output:
         problems.append("it declares no output")
     return problems

@@ -286,6 +286,33 @@ class TritonPythonModel:
 
 
 @MODES
+async def test_a_models_loop_runs_on_until_the_first_response_of_a_call(tmp_path: Path, mode: str) -> None:
+    code = """
+import asyncio
+import numpy as np
+class TritonPythonModel:
+    async def execute(self, requests):
+        others = asyncio.create_task(self.tick(ticks := []))
+        inner = pb_utils.InferenceRequest("", 0, requests[0].inputs(), ["Y"], "late")
+        responses = await inner.async_exec(decoupled=True)
+        others.cancel()
+        total = sum(tensor.as_numpy() for response in responses for tensor in response.output_tensors())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.append(total, len(ticks)).astype(np.float32))])]
+
+    async def tick(self, ticks):
+        while True:
+            ticks.append(0)
+            await asyncio.sleep(0.01)
+"""
+    write_model(tmp_path, "outer", ECHO_CONFIG + mode, code)
+    late = "import time\n" + COUNT.replace("sender, x =", "time.sleep(0.5); sender, x =")
+    write_model(tmp_path, "late", ECHO_CONFIG + DECOUPLED, late)
+    async with serving(tmp_path) as core:
+        total, num_ticks = values(await single(core, request("outer", floats(4))))
+    assert (total, num_ticks > 5) == (0 + 1 + 2 + 3, True)
+
+
+@MODES
 async def test_a_call_can_be_cancelled(tmp_path: Path, mode: str) -> None:
     code = """
 class TritonPythonModel:

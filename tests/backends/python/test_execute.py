@@ -181,7 +181,7 @@ async def test_exception_fails_this_batch_and_says_where(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ("None", "Expected a list in the execute return, found type 'NoneType'."),
+        ("None", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
         (
             "[]",
             "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
@@ -189,7 +189,8 @@ async def test_exception_fails_this_batch_and_says_where(tmp_path: Path) -> None
         ),
         (
             "[None]",
-            "Expected an 'InferenceResponse' object in the execute function return list, found type 'NoneType'.",
+            "Expected an 'InferenceResponse' object in the execute function return list, found type "
+            "'<class 'NoneType'>'.",
         ),
         ("exit()", "SystemExit: None"),
     ],
@@ -337,7 +338,7 @@ class TritonPythonModel:
                 break
         assert await appears(directory / "1" / "cancelled")
         assert int((directory / "1" / "cancelled").read_text()) < 200
-        assert 'nv_inference_request_failure{model="slow",version="1",reason="CANCELED"} 1' in core.metrics_text()
+        assert 'nv_inference_request_failure{model="slow",reason="CANCELED",version="1"} 1' in core.metrics_text()
 
 
 async def test_hung_model_blocks_neither_others_nor_the_shutdown(

@@ -68,24 +68,39 @@ class TritonPythonModel:
         assert not core.model_ready("ens")
 
 
-async def test_a_sender_of_a_unary_model_gives_one_response(tmp_path: Path) -> None:
+async def test_a_sender_of_a_unary_model_gives_one_response(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_model(tmp_path, "m", ECHO_CONFIG, SENDER)
     async with serving(tmp_path) as core:
         (response,) = await collect(core, request("m", floats(1), request_id="r1"))
         assert (values(response), response.final, response.request_id) == ([1], True, "r1")
-        (response,) = await collect(core, request("m", floats(2)))
-        assert "model 'm' sent more than one response" in str(response.error)
+        (response,) = await collect(
+            core, request("m", floats(2))
+        )  # the first is the answer, the model has an exception
+        assert (values(response), response.final) == ([2], True)
+        (response,) = await collect(core, request("m", floats(0)))
+        assert "Non-decoupled model cannot send complete final before sending a response." in str(response.error)
         assert response.final
         stats = core.statistics("m")[0].inference_stats
-        assert (stats.success.count, stats.fail.count) == (1, 1)
+        assert (stats.success.count, stats.fail.count) == (2, 1)
+    assert "Non-decoupled model cannot send more than one response." in caplog.text
+
+
+async def test_what_a_unary_model_returns_beside_its_sender_is_dropped(tmp_path: Path) -> None:
+    returned = "        return [pb_utils.InferenceResponse([pb_utils.Tensor('Y', np.zeros(1, np.float32))])]\n"
+    write_model(tmp_path, "m", ECHO_CONFIG, "import numpy as np\n" + SENDER + returned)
+    async with serving(tmp_path) as core:
+        (response,) = await collect(core, request("m", floats(1)))
+        assert values(response) == [1]
 
 
 async def test_a_unary_model_that_drops_its_sender_gives_one_error(tmp_path: Path) -> None:
     code = SENDER.replace("sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)", "pass")
     write_model(tmp_path, "m", ECHO_CONFIG, code)
     async with serving(tmp_path) as core, asyncio.timeout(30):
-        (response,) = await collect(core, request("m", floats(1)))
+        (response,) = await collect(core, request("m", floats(0)))
         assert "dropped a request without a final response" in str(response.error)
+        (response,) = await collect(core, request("m", floats(1)))
+        assert (values(response), response.final) == ([1], True)
 
 
 async def test_an_output_that_cannot_be_reshaped_is_an_error_response(tmp_path: Path) -> None:
@@ -98,5 +113,5 @@ async def test_an_output_that_cannot_be_reshaped_is_an_error_response(tmp_path: 
         assert isinstance(response.error, InternalError)
         assert "output 'Y' of shape [1,3], which its config cannot reshape to [2]" in str(response.error)
         assert (response.final, response.request_id) == (True, "r1")
-        assert 'nv_inference_request_failure{model="m",version="1",reason="BACKEND"} 1' in core.metrics_text()
+        assert 'nv_inference_request_failure{model="m",reason="BACKEND",version="1"} 1' in core.metrics_text()
         assert core.statistics("m")[0].inference_stats.success.count == 0

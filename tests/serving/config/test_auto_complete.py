@@ -85,7 +85,7 @@ async def test_nothing_is_completed_when_that_is_disabled(tmp_path: Path) -> Non
         rows = {row.name: row for row in core.repository_index()}
         assert "config.pbtxt is missing in" in rows["absent"].reason
         assert "auto-complete is disabled" in rows["absent"].reason
-        assert "it declares no input" in rows["partial"].reason
+        assert "it declares no output" in rows["partial"].reason
         assert rows["full"].state == "READY"
 
 

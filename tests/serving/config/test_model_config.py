@@ -95,7 +95,7 @@ def test_problem_is_reported(text: str, problem: str) -> None:
 
 def test_all_problems_at_once() -> None:
     problems = config_problems(completed("max_batch_size: -1 model_repository_agents { agents { name: 'checksum' } }"))
-    assert len(problems) == 4  # refused feature, batch size, no input, no output
+    assert len(problems) == 3  # refused feature, batch size, no output
 
 
 @pytest.mark.parametrize(
