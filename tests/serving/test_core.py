@@ -219,7 +219,7 @@ async def test_metrics_in_numbers(tmp_path: Path) -> None:
             core, "nv_inference_compute_infer_duration_us"
         )
     for reason, count in (("CANCELED", 2), ("REJECTED", 0), ("BACKEND", 0), ("OTHER", 0)):
-        assert f'nv_inference_request_failure{{model="m",version="1",reason="{reason}"}} {count}\n' in text
+        assert f'nv_inference_request_failure{{model="m",reason="{reason}",version="1"}} {count}\n' in text
     assert re.search(r"^nv_cpu_utilization (0|1|0\.\d+|1\.0)$", text, re.MULTILINE)
     assert re.search(r"^nv_cpu_memory_total_bytes \d{9,}$", text, re.MULTILINE)
 
@@ -289,7 +289,7 @@ async def test_a_backends_exception_is_an_error_response(faulty: InferenceCore) 
     data, end = await collect(faulty, request("f", floats(2)))
     assert (values(data), data.final) == ([1], False)
     assert (str(end.error), end.final) == ("not this", True)
-    assert 'request_failure{model="f",version="1",reason="BACKEND"} 2' in faulty.metrics_text()
+    assert 'request_failure{model="f",reason="BACKEND",version="1"} 2' in faulty.metrics_text()
 
 
 async def test_a_slow_reader_is_not_the_models_time(faulty: InferenceCore, tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ async def test_a_request_that_the_backend_has_no_room_for_was_rejected(faulty: I
     (response,) = await collect(faulty, request("f", floats(how)))
     assert isinstance(response.error, ResourceExhausted)
     text = faulty.metrics_text()
-    assert 'request_failure{model="f",version="1",reason="REJECTED"} 1' in text
-    assert 'request_failure{model="f",version="1",reason="BACKEND"} 0' in text
+    assert 'request_failure{model="f",reason="REJECTED",version="1"} 1' in text
+    assert 'request_failure{model="f",reason="BACKEND",version="1"} 0' in text
 
 
 async def test_a_stream_always_ends_with_a_final_response(faulty: InferenceCore) -> None:
@@ -330,7 +330,7 @@ async def test_a_model_that_cannot_be_unloaded_spares_the_others(faulty: Inferen
 
 
 async def test_gauges_of_a_backend_get_the_models_labels(faulty: InferenceCore) -> None:
-    assert '\nnv_faults{model="f",version="1",kind="x"} 2.5\n' in faulty.metrics_text()
+    assert '\nnv_faults{kind="x",model="f",version="1"} 2.5\n' in faulty.metrics_text()
 
 
 async def test_closing_an_unread_stream_counts_nothing(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ async def test_closing_the_stream_reaches_the_running_step(tmp_path: Path) -> No
         assert await appears(directory / "1" / "cancelled")
         text = core.metrics_text()
     for model in ("ens", "count"):
-        assert f'nv_inference_request_failure{{model="{model}",version="1",reason="CANCELED"}} 1' in text
+        assert f'nv_inference_request_failure{{model="{model}",reason="CANCELED",version="1"}} 1' in text
 
 
 async def test_cancelling_the_task_reaches_a_unary_step(tmp_path: Path) -> None:
@@ -208,8 +208,8 @@ async def test_failure_of_a_step_ends_the_request_with_the_ensembles_name(tmp_pa
     assert str(response.error).startswith(
         "in ensemble 'ens', Failed to process the request(s) for model 'bad_0', message: ValueError: boom"
     )
-    assert 'nv_inference_request_failure{model="ens",version="1",reason="OTHER"} 1' in text
-    assert 'nv_inference_request_failure{model="bad",version="1",reason="BACKEND"} 1' in text
+    assert 'nv_inference_request_failure{model="ens",reason="OTHER",version="1"} 1' in text
+    assert 'nv_inference_request_failure{model="bad",reason="BACKEND",version="1"} 1' in text
 
 
 async def test_failure_in_one_branch_cancels_the_other(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class ServerCollector(Collector):
         for model in self._models():
             labels = {"model": model.name, "version": model.version}
             for sample in self._model_samples(model):
-                yield sample._replace(labels={**labels, **sample.labels})
+                yield sample._replace(labels=_ordered({**labels, **sample.labels}))
         if self._cache is not None:
             yield from _cache_samples(self._cache)
         for name, machine_labels, value in self._machine.samples():
@@ -75,6 +75,11 @@ class ServerCollector(Collector):
             yield from _model_cache_samples(statistics)
         for name, labels, value in model.gauges():
             yield Sample(name, value, labels)
+
+
+def _ordered(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """By name, and what tells the samples of one metric apart at last: as Triton's library has them."""
+    return {name: labels[name] for name in sorted(labels, key=lambda name: (name in ("quantile", "le"), name))}
 
 
 def metrics_text(registry: CollectorRegistry) -> str:

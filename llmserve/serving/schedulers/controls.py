@@ -5,6 +5,7 @@ They have a batch dimension of 1 where the model batches. Controls hold one elem
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +95,23 @@ def _flag(name: str, control: ModelSequenceBatching.Control) -> Flag:
 def _fits(sequence_id: int | str, datatype: str) -> bool:
     if datatype == "BYTES":
         return len(str(sequence_id).encode()) <= MAX_CORRELATION_ID_BYTES
+    if isinstance(sequence_id, str):
+        return True
     limits = np.iinfo(NUMPY_DTYPES[datatype])
-    return isinstance(sequence_id, int) and limits.min <= sequence_id <= limits.max
+    return bool(limits.min <= sequence_id <= limits.max)
 
 
 def _id_tensor(name: str, datatype: str, sequence_id: int | str, shape: tuple[int, ...]) -> Tensor:
     if datatype == "BYTES":
         return _element(name, datatype, str(sequence_id or "").encode(), shape)
+    if isinstance(sequence_id, str):
+        sequence_id = _number_for(sequence_id, np.iinfo(NUMPY_DTYPES[datatype]).max)
     return _element(name, datatype, sequence_id, shape)
+
+
+def _number_for(sequence_id: str, largest: int) -> int:
+    """What a model whose correlation IDs are numbers is told of a text: always the same, and for no other text."""
+    return 1 + int.from_bytes(hashlib.blake2b(sequence_id.encode(), digest_size=8).digest(), "little") % largest
 
 
 def _element(name: str, datatype: str, value: Any, shape: tuple[int, ...]) -> Tensor:

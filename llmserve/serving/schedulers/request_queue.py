@@ -35,7 +35,7 @@ class QueuePolicy:
         """Microseconds that the request may wait; 0: no limit."""
         if not self.allows_override or not request.timeout_us:
             return self.timeout_us
-        return min(self.timeout_us, request.timeout_us) if self.timeout_us else request.timeout_us
+        return min(self.timeout_us, request.timeout_us)
 
 
 @dataclass(frozen=True, slots=True)

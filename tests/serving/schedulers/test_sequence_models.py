@@ -67,7 +67,7 @@ async def test_model_with_state(tmp_path: Path) -> None:
         text = core.metrics_text()
         assert core.model_config("m").sequence_batching.max_sequence_idle_microseconds == 1_000_000
     assert (statistics.inference_count, statistics.inference_stats.fail.count) == (4, 1)
-    assert 'nv_inference_request_failure{model="m",version="1",reason="REJECTED"} 1' in text
+    assert 'nv_inference_request_failure{model="m",reason="REJECTED",version="1"} 1' in text
 
 
 async def test_batches_of_a_client_are_refused(tmp_path: Path) -> None:

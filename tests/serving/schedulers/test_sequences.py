@@ -167,10 +167,23 @@ async def test_correlation_ids_reach_the_model() -> None:
     client = Client(scheduler(instance, batching=CONTROLS))
     await client.send("r", sequence_id=2**63, sequence_start=True)
     assert scalars(instance.requests[0][0], "ID") == [2**63]
-    for wrong in (-1, 2**64, "text"):
+    for wrong in (-1, 2**64):
         await client.send("w", sequence_id=wrong, sequence_start=True)
         assert isinstance(client.error("w"), InvalidArgument)
-    assert "correlation ID 'text', which input 'ID' of type UINT64 cannot hold" in str(client.error("w"))
+    assert f"correlation ID {2**64}, which input 'ID' of type UINT64 cannot hold" in str(client.error("w"))
+
+
+async def test_a_text_is_told_as_a_number_of_its_own_to_a_model_that_wants_numbers() -> None:
+    (instance,) = opened(Instance())
+    client = Client(scheduler(instance, batching=CONTROLS.replace("TYPE_UINT64", "TYPE_INT32")))
+    names = [f"sequence-{number}" for number in range(3)]
+    for number, name in enumerate((*names, names[0])):
+        await client.send(f"r{number}", sequence_id=name, sequence_start=True, sequence_end=True)
+        instance.gate.set()
+        await client.wait()
+    told = [scalars(batch[0], "ID")[0] for batch in instance.requests]
+    assert told[0] == told[3]
+    assert len({0, *told}) == 4
 
 
 async def test_ids_as_texts() -> None:
