@@ -28,13 +28,21 @@ def datatype_name(data_type: int) -> str:
     return _CONFIG_NAMES.get(name, name.removeprefix("TYPE_"))
 
 
-def request_label(request: InferRequest) -> str:
+def id_label(request_id: str) -> str:
     """The prefix of the core's own error messages."""
-    return f"[request id: {request.request_id or '<id_unknown>'}] "
+    return f"[request id: {request_id or '<id_unknown>'}] "
+
+
+def request_label(request: InferRequest) -> str:
+    return id_label(request.request_id)
 
 
 def format_shape(shape: Iterable[int]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +202,8 @@ class ModelSignature:
         self._refuse(
             request,
             f"expected {expected}{' inputs' if least == most else ''} but got {len(request.inputs)} inputs for model "
-            f"'{self.model_name}'. Got input(s) {list(request.inputs)}, but missing required input(s) {missing}. "
-            "Please provide all required input(s).",
+            f"'{self.model_name}'. Got input(s) {_quoted(request.inputs)}, but missing required input(s) "
+            f"{_quoted(missing)}. Please provide all required input(s).",
         )
 
     def _refuse(self, request: InferRequest, problem: str) -> NoReturn:

@@ -43,6 +43,8 @@ CONFIGS = {
         dynamic_batching {{ max_queue_delay_microseconds: 100 }}
     """,
     "echo": f"input {_tensor('TEXT', 'STRING')} output {_tensor('TEXT', 'STRING')}",
+    "text": f"input {_tensor('TEXT', 'STRING', 1)} output {_tensor('TEXT', 'STRING', 1)}",
+    "matrix": "input { name: 'X' data_type: TYPE_FP32 dims: [ -1, -1 ] }",
     "floats": f"input {_tensor('X', 'FP32')} output {_tensor('X', 'FP32')}",
     "count": f"""
         max_batch_size: 8
@@ -161,7 +163,7 @@ class StubCore:
         if request.model_name == "add_two":
             total = request.inputs["INPUT0"].data + request.inputs["INPUT1"].data
             yield self._response(request, outputs=(Tensor("OUTPUT0", "FP32", total),), final=True)
-        if request.model_name in ("echo", "floats"):
+        if request.model_name in ("echo", "floats", "text"):
             outputs = tuple(
                 t for t in request.inputs.values() if t.name in (request.requested_outputs or request.inputs)
             )

@@ -50,7 +50,7 @@ def b(*shape: int) -> Tensor:
         (
             PLAIN,
             [a(4), b(1), tensor("Z", 1)],
-            "expected 2 inputs but got 3 inputs for model 'm'. Got input(s) ['A', 'B', 'Z']",
+            "expected 2 inputs but got 3 inputs for model 'm'. Got input(s) ['A','B','Z']",
         ),
         (
             OPTIONAL,

@@ -13,7 +13,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.shared.delivery import PLAIN, Delivery
-from llmserve.frontends.shared.raw_tensors import decode_tensor, element_count, encode_tensor, object_array, shaped
+from llmserve.frontends.shared.raw_tensors import (
+    WrongSize,
+    decode_tensor,
+    element_count,
+    encode_tensor,
+    object_array,
+    shaped,
+)
 from llmserve.frontends.shared.request_parameters import (
     BYTE_SIZE,
     CLASSES,
@@ -23,10 +30,11 @@ from llmserve.frontends.shared.request_parameters import (
     sort_parameters,
 )
 from llmserve.frontends.shared.shared_memory import Place, SharedMemory
-from llmserve.serving.signature import datatype_name
+from llmserve.serving.signature import datatype_name, id_label
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, ParameterValue, Tensor
 
 FINAL_RESPONSE = "triton_final_response"
+ONLY_EMPTY_FINAL = f"Only the following keys starting with 'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
 
 # typed contents: field -> the datatypes that it may carry; the first is the one named in errors
 CONTENTS: Mapping[str, tuple[str, ...]] = {
@@ -51,7 +59,7 @@ def parse_request(
     """
     parameters = read_parameters(message.parameters)
     parameters.pop(EMPTY_FINAL_RESPONSE, None)
-    known = sort_parameters(parameters, _wrong_type)
+    known = sort_parameters(parameters, _wrong_type, ONLY_EMPTY_FINAL)
     request = InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
@@ -89,7 +97,7 @@ def read_parameters(parameters: Mapping[str, service_pb2.InferParameter]) -> dic
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
         if choice is None:
-            raise InvalidArgument(f"parameter '{name}' has no value")
+            _wrong_type(name, "int64_param, bool_param, or string_param")
         values[name] = getattr(parameter, choice)
     return values
 
@@ -149,13 +157,22 @@ def _parse_inputs(
     message: service_pb2.ModelInferRequest, config: ModelConfig, memory: SharedMemory
 ) -> dict[str, Tensor]:
     """Raw contents are in the order of the inputs that are not in shared memory."""
+    try:
+        return _read_inputs(message, config, memory)
+    except WrongSize as error:
+        raise InvalidArgument(id_label(message.id) + str(error)) from error
+
+
+def _read_inputs(
+    message: service_pb2.ModelInferRequest, config: ModelConfig, memory: SharedMemory
+) -> dict[str, Tensor]:
     inputs: dict[str, Tensor] = {}
     raw_contents = iter(message.raw_input_contents)
     for tensor in message.inputs:
         if tensor.name in inputs:
-            raise InvalidArgument(f"input '{tensor.name}' already exists in request")
+            raise InvalidArgument(f"{id_label(message.id)}input '{tensor.name}' already exists in request")
         if tensor.datatype not in NUMPY_DTYPES:
-            _unknown_datatype(tensor.name, message.model_name, config)
+            _unknown_datatype(message, tensor.name, config)
         if tensor.parameters and REGION in tensor.parameters:
             inputs[tensor.name] = _shared_input(tensor, message.model_name, memory)
         elif message.raw_input_contents:
@@ -174,10 +191,11 @@ def _shared_input(tensor: service_pb2.ModelInferRequest.InferInputTensor, model:
     return decode_tensor(tensor.name, tensor.datatype, tensor.shape, memory.read(_place(tensor)), model=model)
 
 
-def _unknown_datatype(name: str, model: str, config: ModelConfig) -> NoReturn:
+def _unknown_datatype(message: service_pb2.ModelInferRequest, name: str, config: ModelConfig) -> NoReturn:
     expected = next((datatype_name(entry.data_type) for entry in config.input if entry.name == name), "another one")
     raise InvalidArgument(
-        f"inference input '{name}' data-type is '<invalid>', but model '{model}' expects '{expected}'"
+        f"{id_label(message.id)}inference input '{name}' data-type is '<invalid>', but model '{message.model_name}' "
+        f"expects '{expected}'"
     )
 
 
@@ -215,9 +233,11 @@ def _parse_typed_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor
         )
     values = getattr(tensor.contents, filled[0])
     if len(values) != count:
-        raise InvalidArgument(
+        size = 1 if tensor.datatype == "BYTES" else NUMPY_DTYPES[tensor.datatype].itemsize
+        unit = " elements" if tensor.datatype == "BYTES" else ""
+        raise WrongSize(
             f"input byte size mismatch for input '{tensor.name}' for model '{model}'. "
-            f"Expected {count} elements, got {len(values)}"
+            f"Expected {count * size}{unit}, got {len(values) * size}{unit}"
         )
     return shaped(tensor.name, tensor.datatype, _typed_array(tensor, values, model=model), tensor.shape)
 

@@ -80,6 +80,8 @@ class InferenceService(ExtensionRpcs):
         parsed, delivery = parse_request(request, config, memory, deadline=deadline)
         parsed = accompanied(parsed, trace, self._extensions.grpc_headers.chosen(context.invocation_metadata))
         response = await single_response(self._core, parsed)
+        if response.error is not None:
+            raise response.error
         response = deliver(response, delivery, core=self._core, memory=memory, config=config)
         if self._extensions.grpc_compression:
             context.compress(self._extensions.grpc_compression)

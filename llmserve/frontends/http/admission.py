@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmserve.frontends.http.error_answers import json_response
+from llmserve.frontends.http.error_answers import TEXT, refused
 from llmserve.frontends.http.routes import Guard
 from llmserve.frontends.shared.restrictions import Api, Key, Restrictions
 from llmserve.wire.http1.answers import WholeAnswer
@@ -25,11 +25,11 @@ def guard_of(api: Api, restrictions: Restrictions) -> Guard | None:
 def _unless_open(key: Key, request: Request) -> WholeAnswer | None:
     if key.opens_for(request.header(key.header.lower().encode())):
         return None
-    return json_response({"error": f"This API is restricted, expecting header '{key.header}'"}, FORBIDDEN)
+    return refused(f"This API is restricted, expecting header '{key.header}'", FORBIDDEN, TEXT)
 
 
 def _unless_of_a_page(request: Request) -> WholeAnswer | None:
     if request.header(b"origin") is None:
         return None
     problem = "This API is not for web pages; restrict it to a header (--http-restricted-api) that yours sends"
-    return json_response({"error": problem}, FORBIDDEN)
+    return refused(problem, FORBIDDEN, TEXT)

@@ -30,19 +30,31 @@ REQUEST_TIMEOUT = 408
 CONTENT_TOO_LARGE = 413
 RETRY_AFTER_S = 1
 JSON = "application/json"
+TEXT = "text/plain"  # as Triton says of errors outside of its JSON, and of empty answers: the body is JSON all the same
 
 logger = logging.getLogger(__name__)
 
 
-def json_response(document: Json, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> WholeAnswer:
-    return WholeAnswer(encode_json(document), status, JSON, headers)
+def json_response(document: Json, headers: Mapping[str, str] = NO_HEADERS) -> WholeAnswer:
+    return WholeAnswer(encode_json(document), content_type=JSON, headers=headers)
 
 
-def error_response(error: LlmserveError) -> WholeAnswer:
+def done() -> WholeAnswer:
+    """There is nothing to say."""
+    return WholeAnswer(content_type=JSON)
+
+
+def refused(
+    problem: str, status: int, content_type: str = JSON, headers: Mapping[str, str] = NO_HEADERS
+) -> WholeAnswer:
+    return WholeAnswer(encode_json({"error": problem}), status, content_type, headers)
+
+
+def error_response(error: LlmserveError, content_type: str = JSON) -> WholeAnswer:
     for kind, status in ((BodyTooLarge, CONTENT_TOO_LARGE), (BodyTooSlow, REQUEST_TIMEOUT)):
         if isinstance(error, kind):  # the rest of the body may still be on its way: this connection is spent
-            return json_response({"error": str(error)}, status, {"Connection": "close"})
-    return json_response({"error": str(error)}, STATUS[error.code], retry_headers(error))
+            return refused(str(error), status, headers={"Connection": "close"})
+    return refused(str(error), STATUS[error.code], content_type, retry_headers(error))
 
 
 def retry_headers(error: LlmserveError) -> dict[str, str]:
@@ -57,17 +69,17 @@ def internal_error(error: Exception) -> InternalError:
     return InternalError(f"internal error: {error!r}")
 
 
-def answers_errors(handler: Handler) -> Handler:
+def answers_errors(handler: Handler, content_type: str = JSON) -> Handler:
     """Turn the core's errors into error bodies."""
 
     async def answered(request: Request) -> Answer:
         try:
             return await handler(request)
         except LlmserveError as error:
-            return error_response(error)
+            return error_response(error, content_type)
         except ClientGone:
             raise
         except Exception as error:  # border: a fault of ours must not reach the client as a broken connection
-            return error_response(internal_error(error))
+            return error_response(internal_error(error), content_type)
 
     return answered

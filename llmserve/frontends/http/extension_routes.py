@@ -7,10 +7,19 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmserve.errors import InvalidArgument, NotFound, Unsupported
+from llmserve.errors import InternalError, InvalidArgument, NotFound, Unsupported
 from llmserve.frontends.http.bodies import off_loop, read_body
-from llmserve.frontends.http.error_answers import json_response
-from llmserve.frontends.http.json_fields import Json, as_array, as_bool, as_object, as_string, as_unsigned, parse_json
+from llmserve.frontends.http.error_answers import done, json_response
+from llmserve.frontends.http.json_fields import (
+    Json,
+    as_array,
+    as_bool,
+    as_object,
+    as_string,
+    as_unsigned,
+    is_unsigned,
+    parse_json,
+)
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.log_settings import FLAGS, MAX_UINT32, LogValue
 from llmserve.frontends.shared.model_control import (
@@ -48,7 +57,7 @@ class ExtensionApi:
         document = await self._document(request, empty={})
         config, files = _load_parameters(as_object(document.get("parameters", {}), "parameters"))
         await self.core.load_model(request.path_params["model"], config, files)
-        return WholeAnswer()
+        return done()
 
     async def unload_model(self, request: Request) -> WholeAnswer:
         check_repository_name(request.path_params.get("repository", ""))
@@ -56,7 +65,7 @@ class ExtensionApi:
         parameters = as_object(document.get("parameters", {}), "parameters")
         dependents = as_bool(parameters.get(UNLOAD_DEPENDENTS, False), UNLOAD_DEPENDENTS)
         await self.core.unload_model(request.path_params["model"], unload_dependents=dependents)
-        return WholeAnswer()
+        return done()
 
     async def log_settings(self, request: Request) -> WholeAnswer:
         return json_response(self.extensions.logs.describe())
@@ -98,15 +107,15 @@ class ExtensionApi:
             offset=as_unsigned(document.get("offset", 0), "offset"),
             byte_size=as_unsigned(document["byte_size"], "byte_size"),
         )
-        return WholeAnswer()
+        return done()
 
     async def unregister_shared_memory(self, request: Request) -> WholeAnswer:
         self.extensions.memory.unregister(request.path_params["region"])
-        return WholeAnswer()
+        return done()
 
     async def unregister_all_shared_memory(self, request: Request) -> WholeAnswer:
         self.extensions.memory.unregister_all()
-        return WholeAnswer()
+        return done()
 
     async def cuda_memory_status(self, request: Request) -> WholeAnswer:
         if region := request.path_params.get("region", ""):
@@ -120,7 +129,7 @@ class ExtensionApi:
     async def unregister_cuda_memory(self, request: Request) -> WholeAnswer:
         """There is none, so there is none to forget."""
         self.extensions.memory.check_allowed()
-        return WholeAnswer()
+        return done()
 
     def _traced_model(self, request: Request) -> str:
         """The model whose settings are meant; "" for the server's."""
@@ -155,9 +164,13 @@ def _load_parameters(parameters: Mapping[str, Json]) -> tuple[str, dict[str, byt
 
 def _log_value(name: str, value: Json) -> LogValue:
     if name in FLAGS:
-        return as_bool(value, name)
+        if not isinstance(value, bool):
+            raise InternalError("attempt to access JSON non-boolean as boolean")
+        return value
     if name == "log_verbose_level":
-        return min(as_unsigned(value, name), MAX_UINT32)
+        if not is_unsigned(value):
+            raise InternalError("attempt to access JSON non-unsigned-integer as unsigned-integer")
+        return min(value, MAX_UINT32)
     return as_string(value, name) if name in ("log_file", "log_format") else ""
 
 

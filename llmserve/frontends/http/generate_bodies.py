@@ -13,11 +13,12 @@ from typing import NoReturn
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
-from llmserve.errors import InvalidArgument, LlmserveError
+from llmserve.errors import InternalError, InvalidArgument, LlmserveError
 from llmserve.frontends.http.infer_bodies import infer_request, sort_http_parameters
 from llmserve.frontends.http.infer_outputs import BINARY_ONLY, json_values
 from llmserve.frontends.http.json_fields import (
     Json,
+    Repeating,
     as_object,
     as_string,
     encode_json,
@@ -26,7 +27,7 @@ from llmserve.frontends.http.json_fields import (
     tensor_values,
 )
 from llmserve.frontends.shared.raw_tensors import shaped
-from llmserve.serving.signature import datatype_name
+from llmserve.serving.signature import datatype_name, id_label
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
 ONE_RESPONSE = (
@@ -37,11 +38,16 @@ ONE_RESPONSE = (
 
 def parse_generate(body: bytes, config: ModelConfig, *, model: str, version: str) -> InferRequest:
     """The core's request for a flat JSON object."""
-    document = dict(as_object(parse_json(body), "request"))
+    parsed = parse_json(body, notes_repeats=True)
+    if not isinstance(parsed, dict):
+        raise InternalError("attempt to get members for non-object")
+    document = dict(parsed)
     request_id = as_string(document.pop("id", ""), "id")
     if "parameters" in document and all(entry.name != "parameters" for entry in config.input):
         document = _flattened(document, declared={entry.name for entry in config.input})
     declared = {entry.name: entry for entry in config.input}
+    if isinstance(parsed, Repeating) and (name := next((name for name in parsed.repeated if name in declared), "")):
+        raise InvalidArgument(f"{id_label(request_id)}input '{name}' already exists in request")
     inputs = {
         name: _input_tensor(declared[name], value, batched=config.max_batch_size > 0)
         for name, value in document.items()
@@ -73,8 +79,6 @@ def _input_tensor(declared: ModelInput, value: Json, *, batched: bool) -> Tensor
             f"receiving {datatype} data via JSON is not supported. "
             f"Please use the binary data format for input {declared.name}"
         )
-    if value is None or isinstance(value, dict):
-        _refuse_form(declared.name)
     leaves = flatten(value)
     shape = _fitting_shape([-1, *declared.dims] if batched else list(declared.dims), len(leaves))
     if shape is None:
@@ -97,7 +101,7 @@ def _refuse_form(name: str) -> NoReturn:
 
 
 def generate_document(response: InferResponse) -> dict[str, Json]:
-    """One response as a flat object: outputs of one element are scalars, the others flat lists."""
+    """One response as a flat object, sorted by key: outputs of one element are scalars, the others flat lists."""
     document: dict[str, Json] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.request_id:
         document["id"] = response.request_id
@@ -105,7 +109,7 @@ def generate_document(response: InferResponse) -> dict[str, Json]:
     for tensor in response.outputs:
         values = json_values(tensor)
         document[tensor.name] = values[0] if len(values) == 1 else values
-    return document
+    return dict(sorted(document.items()))
 
 
 async def data_responses(

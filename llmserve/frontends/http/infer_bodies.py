@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import NoReturn
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InternalError, InvalidArgument
 from llmserve.frontends.http.infer_outputs import ALL_BINARY, BINARY_ONLY, OutputForm, parse_outputs, parse_place
 from llmserve.frontends.http.json_fields import (
     Json,
@@ -29,10 +29,10 @@ from llmserve.frontends.http.json_fields import (
     unparsable,
     wrong_type,
 )
-from llmserve.frontends.shared.raw_tensors import LENGTH, decode_tensor, element_count, shaped
+from llmserve.frontends.shared.raw_tensors import LENGTH, WrongSize, decode_tensor, element_count, shaped
 from llmserve.frontends.shared.request_parameters import NO_PARAMETERS, REGION, RequestParameters, sort_parameters
 from llmserve.frontends.shared.shared_memory import SharedMemory
-from llmserve.serving.signature import datatype_name
+from llmserve.serving.signature import datatype_name, id_label
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -83,16 +83,18 @@ def parse_infer(
     length = json_length(header, len(body))
     if length == 0:
         return _raw_request(body, config, model=model, version=version), ALL_BINARY
-    document = as_object(parse_json(body[:length]), "request")
-    inputs = _parse_inputs(document, BinarySection(body[length:], model), memory)
-    parameters = dict(as_object(document.get("parameters", {}), "parameters"))
+    parsed = parse_json(body[:length])
+    document: Mapping[str, Json] = parsed if isinstance(parsed, dict) else {}
+    request_id = as_string(document.get("id", ""), "id")
+    inputs = _parse_inputs(document, BinarySection(body[length:], model), memory, request_id=request_id)
+    parameters = _parameters(document)
     binary = as_bool(parameters.pop("binary_data_output", False), "binary_data_output")
     names, form = parse_outputs(document, memory, binary=binary)
     request = infer_request(
         (model, version),
         inputs,
         sort_http_parameters(parameters),
-        request_id=as_string(document.get("id", ""), "id"),
+        request_id=request_id,
         requested_outputs=names,
     )
     return request, form
@@ -129,16 +131,32 @@ def sort_http_parameters(parameters: Mapping[str, Json]) -> RequestParameters:
     return sort_parameters(values, _wrong_parameter_type)
 
 
+def _parameters(document: Mapping[str, Json]) -> dict[str, Json]:
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InternalError("failed to get request params.: attempt to get members for non-object")
+    return dict(parameters)
+
+
 def _wrong_parameter_type(name: str, expected: str) -> NoReturn:
+    if name == "sequence_id":
+        wrong_type(name, "string")
     wrong_type(name, "boolean" if expected == "bool_param" else "unsigned-integer")
 
 
-def _parse_inputs(document: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> dict[str, Tensor]:
+def _parse_inputs(
+    document: Mapping[str, Json], section: BinarySection, memory: SharedMemory, *, request_id: str
+) -> dict[str, Tensor]:
     inputs: dict[str, Tensor] = {}
     for entry in as_array(required(document, "inputs"), "inputs"):
-        tensor = _parse_input(as_object(entry, "inputs"), section, memory)
+        if not isinstance(entry, dict):
+            _refuse_sources({}, {})
+        try:
+            tensor = _parse_input(entry, section, memory)
+        except WrongSize as error:
+            raise InvalidArgument(id_label(request_id) + str(error)) from error
         if tensor.name in inputs:
-            raise InvalidArgument(f"input '{tensor.name}' already exists in request")
+            raise InvalidArgument(f"{id_label(request_id)}input '{tensor.name}' already exists in request")
         inputs[tensor.name] = tensor
     section.check_empty()
     return inputs
@@ -178,26 +196,45 @@ def _binary_data(name: str, entry: Mapping[str, Json], section: BinarySection, m
 
 def _refuse_sources(entry: Mapping[str, Json], parameters: Mapping[str, Json]) -> NoReturn:
     sources = ["'data'"] if "data" in entry else []
-    sources += [f"'{key}' in 'parameters'" for key in ("binary_data_size", REGION) if key in parameters]
-    found = "no field is set" if not sources else f"these fields are set: {', '.join(sources)}"
+    sources += [f"'{key}'" for key in ("binary_data_size", REGION) if key in parameters]
+    found = "set " + " ".join(sources) if sources else "no field is set"
     raise InvalidArgument(f"Input must set only one of the following fields: {DATA_SOURCES}. But {found}")
 
 
 def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) -> InferRequest:
     if len(config.input) != 1:
         raise InvalidArgument(
-            f"a raw request (no JSON header) needs a model with exactly 1 input, and '{model}' has {len(config.input)}"
+            f"{id_label('')}Raw request must only have 1 input (found 1) to be deduced but got {len(config.input)} "
+            f"inputs in '{model}' model configuration"
         )
     declared = config.input[0]
     datatype = datatype_name(declared.data_type)
+    _check_deducible(declared, datatype)
     if datatype == "BYTES":  # the body is the one element
         shape, body = [1] * len(declared.dims), LENGTH.pack(len(body)) + body
     else:
         shape = _deduced_shape(declared.dims, len(body), NUMPY_DTYPES[datatype].itemsize)
     if config.max_batch_size > 0:
         shape = [1, *shape]
-    tensor = decode_tensor(declared.name, datatype, shape, body, model=model)
+    try:
+        tensor = decode_tensor(declared.name, datatype, shape, body, model=model)
+    except WrongSize as error:
+        raise InvalidArgument(id_label("") + str(error)) from error
     return infer_request((model, version), {declared.name: tensor}, NO_PARAMETERS)
+
+
+def _check_deducible(declared: ModelInput, datatype: str) -> None:
+    """Can the shape of a raw request be known?"""
+    dims = list(declared.dims)
+    if datatype == "BYTES" and set(dims) != {1}:
+        raise InvalidArgument(
+            f"{id_label('')}For BYTE datatype raw input '{declared.name}', the model must have input shape [1]"
+        )
+    if sum(dim < 0 for dim in dims) > 1:
+        raise InvalidArgument(
+            f"{id_label('')}The shape of the raw input '{declared.name}' can not be deduced because there are more "
+            "than one variable-sized dimension"
+        )
 
 
 def _deduced_shape(dims: list[int], size: int, itemsize: int) -> list[int]:

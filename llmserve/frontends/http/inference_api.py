@@ -5,9 +5,11 @@ Paths are matched exactly, and HEAD is not GET. A client that goes away cancels 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+
+from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from llmserve.errors import LlmserveError, Unsupported
 from llmserve.frontends.http.admission import guard_of
@@ -15,10 +17,12 @@ from llmserve.frontends.http.bodies import compress_for, off_loop, read_body
 from llmserve.frontends.http.error_answers import (
     JSON,
     STATUS,
+    TEXT,
     answers_errors,
     error_response,
     internal_error,
     json_response,
+    refused,
     retry_headers,
 )
 from llmserve.frontends.http.extension_routes import ExtensionApi, extension_routes
@@ -31,6 +35,7 @@ from llmserve.frontends.http.generate_bodies import (
 )
 from llmserve.frontends.http.infer_bodies import HEADER_LENGTH, HEADER_LENGTH_NAME, parse_infer
 from llmserve.frontends.http.infer_outputs import OutputForm, encode_response
+from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.http.routes import Routes
 from llmserve.frontends.http.traced_answers import traced_answer
 from llmserve.frontends.shared.delivery import deliver
@@ -41,14 +46,15 @@ from llmserve.frontends.shared.server_core import Core, is_decoupled, single_res
 from llmserve.serving.config.proto_json import message_to_dict
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferResponse
-from llmserve.wire.http1.answers import Answer, Reply, WholeAnswer
+from llmserve.wire.http1.answers import NO_HEADERS, Answer, Reply, WholeAnswer
 from llmserve.wire.http1.connection import Handler
 from llmserve.wire.http1.request import Request
 from llmserve.wire.http1.server import HttpServer, serve
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
+DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-UNCACHED = {"Cache-Control": "no-cache"}
+PLAIN_ROUTES = ("/live", "/ready", "/infer")  # whose errors are sent as text, but those about an inference's JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class EventStream:
                 return await error_response(internal_error(error)).send(reply)
             failure = None if first is None else first.error
             status = 200 if failure is None else STATUS[failure.code]
-            reply.begin(status, UNCACHED if failure is None else UNCACHED | retry_headers(failure), EVENT_STREAM)
+            reply.begin(status, NO_HEADERS if failure is None else retry_headers(failure), EVENT_STREAM)
             if first is not None:
                 await reply.piece(event(first))
                 await self._send_rest(reply)
@@ -91,6 +97,18 @@ class EventStream:
 
 
 @dataclass(frozen=True, slots=True)
+class InOnePiece:
+    """The answer of `generate`: Triton sends it as a stream of one."""
+
+    body: bytes
+
+    async def send(self, reply: Reply) -> None:
+        reply.begin(200, NO_HEADERS, JSON)
+        await reply.piece(self.body)
+        reply.end()
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceApi:
     """One method per route."""
 
@@ -103,15 +121,15 @@ class InferenceApi:
         return json_response({"name": core.name, "version": core.version, "extensions": list(core.extensions)})
 
     async def live(self, request: Request) -> WholeAnswer:
-        return WholeAnswer(status=200 if self.core.live() else 400)
+        return WholeAnswer(status=200 if self.core.live() else 400, content_type=TEXT)
 
     async def ready(self, request: Request) -> WholeAnswer:
-        return WholeAnswer(status=200 if self.core.ready() else 400)
+        return WholeAnswer(status=200 if self.core.ready() else 400, content_type=TEXT)
 
     async def model_ready(self, request: Request) -> WholeAnswer:
         if self.core.model_ready(*_model_and_version(request)):
-            return WholeAnswer()
-        return json_response({"error": "Model version not ready"}, 400)
+            return WholeAnswer(content_type=TEXT)
+        return refused("Model version not ready", 400, TEXT)
 
     async def model_metadata(self, request: Request) -> WholeAnswer:
         return json_response(message_to_dict(self.core.model_metadata(*_model_and_version(request))))
@@ -121,7 +139,7 @@ class InferenceApi:
 
     async def statistics(self, request: Request) -> WholeAnswer:
         found = self.core.statistics(*_model_and_version(request))
-        return json_response({"model_stats": [message_to_dict(entry) for entry in found]})
+        return json_response({"model_stats": [_statistics_document(entry) for entry in found]})
 
     def infer(self, request: Request) -> Awaitable[Answer]:
         return self._traced(request, self._infer)
@@ -143,9 +161,12 @@ class InferenceApi:
 
     async def _infer(self, request: Request, trace: Trace | None) -> WholeAnswer:
         model, version = _model_and_version(request)
-        config = self.core.model_config(model, version)
+        try:
+            config = self.core.model_config(model, version)
+        except LlmserveError as error:
+            return error_response(error, TEXT)
         if is_decoupled(config):
-            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+            return error_response(Unsupported(DECOUPLED), TEXT)
         body = await self._body(request, trace)
         header = request.header(HEADER_LENGTH_NAME)
         memory = self.extensions.memory
@@ -154,12 +175,17 @@ class InferenceApi:
         )
         parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.header_items))
         response = await request.while_connected(single_response(self.core, parsed))
-        response = deliver(response, form.delivery, core=self.core, memory=memory, config=config)
-        return await _infer_answer(request, response, form)
+        if response.error is not None:
+            return error_response(response.error, TEXT)
+        try:
+            response = deliver(response, form.delivery, core=self.core, memory=memory, config=config)
+            return await _infer_answer(request, response, form)
+        except LlmserveError as error:
+            return error_response(error, TEXT)
 
-    async def _generate(self, request: Request, trace: Trace | None) -> WholeAnswer:
+    async def _generate(self, request: Request, trace: Trace | None) -> InOnePiece:
         responses = await self._generate_responses(request, trace)
-        return json_response(await request.while_connected(generated(responses)))
+        return InOnePiece(encode_json(await request.while_connected(generated(responses))))
 
     async def _generate_stream(self, request: Request, trace: Trace | None) -> EventStream:
         return EventStream(await self._generate_responses(request, trace))
@@ -183,6 +209,12 @@ class InferenceApi:
 
 def _model_and_version(request: Request) -> tuple[str, str]:
     return request.path_params.get("model", ""), request.path_params.get("version", "")
+
+
+def _statistics_document(entry: ModelStatistics) -> Mapping[str, Json]:
+    """In Triton's order: the fields that the protocol has got since come before the batches."""
+    fields = message_to_dict(entry)
+    return {name: fields[name] for name in sorted(fields, key=lambda name: name in ("batch_stats", "memory_usage"))}
 
 
 async def _infer_answer(request: Request, response: InferResponse, form: OutputForm) -> WholeAnswer:
@@ -219,17 +251,17 @@ def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = D
     routes = Routes()
     guards = {api: guard_of(api, extensions.http_restrictions) for api in Api}
     for method, path, handler in _handlers(InferenceApi(core, extensions, max_input_bytes)):
-        routes.add(method, path, answers_errors(handler), guards[API_OF_PATH[path]])
+        handler = answers_errors(handler, TEXT if path.endswith("/ready") else JSON)
+        routes.add(method, path, handler, guards[API_OF_PATH[path]])
 
     def answer(request: Request) -> Awaitable[Answer]:
         found = routes.find(request.method, request.path)
         if found is None:
-            return _at_once(json_response({"error": "Not Found"}, 404))
+            return _at_once(refused("Not Found", 404, TEXT))
         if found.guard is not None and (refusal := found.guard(request)) is not None:
             return _at_once(refusal)
         if found.handler is None:
-            allowed = {"Allow": ", ".join(found.methods)}
-            return _at_once(json_response({"error": "Method Not Allowed"}, 405, allowed))
+            return _at_once(refused("Method Not Allowed", 405, TEXT if request.path.endswith(PLAIN_ROUTES) else JSON))
         request.path_params = found.params
         return found.handler(request)
 

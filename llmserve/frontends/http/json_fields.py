@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,38 @@ ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 PIECE_VALUES = 16 * 1024  # converted in one call, which holds the interpreter lock
 
 
-def parse_json(body: bytes) -> Json:
-    """The document in `body`; NaN and Infinity are accepted as bare words.
+class Repeating(dict[str, Any]):
+    """An object with a member that is there more than once: the last of each, and the names of the others in order."""
 
-    A body over `INLINE_BYTES` is parsed more slowly and so that other threads can run: call from a worker thread.
+    repeated: tuple[str, ...] = ()
+
+
+def _noting_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(members)
+    if len(document) == len(members):
+        return document
+    repeating, seen = Repeating(document), set[str]()
+    repeated = []
+    for name, _ in members:
+        if name in seen:
+            repeated.append(name)
+        seen.add(name)
+    repeating.repeated = tuple(repeated)
+    return repeating
+
+
+def parse_json(body: bytes, *, notes_repeats: bool = False) -> Json:
+    """The document in `body`; NaN and Infinity are accepted as bare words, and a zero byte ends it: binary tensors may
+    follow that the client has forgotten to announce.
+
+    `notes_repeats`: objects with a repeated member are `Repeating`. A body over `INLINE_BYTES` is parsed more slowly
+    and so that other threads can run: call from a worker thread.
     """
     large = len(body) > INLINE_BYTES
     try:
-        text = body.decode("utf-8")
-        document = loads_large(text) if large else json.loads(text)
+        text = body.partition(b"\0")[0].decode("utf-8")
+        hook = _noting_repeats if notes_repeats else None
+        document = loads_large(text, hook) if large else json.loads(text, object_pairs_hook=hook)
         if "\\u" in text:  # an unpaired surrogate escape is a string that has no UTF-8 form
             check_encodable(document)
     except json.JSONDecodeError as error:
@@ -76,8 +99,12 @@ def as_string(value: Json, member: str) -> str:
     return value
 
 
+def is_unsigned(value: Json) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64
+
+
 def as_unsigned(value: Json, member: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
+    if not is_unsigned(value):
         wrong_type(member, "unsigned-integer")
     return value
 
@@ -121,21 +148,28 @@ def tensor_values(leaves: Sequence[Json], datatype: str) -> NDArray[Any]:
     """A flat array of the tensor's type; integers are accepted where floats are wanted, nothing else is converted."""
     dtype = NUMPY_DTYPES[datatype]
     if datatype == "BYTES":
-        return object_array([as_string(leaf, "data").encode("utf-8") for leaf in leaves])
+        if not all(isinstance(leaf, str) for leaf in leaves):
+            raise InternalError("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+        return object_array([leaf.encode("utf-8") for leaf in leaves])
     if datatype == "BOOL":
         return np.array([as_bool(leaf, "data") for leaf in leaves], dtype=dtype)
     expected, accepted = _number_types(dtype)
     if not {type(leaf) for leaf in leaves} <= accepted:
-        wrong_type("data", expected)
+        _wrong_number(expected)
     try:
         with np.errstate(over="ignore"):  # a number too large for FP32 is infinite, as in C++
             starts = range(0, max(len(leaves), 1), PIECE_VALUES)
             return np.concatenate([np.array(leaves[start : start + PIECE_VALUES], dtype=dtype) for start in starts])
     except OverflowError:
-        wrong_type("data", expected)
+        _wrong_number(expected)
+
+
+def _wrong_number(expected: str) -> NoReturn:
+    found = "number" if expected == "double" else expected
+    unparsable("data", f"attempt to access JSON non-{found} as {expected}")
 
 
 def _number_types(dtype: np.dtype[Any]) -> tuple[str, set[type]]:
     if dtype.kind == "f":
-        return "number", {int, float}
+        return "double", {int, float}
     return ("signed-integer" if dtype.kind == "i" else "unsigned-integer"), {int}

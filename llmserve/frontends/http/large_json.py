@@ -11,15 +11,16 @@ import json
 import json.scanner
 from collections.abc import Callable, Iterator
 from json.decoder import JSONArray  # type: ignore[attr-defined]  # public by name, not in the type stubs
-from typing import Any
+from typing import Any, TypeAlias
 
+PairsHook: TypeAlias = Callable[[list[tuple[str, Any]]], Any]  # members of an object, in order, to its value
 MIN_ARRAY_CHARS = 64  # of shorter arrays the Python scanner is the faster one
 PIECE_CHARS = 64 * 1024  # a millisecond or two of the C parser
 
 
-def loads_large(text: str) -> Any:
+def loads_large(text: str, pairs_hook: PairsHook | None = None) -> Any:
     """What `json.loads` returns and raises."""
-    return _Decoder().decode(text)
+    return _Decoder(pairs_hook).decode(text)
 
 
 def check_encodable(document: Any) -> None:
@@ -31,8 +32,8 @@ def check_encodable(document: Any) -> None:
 class _Decoder(json.JSONDecoder):
     """`json.JSONDecoder` with its Python scanner, and arrays of scalars in pieces."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, pairs_hook: PairsHook | None) -> None:
+        super().__init__(object_pairs_hook=pairs_hook)
         self.parse_array = _parse_array
         self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]  # as above
 

@@ -31,7 +31,6 @@ class _Node:
 class Found:
     handler: Handler | None  # None: not for this method
     params: Mapping[str, str]
-    methods: Sequence[str]  # for which there is one
     guard: Guard | None  # of the path, whatever the method
 
 
@@ -56,7 +55,7 @@ class Routes:
         """None for a path that is none of them. A parameter called version is a number."""
         params: dict[str, str] = {}
         node = _descend(self._root, path.split("/"), 1, params)
-        return None if node is None else Found(node.methods.get(method), params, tuple(node.methods), node.guard)
+        return None if node is None else Found(node.methods.get(method), params, node.guard)
 
 
 def _descend(node: _Node, segments: Sequence[str], depth: int, params: dict[str, str]) -> _Node | None:

@@ -16,8 +16,13 @@ from llmserve.errors import InvalidArgument
 from llmserve.serving.types import NUMPY_DTYPES, Tensor
 
 LENGTH = struct.Struct("<I")
+FULL_BUFFER = "Please make sure the string length indicator is in one buffer."
 MAX_RANK = 64  # numpy's
 MAX_ELEMENTS = 2**63 - 1
+
+
+class WrongSize(InvalidArgument):
+    """An input's data is not as long as its shape says."""
 
 
 def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
@@ -52,7 +57,7 @@ def decode_tensor(name: str, datatype: str, shape: Sequence[int], raw: bytes, *,
         return shaped(name, datatype, _decode_bytes(name, raw, count, model=model), shape)
     dtype = NUMPY_DTYPES[datatype]
     if len(raw) != count * dtype.itemsize:
-        raise InvalidArgument(
+        raise WrongSize(
             f"input byte size mismatch for input '{name}' for model '{model}'. "
             f"Expected {count * dtype.itemsize}, got {len(raw)}"
         )
@@ -65,23 +70,23 @@ def _decode_bytes(name: str, raw: bytes, count: int, *, model: str) -> NDArray[n
     offset = 0
     while offset < len(raw):
         if offset + LENGTH.size > len(raw):
-            raise InvalidArgument(
+            raise WrongSize(
                 f"incomplete string length indicator {where}, expecting 4 bytes but only {len(raw) - offset} bytes "
-                "available"
+                f"available. {FULL_BUFFER}"
             )
         (length,) = LENGTH.unpack_from(raw, offset)
         offset += LENGTH.size
         if offset + length > len(raw):
             raise InvalidArgument(
-                f"incomplete string data {where}, expecting string of length {length} but only "
+                f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
                 f"{len(raw) - offset} bytes available"
             )
         elements.append(raw[offset : offset + length])
         offset += length
     if len(elements) > count:
-        raise InvalidArgument(f"unexpected number of string elements {len(elements)} {where}, expecting {count}")
+        raise WrongSize(f"unexpected number of string elements {len(elements)} {where}, expecting {count}")
     if len(elements) < count:
-        raise InvalidArgument(f"expected {count} string elements {where}, got {len(elements)}")
+        raise WrongSize(f"expected {count} string elements {where}, got {len(elements)}")
     return object_array(elements)
 
 

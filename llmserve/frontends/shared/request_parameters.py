@@ -42,18 +42,21 @@ class WrongType(Protocol):
     def __call__(self, name: str, expected: str) -> NoReturn: ...
 
 
-def sort_parameters(values: Mapping[str, ParameterValue], wrong_type: WrongType) -> RequestParameters:
-    """Type-check the parameters that the server reads; `values` has no `triton_` name that is allowed."""
+def sort_parameters(
+    values: Mapping[str, ParameterValue], wrong_type: WrongType, allowed: str = ""
+) -> RequestParameters:
+    """Type-check the parameters that the server reads.
+
+    `values` has no `triton_` name that is allowed; `allowed` says which would be.
+    """
     custom: dict[str, ParameterValue] = {}
     sequence_id: int | str = 0
     flags = {"sequence_start": False, "sequence_end": False}
     numbers = {"priority": 0, "timeout": 0}
     for name, value in values.items():
         if name.startswith("triton_"):
-            raise InvalidArgument(
-                f"parameter '{name}': parameter keys starting with 'triton_' are reserved for Triton usage "
-                "and should not be specified."
-            )
+            reserved = "parameter keys starting with 'triton_' are reserved for Triton usage"
+            raise InvalidArgument(f"{reserved}. {allowed}" if allowed else f"{reserved} and should not be specified.")
         if name == "sequence_id":
             sequence_id = _sequence_id(value, wrong_type)
         elif name in flags:

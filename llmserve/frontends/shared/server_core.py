@@ -68,12 +68,12 @@ def check_known_model(core: Core, name: str) -> None:
 
 
 async def single_response(core: Core, request: InferRequest) -> InferResponse:
-    """The one response of a model that is not decoupled; raises its error."""
+    """The one response of a model that is not decoupled, or its error; raises why the request is refused."""
     answer: InferResponse | None = None
     async with aclosing(core.infer_stream(request)) as stream:
         async for response in stream:
             if response.error is not None:
-                raise response.error
+                return response
             if answer is None:
                 answer = response
     if answer is None:

@@ -22,11 +22,14 @@ class ModelStatus:
     reason: str = ""
 
 
+HIGHEST = -1
+
+
 def version_number(text: str) -> int:
-    """A version as written by a client; 0 for "", the highest one."""
+    """A version as written by a client; -1 for "", the highest one."""
     if not text:
-        return 0
-    if text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0:
+        return HIGHEST
+    if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
     raise InvalidArgument(
         f"failed to get model version from specified version string '{text}' (details: stol), "
@@ -101,7 +104,7 @@ class ModelTable:
             if self._rows.get(name):
                 raise NotFound(f"Request for unknown model: '{name}' has no available versions")
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        model = versions.get(number or max(versions))
+        model = versions.get(max(versions) if number == HIGHEST else number)
         if model is None:
             raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
         return model

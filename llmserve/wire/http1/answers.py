@@ -16,7 +16,10 @@ from llmserve.wire.http1.request import Request
 
 JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+PHRASES = {HTTPStatus.METHOD_NOT_ALLOWED: "Not Allowed"}  # in Triton's words; the others are the usual ones
+STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {PHRASES.get(status, status.phrase)}\r\n" for status in HTTPStatus
+}
 
 
 class Wire(Protocol):
@@ -49,7 +52,7 @@ class Reply:
         if headers.get("Connection") == "close":
             self.request.keeps_alive = False
         self.has_begun = self.is_complete = True
-        head = self._make_head(status, headers, content_type, f"content-length: {len(body)}\r\n")
+        head = self._make_head(status, headers, content_type, f"Content-Length: {len(body)}\r\n")
         if self.request.method == "HEAD":
             self._wire.write(head)
         elif len(body) <= JOINED_BYTES:
@@ -60,7 +63,7 @@ class Reply:
 
     def begin(self, status: int, headers: Mapping[str, str], content_type: str) -> None:
         self.has_begun = True
-        framing = "transfer-encoding: chunked\r\n" if self._chunks else ""
+        framing = "Transfer-Encoding: chunked\r\n" if self._chunks else ""
         self._head = self._make_head(status, headers, content_type, framing)
 
     async def piece(self, data: bytes) -> None:
@@ -74,11 +77,11 @@ class Reply:
         self._wire.write(self._head + (b"0\r\n\r\n" if self._chunks else b""))
 
     def _make_head(self, status: int, headers: Mapping[str, str], content_type: str, framing: str) -> bytes:
-        lines = "".join([f"{name.lower()}: {value}\r\n" for name, value in headers.items()])
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if content_type:
-            lines += f"content-type: {content_type}\r\n"
+            lines += f"Content-Type: {content_type}\r\n"
         if not self.request.keeps_alive and "Connection" not in headers:
-            lines += "connection: close\r\n"
+            lines += "Connection: close\r\n"
         return f"{STATUS_LINES[status]}{date_line(int(time.time()))}{framing}{lines}\r\n".encode("latin-1")
 
 
@@ -103,14 +106,14 @@ class WholeAnswer:
 
 @functools.lru_cache(maxsize=1)
 def date_line(now_s: int) -> str:
-    return f"date: {formatdate(now_s, usegmt=True)}\r\n"
+    return f"Date: {formatdate(now_s, usegmt=True)}\r\n"
 
 
 def refusal(status: HTTPStatus, problem: str) -> bytes:
     """The last words on a connection that cannot go on."""
     body = json.dumps({"error": problem}).encode()
     head = (
-        f"{STATUS_LINES[status.value]}content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        "connection: close\r\n\r\n"
+        f"{STATUS_LINES[status.value]}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -178,7 +178,10 @@ def test_typed_contents(
         (message(inputs=[typed("X", "FP32", [0]), typed("X", "FP32", [0])]), "input 'X' already exists in request"),
         (message(model_version="abc"), "failed to get model version from specified version string 'abc'"),
         (message(model_version="9" * 30), "version should be an integral value > 0"),
-        (message(parameters={"p": service_pb2.InferParameter()}), "parameter 'p' has no value"),
+        (
+            message(parameters={"p": service_pb2.InferParameter()}),
+            "invalid value type for 'p' parameter, expected int64_param, bool_param, or string_param.",
+        ),
         (
             message(parameters={"sequence_id": service_pb2.InferParameter(bool_param=True)}),
             "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",

@@ -87,7 +87,7 @@ class Client:
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         lines = head.split("\r\n")[1:-2]
         headers = {name: value for name, _, value in (line.partition(": ") for line in lines)}
-        body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        body = await self.reader.readexactly(int(headers.get("Content-Length", "0")))
         return int(head.split()[1]), headers, body
 
     async def body(self) -> bytes:

@@ -19,9 +19,9 @@ async def test_a_connection_is_used_again(client: Client, handlers: Handlers) ->
     for number in range(3):
         client.post("/echo", b"%d" % number)
         status, headers, body = await client.answer()
-        assert (status, body, headers["content-type"]) == (200, b"%d" % number, "text/plain")
-        assert re.fullmatch(r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", headers["date"])
-        assert "connection" not in headers
+        assert (status, body, headers["Content-Type"]) == (200, b"%d" % number, "text/plain")
+        assert re.fullmatch(r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", headers["Date"])
+        assert "Connection" not in headers
     assert len(handlers.seen) == 3
 
 
@@ -95,19 +95,19 @@ async def test_an_answer_before_the_end_of_the_body(client: Client) -> None:
 
 async def test_http_1_0(server: HttpServer, client: Client, connect: Connect) -> None:
     client.send(b"POST /echo HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
-    assert (await client.answer())[1]["connection"] == "close"
+    assert (await client.answer())[1]["Connection"] == "close"
     assert await client.rest() == b""
     streaming = await connect(server)
     streaming.send(b"GET /pieces HTTP/1.0\r\n\r\n")
     head, _, body = (await streaming.rest()).partition(b"\r\n\r\n")
-    assert (b"transfer-encoding" in head, body) == (False, b"onetwo")
+    assert (b"Transfer-Encoding" in head, body) == (False, b"onetwo")
 
 
 async def test_connection_close(client: Client, handlers: Handlers) -> None:
     client.get("/a", "Connection: close")
     client.get("/b")
     status, headers, body = await client.answer()
-    assert (status, headers["connection"], body) == (200, "close", b"/a")
+    assert (status, headers["Connection"], body) == (200, "close", b"/a")
     assert await client.rest() == b""
     assert len(handlers.seen) == 1
 
@@ -130,14 +130,14 @@ async def test_there_is_no_tunnel(client: Client, handlers: Handlers) -> None:
 async def test_head_has_no_body(client: Client) -> None:
     client.send(b"HEAD /four HTTP/1.1\r\nHost: x\r\n\r\n")
     head = await client.reader.readuntil(b"\r\n\r\n")
-    assert b"content-length: 5\r\n" in head
+    assert b"Content-Length: 5\r\n" in head
     client.get("/next")
     assert await client.body() == b"/next"
 
 
 async def test_pieces_are_chunks(client: Client) -> None:
     client.get("/pieces")
-    assert (await client.answer())[1]["transfer-encoding"] == "chunked"
+    assert (await client.answer())[1]["Transfer-Encoding"] == "chunked"
     assert await client.reader.readuntil(b"0\r\n\r\n") == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
     client.get("/next")
     assert await client.body() == b"/next"
@@ -258,7 +258,7 @@ async def test_the_end_of_a_server(handlers: Handlers, connect: Connect, monkeyp
     assert await idle.rest() == b""
     handlers.may_end.set()
     status, headers, body = await slow.answer()
-    assert (status, headers["connection"], body) == (200, "close", b"at last")
+    assert (status, headers["Connection"], body) == (200, "close", b"at last")
     await stopping
     assert await never.rest() == b""
     with pytest.raises(ConnectionRefusedError):
