@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import psutil
 
+Exchange: TypeAlias = dict[str, Any]  # plain JSON values
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
@@ -30,6 +32,7 @@ class Endpoint:
     grpc_port: int
     metrics_port: int
     pid: int
+    exchanges: list[Exchange] | None = None  # what was asked and answered, for those who want to keep it
 
     @property
     def grpc(self) -> str:

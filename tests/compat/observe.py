@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import queue
@@ -15,6 +16,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.compat.exchanges import http_exchange, keep
 from tools.servers import HOST, Endpoint
 
 Json: TypeAlias = Any
@@ -73,6 +75,7 @@ def http_call(
         connection.request(method, path, raw, dict(headers or {}))
         answer = connection.getresponse()
         data = answer.read()
+        keep(endpoint, http_exchange(f"{method} {path}", answer, data))
         seen: dict[str, Json] = {"status": answer.status}
         if answer.status == 200 and data:
             seen["type"] = answer.headers["content-type"]
@@ -107,9 +110,11 @@ def grpc_call(endpoint: Endpoint, method: str, request: Message, timeout_s: floa
     with grpc.insecure_channel(endpoint.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            return as_json(getattr(stub, method)(request, timeout=timeout_s))
+            seen = as_json(getattr(stub, method)(request, timeout=timeout_s))
         except grpc.RpcError as error:
-            return {"status": error.code().name, "error": error.details()}
+            seen = {"status": error.code().name, "error": error.details()}
+    keep(endpoint, {"asked": method, "status": seen.get("status", "OK"), "answer": copy.deepcopy(seen)})
+    return seen
 
 
 def rpc(method: str, **fields: Any) -> Callable[[Endpoint], Json]:
@@ -119,8 +124,14 @@ def rpc(method: str, **fields: Any) -> Callable[[Endpoint], Json]:
     return lambda endpoint: grpc_call(endpoint, method, request)
 
 
-def stream(*requests: Message, timeout_s: float = TIMEOUT_S) -> Callable[[Endpoint], Json]:
-    """One ModelStreamInfer call with all requests, then half-closed: the responses by request id, and the status."""
+def stream(
+    *requests: Message, timeout_s: float = TIMEOUT_S, errors_as_status: str | None = None
+) -> Callable[[Endpoint], Json]:
+    """One ModelStreamInfer call with all requests, then half-closed: the responses by request id, and the status.
+
+    `errors_as_status`: what the client says under that name in its metadata.
+    """
+    metadata = [("triton_grpc_error", errors_as_status)] if errors_as_status is not None else None
 
     def run(endpoint: Endpoint) -> Json:
         outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -131,11 +142,13 @@ def stream(*requests: Message, timeout_s: float = TIMEOUT_S) -> Callable[[Endpoi
         with grpc.insecure_channel(endpoint.grpc) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             try:
-                for reply in stub.ModelStreamInfer(iter(outgoing.get, None), timeout=timeout_s):
+                for reply in stub.ModelStreamInfer(iter(outgoing.get, None), timeout=timeout_s, metadata=metadata):
                     by_id.setdefault(reply.infer_response.id, []).append(as_json(reply))
             except grpc.RpcError as error:
                 status = f"{error.code().name}: {error.details()}"
-        return {"responses": by_id, "status": status}
+        seen = {"responses": by_id, "status": status}
+        keep(endpoint, {"asked": "ModelStreamInfer", "status": status.split(":")[0], "answer": copy.deepcopy(seen)})
+        return seen
 
     return run
 

@@ -2,12 +2,14 @@
 
 `make test` compares llmserve with what the real Triton answered (`recorded/`); `make compat` starts the real one too,
 and compares its answers with the record, so that the record is known to be true. `COMPAT_RECORD=1` writes it anew.
+How many answers are the real server's to the byte is printed at the end (`pytest -s`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,10 @@ from tests.compat.cases import (
 )
 from tests.compat.conftest import GetServer
 from tests.compat.differences import DIFFERENCES, EXPECTED
+from tests.compat.exchanges import Likeness, likeness, summary
 from tests.compat.observe import Case
+from tests.compat.record import load_exchanges
+from tools.servers import Endpoint, Exchange
 
 GROUPS: Mapping[str, Mapping[str, Case]] = {
     "http": http.CASES,
@@ -43,27 +48,51 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
 }
 RECORDED = {group: record.load(group) for group in GROUPS}
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
+IDENTICAL_SHARE = 0.85
 PAGE = Path(__file__).parents[2] / "docs/compatibility.md"
 
 
+@pytest.fixture(scope="module")
+def seen() -> dict[str, list[Exchange]]:
+    """What went over the wire, by case."""
+    return {}
+
+
 @pytest.mark.parametrize("key", CASES)
-def test_llmserve(llmserve: GetServer, key: str) -> None:
+def test_llmserve(llmserve: GetServer, key: str, seen: dict[str, list[Exchange]]) -> None:
     group, _, name = key.partition(": ")
     case = CASES[key]
     expected = EXPECTED[key] if key in EXPECTED else case.reduce(RECORDED[group][name])
-    server = llmserve(group)
     for _ in range(case.num_tries - 1):
-        if case.observe(server) == expected:
+        if case.observe(watched(llmserve(group), seen, key)) == expected:
             return
-    assert case.observe(server) == expected
+    assert case.observe(watched(llmserve(group), seen, key)) == expected
+
+
+def watched(server: Endpoint, seen: dict[str, list[Exchange]], key: str) -> Endpoint:
+    seen[key] = []
+    return replace(server, exchanges=seen[key])
+
+
+def test_most_answers_are_identical_and_none_is_worse(seen: dict[str, list[Exchange]]) -> None:
+    recorded = {f"{group}: {name}": each for group in GROUPS for name, each in load_exchanges(group).items() if each}
+    if not recorded.keys() <= seen.keys():
+        pytest.skip("this is about all cases together")
+    found = {key: likeness(theirs, seen[key]) for key, theirs in recorded.items()}
+    print(f"\n{summary(found)}")
+    worse = {key for key, how in found.items() if how is Likeness.WORSE}
+    assert worse == {key for difference in DIFFERENCES if difference.later for key in difference.cases}
+    assert list(found.values()).count(Likeness.IDENTICAL) >= IDENTICAL_SHARE * len(found)
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_triton_answers_as_recorded(triton: GetServer, group: str) -> None:
     server = triton(group)
-    observed = {name: case.observe(server) for name, case in GROUPS[group].items()}
+    seen: dict[str, list[Exchange]] = {}
+    observed = {name: case.observe(watched(server, seen, name)) for name, case in GROUPS[group].items()}
     if os.environ.get("COMPAT_RECORD"):
         record.store(group, observed)
+        record.store_exchanges(group, seen)
         return
     assert observed == RECORDED[group]
 

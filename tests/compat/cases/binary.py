@@ -78,6 +78,15 @@ GOOD = {
     "a gzipped request": encoded("gzip", gzip.compress),
     "a deflated request": encoded("deflate", zlib.compress),
 }
+
+
+def binary_body(data: bytes) -> bytes:
+    """Of a client that forgets to say how long its JSON is."""
+    half = len(data) // 2
+    inputs = [entry(name, "FP32", [1, 4], half) for name in ("INPUT0", "INPUT1")]
+    return json.dumps({"inputs": inputs}).encode() + data
+
+
 ERRORS = {
     "FP16 output in JSON": sent_as_json("FP16"),
     "BF16 output in JSON": sent_as_json("BF16"),
@@ -92,6 +101,7 @@ ERRORS = {
     "a truncated string": echo("BYTES", [1], b"\x05\x00\x00\x00abc", gist="incomplete string data for inference input"),
     "a negative header length": Case(post(ONE, b"x" * 125, {HEADER_LENGTH: "-5"})),
     "a header longer than the body": Case(post(ONE, b"x" * 125, {HEADER_LENGTH: "126"})),
+    "binary data that nothing announces": Case(post(ADD_SUB, binary_body(b"\0" * 32))),
     "a header length that is no number": Case(post(ONE, b"x" * 24, {HEADER_LENGTH: "many"})),
     "a raw request for two inputs": Case(post(ADD_SUB, ROW, ALL_IN_ONE), gist="aw request"),
     "a raw request of an odd size": Case(post(ONE, b"x" * 7, ALL_IN_ONE), gist="Expected 0, got 7"),

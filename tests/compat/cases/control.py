@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tritonclient.grpc.service_pb2 import ModelRepositoryParameter
@@ -43,7 +44,8 @@ def unload(model: str, **parameters: Any) -> Case:
     def run(endpoint: Endpoint) -> Json:
         answer = http_call(endpoint, "POST", UNLOAD.format(model), {"parameters": parameters} if parameters else {})
         deadline = time.monotonic() + UNLOAD_TIMEOUT_S
-        while "UNLOADING" in str(index(endpoint)) and time.monotonic() < deadline:
+        unwatched = replace(endpoint, exchanges=None)
+        while "UNLOADING" in str(index(unwatched)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return answer
 

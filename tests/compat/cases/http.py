@@ -10,6 +10,7 @@ from tools.servers import Endpoint
 
 ADD_SUB = "/v2/models/add_sub/infer"
 ECHO = "/v2/models/echo/infer"
+SENDER = "/v2/models/sender/infer"
 ROW = [1.0, 2.0, 3.0, 4.0]
 RESERVED = "parameter keys starting with 'triton_' are reserved for Triton usage"
 
@@ -40,6 +41,10 @@ def describe(gist: str = "", **members: Any) -> Case:
     return Case(post("/v2/models/describe/infer", {"inputs": [entry], **members}), gist)
 
 
+def count(value: int) -> dict[str, Any]:
+    return {"name": "COUNT", "datatype": "INT32", "shape": [1], "data": [value]}
+
+
 def server_metadata(endpoint: Endpoint) -> Json:
     return sorted(http_call(endpoint, "GET", "/v2")["body"])
 
@@ -63,6 +68,7 @@ ROUTES = {
     "statistics of an unknown model": Case(get("/v2/models/nope/stats")),
     "version that is no number": Case(get("/v2/models/add_sub/versions/x")),
     "version that is too large": Case(get("/v2/models/add_sub/versions/99999999999999999999999")),
+    "version zero": Case(get("/v2/models/add_sub/versions/0")),
     "unknown path": Case(get("/v2/nope")),
     "trailing slash": Case(get("/v2/models/add_sub/")),
     "infer wants POST": Case(get(ADD_SUB)),
@@ -83,6 +89,9 @@ ROUTES = {
 }
 
 INFER = {
+    "no inputs at all": Case(post("/v2/models/no_input/infer", {"inputs": []})),
+    "a sender of a unary model": Case(post(SENDER, {"inputs": [count(1)]})),
+    "a sender of a unary model, no response": Case(post(SENDER, {"inputs": [count(0)]})),
     "two inputs": add_sub(*PAIR),
     "with an id": add_sub(*PAIR, id="r1"),
     "one output": add_sub(*PAIR, outputs=[{"name": "DIFFERENCE"}]),
@@ -136,6 +145,7 @@ ERRORS = {
     "an input without data": add_sub(without(LEFT, "data"), RIGHT),
     "a shape of text": add_sub({**LEFT, "shape": ["1", 4]}, RIGHT),
     "a negative dimension": add_sub({**LEFT, "shape": [-1, 4]}, RIGHT),
+    "an input that is no object": Case(post(ADD_SUB, {"inputs": [1]})),
     "inputs that are no list": Case(post(ADD_SUB, {"inputs": 3})),
     "a name that is a number": add_sub({**LEFT, "name": 5}, RIGHT),
     "an id that is a number": add_sub(*PAIR, id=7),

@@ -22,7 +22,7 @@ def tensor(name: str, *values: int) -> dict[str, Any]:
 
 def slow(endpoint: Endpoint, milliseconds: int = 1, *, model: str = "slow", rows: int = 1, **parameters: Any) -> Json:
     """How it was answered: the number of requests in its batch, or the error; and whether that took long."""
-    shape = [rows, 1] if model == "slow" else [1]
+    shape = [1] if model == "direct" else [rows, 1]
     given = {"name": "MILLISECONDS", "datatype": "INT32", "shape": shape, "data": [milliseconds] * rows}
     started = time.monotonic()
     answer = http_call(endpoint, "POST", f"/v2/models/{model}/infer", {"inputs": [given], "parameters": parameters})
@@ -54,6 +54,7 @@ def request(milliseconds: int = 1, **fields: Any) -> Callable[[Endpoint], Json]:
 BATCHING = {
     "alone, after the delay": together(request()),
     "the preferred size, at once": together(*[request()] * 4),
+    "the smaller of two preferred sizes, at once": together(*[request(model="sizes")] * 4),
     "one request of the preferred size": together(request(rows=4)),
     "three, after the delay": together(*[request()] * 3),
     "without batching, one by one": together(*[request(250, model="direct")] * 3),
@@ -79,6 +80,12 @@ def step(endpoint: Endpoint, model: str, sequence: Any, value: int, flags: str) 
     found = answer["body"]
     outputs = {each["name"]: each["data"] for each in found["outputs"]} if "outputs" in found else found
     return {"status": answer["status"], "answer": outputs}
+
+
+def text_id(endpoint: Endpoint) -> Json:
+    """The number that the model is told is each server's own."""
+    answers = [step(endpoint, "sequence", "abc", value, flags) for value, flags in ((1, "s"), (2, "e"))]
+    return [[answer["status"], answer["answer"].get("SUM")] for answer in answers]
 
 
 def interleaved(endpoint: Endpoint) -> Json:
@@ -119,6 +126,7 @@ SEQUENCES = {
     "a sequence": Case(steps((1, "s"), (2, ""), (3, "e"))),
     "a sequence of one": Case(steps((5, "se"))),
     "a sequence that starts again": Case(steps((1, "s"), (2, ""), (10, "s"), (1, "e"))),
+    "an id that is text for a model that wants numbers": Case(text_id),
     "an id that is text": Case(steps((1, "s"), (2, "e"), model="state", sequence="abc")),
     "oldest": Case(steps((1, "s"), (2, ""), (3, "e"), model="state")),
     "two sequences in turn": Case(interleaved),

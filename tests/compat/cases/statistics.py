@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -77,6 +78,13 @@ def duration_samples(endpoint: Endpoint) -> Json:
     )
 
 
+def labels(endpoint: Endpoint) -> Json:
+    """In the order in which they are written."""
+    http.FAILURES["a model that raises"].run(endpoint)
+    found = (name.partition("{") for name in metrics(endpoint) if 'model="fail"' in name)
+    return sorted({",".join(re.sub('=".*?"', "", text.rstrip("}")).split(",")) for _, _, text in found})
+
+
 def members(endpoint: Endpoint) -> Json:
     (stats,) = http_call(endpoint, "GET", "/v2/models/twice/stats")["body"]["model_stats"]
     return {"all": sorted(stats), "inference_stats": sorted(stats["inference_stats"])}
@@ -116,6 +124,7 @@ CASES: Mapping[str, Case] = {
     "metrics of a decoupled model": measured("repeat", streams.STREAMS["three responses"].run),
     "metrics of a decoupled model that raises": measured("repeat", streams.STREAMS["a model that raises"].run),
     "metrics of an ensemble that fails": measured("stream", streams.STREAMS["an ensemble whose first step raises"].run),
+    "labels": Case(labels),
     "names of durations": Case(duration_samples),
     "names of the machine's metrics": Case(machine),
     "the port of metrics": Case(metrics_port("/metrics")),

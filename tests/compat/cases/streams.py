@@ -22,6 +22,10 @@ def repeat(count: int, how: str = "", request_id: str = "a", *, model: str = "re
     return infer_message(model, inputs, raw_input_contents=raw, id=request_id, parameters=parameters)
 
 
+def sent(count: int, how: str = "") -> Message:
+    return repeat(count, how, model="sender")
+
+
 def add_sub(request_id: str, **fields: Any) -> Message:
     return infer_message("add_sub", [LEFT, RIGHT], **{"raw_input_contents": [ROW, ROW], "id": request_id, **fields})
 
@@ -62,6 +66,15 @@ STREAMS = {
     "an ensemble whose later step fails": Case(ends(stream(repeat(15, "slow", model="stream", final=True)))),
     "an ensemble whose first step raises": Case(ends(stream(repeat(15, "raise", model="stream", final=True)))),
     "no request": Case(stream()),
+    "a model that raises, as the status": Case(stream(repeat(1, "raise"), errors_as_status="true")),
+    "a bad request and a good one, errors as status": Case(
+        stream(add_sub("bad", raw_input_contents=[ROW]), add_sub("good"), errors_as_status="true")
+    ),
+    "errors as status in other words": Case(stream(repeat(0, "error at the end"), errors_as_status="True")),
+    "a model without inputs": Case(stream(infer_message("no_input", [], id="n"))),
+    "a sender of a unary model, no response": Case(stream(sent(0))),
+    "a sender of a unary model": Case(stream(sent(1, "with last"))),
+    "a sender of a unary model, two responses": Case(stream(sent(2))),
 }
 GENERATE = {
     "generate": generate("twice", X=4),
@@ -75,6 +88,12 @@ GENERATE = {
     "generate with no response": generate("repeat", COUNT=0),
     "generate with an error": generate("twice", X=13),
     "generate with a model that raises": generate("fail", HOW="raise"),
+    "generate with an object for an input": generate("twice", X={}),
+    "generate with null for an input": generate("twice", X=None),
+    "generate with an input twice": Case(post("/v2/models/twice/generate", b'{"X": 4, "X": 5}')),
+    "generate with a list for an object": Case(post("/v2/models/twice/generate", b"[]")),
+    "generate without inputs": generate("no_input"),
+    "generate with a sender of a unary model": generate("sender", COUNT=1),
     "generate with an object for a parameter": generate("describe", X=5, foo={}),
     "generate with a list for a parameter": generate("describe", X=5, foo=[1]),
     "generate with null for a parameter": generate("describe", X=5, foo=None),
