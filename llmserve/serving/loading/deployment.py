@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -40,6 +41,7 @@ class _Entry:
     ensemble: PreparedModel | None = None  # served whenever its steps are
     reasons: Reasons = field(default_factory=dict)  # of the last load, if it failed
     has_gone: bool = False  # its files are no more
+    num_users: int = 0  # of the lock, now and next
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class _Round:
     candidates: dict[str, PreparedModel] = field(default_factory=dict)  # ensembles to be planned
     failures: dict[str, Reasons] = field(default_factory=dict)
     replaced: list[tuple[str, Sequence[ServedModel], ModelSource | None]] = field(default_factory=list)
+    failed: list[ModelSource] = field(default_factory=list)
 
 
 class _LoadFailed(Exception):
@@ -94,7 +97,15 @@ class Deployment:
             self._plan_ensembles(work)
             for replaced in work.replaced:  # not before: until here ensembles have used them
                 self._retire(*replaced)
+            await asyncio.gather(*map(self._discard_failed, work.failed))
         return work.failures
+
+    def forget(self, name: str) -> None:
+        """Nothing is to be known of a model that is not served and in no repository."""
+        entry = self._entries.get(name)
+        if entry is not None and not entry.num_users and entry.source is None:
+            del self._entries[name]
+            self._table.forget(name)
 
     async def withdraw(self, name: str, *, has_gone: bool = False) -> None:
         """Take a model out. Its requests run to their end, and it is unloaded after the last one.
@@ -104,7 +115,7 @@ class Deployment:
         entry = self._entries.get(name)
         if entry is None:
             return
-        async with entry.lock:
+        async with _used(entry):
             versions = self._table.versions(name) or [version for version in entry.reasons if version]
             source, entry.source, entry.ensemble, entry.reasons = entry.source, None, None, {}
             entry.has_gone = has_gone
@@ -125,7 +136,7 @@ class Deployment:
 
     async def _deploy(self, source: ModelSource, work: _Round) -> None:
         entry = self._entries.setdefault(source.name, _Entry())
-        async with entry.lock:
+        async with _used(entry):
             if self._is_current(entry, source):
                 return
             entry.has_gone = False
@@ -136,6 +147,7 @@ class Deployment:
                     newer = await asyncio.to_thread(read_again, source, self._settings.config_name)
                     if newer is None or attempt == NUM_ATTEMPTS:
                         self._fail(source.name, failure.reasons, work)
+                        work.failed.append(source)
                         return
                     source = newer  # somebody is still writing it
                 else:
@@ -218,10 +230,18 @@ class Deployment:
             await _close(model)
             self._retiring.discard(model)
             self._table.set_unloaded(name, [model.version], only_unloading=True)
-        if self._entries[name].has_gone:
-            self._table.forget(name)
-        if source is not None and source.discard is not None:
-            await asyncio.to_thread(source.discard)
+        entry = self._entries.get(name)
+        if entry is not None and entry.has_gone:
+            self.forget(name)
+        if source is not None:
+            await _discard(source)
+
+    async def _discard_failed(self, source: ModelSource) -> None:
+        """Unless something else comes from there, or still may."""
+        entry = self._entries.get(source.name, _Entry())
+        kept = (entry.source, entry.ensemble.source if entry.ensemble is not None else None)
+        if all(other is None or other.path != source.path for other in kept):
+            await _discard(source)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -266,16 +286,38 @@ class Deployment:
                 ]
             except LlmserveError as error:
                 reasons = reasons or dict.fromkeys(prepared.versions, str(error))
+                if prepared is candidate:
+                    work.failed.append(prepared.source)
             else:
                 self._serve(prepared.source, models, work, ensemble=prepared)
                 break
         else:
-            entry.ensemble = candidate or entry.ensemble
-            work.replaced.append((name, self._table.serve(name, ()), None))
+            if candidate is not None and not candidate.source.is_override:  # it may be served when its steps are
+                entry.ensemble = candidate
+            if entry.source is None or is_ensemble(
+                entry.source.config
+            ):  # else the model that it was to replace serves on
+                work.replaced.append((name, self._table.serve(name, ()), None))
         if reasons and any(map(self._table.is_unloaded, self.steps(name))):
             self._table.set_unloaded(name, list(reasons))
         elif reasons:
             self._fail(name, reasons, work)
+
+
+@asynccontextmanager
+async def _used(entry: _Entry) -> AsyncIterator[None]:
+    """An entry that somebody uses, or waits for, is not forgotten."""
+    entry.num_users += 1
+    try:
+        async with entry.lock:
+            yield
+    finally:
+        entry.num_users -= 1
+
+
+async def _discard(source: ModelSource) -> None:
+    if source.discard is not None:
+        await asyncio.to_thread(source.discard)
 
 
 def _reason(error: BaseException) -> str:

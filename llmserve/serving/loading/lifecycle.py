@@ -136,6 +136,9 @@ class ModelLifecycle:
             raise InternalError(f"failed to load '{name}', failed to poll from model repository: {error}") from None
         self._explicit.add(name)
         failures = await self._deploy(listing, [name], {name: source})
+        if name in failures and name not in listing.places and self._deployment.source(name) is None:
+            self._explicit.discard(name)
+            self._deployment.forget(name)
         if failures:
             raise InvalidArgument("\n".join(_load_error(*failure) for failure in sorted(failures.items())))
 
@@ -148,12 +151,23 @@ class ModelLifecycle:
             raise ModelConfigError(f"there is no model '{name}'")
         override = parse_config_json(name, config) if config else None
         if files:
-            sent = self._new_override_dir()
-            source = read_directory(name, write_override(name, files, sent))
-            source = replace(source, discard=partial(shutil.rmtree, sent, ignore_errors=True))
+            source = self._read_sent(name, files)
         else:
             source = read_model(name, listing.places[name], self._settings.config_name)
-        return source if override is None else override_config(source, override)
+        source = source if override is None else override_config(source, override)
+        if source.problems and source.discard is not None:
+            source.discard()
+        return source
+
+    def _read_sent(self, name: str, files: Mapping[str, bytes]) -> ModelSource:
+        directory = self._new_override_dir()
+        discard = partial(shutil.rmtree, directory, ignore_errors=True)
+        try:
+            source = read_directory(name, write_override(name, files, directory))
+        except BaseException:
+            discard()
+            raise
+        return replace(source, discard=discard)
 
     def _new_override_dir(self) -> Path:
         if self._override_dir is None:
@@ -163,7 +177,10 @@ class ModelLifecycle:
     async def _unload(self, name: str, unload_dependents: bool) -> None:
         steps = self._deployment.steps(name)
         self._explicit.discard(name)
-        await self._deployment.withdraw(name)
+        source = self._deployment.source(name)
+        listing = await asyncio.to_thread(list_models, self._repositories, cached=True)
+        only_sent = source is not None and source.repository is None and name not in listing.places
+        await self._deployment.withdraw(name, has_gone=only_sent)
         if not unload_dependents:
             self._explicit.update(steps)  # they stay until they are unloaded by name
             return

@@ -271,6 +271,100 @@ async def test_file_override_replaces_the_directory(tmp_path: Path) -> None:
         assert await answer(core) == 2
 
 
+BROKEN = (
+    HEAD + "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('boom')\n"
+).encode()
+REJECTED: dict[str, tuple[str, Mapping[str, bytes]]] = {
+    "no version": (as_json(PYTHON), {"model.py": times(2).encode()}),
+    "no config": ("", {"1/model.py": times(2).encode()}),
+    "config that is none": ("{", {"1/model.py": times(2).encode()}),
+    "wrong config": (as_json(PYTHON.replace("FP32", "INVALID")), {"1/model.py": times(2).encode()}),
+    "unknown backend": (as_json(PYTHON.replace("python", "cobol")), {"1/model.py": b""}),
+    "code that is none": (as_json(PYTHON), {"1/model.py": b"("}),
+    "code that fails": (as_json(PYTHON), {"1/model.py": BROKEN, "1/data/x.bin": bytes(10_000)}),
+    "file outside": (as_json(PYTHON), {"1/model.py": BROKEN, "../x": b""}),
+    "file in a file": (as_json(PYTHON), {"1": b"", "1/model.py": BROKEN}),
+    "ensemble of nothing": (as_json(ensemble_config("nothing")), {"1/x": b""}),
+    "ensemble of itself": (as_json(ensemble_config("new")), {"1/x": b""}),
+}
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where everything temporary goes."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(path))
+    return path
+
+
+def files_in(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() or path.parent.name.startswith("llmserve-models-")]
+
+
+@pytest.mark.parametrize("what", REJECTED)
+async def test_a_rejected_load_of_a_new_model_leaves_nothing(tmp_path: Path, temporary: Path, what: str) -> None:
+    repository = tmp_path / "repository"
+    write_model(repository, "m", PYTHON, times(2))
+    config, files = REJECTED[what]
+    async with explicit(repository, load=("m",)) as core:
+        before, metrics = core.repository_index(), core.metrics_text()
+        for _ in range(2):
+            with pytest.raises((InvalidArgument, InternalError)):
+                await core.load_model("new", config, files)
+        assert core.repository_index() == before
+        assert core.metrics_text() == metrics
+        assert core.ready()
+        assert files_in(temporary) == []
+        with pytest.raises(NotFound, match="is not found"):
+            await answer(core, "new")
+        assert await answer(core) == 2
+        assert not core._lifecycle._deployment._entries.get("new")
+    assert files_in(temporary) == []
+
+
+@pytest.mark.parametrize("what", ["code that fails", "ensemble of nothing"])
+async def test_a_rejected_load_of_a_known_model_keeps_what_was(tmp_path: Path, temporary: Path, what: str) -> None:
+    repository = tmp_path / "repository"
+    write_model(repository, "m", PYTHON, times(2))
+    config, files = REJECTED[what]
+    async with explicit(repository) as core:
+        with pytest.raises(InvalidArgument):
+            await core.load_model("m", config, files)
+        assert not core.ready()  # somebody has asked for a model of the repository, and it does not answer
+        assert files_in(temporary) == []
+        await core.load_model("m")
+        with pytest.raises(InvalidArgument):
+            await core.load_model("m", config, files)
+        assert core.ready()
+        assert files_in(temporary) == []
+        assert await answer(core) == 2
+
+
+async def test_many_rejected_loads_at_once_leave_nothing(tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    good = (as_json(PYTHON), {"1/model.py": (HEAD + times(3)).encode()})
+    async with explicit(tmp_path / "repository") as core:
+        loads = [core.load_model(f"new{number % 7}", *REJECTED["code that fails"]) for number in range(60)]
+        outcomes = await asyncio.gather(*loads, core.load_model("good", *good), return_exceptions=True)
+        assert sum(isinstance(outcome, InvalidArgument) for outcome in outcomes) == 60
+        assert [row.name for row in core.repository_index()] == ["good"]
+        assert core.ready()
+        assert len(files_in(temporary)) == 2  # a directory, and the file in it
+
+
+async def test_a_model_that_only_a_client_has_sent_is_gone_when_it_is_unloaded(tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    async with explicit(tmp_path / "repository") as core:
+        for _ in range(3):
+            await core.load_model("new", as_json(PYTHON), {"1/model.py": (HEAD + times(3)).encode()})
+            assert await answer(core, "new") == 3
+            await core.unload_model("new")
+            await eventually(lambda: core.repository_index() == [])
+            await eventually(lambda: files_in(temporary) == [])
+        assert core.ready()
+
+
 async def test_an_ensemble_brings_its_steps_and_takes_them_away(tmp_path: Path) -> None:
     write_model(tmp_path, "two", PYTHON, times(2))
     write_model(tmp_path, "five", PYTHON, times(5))
