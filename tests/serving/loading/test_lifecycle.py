@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -299,7 +300,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def files_in(directory: Path) -> list[Path]:
-    return [path for path in directory.rglob("*") if path.is_file() or path.parent.name.startswith("llmserve-models-")]
+    """Files, and directories of loads. What is being removed meanwhile is no error, as it is to `Path.rglob`."""
+    found = [Path(folder, name) for folder, folders, files in os.walk(directory) for name in (*folders, *files)]
+    return [path for path in found if path.is_file() or path.parent.name.startswith("llmserve-models-")]
 
 
 @pytest.mark.parametrize("what", REJECTED)
