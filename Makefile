@@ -17,7 +17,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-arm check check-gpu pytest compat test-clients format wheel bench bench-peers \
+.PHONY: help demo serve test test-arm check check-gpu pytest fuzz compat test-clients format wheel bench bench-peers \
   bench-server soak-clients clean
 
 help: ## Show this list
@@ -41,6 +41,11 @@ pytest: $(VENV)/.check
 	@echo "== pytest"
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
+FUZZ_SECONDS ?= 60
+fuzz: $(VENV)/.check ## Inputs that nobody here wrote, on both wires and in every file format (FUZZ_SECONDS=60, all targets together)
+	@echo "== fuzzing: what is found becomes a file of tests/fuzz/corpus"
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
 # COMPAT_RECORD=1 writes down anew what the real server answers.
 compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmserve and against a real Triton (from PyPI, on the CPU)
 	@echo "== asking both servers"
@@ -51,7 +56,7 @@ test-clients: $(VENV)/.check .clients/.created ## gRPC clients in JavaScript, Go
 	@echo "== clients of other makes; on Debian: apt-get install nodejs npm golang-go golang-google-grpc-dev \
 	golang-goprotobuf-dev protobuf-compiler default-jdk-headless libgrpc-java libnetty-java libperfmark-java \
 	libgeronimo-annotation-1.3-spec-java protobuf-compiler-grpc-java-plugin nghttp2-client curl"
-	TEST_CLIENTS=1 $(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
 test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cross compiler and QEMU)
 	@for tool in $(ARM_COMPILER) $(firstword $(ARM_EMULATOR)); do command -v $$tool > /dev/null || \

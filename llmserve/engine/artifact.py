@@ -36,6 +36,7 @@ TOKENIZER_FILES = (  # copied from the checkpoint, where it has them
     "merges.txt",
     "chat_template.jinja",
 )
+LIMITS = ("max_seq_len", "max_batch_size", "max_num_tokens")  # in config.json's build_config
 HASHED_AT_OPEN_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**20
 
@@ -56,8 +57,13 @@ class EngineDirectory:
         raise_problems(EngineFileError, _damaged(path, manifest), problems)
         try:
             config = json.loads((path / CONFIG_FILE).read_text())
-        except (OSError, ValueError) as error:
+            limits = config["pretrained_config"]["vocab_size"], *(config["build_config"][name] for name in LIMITS)
+            if not all(type(number) is int for number in limits):
+                raise TypeError(f"limits that are no numbers: {limits}")
+        except (OSError, ValueError, RecursionError) as error:
             raise EngineFileError(f"{path / CONFIG_FILE} cannot be read: {error}") from error
+        except (KeyError, TypeError) as error:
+            raise EngineFileError(f"{path / CONFIG_FILE} is not an engine's ({error!r}); build it again") from error
         return cls(path, manifest, config)
 
     @property
@@ -117,7 +123,7 @@ def rebuild_command(directory: Path) -> str:
         given = {name: value for name, value in options.items() if not isinstance(value, dict)}
         for own in options.values():  # of the target
             given |= own if isinstance(own, dict) else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         given = {}
     flags = [
         f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
@@ -156,7 +162,7 @@ def _what_it_is_instead(path: Path) -> str:
     """The likely mistake behind a directory without manifest."""
     try:
         config = json.loads((path / CONFIG_FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         config = {}
     if "pretrained_config" in config:
         return (

@@ -62,7 +62,7 @@ class Manifest:
         try:
             content = json.loads(text)
             version = content["format_version"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EngineFileError(f"manifest.json is damaged ({error!r}); {REBUILD}") from error
         if version != FORMAT_VERSION:
             raise EngineFileError(

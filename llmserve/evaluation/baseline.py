@@ -90,7 +90,7 @@ def load_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
         answers = {name: _from_json(name, answer) for name, answer in content["answers"].items()}
         environment = {"machine": content["environment"]["machine"], **content["environment"]}
         int(environment["batch_size"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidArgument(f"{path} is damaged ({error!r}); recompute it with --refresh-baseline") from error
     if stored != key or version != FORMAT:
         raise InvalidArgument(

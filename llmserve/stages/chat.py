@@ -55,7 +55,7 @@ def parse_messages(text: str) -> list[Message]:
     """`[{"role": ..., "content": ...}, ...]` as JSON."""
     try:
         listed = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"messages is not valid JSON: {error}") from error
     if not isinstance(listed, list) or not listed:
         raise InvalidArgument('messages must be a non-empty list such as [{"role": "user", "content": "Hello"}]')

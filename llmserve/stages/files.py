@@ -100,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}); copy it again from the checkpoint") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} must hold a JSON object, found {type(content).__name__}")

@@ -1,7 +1,7 @@
-"""Clients of other makes than gRPC's C core, each with HTTP/2 of its own: `make test-clients`.
+"""Clients of other makes than gRPC's C core, each with HTTP/2 of its own.
 
-grpc-js (on Node's nghttp2), grpc-go, grpc-java (on Netty), and the command-line clients nghttp, h2load and curl. The
-target installs or names them; a test without its client is skipped.
+grpc-js (on Node's nghttp2), grpc-go, grpc-java (on Netty), and the command-line clients nghttp, h2load and curl. `make
+test-clients` installs or names them; a test without its client is skipped, and says what is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SCENARIOS = (
 )  # fmt: skip
 SERVICE = "/inference.GRPCInferenceService"
 TIMEOUT_S = 120
-pytestmark = pytest.mark.skipif("TEST_CLIENTS" not in os.environ, reason="clients are installed by `make test-clients`")
 
 
 @pytest.fixture(scope="module")

@@ -212,6 +212,7 @@ def test_messages_come_as_json() -> None:
     ("text", "words"),
     [
         ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "non-empty list"),
         ('{"role": "user"}', "non-empty list"),
         ('[{"role": "user"}, 3, {"role": 1, "content": "x"}]', r"(?s)message 0.*content.*message 1.*message 2.*role"),

@@ -269,6 +269,13 @@ def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
         fixed = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
         file.seek(0)
         blob = file.read(int(fixed["metadata_bytes"]))
+    try:
+        return int(fixed["num_ops"]), _linear_layers(blob, fixed)
+    except (ValueError, IndexError, OverflowError) as error:
+        raise EngineFileError(f"{path} has operations that cannot be understood: {error}") from error
+
+
+def _linear_layers(blob: bytes, fixed: NDArray[Any]) -> dict[int, LinearShape]:
     ops = np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
     tensors = np.frombuffer(blob, TENSOR, int(fixed["num_tensors"]), int(fixed["tensors_offset"]))
     layers = {}
@@ -279,7 +286,7 @@ def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
             layers[index] = LinearShape(
                 weight_type, int(op["inputs"][0]["width"]), int(op["output"]["width"]), group_size
             )
-    return len(ops), layers
+    return layers
 
 
 def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
@@ -309,7 +316,7 @@ def _decode_json(path: Path, text: bytes) -> EngineHeader:
     try:
         values: Mapping[str, Any] = json.loads(text)
         header = EngineHeader(**{name: value for name, value in values.items() if name != "tensors"})
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise EngineFileError(f"{path} has a header that cannot be understood: {error}") from error
     if header.packing != PACKING:
         raise EngineFileError(

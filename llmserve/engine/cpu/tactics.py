@@ -52,7 +52,7 @@ class TacticCache:
             content = json.loads(path.read_text())
             if content["format_version"] == FORMAT_VERSION and Machine(**content["machine"]) == machine:
                 return cls(machine, _checked(content["microseconds"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # timings can be made again, and nothing but speed depends on them
         return cls(machine)
 
