@@ -17,8 +17,8 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-arm check check-gpu pytest fuzz compat test-clients format wheel bench bench-peers \
-  bench-server soak-clients clean
+.PHONY: help demo serve test test-arm check check-gpu pytest fuzz compat qa test-clients format wheel bench \
+  bench-peers bench-server soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ fuzz: $(VENV)/.check ## Inputs that nobody here wrote, on both wires and in ever
 compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmserve and against a real Triton (from PyPI, on the CPU)
 	@echo "== asking both servers"
 	COMPAT_TRITON=.venv-compat COMPAT_RECORD=$(COMPAT_RECORD) $(BIN)/python -m pytest tests/compat $(PYTEST_ARGS)
+
+# The clone, at a release: git clone --depth 1 -b r24.10 https://github.com/triton-inference-server/server QA
+qa: $(VENV)/.qa ## Triton's own tests against llmserve: make qa QA=DIR (a clone of its server); QA_ARGS=--help
+	@echo "== running Triton's tests; they want ports 8000 to 8002"
+	$(BIN)/python -m tools.qa $(or $(QA),.) $(QA_ARGS)
 
 # npm installs grpc-js; the other clients are Debian's. A test whose client is not there is skipped, and says so.
 test-clients: $(VENV)/.check .clients/.created ## gRPC clients in JavaScript, Go and Java, nghttp, h2load and curl against llmserve
@@ -134,6 +139,11 @@ $(VENV)/.eval: $(VENV)/.base
 $(VENV)/.gpu: $(VENV)/.base
 	@echo "== installing what the check needs beside TensorRT-LLM (no torch)"
 	$(PIP) install --editable '.[check-gpu]'
+	@touch $@
+
+$(VENV)/.qa: $(VENV)/.check
+	@echo "== installing what Triton's tests import"
+	$(PIP) install requests sseclient-py
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.base

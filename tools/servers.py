@@ -98,14 +98,17 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def llmserve_server(repository: Path, log: Path, *flags: str) -> Iterator[Endpoint]:
+def llmserve_server(repository: Path, log: Path, *flags: str, ports: Sequence[int] | None = None) -> Iterator[Endpoint]:
+    """`ports`: of HTTP, gRPC and metrics; any that are free."""
     command = [str(Path(sys.executable).parent / "llmserve"), "serve", "--host", HOST]
-    with _running(command, repository, log, flags, environment=dict(os.environ)) as endpoint:
+    with _running(command, repository, log, flags, environment=dict(os.environ), ports=ports) as endpoint:
         yield endpoint
 
 
 @contextmanager
-def triton_server(installed: Path, repository: Path, log: Path, *flags: str) -> Iterator[Endpoint]:
+def triton_server(
+    installed: Path, repository: Path, log: Path, *flags: str, ports: Sequence[int] | None = None
+) -> Iterator[Endpoint]:
     """`installed`: a virtual environment with nvidia-pytriton, whose Python the backend's stub uses."""
     (root,) = installed.glob("lib/python3.*/site-packages/pytriton/tritonserver")
     stub = root / "backends/python/triton_python_backend_stub"
@@ -119,15 +122,22 @@ def triton_server(installed: Path, repository: Path, log: Path, *flags: str) -> 
     }
     addresses = [f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")]
     folders = [f"--backend-directory={root / 'backends'}", f"--cache-directory={root / 'caches'}"]
-    with _running([str(root / "bin/tritonserver"), *addresses, *folders], repository, log, flags, environment) as made:
+    command = [str(root / "bin/tritonserver"), *addresses, *folders]
+    with _running(command, repository, log, flags, environment=environment, ports=ports) as made:
         yield made
 
 
 @contextmanager
 def _running(
-    command: Sequence[str], repository: Path, log: Path, flags: Sequence[str], environment: dict[str, str]
+    command: Sequence[str],
+    repository: Path,
+    log: Path,
+    flags: Sequence[str],
+    *,
+    environment: dict[str, str],
+    ports: Sequence[int] | None,
 ) -> Iterator[Endpoint]:
-    ports = free_ports(3)
+    ports = ports or free_ports(3)
     named = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
     with log.open("wb") as output:
         process = subprocess.Popen(

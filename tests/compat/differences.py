@@ -176,6 +176,11 @@ DIFFERENCES = (
         "`sequence-1` and `sequence-2` are not the same sequence",
     ),
     Difference(
+        "a body with both a `Content-Length` and a `Transfer-Encoding` is read by the latter",
+        "400",
+        "two lengths are how requests are smuggled past proxies",
+    ),
+    Difference(
         "answers have no `Date`, and a 503 says nothing more",
         "`Date`, and `Retry-After` with every 503",
         "HTTP wants the one, load balancers go by the other",

@@ -135,7 +135,7 @@ def flatten(data: Json) -> list[Json]:
         for item in stack[-1]:
             if isinstance(item, list):
                 if len(stack) > MAX_NESTING:
-                    unparsable("data", f"nested deeper than {MAX_NESTING} levels")
+                    unparsable("data", f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING})")
                 stack.append(iter(item))
                 break
             leaves.append(item)

@@ -1,0 +1,144 @@
+"""Runs groups of Triton's tests and prints what passed.
+
+    python -m tools.qa DIR [--triton .venv-compat] [--group NAME ...]
+
+DIR is a clone of triton-inference-server/server at a release, such as r24.10. The tests ask localhost:8000 to 8002.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from pathlib import Path
+
+from tools.qa.groups import GROUPS, Group
+from tools.servers import Endpoint, llmserve_server, triton_server
+
+PORTS = (8000, 8001, 8002)
+PACKAGES = {
+    "requests": "requests",
+    "sseclient": "sseclient-py",
+    "pytest": "pytest",
+    "tritonclient": "tritonclient[all]",
+}
+TIMEOUT_S = 600
+CLONE = "git clone --depth 1 -b r24.10 https://github.com/triton-inference-server/server"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make qa", description="Triton's own tests against llmserve.")
+    parser.add_argument("clone", type=Path, help=f"a clone of Triton's server: {CLONE}")
+    parser.add_argument("--triton", type=Path, help="ask the real server of this environment (make compat) instead")
+    parser.add_argument("--group", action="append", choices=[group.name for group in GROUPS])
+    options = parser.parse_args(arguments)
+    groups = [group for group in GROUPS if not options.group or group.name in options.group]
+    if problems := _missing(options.clone, groups):
+        print("\n".join(["make qa cannot run:", *problems]), file=sys.stderr)
+        return 2
+    results = {group.name: _run(group, options.clone, options.triton) for group in groups}
+    print(table(groups, results, is_real=options.triton is not None))
+    return 0 if options.triton or not unexpected(groups, results) else 1
+
+
+def _missing(clone: Path, groups: Sequence[Group]) -> list[str]:
+    """Everything that has to be there first."""
+    if not (clone / "qa").is_dir():
+        return [f"{clone} is no clone of Triton's server; make one: {CLONE}"]
+    problems = [f"pip install {package}" for name, package in PACKAGES.items() if find_spec(name) is None]
+    for group in groups:
+        if not any((clone / group.folder / file).exists() for file in group.files):
+            problems.append(f"{group.name}: {group.folder}/{group.files[0]} is not in {clone}")
+        problems += [
+            f"{group.name}: {name} is not in {clone}" for model in group.models for name in model.missing(clone)
+        ]
+    return problems
+
+
+def _run(group: Group, clone: Path, triton: Path | None) -> dict[str, str]:
+    """Test -> passed, skipped or what went wrong."""
+    with tempfile.TemporaryDirectory(prefix="qa-") as name:
+        folder = Path(name)
+        repository = folder / "models"
+        repository.mkdir()
+        shutil.copytree(clone / "qa/common", folder / "qa/common")
+        tests = shutil.copytree(clone / group.folder, folder / group.folder)
+        for model in group.models:
+            model.write(clone, repository)
+        results: dict[str, str] = {}
+        with _server(group, repository, tests / group.log, triton):
+            for file in filter(lambda file: (tests / file).exists(), group.files):
+                results |= _pytest(tests, file)
+        return results
+
+
+def _server(group: Group, repository: Path, log: Path, triton: Path | None) -> AbstractContextManager[Endpoint]:
+    if triton is not None:
+        return triton_server(triton.absolute(), repository, log, *group.flags, ports=PORTS)
+    return llmserve_server(repository, log, *group.flags, ports=PORTS)
+
+
+def _pytest(tests: Path, file: str) -> dict[str, str]:
+    report = tests / "report.xml"
+    report.unlink(missing_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        file,
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        f"--junitxml={report}",
+    ]
+    try:
+        done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {file: f"not over after {TIMEOUT_S} s"}
+    if not report.exists():
+        return {file: done.stdout[-2000:] + done.stderr[-2000:]}
+    return dict(map(_outcome, ElementTree.parse(report).iter("testcase")))
+
+
+def _outcome(case: ElementTree.Element) -> tuple[str, str]:
+    for kind in ("failure", "error"):
+        if (found := case.find(kind)) is not None:
+            return case.attrib["name"], (found.attrib.get("message") or kind).splitlines()[0][:160]
+    return case.attrib["name"], "skipped" if case.find("skipped") is not None else "passed"
+
+
+def unexpected(groups: Sequence[Group], results: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Tests that fail without a reason that is known."""
+    return [
+        f"{group.name}: {test}"
+        for group in groups
+        for test, outcome in results[group.name].items()
+        if outcome not in ("passed", "skipped") and test not in group.known
+    ]
+
+
+def table(groups: Sequence[Group], results: Mapping[str, Mapping[str, str]], *, is_real: bool) -> str:
+    lines = [f"{'group':20} passed  of"]
+    total = [0, 0]
+    for group in groups:
+        ran = {test: outcome for test, outcome in results[group.name].items() if outcome != "skipped"}
+        failed = {test: outcome for test, outcome in ran.items() if outcome != "passed"}
+        total = [total[0] + len(ran) - len(failed), total[1] + len(ran)]
+        lines.append(f"{group.name:20} {len(ran) - len(failed):6} {len(ran):3}")
+        lines += [
+            f"    {test}: {outcome}" + (f" [known: {group.known[test]}]" if not is_real and test in group.known else "")
+            for test, outcome in failed.items()
+        ]
+    return "\n".join([*lines, f"{'all':20} {total[0]:6} {total[1]:3}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
