@@ -59,6 +59,7 @@ class TextDelta:
     completion_tokens: int = 0
     cum_log_prob: float = 0.0  # these two only with return_log_probs
     log_probs: tuple[float, ...] = ()
+    warning: str = ""  # in an answer's last delta: what of the request was cut to fit, or ignored
 
 
 class Client:
@@ -238,6 +239,7 @@ def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
         completion_tokens=first("num_completion_tokens", 0),
         cum_log_prob=first("cum_log_probs", 0.0),
         log_probs=tuple(outputs.get("output_log_probs", ())),
+        warning=first("warning", b"").decode("utf-8", errors="replace"),
     )
 
 

@@ -106,6 +106,16 @@ class GenerateRequest:
         """Of each answer: as many as it asks for, and as there is room for behind the prompt."""
         return min(self.sampling.max_tokens, max_seq_len - len(self.prompt_ids))
 
+    def length_warning(self, max_seq_len: int) -> str:
+        """That the answer asked for is longer than there is room; empty when it is not."""
+        room = self.max_new_tokens(max_seq_len)
+        if room == self.sampling.max_tokens:
+            return ""
+        return (
+            f"max_tokens is {self.sampling.max_tokens}, and behind a prompt of {len(self.prompt_ids)} tokens there is "
+            f"room for {room}: this engine's max_seq_len is {max_seq_len}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

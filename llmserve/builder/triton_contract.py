@@ -22,9 +22,10 @@ TENSORRT_LLM_RELEASE = "1.2"
 ENGINE_MODEL = "tensorrt_llm"  # the model of the packaged pipelines, not the target of the same name
 WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
 # ours, or of v0.7.1: the compiled backend has no such tensor
-FOREIGN_INPUTS = ("stop_words", "min_p", "min_length", "random_seed")
+FOREIGN_INPUTS = ("stop_words", "min_p", "min_length", "random_seed", "prompt_warning")
 FOREIGN_OUTPUTS = (
     "window_ids", "tail_text", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens",
+    "warning",
 )  # fmt: skip
 
 
@@ -101,6 +102,9 @@ def ensemble_of_contract(config: ModelConfig) -> ModelConfig:
     for step in made.ensemble_scheduling.step:
         _drop(step.input_map, [key for key, tensor in step.input_map.items() if tensor not in known])
     used = {tensor for step in made.ensemble_scheduling.step for tensor in step.input_map.values()}
+    read = used | {tensor.name for tensor in config.output}
+    for step in made.ensemble_scheduling.step:
+        _drop(step.output_map, [key for key, tensor in step.output_map.items() if tensor not in read])
     _keep(made.input, (tensor for tensor in config.input if tensor.name in used))
     _keep(made.output, (tensor for tensor in config.output if tensor.name in made_by_steps))
     return made

@@ -21,8 +21,6 @@ from llmserve.engine.registry import runtime_for
 from llmserve.errors import RecipeError
 
 SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-# trtllm-build's flags have underscores
-CONTEXT_SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +28,10 @@ class BuildCommandOptions:
     """What a build is asked for beside its options."""
 
     checkpoint: Annotated[Path | None, typer.Argument(help="Hugging Face folder.", show_default=False)] = None
+    checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option("--checkpoint-dir", "--model-dir", help="The same, in trtllm-build's words", show_default=False),
+    ] = None
     output_dir: Annotated[
         Path | None, typer.Option(help="Engine directory (default: engines/CHECKPOINT-DTYPE)", show_default=False)
     ] = None
@@ -44,7 +46,11 @@ def build(asked: BuildCommandOptions) -> None:
     """Compile a Hugging Face checkpoint into an engine directory for this machine."""
     recipe = load_recipe(asked.recipe) if asked.recipe else Recipe()
     options = recipe.resolve({name: getattr(asked, name) for name in declared_options()})
-    source = asked.checkpoint or recipe.checkpoint
+    if asked.checkpoint and asked.checkpoint_dir and asked.checkpoint != asked.checkpoint_dir:
+        raise RecipeError(
+            f"two checkpoints: {asked.checkpoint} and --checkpoint-dir {asked.checkpoint_dir}; give one of them"
+        )
+    source = asked.checkpoint or asked.checkpoint_dir or recipe.checkpoint
     if source is None:
         raise RecipeError("no checkpoint: give its folder as an argument, or as `checkpoint` in the recipe")
     if asked.dry_run:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,7 @@ import typer
 from llmserve.errors import LlmserveError, Unavailable
 
 if TYPE_CHECKING:
+    from llmserve.cli.chat_prompts import Prompts
     from llmserve.client import AsyncClient
 
 PROMPT = "you> "
@@ -35,6 +37,10 @@ def command(
     top_p: Annotated[float | None, typer.Option(help="Draw from this much probability.", show_default=False)] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="1: none.", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random draws.", show_default=False)] = None,
+    tokenizer_dir: Annotated[
+        Path | None,
+        typer.Option(help="Engine or checkpoint whose chat format is applied if the model takes only text."),
+    ] = None,
 ) -> None:
     """Chat with a served model; the conversation so far is sent with every question."""
     given = {
@@ -42,29 +48,35 @@ def command(
         "seed": seed,
     }  # fmt: skip
     sampling = {name: value for name, value in given.items() if value is not None}
+    opening = _open(url, model, {"max_tokens": max_tokens, **sampling}, system=system, tokenizer_dir=tokenizer_dir)
     with asyncio.Runner() as runner:
-        chat = runner.run(_open(url, model, {"max_tokens": max_tokens, **sampling}, system))
+        chat = runner.run(opening)
         try:
             if once is not None:
-                runner.run(chat.ask(once))
-                print()
+                _finish(runner.run(chat.ask(once)))
             else:
                 _talk(chat, runner)
         finally:
             runner.run(chat.client.close())
 
 
-async def _open(url: str, model: str, parameters: Mapping[str, int | float], system: str) -> Chat:
+async def _open(
+    url: str, model: str, parameters: Mapping[str, int | float], *, system: str, tokenizer_dir: Path | None
+) -> Chat:
     """A conversation that has not begun; says at once when nobody is there."""
-    from llmserve.client import AsyncClient  # the other commands need no gRPC
+    # the other commands need no gRPC
+    from llmserve.cli.chat_prompts import more_inputs, prompts_for
+    from llmserve.client import AsyncClient
 
     client = AsyncClient(url, model=model)
     try:
-        await client.config()
+        prompts = await prompts_for(client, tokenizer_dir)
+        chat = Chat(client, prompts, more_inputs(await client.config(), parameters), system)
     except BaseException:
         await client.close()
         raise
-    return Chat(client, parameters, system)
+    say(prompts.note)
+    return chat
 
 
 @dataclass(slots=True)
@@ -72,24 +84,43 @@ class Chat:
     """One conversation."""
 
     client: AsyncClient
-    parameters: Mapping[str, int | float]
+    prompts: Prompts
+    parameters: Mapping[str, int | float | str]
     system: str = ""
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    async def ask(self, question: str) -> None:
-        """Print the answer as it arrives. It becomes part of the conversation, as far as it came."""
+    async def ask(self, question: str) -> str:
+        """Print the answer as it arrives. It becomes part of the conversation, as far as it came.
+
+        Returns what the server has to say about the request; empty as a rule.
+        """
         pieces: list[str] = []
+        warning = ""
         asked = {"role": "user", "content": question}
         system = [{"role": "system", "content": self.system}] if self.system else []
-        prompt = [*system, *self.messages, asked]
+        prompt = self.prompts.prompt([*system, *self.messages, asked])
         try:
             async with aclosing(self.client.generate(prompt, **self.parameters)) as deltas:  # type: ignore[arg-type]
                 async for delta in deltas:
                     pieces.append(delta.text)
+                    warning = delta.warning or warning
                     print(delta.text, end="", flush=True)
         finally:
             if answer := "".join(pieces):
                 self.messages += [asked, {"role": "assistant", "content": answer}]
+        return warning
+
+
+def _finish(warning: str) -> None:
+    """After an answer."""
+    print()
+    say(warning)
+
+
+def say(note: str) -> None:
+    if note:
+        sys.stdout.flush()
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _talk(chat: Chat, runner: asyncio.Runner) -> None:
@@ -111,8 +142,7 @@ def _talk(chat: Chat, runner: asyncio.Runner) -> None:
 
 def _answer(chat: Chat, question: str, runner: asyncio.Runner) -> None:
     try:
-        runner.run(chat.ask(question))
-        print()
+        _finish(runner.run(chat.ask(question)))
     except KeyboardInterrupt:
         print(" [cancelled]")
     except Unavailable:

@@ -12,6 +12,8 @@ import typer
 
 from llmserve import __version__
 from llmserve.cli import build, chat, doctor, eval, export, inspect, run, serve
+from llmserve.cli.help import GroupedHelpCommand
+from llmserve.cli.run_flags import RunCommand
 from llmserve.errors import Code, LlmserveError
 
 INPUT_CODES = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED)
@@ -22,10 +24,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # GroupedHelpCommand
 )
+CLASSES = {serve: serve.ServeCommand, run: RunCommand}
+UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # the flags of trtllm-build and run.py
 for module in (build, run, serve, chat, eval, inspect, export, doctor):
-    command_class = serve.ServeCommand if module is serve else None
-    settings = build.CONTEXT_SETTINGS if module is build else None
+    command_class = CLASSES.get(module, GroupedHelpCommand)
+    settings = UNDERSCORES if module in (build, run) else None
     app.command(module.__name__.rpartition(".")[2], cls=command_class, context_settings=settings)(module.command)
 
 

@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.run_files import NO_PROMPT, RunPrompt, prompts_of, write_ids
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
@@ -22,16 +24,107 @@ from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.stages.chat import Message
 from llmserve.stages.generate import generate
 from llmserve.stages.postprocess import Postprocessor
-from llmserve.stages.preprocess import Preprocessor, TextPrompt
-from llmserve.stages.text import text_from_bytes
+from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
+
+INPUT, OUTPUT, SAMPLING = "Prompts", "Output", "Sampling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    engine: Annotated[
+        Path | None, typer.Argument(help="Engine directory, made by llmserve build.", show_default=False)
+    ] = None
+    engine_dir: Annotated[Path | None, typer.Option(help="The same, in the words of run.py.", show_default=False)] = (
+        None
+    )
+    tokenizer_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where to read the tokenizer.", show_default="the engine directory", rich_help_panel=INPUT),
+    ] = None
+    input_text: Annotated[
+        list[str] | None, typer.Option(help="A prompt; may be given several times.", rich_help_panel=INPUT)
+    ] = None
+    input_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text with one prompt a line, - reads stdin; .csv and .npy: rows of token ids.", rich_help_panel=INPUT
+        ),
+    ] = None
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Prompts are user messages in the model's chat format.", rich_help_panel=INPUT),
+    ] = False
+    max_output_len: Annotated[int, typer.Option(help="Most new tokens per prompt.", rich_help_panel=OUTPUT)] = 100
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="Print each piece of text as it comes.", rich_help_panel=OUTPUT)
+    ] = False
+    output_csv: Annotated[
+        Path | None,
+        typer.Option(help="Write token ids, prompt and answer in a row, instead of text.", rich_help_panel=OUTPUT),
+    ] = None
+    output_npy: Annotated[Path | None, typer.Option(help="The same as an array.", rich_help_panel=OUTPUT)] = None
+    stop_words: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; repeatable.", rich_help_panel=OUTPUT)
+    ] = None
+    bad_words: Annotated[
+        list[str] | None, typer.Option(help="Text that never appears; repeatable.", rich_help_panel=OUTPUT)
+    ] = None
+    num_beams: Annotated[int, typer.Option(help="1: there is no beam search here.", rich_help_panel=SAMPLING)] = 1
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="0 is greedy.", show_default="1 with top-k, top-p or min-p, else 0", rich_help_panel=SAMPLING
+        ),
+    ] = None
+    top_k: Annotated[int, typer.Option(help="0 switches it off, 1 is greedy.", rich_help_panel=SAMPLING)] = 0
+    top_p: Annotated[float, typer.Option(help="1 and 0 switch it off.", rich_help_panel=SAMPLING)] = 1.0
+    min_p: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0
+    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=SAMPLING)] = 1.0
+    presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0
+    frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0
+    random_seed: Annotated[int, typer.Option(help="Seed of the random draws.", rich_help_panel=SAMPLING)] = 0
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: every core that this process may use.")] = 0
+
+    def engine_directory(self) -> Path:
+        if self.engine and self.engine_dir and self.engine != self.engine_dir:
+            raise InvalidArgument(f"two engines: {self.engine} and --engine-dir {self.engine_dir}; give one of them")
+        directory = self.engine or self.engine_dir
+        if directory is None:
+            raise InvalidArgument("no engine: give its directory as an argument, or as --engine-dir DIR")
+        return directory
+
+    def sampling(self) -> SamplingParams:
+        top_p = self.top_p or 1.0  # run.py's default is 0, and means off
+        draws = self.top_k > 1 or top_p < 1 or self.min_p > 0
+        return SamplingParams(
+            max_tokens=self.max_output_len,
+            temperature=float(draws) if self.temperature is None else self.temperature,
+            top_k=self.top_k,
+            top_p=top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.random_seed,
+        )
+
+    def problems(self) -> list[str]:
+        found = self.sampling().problems()
+        if self.num_beams != 1:
+            found.append(
+                f"num_beams must be 1, got {self.num_beams}: beams are for served engines that were built with "
+                "--max-beam-width"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     text: str
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
     finish_reason: str
+    notes: tuple[str, ...]  # what was cut to fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,113 +134,106 @@ class OneShot:
     engine: Engine
     preprocessor: Preprocessor
     postprocessor: Postprocessor
-    sampling: SamplingParams
-    stop_words: tuple[str, ...]
-    as_chat: bool
+    options: RunOptions
 
-    async def answer(self, index: int, text: str, *, echo: bool) -> Answer:
+    async def answer(self, index: int, prompt: RunPrompt, *, echo: bool) -> Answer:
         """One prompt to its whole answer; `echo` prints each piece as it comes."""
-        prepared = self.preprocessor.prepare(self._prompt(text))
+        prepared = self._prepared(prompt)
         request = GenerateRequest(
             f"run-{index}",
-            prepared.input_ids,
-            self.sampling,
+            prepared.input_ids if isinstance(prompt, str) else prompt,
+            self.options.sampling(),
             end_id=prepared.end_id if prepared.end_id >= 0 else None,
             stop_ids=prepared.stop_words,
+            bad_ids=prepared.bad_words,
         )
         pieces: list[str] = []
-        stream = generate(
-            self.engine, request, tokenizer=self.preprocessor.tokenizer, stop_strings=self.stop_words
-        )  # fmt: skip
+        ids: list[int] = []
+        stop_strings = tuple(self.options.stop_words or ())
+        stream = generate(self.engine, request, tokenizer=self.preprocessor.tokenizer, stop_strings=stop_strings)
         async with aclosing(stream):
             async for event in stream:
                 pieces.append(self.postprocessor.event_text(event))
                 if echo:
                     print(pieces[-1], end="", flush=True)
                 last = event.tokens
-        assert last.usage is not None
+                ids += last.token_ids
         assert last.finish_reason is not None
-        return Answer("".join(pieces), last.usage.prompt_tokens, last.usage.completion_tokens, last.finish_reason.value)
+        notes = (prepared.warning, request.length_warning(self.engine.info.max_seq_len))
+        return Answer(
+            "".join(pieces), request.prompt_ids, tuple(ids), last.finish_reason.value, tuple(filter(None, notes))
+        )
 
-    def _prompt(self, text: str) -> TextPrompt:
-        limits = {"max_tokens": self.sampling.max_tokens, "stop_words": self.stop_words}
-        if self.as_chat:
-            return TextPrompt(messages=[Message("user", text)], **limits)  # type: ignore[arg-type]
-        return TextPrompt(text, **limits)  # type: ignore[arg-type]
+    def shown(self, prompt: RunPrompt) -> str:
+        return prompt if isinstance(prompt, str) else self.preprocessor.tokenizer.decode(prompt)
+
+    def _prepared(self, prompt: RunPrompt) -> PreparedPrompt:
+        """Of token ids, everything but the ids."""
+        options = self.options
+        text = prompt if isinstance(prompt, str) else ""
+        is_chat = options.chat and isinstance(prompt, str)
+        return self.preprocessor.prepare(
+            TextPrompt(
+                None if is_chat else text,
+                messages=[Message("user", text)] if is_chat else (),
+                max_tokens=options.max_output_len,
+                stop_words=tuple(options.stop_words or ()),
+                bad_words=tuple(options.bad_words or ()),
+            )
+        )
 
 
-def prompts_of(texts: Sequence[str], file: Path | None) -> list[str]:
-    """The prompts of the command line, then those of the file: one a line, empty lines skipped."""
-    found = list(texts)
-    if file is not None:
-        try:
-            data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        except OSError as error:
-            raise InvalidArgument(f"--input-file {file} cannot be read: {error.strerror}") from error
-        found += [line for line in text_from_bytes(data, f"--input-file {file}").splitlines() if line.strip()]
-    if not found:
-        raise InvalidArgument("no prompt; give --input-text TEXT (repeatable) or --input-file FILE (one prompt a line)")
-    return found
-
-
-async def _run(shot: OneShot, prompts: Sequence[str], *, streaming: bool) -> list[Answer]:
-    """All prompts at once, batched in flight; with `streaming` one after the other, so that the output is readable."""
-    if not streaming:
-        return list(await asyncio.gather(*(shot.answer(i, text, echo=False) for i, text in enumerate(prompts))))
+async def _run(shot: OneShot, prompts: Sequence[RunPrompt]) -> list[Answer]:
+    """All prompts at once, batched in flight; when streaming one after the other, so that the output is readable."""
+    if not shot.options.streaming:
+        return list(await asyncio.gather(*(shot.answer(i, prompt, echo=False) for i, prompt in enumerate(prompts))))
     answers = []
-    for index, text in enumerate(prompts):
-        print(f"[{index}] {text}\n--> ", end="", flush=True)
-        answers.append(await shot.answer(index, text, echo=True))
+    for index, prompt in enumerate(prompts):
+        print(f"[{index}] {shot.shown(prompt)}\n--> ", end="", flush=True)
+        answers.append(await shot.answer(index, prompt, echo=True))
         print()
     return answers
 
 
-def _report(prompts: Sequence[str], answers: Sequence[Answer], seconds: float, *, streaming: bool) -> None:
-    if not streaming:
+def _report(shot: OneShot, prompts: Sequence[RunPrompt], answers: Sequence[Answer], seconds: float) -> None:
+    options = shot.options
+    if options.output_csv or options.output_npy:
+        rows = [(*answer.prompt_ids, *answer.ids) for answer in answers]
+        write_ids(rows, shot.preprocessor.pad_id, csv_file=options.output_csv, npy_file=options.output_npy)
+    elif not options.streaming:
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            print(f"[{index}] {prompt}\n--> {answer.text}  ({answer.finish_reason})")
-    num_prompt = sum(answer.prompt_tokens for answer in answers)
-    num_new = sum(answer.completion_tokens for answer in answers)
+            print(f"[{index}] {shot.shown(prompt)}\n--> {answer.text}  ({answer.finish_reason})")
+    num_prompt = sum(len(answer.prompt_ids) for answer in answers)
+    num_new = sum(len(answer.ids) for answer in answers)
     print(
         f"{len(answers)} prompts, {num_prompt} prompt tokens, {num_new} new tokens in {seconds:.2f} s: "
-        f"{num_new / seconds:.1f} tokens/s"
+        f"{num_new / seconds:.1f} tokens/s",
+        flush=True,
     )
+    for index, answer in enumerate(answers):
+        for note in answer.notes:
+            print(f"note: [{index}] {note}", file=sys.stderr)
 
 
-def command(
-    engine: Annotated[Path, typer.Argument(help="Engine directory, made by llmserve build.")],
-    input_text: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
-    input_file: Annotated[Path | None, typer.Option(help="A file with one prompt a line; - reads stdin.")] = None,
-    max_output_len: Annotated[int, typer.Option(help="Most new tokens per prompt.")] = 100,
-    streaming: Annotated[bool, typer.Option("--streaming", help="Print each piece of text as it comes.")] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Prompts are user messages in the model's chat format.")] = False,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="0 switches it off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="1 switches it off.")] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.")] = 1.0,
-    random_seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 0,
-    stop_words: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: every core that this process may use.")] = 0,
-) -> None:
+def run(options: RunOptions) -> None:
     """Run an engine on prompts, in this process, and print the answers and tokens/s."""
-    prompts = prompts_of(input_text or (), input_file)
-    sampling = SamplingParams(
-        max_tokens=max_output_len,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        seed=random_seed,
-    )
-    raise_problems(InvalidArgument, "sampling", sampling.problems())
+    directory = options.engine_directory()
+    raise_problems(InvalidArgument, "sampling", options.problems())
+    if not (options.input_text or options.input_file):
+        raise InvalidArgument(NO_PROMPT)
+    text_files = options.tokenizer_dir or directory
     every_prompt_waits = SchedulerSettings(max_queue_size=0)
-    opened = open_engine(engine, EngineSettings(threads=threads, scheduler=every_prompt_waits))
+    opened = open_engine(directory, EngineSettings(threads=options.threads, scheduler=every_prompt_waits))
     try:
-        shot = OneShot(
-            opened, Preprocessor.open(engine), Postprocessor.open(engine), sampling, tuple(stop_words or ()), chat
-        )  # fmt: skip
+        preprocessor = Preprocessor.open(text_files)
+        preprocessor.max_seq_len = opened.info.max_seq_len
+        prompts = prompts_of(options.input_text or (), options.input_file, pad_id=preprocessor.pad_id)
+        shot = OneShot(opened, preprocessor, Postprocessor.open(text_files), options)
         started = time.perf_counter()
-        answers = asyncio.run(_run(shot, prompts, streaming=streaming))
-        _report(prompts, answers, time.perf_counter() - started, streaming=streaming)
+        answers = asyncio.run(_run(shot, prompts))
+        _report(shot, prompts, answers, time.perf_counter() - started)
     finally:
         opened.close()
+
+
+command = DataclassCommand(RunOptions, run)

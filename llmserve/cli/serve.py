@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand
 
 from llmserve.cli.access import exposures, grpc_restrictions, http_restrictions
 from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.serve_options import ServeOptions
 from llmserve.cli.tritonserver_flags import translate
 from llmserve.errors import InvalidArgument, Unsupported, raise_problems
@@ -32,7 +32,7 @@ COLLECTOR_THRESHOLDS = (5_000, 10, 10)
 logger = logging.getLogger(__name__)
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(GroupedHelpCommand):
     """Understands tritonserver's command line, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -18,9 +18,10 @@ STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.FAIL: "
 
 def render(report: Report) -> RenderableType:
     table = Table(title=f"{report.suite}: {len(report.samples)} samples", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("")
-    for heading in ("HF", "engine", "difference", "95 % interval", "margin", "verdict"):
-        table.add_column(heading, justify="right")
+    table.add_column("", no_wrap=True)
+    for heading in ("HF", "engine", "difference", "95 % interval", "margin"):
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("verdict", justify="right", no_wrap=True, min_width=max(len(verdict.value) for verdict in Verdict))
     for metric in report.gate.metrics:
         table.add_row(*_metric_row(metric))
     table.add_section()

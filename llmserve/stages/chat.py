@@ -24,9 +24,31 @@ class Message:
     content: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Prompt ids that end where the assistant's answer begins, and what had to go for them to fit."""
+
+    ids: list[int]
+    num_messages_left_out: int = 0  # the oldest
+    num_ids_cut: int = 0  # from the beginning of what was left
+
+    def what_is_missing(self) -> str:
+        """In words; empty when nothing is."""
+        messages, ids = _counted(self.num_messages_left_out, "message"), _counted(self.num_ids_cut, "token")
+        parts = [
+            f"without the first {messages}" if self.num_messages_left_out else "",
+            f"without the first {ids} of what is left" if self.num_ids_cut else "",
+        ]
+        return " and ".join(filter(None, parts))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 class ChatFormat(Protocol):
-    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> list[int]:
-        """Prompt ids that end where the assistant's answer begins. `max_ids`: room for the prompt, None: no limit."""
+    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> ChatPrompt:
+        """`max_ids`: room for the prompt, None: no limit."""
         ...
 
 
@@ -83,14 +105,17 @@ class RoleIdFormat:
     user_id: int
     assistant_id: int
 
-    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> list[int]:
+    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> ChatPrompt:
         system, dialogue = self._split(messages)
         ids = self._content(system)
-        rounds = self._rounds(dialogue)
+        rounds = _rounds(dialogue)
+        encoded = [self._round_ids(one) for one in rounds]
         opening = [self.assistant_id] if messages[-1].role != "assistant" else []
         room = max_ids - len(ids) - len(opening) if max_ids is not None else None
-        prompt = ids + _newest_that_fit(rounds, room) + opening
-        return prompt if max_ids is None else prompt[-max(1, max_ids) :]
+        first = _first_that_fits(encoded, room)
+        prompt = [*ids, *(one for round_ids in encoded[first:] for one in round_ids), *opening]
+        num_cut = 0 if max_ids is None else max(0, len(prompt) - max(1, max_ids))
+        return ChatPrompt(prompt[num_cut:], sum(map(len, rounds[:first])), num_cut)
 
     def _split(self, messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:
         system = messages[0].content if messages[0].role == "system" else ""
@@ -106,26 +131,34 @@ class RoleIdFormat:
         raise_problems(InvalidArgument, "messages cannot be used", problems)
         return system, dialogue
 
-    def _rounds(self, dialogue: Sequence[Message]) -> list[list[int]]:
-        rounds: list[list[int]] = []
-        for message in dialogue:
-            if message.role == "user" or not rounds:
-                rounds.append([])
-            rounds[-1].append(self.user_id if message.role == "user" else self.assistant_id)
-            rounds[-1] += self._content(message.content)
-        return rounds
+    def _round_ids(self, messages: Sequence[Message]) -> list[int]:
+        ids: list[int] = []
+        for message in messages:
+            ids.append(self.user_id if message.role == "user" else self.assistant_id)
+            ids += self._content(message.content)
+        return ids
 
     def _content(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, banned=(self.user_id, self.assistant_id))
 
 
-def _newest_that_fit(rounds: Sequence[list[int]], room: int | None) -> list[int]:
-    kept: list[int] = []
-    for ids in reversed(rounds):
-        if kept and room is not None and len(kept) + len(ids) > room:
-            break
-        kept = ids + kept
-    return kept
+def _rounds(dialogue: Sequence[Message]) -> list[list[Message]]:
+    rounds: list[list[Message]] = []
+    for message in dialogue:
+        if message.role == "user" or not rounds:
+            rounds.append([])
+        rounds[-1].append(message)
+    return rounds
+
+
+def _first_that_fits(rounds: Sequence[list[int]], room: int | None) -> int:
+    """The oldest round to keep: from it on all fit, or it is the last."""
+    num_ids = 0
+    for place in range(len(rounds) - 1, -1, -1):
+        num_ids += len(rounds[place])
+        if room is not None and num_ids > room and place < len(rounds) - 1:
+            return place + 1
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +171,9 @@ class TemplateFormat:
     tokenizer: Tokenizer
     template: ChatTemplate
 
-    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> list[int]:
-        listed = [{"role": message.role, "content": message.content} for message in messages]
-        return self.tokenizer.encode_marked(self.template.render(listed))
+    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> ChatPrompt:
+        return ChatPrompt(self.tokenizer.encode_marked(self.text(messages)))
+
+    def text(self, messages: Sequence[Message]) -> str:
+        """The prompt with its special tokens spelled out."""
+        return self.template.render([{"role": message.role, "content": message.content} for message in messages])

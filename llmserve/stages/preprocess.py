@@ -32,8 +32,12 @@ class TextPrompt:
 
     def problems(self) -> list[str]:
         found = []
-        if (self.text is None) == (not self.messages):
-            found.append("give either text or messages, and not both")
+        if self.text is None and not self.messages:
+            found.append(
+                'there is no prompt: give text (text_input), or messages such as [{"role": "user", "content": "Hello"}]'
+            )
+        if self.text is not None and self.messages:
+            found.append("there are two prompts: give either text or messages, and not both")
         if len(self.bias_words) != len(self.bias_weights):
             found.append(
                 f"embedding bias needs one weight per word, got {len(self.bias_words)} words and "
@@ -57,6 +61,7 @@ class PreparedPrompt:
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     embedding_bias: tuple[tuple[int, float], ...] = ()
+    warning: str = ""  # what of the prompt did not fit
 
 
 class Preprocessor:
@@ -71,7 +76,7 @@ class Preprocessor:
         declared = files.token_ids("eos_token_id")
         self._end_ids = declared or ((tokenizer.eos_id,) if tokenizer.eos_id is not None else ())
         pad = files.token_ids("pad_token_id") or ((tokenizer.pad_id,) if tokenizer.pad_id is not None else ())
-        self._pad_id = (*pad, *self._end_ids, NEVER)[0]
+        self.pad_id = (*pad, *self._end_ids, NEVER)[0]
 
     @classmethod
     def open(cls, path: Path, *, add_special_tokens: bool = True) -> Preprocessor:
@@ -82,20 +87,29 @@ class Preprocessor:
         """Raise `InvalidArgument` with everything that is wrong. Prompt length is the engine's to judge."""
         raise_problems(InvalidArgument, "the prompt cannot be used", prompt.problems())
         end_id, end_words = self._ends(prompt)
+        ids, warning = self._input_ids(prompt)
         return PreparedPrompt(
-            input_ids=tuple(self._input_ids(prompt)),
+            input_ids=tuple(ids),
             end_id=end_id,
-            pad_id=self._pad_id if prompt.pad_id is None else prompt.pad_id,
+            pad_id=self.pad_id if prompt.pad_id is None else prompt.pad_id,
             stop_words=(*self._words(prompt.stop_words), *end_words),
             bad_words=self._words(prompt.bad_words),
             embedding_bias=self._bias(prompt),
+            warning=warning,
         )
 
-    def _input_ids(self, prompt: TextPrompt) -> list[int]:
+    def _input_ids(self, prompt: TextPrompt) -> tuple[list[int], str]:
+        """And a warning when something of the prompt is missing in them."""
         if prompt.text is not None:
-            return self.tokenizer.encode(prompt.text, add_special_tokens=self._add_special_tokens)
+            return self.tokenizer.encode(prompt.text, add_special_tokens=self._add_special_tokens), ""
         chat = self._chat or require_chat_format(self.tokenizer, self._files)
-        return chat.encode(prompt.messages, self._room(prompt.max_tokens))
+        room = self._room(prompt.max_tokens)
+        made = chat.encode(prompt.messages, room)
+        missing = made.what_is_missing()
+        return made.ids, missing and (
+            f"the conversation was cut to fit, {missing}: there is room for {room} tokens of {self.max_seq_len}, the "
+            "others are kept for the answer"
+        )
 
     def _room(self, max_tokens: int) -> int | None:
         """Ids that a chat may have. The answer reserves at most half, or asking for much would forget the question."""

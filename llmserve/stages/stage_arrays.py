@@ -101,6 +101,7 @@ def _to_arrays(prompt: PreparedPrompt, max_tokens: NDArray[Any], vocab_size: int
         "EMBEDDING_BIAS": bias[None],
         "OUT_END_ID": np.array([[prompt.end_id]], np.int32),
         "OUT_PAD_ID": np.array([[prompt.pad_id]], np.int32),
+        "PROMPT_WARNING": np.array([[prompt.warning.encode()]], dtype=object),
     }
 
 

@@ -36,7 +36,7 @@ FLAGS = """
 dtype quantization group-size kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target
 tp-size pp-size max-input-len max-beam-width gemm-plugin gpt-attention-plugin context-fmha remove-input-padding
 kv-cache-type use-weight-only weight-only-precision workers parallel-build multiple-profiles reduce-fusion
-output-dir recipe dry-run show-program help
+checkpoint-dir output-dir recipe dry-run show-program help
 """
 
 
@@ -63,6 +63,16 @@ def test_build_and_inspect(
     assert digest in shown
     assert "self-test passed" in shown
     assert "= logits(" in shown
+
+
+@pytest.mark.parametrize("flag", ["--checkpoint_dir", "--model_dir", "--checkpoint-dir"])
+def test_the_checkpoint_in_the_words_of_trtllm_build(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert llmserve(monkeypatch, "build", flag, checkpoint, "--dry-run") == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
+    assert llmserve(monkeypatch, "build", "another", flag, checkpoint, "--dry-run") == 2
+    assert "two checkpoints: another and --checkpoint-dir" in capsys.readouterr().err
 
 
 def test_an_engine_names_the_command_that_builds_it_again(
@@ -110,7 +120,7 @@ def test_the_flags_of_every_target_are_listed(
 ) -> None:
     assert llmserve(monkeypatch, "build", "--help") == 0
     shown = capsys.readouterr().out
-    assert sorted(re.findall(r"^│ --([a-z-]+) ", shown, re.MULTILINE)) == sorted(FLAGS.split())
+    assert sorted(re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE)) == sorted(FLAGS.split())
     for part in (
         "float16 | bfloat16 | float32 (default: float16)",
         "int8 | int4 (default: none)",
@@ -119,7 +129,7 @@ def test_the_flags_of_every_target_are_listed(
         "With --target tensorrt_llm",
         "KV cache: paged | continuous | disabled (default: paged)",
     ):
-        assert part in shown
+        assert part in " ".join(shown.split())
 
 
 def test_a_recipe_replaces_the_flags(

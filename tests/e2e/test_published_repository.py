@@ -143,6 +143,16 @@ def test_a_tokenizer_that_does_not_load_is_told_what_to_do(
     assert "--parameter preprocessing.tokenizer_dir=DIR" in done.stderr
 
 
+def test_chat_says_what_it_sends_to_a_model_that_takes_text(published: ServerProcess, demo_engine: Path) -> None:
+    whole = "".join(streamed_text(published.grpc, PROMPTS[0], max_tokens=12))
+    done = llmserve("chat", "--url", published.grpc, "--once", PROMPTS[0], "--max-tokens", "12", "--seed", "1")
+    assert (done.returncode, done.stdout.rstrip("\n")) == (0, whole.rstrip("\n")), done.stderr
+    assert (
+        f"takes text, not messages, and {demo_engine} marks who speaks with tokens that no text can spell"
+        in done.stderr
+    )
+
+
 def test_a_stream_says_the_same_piece_by_piece(published: ServerProcess) -> None:
     """This postprocessing decodes each token by itself, and loses the spaces before words."""
     whole = "".join(streamed_text(published.grpc, PROMPTS[0], max_tokens=12, stream=False))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -56,6 +57,8 @@ def test_the_suite_decides_what_inconclusive_means(tmp_path: Path, rule: str) ->
     result = report(tmp_path, [*GOOD[:-1], DAMAGED[0]], inconclusive=rule)
     assert result.passed == (rule == "pass")
     assert f"{rule.upper()} (inconclusive)" in shown(result)
+    assert re.search(r"^ *ROUGE-L .* inconclusive *$", shown(result), re.MULTILINE)  # whole, on 80 columns
+    assert "…" not in shown(result)
 
 
 def test_a_report_is_one_json_document(tmp_path: Path) -> None:

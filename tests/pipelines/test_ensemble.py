@@ -122,6 +122,29 @@ async def test_chat_messages_in_text_out(core: InferenceCore, tokenizer: Tokeniz
     assert text_of(answer) == expected_text(tokenizer, [195, *tokenizer.encode("fox"), 196], 8)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_does_not_fit_is_said_at_the_end(core: InferenceCore, stream: bool) -> None:
+    talk = [{"role": "user" if i % 2 == 0 else "assistant", "content": "The small red fox runs."} for i in range(9)]
+    cut = await ask(core, "ensemble", messages=json.dumps(talk), max_tokens=40, stream=stream)
+    assert "the conversation was cut to fit, without the first" in value(cut[-1], "warning")
+    long = await ask(core, "ensemble", text_input="The small red fox", max_tokens=10_000, stream=stream)
+    assert value(long[-1], "warning").startswith("max_tokens is 10000, and behind a prompt of ")
+    assert long[-1].output("num_completion_tokens") is not None
+    plain = await ask(core, "ensemble", text_input="The small red fox", max_tokens=4, stream=stream)
+    assert [response.output("warning") for response in (*cut[:-1], *long[:-1], *plain)] == [None] * (
+        len(cut) + len(long) + len(plain) - 2
+    )
+
+
+async def test_parameters_that_nobody_reads_are_named(core: InferenceCore) -> None:
+    """`generate` makes a request parameter of every key that is no input, as Triton does: a misspelt one, too."""
+    sent = InferRequest(
+        "ensemble", tensors({"text_input": "fox", "max_tokens": 4}), parameters={"temprature": 0.5, "n": 2}
+    )
+    (response,) = [response async for response in core.infer_stream(sent)]
+    assert value(response, "warning") == "no input has the name n, temprature, so that was ignored"
+
+
 async def test_each_step_can_be_called_on_its_own(core: InferenceCore, tokenizer: Tokenizer) -> None:
     (prepared,) = await ask(core, "preprocessing", QUERY="The fox", REQUEST_OUTPUT_LEN=6)
     found = prepared.output("INPUT_ID")
@@ -226,7 +249,7 @@ async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
     ("values", "code", "words"),
     [
         ({"text_input": ""}, Code.INVALID_ARGUMENT, "prompt is empty"),
-        ({}, Code.INVALID_ARGUMENT, "either text or messages"),
+        ({}, Code.INVALID_ARGUMENT, "there is no prompt: give text"),
         ({"text_input": b"\xff\xfe"}, Code.INVALID_ARGUMENT, "UTF-8"),
         ({"text_input": "word " * 500}, Code.INVALID_ARGUMENT, "too long"),
         ({"text_input": "x", "max_tokens": 0}, Code.INVALID_ARGUMENT, "max_tokens"),

@@ -23,7 +23,7 @@ def talk(*contents: str) -> list[Message]:
 
 
 def encode(path: Path, messages: list[Message], max_ids: int | None = None) -> list[int]:
-    return require_chat_format(load_tokenizer(path), TextFiles.read(path)).encode(messages, max_ids)
+    return require_chat_format(load_tokenizer(path), TextFiles.read(path)).encode(messages, max_ids).ids
 
 
 @pytest.fixture
@@ -56,6 +56,18 @@ def test_whole_rounds_are_dropped_from_the_front(baichuan: Path, words: Tokenize
     assert encode(baichuan, messages, len(everything)) == everything
     assert encode(baichuan, messages, len(everything) - 1) == last
     assert encode(baichuan, messages, len(last)) == last
+
+
+def test_what_is_left_out_is_counted(baichuan: Path) -> None:
+    chat = require_chat_format(load_tokenizer(baichuan), TextFiles.read(baichuan))
+    messages = talk("first question", "first answer", "second question", "second answer", "third")
+    last = chat.encode(messages[-1:])
+    assert (last.num_messages_left_out, last.num_ids_cut, last.what_is_missing()) == (0, 0, "")
+    fitting = chat.encode(messages, len(last.ids))
+    assert (fitting.ids, fitting.num_messages_left_out, fitting.num_ids_cut) == (last.ids, 4, 0)
+    cut = chat.encode(messages, len(last.ids) - 1)
+    assert (cut.ids, cut.num_messages_left_out, cut.num_ids_cut) == (last.ids[1:], 4, 1)
+    assert cut.what_is_missing() == "without the first 4 messages and without the first 1 token of what is left"
 
 
 def test_a_single_round_that_is_too_long_loses_its_beginning(baichuan: Path) -> None:

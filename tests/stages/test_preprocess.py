@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,9 @@ def baichuan(tokenizer_dirs: dict[str, Path]) -> Preprocessor:
 
 def strings(*values: str | bytes) -> np.ndarray:
     return np.array([[value.encode() if isinstance(value, str) else value for value in values]], dtype=object)
+
+
+NO_IDS = ("EMBEDDING_BIAS", "PROMPT_WARNING")
 
 
 def number(value: int) -> np.ndarray:
@@ -84,8 +88,20 @@ def test_a_long_answer_reserves_at_most_half_of_the_room_for_chat(baichuan: Prep
     assert len(baichuan.prepare(long).input_ids) == 32
 
 
+def test_a_conversation_that_is_cut_says_what_is_missing(baichuan: Preprocessor) -> None:
+    content = "The small red fox runs over the quiet hill."
+    talk = [Message("user" if place % 2 == 0 else "assistant", content) for place in range(9)]
+    cut = baichuan.prepare(TextPrompt(messages=talk, max_tokens=20)).warning
+    kept = len(baichuan.prepare(TextPrompt(messages=talk, max_tokens=20)).input_ids)
+    assert re.match(r"the conversation was cut to fit, without the first [2468] messages: there is room for 44 ", cut)
+    assert kept <= 44
+    alone = baichuan.prepare(TextPrompt(messages=[Message("user", content * 9)], max_tokens=20)).warning
+    assert re.search(r"cut to fit, without the first \d+ tokens of what is left: ", alone)
+    assert baichuan.prepare(TextPrompt(messages=talk[:1], max_tokens=4)).warning == ""
+
+
 def test_all_problems_of_a_prompt_come_at_once(baichuan: Preprocessor) -> None:
-    with pytest.raises(InvalidArgument, match=r"(?s)either text or messages.*one weight per word.*finite"):
+    with pytest.raises(InvalidArgument, match=r"(?s)there is no prompt.*one weight per word.*finite"):
         baichuan.prepare(TextPrompt(bias_words=["fox"], bias_weights=[1.0, float("nan")]))
 
 
@@ -110,7 +126,7 @@ def test_arrays_of_a_text_prompt(baichuan: Preprocessor) -> None:
     assert sorted(np.flatnonzero(out["EMBEDDING_BIAS"][0])) == sorted(set(encode("fox")))
     assert out["EMBEDDING_BIAS"].max() == 2.5
     assert (out["OUT_END_ID"].tolist(), out["OUT_PAD_ID"].tolist()) == ([[2]], [[0]])
-    assert all(array.dtype == np.int32 for name, array in out.items() if name != "EMBEDDING_BIAS")
+    assert all(array.dtype == np.int32 for name, array in out.items() if name not in NO_IDS)
 
 
 def test_arrays_of_chat_messages(baichuan: Preprocessor) -> None:
@@ -118,6 +134,7 @@ def test_arrays_of_chat_messages(baichuan: Preprocessor) -> None:
     out = prepare_arrays(baichuan, {"MESSAGES": messages, "QUERY": strings(""), "REQUEST_OUTPUT_LEN": number(9)})
     assert out["INPUT_ID"].tolist() == [[195, *baichuan.tokenizer.encode("fox"), 196]]
     assert out["EMBEDDING_BIAS"].shape == (1, 0)
+    assert out["PROMPT_WARNING"].tolist() == [[b""]]
     with pytest.raises(InvalidArgument, match="not both"):
         prepare_arrays(baichuan, {"MESSAGES": messages, "QUERY": strings("x"), "REQUEST_OUTPUT_LEN": number(9)})
 
@@ -127,7 +144,7 @@ def test_arrays_of_chat_messages(baichuan: Preprocessor) -> None:
     [
         ({"QUERY": strings(b"\xff\xfe")}, "UTF-8"),
         ({"QUERY": strings("x"), "STOP_WORDS_DICT": strings(b"\xc3")}, "STOP_WORDS_DICT.*UTF-8"),
-        ({}, "either text or messages"),
+        ({}, "there is no prompt: give text .text_input., or messages"),
         ({"QUERY": strings("one", "two")}, "one string"),
         ({"QUERY": np.array([[b"one"], [b"two"]], dtype=object)}, "batch of 2"),
         ({"MESSAGES": strings("{")}, "JSON"),

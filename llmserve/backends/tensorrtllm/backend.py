@@ -101,6 +101,8 @@ class EngineInstance:
                 async with aclosing(_sent(stream, answer, active)) as sent:
                     async for beams in sent:
                         events = ResponseEvents(beams, echo, tokens_per_block, job.generate.return_log_probs)
+                        if answer.is_complete:
+                            events.warning = self._warning(job, request)
                         outputs = response_tensors(events, request.requested_outputs)
                         yield self._response(request, outputs, final=answer.is_complete)
         except LlmserveError as error:
@@ -129,6 +131,13 @@ class EngineInstance:
             raise InvalidArgument("num_return_sequences > 1 answers with several responses and needs a decoupled model")
         scheduled = replace(job.generate, priority=self._priority(request), deadline=request.deadline)
         return replace(job, generate=scheduled)
+
+    def _warning(self, job: TensorRequest, request: InferRequest) -> str:
+        """What the client should know: what was cut to fit, and which of its parameters nobody reads."""
+        limit = job.generate.length_warning(self.engine.info.max_seq_len)
+        ignored = ", ".join(sorted(request.parameters))
+        ignored = f"no input has the name {ignored}, so that was ignored" if ignored else ""
+        return "; ".join(filter(None, (*job.prompt_warnings, limit, ignored)))
 
     def _priority(self, request: InferRequest) -> int:
         """Triton counts from 1, the highest, and 0 is the config's default level; ours is relative to that level."""

@@ -45,6 +45,7 @@ class TensorRequest:
     streaming: bool
     excludes_input: bool
     stop_strings: tuple[str, ...]
+    prompt_warnings: tuple[str, ...] = ()  # of preprocessing, for the client
 
 
 def is_stop(inputs: Mapping[str, Tensor]) -> bool:
@@ -76,6 +77,7 @@ def read_request(
         streaming=reader.flag("streaming"),
         excludes_input=reader.flag("exclude_input_in_output", excludes_input),
         stop_strings=reader.strings("stop_words"),
+        prompt_warnings=reader.strings("prompt_warning"),
     )
     if request.generate.beam and request.streaming:
         reader.problems.append("streaming needs a beam_width of 1: which beam is best is known at the end only")

@@ -3,13 +3,13 @@
     output_ids [1, b, n], sequence_length [1, b], cum_log_probs [1, b], output_log_probs [1, b, n]   (b beams, mostly 1)
     batch_index, sequence_index, kv_cache_*, *_time_ns                                               [1, 1]
     window_ids [1, w], tail_text, finish_reason [1, 1]                        for postprocessing and the client, ours
-    num_prompt_tokens, num_cached_tokens, num_completion_tokens [1, 1]                                          ours
+    num_prompt_tokens, num_cached_tokens, num_completion_tokens, warning [1, 1]                                 ours
     context_logits [1, 0, 0], generation_logits [1, 1, 0, 0]                  always empty: asking for them is refused
 
 A request that names its outputs gets them in every response: log-probs are 0 unless it asked for them; counts, blocks
 and times are 0 until the last event. One that names none gets what says something: log-probs if it asked for them;
 counts, blocks and times in the last event, where they are real however the answer ended (only a request that was
-stopped from outside has no times).
+stopped from outside has no times), and a warning there if there is one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class ResponseEvents:
     echo: Sequence[int] = ()  # prompt ids that go before the output's
     tokens_per_block: int = 0
     has_log_probs: bool = False  # the request asked for them
+    warning: str = ""  # what the client should know about its request
 
     @property
     def usage(self) -> Usage:
@@ -62,8 +63,9 @@ def response_tensors(events: ResponseEvents, wanted: Collection[str] = ()) -> tu
     if wanted:
         return tuple([make(events) for name, make in MAKERS.items() if name in wanted])
     names = ALWAYS_TOLD if events.beams[0].tokens.usage is None else TOLD_AT_THE_END
-    if events.has_log_probs:
-        return tuple([make(events) for name, make in MAKERS.items() if name in names or name in LOG_PROBS])
+    if events.has_log_probs or events.warning:
+        also = (*(LOG_PROBS if events.has_log_probs else ()), *(("warning",) if events.warning else ()))
+        return tuple([make(events) for name, make in MAKERS.items() if name in names or name in also])
     return tuple([MAKERS[name](events) for name in names])
 
 
@@ -159,13 +161,14 @@ MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of 
     "num_prompt_tokens": lambda events: _int("num_prompt_tokens", events.usage.prompt_tokens),
     "num_cached_tokens": lambda events: _int("num_cached_tokens", events.usage.cached_tokens),
     "num_completion_tokens": lambda events: _int("num_completion_tokens", events.usage.completion_tokens),
+    "warning": lambda events: Tensor("warning", "BYTES", np.array([[events.warning.encode()]], dtype=object)),
 }
 LOG_PROBS = ("cum_log_probs", "output_log_probs")
 ALWAYS_TOLD = (
     "output_ids", "sequence_length", "batch_index", "sequence_index", "window_ids", "tail_text", "finish_reason",
 )  # fmt: skip
 UNKNOWN_OR_EMPTY = (
-    *LOG_PROBS, "context_logits", "generation_logits",
+    *LOG_PROBS, "warning", "context_logits", "generation_logits",
     "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
 )  # fmt: skip
 TOLD_AT_THE_END = tuple(name for name in MAKERS if name not in UNKNOWN_OR_EMPTY)
