@@ -48,7 +48,7 @@ class ExtensionApi:
     max_input_bytes: int
 
     async def repository_index(self, request: Request) -> WholeAnswer:
-        document = await self._document(request, empty={})
+        document = await self._document(request, empty={}, lenient=True)
         rows = self.core.repository_index(ready=as_bool(document.get("ready", False), "ready"))
         return json_response([{key: value for key in ROW_MEMBERS if (value := getattr(row, key))} for row in rows])
 
@@ -137,12 +137,13 @@ class ExtensionApi:
         check_known_model(self.core, model)
         return model
 
-    async def _document(self, request: Request, empty: Json = None) -> Mapping[str, Json]:
-        """The body's JSON object; `empty` for no body."""
+    async def _document(self, request: Request, empty: Json = None, *, lenient: bool = False) -> Mapping[str, Json]:
+        """The body's JSON object; `empty` for no body, and where it is `lenient` for any other JSON."""
         body = await read_body(request, self.max_input_bytes)
         if not body and empty is not None:
             return as_object(empty, "request")
-        return as_object(await off_loop(lambda: parse_json(body), size=len(body)), "request")
+        document = await off_loop(lambda: parse_json(body), size=len(body))
+        return empty if lenient and not isinstance(document, dict) else as_object(document, "request")
 
 
 def _load_parameters(parameters: Mapping[str, Json]) -> tuple[str, dict[str, bytes]]:

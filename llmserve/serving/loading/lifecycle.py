@@ -131,6 +131,11 @@ class ModelLifecycle:
             listing = await self._list_models()
             listing.require_readable()
             source = await asyncio.to_thread(self._read, name, listing, config, files)
+            if source.stamp and not source.versions:  # it has been read
+                raise InvalidArgument(
+                    f"load failed for model '{name}': at least one version must be available under the version policy "
+                    f"of model '{name}': {'; '.join(source.problems)}"
+                )
             raise_problems(ModelConfigError, "it cannot be read", source.problems)
         except ModelConfigError as error:
             raise InternalError(f"failed to load '{name}', failed to poll from model repository: {error}") from None

@@ -96,6 +96,7 @@ def test_statistics_and_index(call: Http) -> None:
         {"name": "wreck", "version": "1", "state": "UNAVAILABLE", "reason": "it is broken"},
     ]
     assert len(json.loads(call("POST", "/v2/repository/index", {"ready": True})[1])) == 1
+    assert len(json.loads(call("POST", "/v2/repository/index", [])[1])) == 2
 
 
 @pytest.mark.parametrize(

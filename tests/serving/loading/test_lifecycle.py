@@ -209,6 +209,7 @@ async def test_a_model_that_does_not_load_keeps_the_server_unready_until_it_does
     [
         ("nope", "", {}, InternalError, "failed to load 'nope', failed to poll from model repository"),
         ("typo", "", {}, InternalError, "failed to load 'typo', failed to poll from model repository.*line 4"),
+        ("empty", "", {}, InvalidArgument, "at least one version must be available .* 'empty': no version: make a dir"),
         ("m", "{", {}, InternalError, "failed to poll from model repository: .*config override is not valid"),
         ("m", '{"max_batchsize": 4}', {}, InternalError, "max_batchsize"),
         ("m", '{"name": "other"}', {}, InternalError, "says name: 'other'"),
@@ -241,6 +242,8 @@ async def test_loads_that_are_refused_change_nothing(
 ) -> None:
     write_model(tmp_path, "m", identity_config())
     write_model(tmp_path, "typo", identity_config("max_batchsize: 3"))
+    write_model(tmp_path, "empty", identity_config())
+    shutil.rmtree(tmp_path / "empty/1")
     async with explicit(tmp_path, load=("m",)) as core:
         with pytest.raises(error, match=f"(?s){words}"):
             await core.load_model(name, config, files)
