@@ -1,4 +1,4 @@
-"""Checkpoint folder -> engine directory. The one function behind `llmserve build`."""
+"""Checkpoint -> engine directory. The one function behind `llmserve build`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class CanonicalWeights:
 def _write(
     checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress, earlier: Path
 ) -> Manifest:
-    sizes = [(checkpoint.path / name).stat().st_size for name in checkpoint.file_names]
+    sizes = [(checkpoint.folder / name).stat().st_size for name in checkpoint.file_names]
     progress.phase("hash the checkpoint", sum(sizes))
     digest = checkpoint.digest(progress.advance)
     source = Source(digest, build.spec.architecture, checkpoint.file_names)
@@ -110,7 +110,7 @@ def _write(
     if not (directory / CONFIG_FILE).exists():
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
-    _copy_pipeline_files(checkpoint.path, directory, build.tokenizer_code.files)
+    _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
     manifest = Manifest(
         engine_digest=engine_digest(build.program, build.options, weights.digests),
         target=build.target.name,
@@ -125,7 +125,7 @@ def _write(
     return manifest
 
 
-def _copy_pipeline_files(checkpoint_dir: Path, directory: Path, code: Sequence[str]) -> None:
+def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence[str]) -> None:
     """What turns text into ids and back, so that the engine directory needs no checkpoint beside it.
 
     `code` is data here, for Python models that have transformers run it.
@@ -133,8 +133,8 @@ def _copy_pipeline_files(checkpoint_dir: Path, directory: Path, code: Sequence[s
     kept = (*TOKENIZER_FILES, GENERATION_CONFIG_FILE, *code)
     names = {name: name for name in kept} | {"config.json": HF_CONFIG_FILE}
     for name, copied_name in names.items():
-        if (checkpoint_dir / name).is_file():
-            shutil.copyfile(checkpoint_dir / name, directory / copied_name)
+        if (content := checkpoint.text_file(name)) is not None:
+            (directory / copied_name).write_bytes(content)
 
 
 def _file_records(directory: Path, progress: Progress) -> dict[str, FileRecord]:

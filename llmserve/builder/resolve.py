@@ -27,6 +27,7 @@ class ResolvedBuild:
     target: Target
     weights: WeightPlan
     tokenizer_code: TokenizerCode
+    checkpoint_notes: Sequence[str] = ()
 
     @property
     def engine_bytes(self) -> int:
@@ -40,7 +41,13 @@ class ResolvedBuild:
             f"the tokenizer's own code (auto_map) is not copied whole: {problem}"
             for problem in self.tokenizer_code.problems
         ]
-        return [*options.notes(), *self.target.notes(options), *self.spec.notes(options.max_seq_len), *code]
+        return [
+            *self.checkpoint_notes,
+            *options.notes(),
+            *self.target.notes(options),
+            *self.spec.notes(options.max_seq_len),
+            *code,
+        ]
 
 
 def target_for(name: str, spec: DecoderSpec, config: HfConfig) -> Target:
@@ -72,7 +79,8 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
         raise
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
-    return ResolvedBuild(spec, params, program, options, target, weights, find_tokenizer_code(checkpoint.path))
+    code = find_tokenizer_code(checkpoint.path)
+    return ResolvedBuild(spec, params, program, options, target, weights, code, checkpoint.notes)
 
 
 def _length_problems(spec: DecoderSpec, options: BuildOptions) -> list[str]:

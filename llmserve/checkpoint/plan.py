@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Tensor, TensorInfo
+from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Tensor
 from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import Combine, Param
 
@@ -39,7 +39,7 @@ class WeightPlan:
         if param.combine is Combine.COPY and self._checkpoint.tensors[source].dtype == dtype:
             result = np.ascontiguousarray(self._checkpoint.read(source))
             for rows in _row_chunks(result):
-                _check_finite(result[rows], result[rows], source)
+                _check_finite(result[rows], result[rows], self._checkpoint.stored_name(source))
         else:
             result = self._combine(param, dtype)
         self._check_duplicates(param)
@@ -55,12 +55,14 @@ class WeightPlan:
 
     def _fill(self, target: Tensor, source: str, combine: Combine) -> None:
         """Cast one source into its place. A function of its own, so that a source is released before the next."""
-        tensor = self._checkpoint.read(source)
-        for rows in _row_chunks(tensor):
-            piece = _normalize_rows(tensor[rows]) if combine is Combine.NORMALIZE_ROWS else tensor[rows]
+        tensor = self._checkpoint.rows(source)
+        for rows in _row_chunks(target):
+            piece = tensor[rows]
+            if combine is Combine.NORMALIZE_ROWS:
+                piece = _normalize_rows(piece)
             with np.errstate(over="ignore"):  # reported below, with the tensor's name
                 np.copyto(target[rows], piece, casting="unsafe")
-            _check_finite(target[rows], piece, source)
+            _check_finite(target[rows], piece, self._checkpoint.stored_name(source))
 
     def _check_duplicates(self, param: Param) -> None:
         source = param.sources[0]
@@ -84,30 +86,31 @@ def plan_weights(checkpoint: Checkpoint, params: Sequence[Param], ignored: Seque
     for param in params:
         for source, shape in zip(param.sources, param.source_shapes, strict=True):
             claimed.add(source)
-            problems += _source_problems(source, tensors.get(source), shape)
+            problems += _source_problems(checkpoint, source, shape)
         for duplicate in param.duplicates:
             claimed.add(duplicate)
             if duplicate in tensors:
-                problems += _source_problems(duplicate, tensors[duplicate], param.source_shapes[0])
+                problems += _source_problems(checkpoint, duplicate, param.source_shapes[0])
     unknown = re.compile("|".join(f"(?:{pattern})" for pattern in ignored) or r"(?!)")
     problems += [
-        f"tensor {name} is not part of this architecture"
+        f"tensor {checkpoint.stored_name(name)} is not part of this architecture"
         for name in tensors
         if name not in claimed and not unknown.fullmatch(name)
     ]
     problems = list(dict.fromkeys(problems))  # a tied tensor is checked twice
     if len(problems) > MAX_LISTED:
         problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
-    raise_problems(CheckpointError, f"checkpoint {checkpoint.path} does not fit its config.json", problems)
+    raise_problems(CheckpointError, f"checkpoint {checkpoint.path} does not fit its {checkpoint.config_name}", problems)
     return WeightPlan(checkpoint, params)
 
 
-def _source_problems(name: str, info: TensorInfo | None, shape: tuple[int, ...]) -> list[str]:
+def _source_problems(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]) -> list[str]:
+    info, name = checkpoint.tensors.get(source), checkpoint.stored_name(source)
     if info is None:
         return [f"tensor {name} {list(shape)} is missing"]
     problems = []
     if info.shape != shape:
-        problems.append(f"tensor {name} has shape {list(info.shape)}, config.json asks for {list(shape)}")
+        problems.append(f"tensor {name} has shape {list(info.shape)}, {checkpoint.config_name} asks for {list(shape)}")
     if info.dtype not in FLOAT_DTYPES:
         problems.append(f"tensor {name} has dtype {info.dtype}; supported: {', '.join(FLOAT_DTYPES)}")
     return problems

@@ -1,6 +1,6 @@
-"""A Hugging Face folder: its configuration and its tensors, in whichever of the four weight layouts.
+"""A checkpoint: a Hugging Face folder, in whichever of the four weight layouts, or a GGUF file.
 
-Nothing of the folder is ever executed: no remote code, and pickles are read by our own reader.
+Nothing of it is ever executed: no remote code, and pickles are read by our own reader.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from llmserve.checkpoint.gguf.file import SUFFIX, GgufFile
 from llmserve.checkpoint.json_file import read_json_object
 from llmserve.checkpoint.safetensors_file import SafetensorsFile
-from llmserve.checkpoint.stored_tensor import DTYPES, Tensor, TensorFile, TensorInfo
+from llmserve.checkpoint.stored_tensor import DTYPES, Rows, Tensor, TensorFile, TensorInfo
 from llmserve.checkpoint.torch_file import TorchFile
 from llmserve.errors import CheckpointError, raise_problems
 
 CONFIG_NAME = "config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
 SINGLE_NAMES = ("model.safetensors", "pytorch_model.bin")
+TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model")
 INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 DIGEST_CHUNK_BYTES = 1 << 20
 
 
 class Checkpoint:
-    """An open checkpoint folder. Use as a context manager, or call `close`."""
+    """An open checkpoint. Use as a context manager, or call `close`."""
 
     def __init__(
         self, path: Path, config: dict[str, Any], generation_config: dict[str, Any], files: Mapping[str, TensorFile]
@@ -39,9 +41,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """Open and check the folder; no tensor is read. Raises one CheckpointError listing every problem."""
+        """Open and check it; no tensor is read. Raises one CheckpointError listing every problem.
+
+        `path` is a folder or a GGUF file. A folder without weights of Hugging Face's may have one GGUF file instead.
+        """
+        if path.is_file() and path.suffix == SUFFIX:
+            return GgufCheckpoint(path, path)
         if not path.is_dir():
-            raise CheckpointError(f"checkpoint {path} is not a folder")
+            raise CheckpointError(f"checkpoint {path} is not a folder, and no {SUFFIX} file")
+        if (gguf := _only_gguf(path)) is not None:
+            return GgufCheckpoint(path, gguf)
         problems: list[str] = []
         config = _read_config(path / CONFIG_NAME, problems)
         generation = path / GENERATION_CONFIG_NAME
@@ -60,11 +69,39 @@ class Checkpoint:
         return (CONFIG_NAME, *sorted(self._files))
 
     @property
+    def folder(self) -> Path:
+        """Where `file_names` are."""
+        return self.path
+
+    @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
 
+    @property
+    def config_name(self) -> str:
+        """What says which tensors there must be."""
+        return CONFIG_NAME
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know about an engine that is made from it."""
+        return ()
+
+    def stored_name(self, name: str) -> str:
+        """What the files call a tensor."""
+        return name
+
+    def text_file(self, name: str) -> bytes | None:
+        """A small file of the checkpoint, such as config.json or the tokenizer's; None where it has none."""
+        path = self.path / name
+        return path.read_bytes() if path.is_file() else None
+
     def read(self, name: str) -> Tensor:
         """The tensor in its own dtype (bfloat16 is ml_dtypes.bfloat16), lazily where the format allows it."""
+        return self.rows(name)[:]
+
+    def rows(self, name: str) -> Rows:
+        """The same, to be had in pieces, of which no more is in memory than is asked for where the format allows it."""
         file = self._owner.get(name)
         if file is None:
             raise CheckpointError(f"checkpoint {self.path} has no tensor {name}")
@@ -79,7 +116,7 @@ class Checkpoint:
         """
         digest = hashlib.sha256()
         for name in self.file_names:
-            file = self.path / name
+            file = self.folder / name
             digest.update(f"{name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as stream:
                 while chunk := stream.read(DIGEST_CHUNK_BYTES):
@@ -97,6 +134,61 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class GgufCheckpoint(Checkpoint):
+    """`path` as the user gave it: `file`, or the folder that it is in.
+
+    A folder's own tokenizer is taken before that of the file; what lies beside a file that was named has nothing to do
+    with it.
+    """
+
+    def __init__(self, path: Path, file: Path) -> None:
+        has_tokenizer = path.is_dir() and any((path / name).is_file() for name in TOKENIZER_NAMES)
+        self._gguf = GgufFile(file, with_tokenizer=not has_tokenizer)
+        self._file = file
+        super().__init__(path, self._gguf.config, self._gguf.generation_config, {file.name: self._gguf})
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        return (self._file.name,)
+
+    @property
+    def folder(self) -> Path:
+        return self._file.parent
+
+    @property
+    def config_name(self) -> str:
+        return "metadata"
+
+    @property
+    def notes(self) -> Sequence[str]:
+        shares = self._gguf.rounded_shares
+        if not shares:
+            return ()
+        listed = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())
+        return (
+            f"the checkpoint's numbers are rounded already ({listed}): they are expanded to the values that they stand "
+            "for, and an engine is at most as good as these",
+        )
+
+    def stored_name(self, name: str) -> str:
+        return self._gguf.stored_name(name)
+
+    def text_file(self, name: str) -> bytes | None:
+        made = self._gguf.texts.get(name)
+        return super().text_file(name) if made is None and self.path.is_dir() else made
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The one GGUF file of a folder without other weights. Raises CheckpointError when there are several."""
+    if any((folder / name).exists() for name in (*SINGLE_NAMES, *INDEX_NAMES)):
+        return None
+    found = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise CheckpointError(f"checkpoint {folder} has several {SUFFIX} files ({names}); give the one to build from")
+    return found[0] if found else None
 
 
 def _read_config(path: Path, problems: list[str]) -> dict[str, Any]:

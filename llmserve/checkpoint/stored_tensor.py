@@ -39,13 +39,19 @@ class TensorInfo:
         return math.prod(self.shape)
 
 
+class Rows(Protocol):
+    """A tensor whose rows are had in pieces. An array is one; another may make the rows when they are asked for."""
+
+    def __getitem__(self, rows: slice, /) -> Tensor: ...
+
+
 class TensorFile(Protocol):
     """One open weight file. Opening raises CheckpointError naming the file when it is damaged."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Rows:
         """The tensor, in its own dtype; read-only where it is a view of the file. `name` must be in `tensors`."""
         ...
 

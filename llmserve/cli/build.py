@@ -27,7 +27,9 @@ SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 class BuildCommandOptions:
     """What a build is asked for beside its options."""
 
-    checkpoint: Annotated[Path | None, typer.Argument(help="Hugging Face folder.", show_default=False)] = None
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Hugging Face folder, or GGUF file.", show_default=False)
+    ] = None
     checkpoint_dir: Annotated[
         Path | None,
         typer.Option("--checkpoint-dir", "--model-dir", help="The same, in trtllm-build's words", show_default=False),
@@ -43,7 +45,7 @@ class BuildCommandOptions:
 
 
 def build(asked: BuildCommandOptions) -> None:
-    """Compile a Hugging Face checkpoint into an engine directory for this machine."""
+    """Compile a checkpoint (Hugging Face's or GGUF) into an engine directory for this machine."""
     recipe = load_recipe(asked.recipe) if asked.recipe else Recipe()
     options = recipe.resolve({name: getattr(asked, name) for name in declared_options()})
     if asked.checkpoint and asked.checkpoint_dir and asked.checkpoint != asked.checkpoint_dir:
@@ -52,7 +54,9 @@ def build(asked: BuildCommandOptions) -> None:
         )
     source = asked.checkpoint or asked.checkpoint_dir or recipe.checkpoint
     if source is None:
-        raise RecipeError("no checkpoint: give its folder as an argument, or as `checkpoint` in the recipe")
+        raise RecipeError(
+            "no checkpoint: give its folder or GGUF file as an argument, or as `checkpoint` in the recipe"
+        )
     if asked.dry_run:
         _print_plan(source, options, show_program=asked.show_program)
     else:
@@ -86,7 +90,13 @@ def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
     """engines/<checkpoint>-<dtype>[-<quantization>][-kvint8][-<what the target adds>]"""
     short = SHORT_DTYPES.get(options.dtype, options.dtype)
     cache = "" if options.kv_cache_dtype == "auto" else f"kv{options.kv_cache_dtype}"
-    parts = (checkpoint.resolve().name, short, options.quantization, cache, *options.own.words_of_the_name())
+    parts = (
+        checkpoint.resolve().name.removesuffix(".gguf"),
+        short,
+        options.quantization,
+        cache,
+        *options.own.words_of_the_name(),
+    )
     return Path("engines", "-".join(filter(None, parts)))
 
 

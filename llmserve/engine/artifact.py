@@ -146,6 +146,8 @@ def hash_file(path: Path, progress: Callable[[int], None] = lambda num_bytes: No
 def _read_manifest(path: Path) -> Manifest:
     if not path.exists():
         raise NotFound(f"no engine directory {path}; build one with: llmserve build CHECKPOINT --output-dir {path}")
+    if path.suffix == ".gguf" and path.is_file():
+        raise EngineFileError(f"{path} is a GGUF checkpoint, not an engine; compile it first: llmserve build {path}")
     if not path.is_dir():
         raise EngineFileError(f"{path} is a file; an engine is a directory with a {MANIFEST_FILE}")
     try:

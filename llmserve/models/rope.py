@@ -1,7 +1,8 @@
 """Rotary position embedding: inverse frequencies from a config, in the old and the new style.
 
 Old: `rope_theta` and `rope_scaling`. New (transformers 5): everything in `rope_parameters`. The variants are default,
-linear, llama3 and yarn, by transformers' rules; those that change with the length of the sequence are refused.
+linear, llama3, yarn, and longrope with one set of factors, by transformers' rules; those that change with the length of
+the sequence are refused (`phi3.py` has a longrope of its own).
 """
 
 from __future__ import annotations
@@ -83,7 +84,18 @@ def _rope_problems(values: Mapping[str, Any], head_dim: int) -> list[str]:
     problems = _scaling_problems(values)
     if head_dim % 2:
         problems.append(f"a rotary embedding needs an even head size, got {head_dim}")
+    if not problems and values["rope_type"] == "longrope":
+        problems += _factor_problems(values, head_dim // 2)
     return problems
+
+
+def _factor_problems(values: Mapping[str, Any], count: int) -> list[str]:
+    long, short = values.get("long_factor"), values.get("short_factor")
+    if not (isinstance(long, list) and len(long) == count and all(map(_is_positive, long))):
+        return [f"rope parameter long_factor must be a list of {count} positive numbers, got {long!r}"]
+    if short != long:
+        return ["rope type 'longrope' with factors that change with the length of a sequence is not supported here"]
+    return []
 
 
 def _scaling_problems(values: Mapping[str, Any]) -> list[str]:
@@ -92,7 +104,7 @@ def _scaling_problems(values: Mapping[str, Any]) -> list[str]:
     if variant is None:
         return [f"rope type {kind!r} is not supported; supported: {', '.join(VARIANTS)}"]
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-    known |= {key for each in VARIANTS.values() for key in (*each.required, *each.optional, *each.flags)}
+    known |= {key for each in VARIANTS.values() for key in (*each.required, *each.optional, *each.flags, *each.lists)}
     problems = [f"rope parameter {key!r} is unknown" for key in sorted(values.keys() - known)]
     if values["partial_rotary_factor"] != 1.0:
         problems.append(f"partial_rotary_factor {values['partial_rotary_factor']!r} is not supported; supported: 1.0")
@@ -136,6 +148,13 @@ def _llama3(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
         return (1 - keep) * frequency / float(values["factor"]) + keep * frequency
 
     return Rope(tuple(scaled(f) for f in inv_freq))
+
+
+def _longrope(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
+    """Each frequency divided by its own factor (LongRoPE, Ding et al., 2024)."""
+    factors = values["long_factor"]
+    scaled = tuple(f / factor for f, factor in zip(inv_freq, factors, strict=True))
+    return Rope(scaled, scale=float(values["attention_factor"]))
 
 
 def _yarn(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
@@ -191,6 +210,7 @@ class Variant:
     required: tuple[str, ...] = ()  # positive numbers
     optional: tuple[str, ...] = ()  # positive numbers, where given
     flags: tuple[str, ...] = ()  # true or false, where given
+    lists: tuple[str, ...] = ()  # a positive number for each frequency
     positions: Callable[[int, Mapping[str, Any]], float] = _as_configured  # the limit, from max_position_embeddings
 
 
@@ -203,6 +223,7 @@ VARIANTS: Mapping[str, Variant] = {
         ("factor", "original_max_position_embeddings"),
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
         ("truncate",),
-        _yarn_positions,
+        positions=_yarn_positions,
     ),
+    "longrope": Variant(_longrope, ("attention_factor",), lists=("long_factor", "short_factor")),
 }

@@ -16,6 +16,7 @@ from llmserve.cli.build import default_output_dir
 from llmserve.cli.main import main
 from llmserve.engine.artifact import rebuild_command
 from tests.checkpoints import make_checkpoint
+from tests.gguf_files import make_gguf
 
 # A build that halts after its first parameter: `llmserve build` with a target that waits.
 HALTING = """
@@ -51,6 +52,20 @@ def llmserve(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as caught:
         main()
     return int(caught.value.code or 0)
+
+
+def test_a_gguf_file_is_built_served_and_not_taken_for_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = make_gguf(tmp_path / "m.gguf", "qwen3", stored="Q8_0", tokenizer="bpe", intermediate_size=192)
+    engine = tmp_path / "e"
+    assert llmserve(monkeypatch, "run", file, "--input-text", "The river") != 0
+    assert f"compile it first: llmserve build {file}" in capsys.readouterr().err
+    assert llmserve(monkeypatch, "build", file, "--dtype", "float32", "--output-dir", engine) == 0
+    assert llmserve(monkeypatch, "inspect", engine, "--verify") == 0
+    assert "m.gguf" in capsys.readouterr().out
+    assert llmserve(monkeypatch, "run", engine, "--input-text", "The river", "--max-output-len", "4") == 0
+    assert "--> " in capsys.readouterr().out
 
 
 def test_build_and_inspect(
@@ -269,6 +284,7 @@ def halted_build(checkpoint: Path, output: Path) -> subprocess.Popen[bytes]:
 
 def test_the_default_place_says_what_is_in_it() -> None:
     assert default_output_dir(Path("/models/Baichuan2-7B"), BuildOptions()) == Path("engines/Baichuan2-7B-fp16")
+    assert default_output_dir(Path("/models/x.Q4_1.gguf"), BuildOptions()) == Path("engines/x.Q4_1-fp16")
     options = BuildOptions(dtype="bfloat16", quantization="int8")
     assert default_output_dir(Path("/models/x/"), options) == Path("engines/x-bf16-int8")
     options = BuildOptions.from_flat({"target": "tensorrt_llm", "tp_size": 2})

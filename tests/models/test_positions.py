@@ -24,16 +24,22 @@ def rope_of(**config: Any) -> Rope:
     return rope
 
 
+def longrope(long: list[float], short: list[float] | None = None) -> dict[str, Any]:
+    return {"rope_type": "longrope", "long_factor": long, "short_factor": short or long, "attention_factor": 1.0}
+
+
+FACTORS = [1 + i / 9 for i in range(64)]
 SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "default"},
     {"type": "linear", "factor": 4.0},
     {"rope_type": "llama3", **LLAMA3},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
     {"rope_type": "yarn", "factor": 8.0, "beta_fast": 20, "beta_slow": 3, "truncate": False},
+    longrope(FACTORS) | {"original_max_position_embeddings": 4096},
 ]
 
 
-@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: "-".join(map(str, scaling.values())))
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: "-".join(map(str, scaling.values()))[:40])
 def test_frequencies_equal_transformers(scaling: dict[str, Any]) -> None:
     """At the head size and the base of Llama 3, in the old and the new style."""
     from transformers import LlamaConfig
@@ -55,6 +61,12 @@ def test_new_style_and_old_style_agree() -> None:
     assert old != rope_of(rope_theta=500000.0)
 
 
+def test_longrope_with_one_set_of_factors_divides_the_frequencies() -> None:
+    plain, found = rope_of(), rope_of(rope_scaling=longrope(FACTORS))
+    assert found.inv_freq == tuple(f / factor for f, factor in zip(plain.inv_freq, FACTORS, strict=True))
+    assert found.scale == 1.0
+
+
 def test_defaults() -> None:
     assert rope_of() == rope_of(rope_theta=10000.0, rope_scaling=None) == rope_of(rope_parameters={"rope_theta": 10000})
 
@@ -66,7 +78,17 @@ def test_defaults() -> None:
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
             "rope type 'dynamic' is not supported; supported: default",
         ),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "su"}}, "rope type 'su' is not supported"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope type 'longrope' needs a positive attention_factor, got None",
+        ),
+        ({"rope_scaling": longrope([1.0])}, "long_factor must be a list of 64 positive numbers, got [1.0]"),
+        (
+            {"rope_scaling": longrope([1.0] * 63 + [0])},
+            "long_factor must be a list of 64 positive numbers, got [1.0, 1.0",
+        ),
+        ({"rope_scaling": longrope([1.0] * 64, [2.0] * 64)}, "factors that change with the length of a sequence"),
         ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope type ['yarn'] is not supported"),
         ({"rope_scaling": "linear"}, "must be an object, got 'linear'"),
         ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a positive factor, got None"),

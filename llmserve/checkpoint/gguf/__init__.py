@@ -1,0 +1,6 @@
+"""GGUF, the file format of llama.cpp and ggml, as a checkpoint: header, stored numbers, names, config and tokenizer.
+
+The format: github.com/ggml-org/ggml, docs/gguf.md. The `gguf` package of its authors reads it too. It makes an array of
+every string (4 s and 100 MB for a vocabulary of 49,000), believes the file's counts, and brings an HTTP client; so the
+header is read here, and that package tests the result.
+"""

@@ -1,0 +1,100 @@
+"""Which of llama.cpp's architectures are which of Hugging Face's, and what its converter did to names and numbers.
+
+The one place of GGUF's tensor names. To add an architecture: name it here; what its config needs beyond the common keys
+is in `config.py`. Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py` and the converters in `conversion/`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmserve.errors import Unsupported
+
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ATTENTION = {f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"} | {"attn_output": "self_attn.o_proj"}
+HEAD_NORMS = {f"attn_{n}_norm": f"self_attn.{n}_norm" for n in "qk"}
+MLP = {f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+FOUR_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+FUSED = {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
+FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
+
+BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
+
+# Numbers that belong to the config. `rope_freqs` divides the frequencies of the rotary embedding one by one.
+ROPE_FREQS = "rope_freqs.weight"
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    name: str  # general.architecture
+    hf_name: str  # in `architectures` of config.json
+    model_type: str
+    block: Mapping[str, str]  # modules of a block: GGUF's name -> Hugging Face's
+    interleaved: bool = False  # rows of q and k are in pairs of the rotary embedding
+    norm_shift: float = 0.0  # to be added to every norm
+    factors: tuple[str, ...] = ()  # tensors that the config takes
+
+    def to_hf(self, name: str) -> str:
+        """Hugging Face's name of a tensor; one that is not known here stays as it is, and has no place in the plan."""
+        module, _, suffix = name.rpartition(".")
+        if module in OUTSIDE:
+            return f"{OUTSIDE[module]}.{suffix}"
+        found = BLOCK_NAME.fullmatch(name)
+        if found is None or found[2] not in self.block:
+            return name
+        return f"model.layers.{found[1]}.{self.block[found[2]]}.{found[3]}"
+
+    def to_gguf(self, name: str) -> str:
+        """The inverse of `to_hf`."""
+        module, _, suffix = name.rpartition(".")
+        outside = {hf: gguf for gguf, hf in OUTSIDE.items()}
+        if module in outside:
+            return f"{outside[module]}.{suffix}"
+        found = LAYER_NAME.fullmatch(name)
+        modules = {hf: gguf for gguf, hf in self.block.items()}
+        if found is None or found[2] not in modules:
+            return name
+        return f"blk.{found[1]}.{modules[found[2]]}.{found[3]}"
+
+    def is_interleaved(self, hf_name: str) -> bool:
+        return self.interleaved and (".q_proj." in hf_name or ".k_proj." in hf_name)
+
+
+ALL = (
+    GgufArchitecture(
+        "llama",
+        "LlamaForCausalLM",
+        "llama",
+        NORMS | ATTENTION | MLP,
+        interleaved=True,
+        factors=(ROPE_FREQS,),
+    ),
+    GgufArchitecture("qwen2", "Qwen2ForCausalLM", "qwen2", NORMS | ATTENTION | MLP, factors=(ROPE_FREQS,)),
+    GgufArchitecture("qwen3", "Qwen3ForCausalLM", "qwen3", NORMS | ATTENTION | HEAD_NORMS | MLP, factors=(ROPE_FREQS,)),
+    GgufArchitecture("gemma2", "Gemma2ForCausalLM", "gemma2", FOUR_NORMS | ATTENTION | MLP, norm_shift=-1.0),
+    GgufArchitecture(
+        "gemma3", "Gemma3ForCausalLM", "gemma3_text", FOUR_NORMS | ATTENTION | HEAD_NORMS | MLP, norm_shift=-1.0
+    ),
+    GgufArchitecture("phi3", "Phi3ForCausalLM", "phi3", NORMS | FUSED | FUSED_MLP, factors=(ROPE_LONG, ROPE_SHORT)),
+)
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {each.name: each for each in ALL}
+
+
+def gguf_architecture(name: object) -> GgufArchitecture:
+    found = ARCHITECTURES.get(str(name))
+    if found is None:
+        raise Unsupported(
+            f"architecture {name!r} (general.architecture) is not supported as GGUF; supported: "
+            f"{', '.join(sorted(ARCHITECTURES))}"
+        )
+    return found

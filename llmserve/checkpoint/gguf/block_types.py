@@ -1,0 +1,150 @@
+"""How ggml stores numbers: each type is a block of so many elements, and one way to make float32 values of it.
+
+The layouts are those of ggml's `ggml-common.h`, the arithmetic and its order those of `dequantize_row_*` in
+`ggml-quants.c` without fused multiply-adds, so that the values are the same to the bit on every machine. Names of
+fields follow ggml's: `d` is a scale, `m` or `dmin` an offset, `qs` the low bits, `qh` the high ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Blocks: TypeAlias = NDArray[Any]  # [blocks] of a type's layout
+Values: TypeAlias = NDArray[np.float32]  # [blocks, elements]
+Bytes: TypeAlias = NDArray[np.uint8]
+
+FOUR = np.uint8(4)
+SMALL, LARGE = 32, 256  # elements of a block: of the first types, and of those with a K
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    name: str
+    num_elements: int
+    layout: np.dtype[Any]
+    expand: Callable[[Blocks], Values] | None = None  # None: the elements are numbers already
+
+    @property
+    def num_bytes(self) -> int:
+        return self.layout.itemsize
+
+
+def _halves(qs: Bytes) -> Bytes:
+    """[..., n] bytes -> [..., 2 n]: all low halves, then all high ones."""
+    return np.concatenate((qs & 0xF, qs >> 4), axis=-1)
+
+
+def _bits(qh: Bytes) -> Bytes:
+    """[blocks, n] bytes -> [blocks, 8 n] bits, the lowest first."""
+    return np.unpackbits(qh, axis=-1, bitorder="little")
+
+
+def _column(scales: NDArray[Any]) -> Values:
+    """[blocks] or [blocks, groups] -> float32 with an axis more, for the elements."""
+    return scales.astype(np.float32)[..., np.newaxis]
+
+
+def _q8_0(blocks: Blocks) -> Values:
+    return blocks["qs"] * _column(blocks["d"])
+
+
+def _q4_0(blocks: Blocks) -> Values:
+    return _column(blocks["d"]) * (_halves(blocks["qs"]).view(np.int8) - np.int8(8))
+
+
+def _q4_1(blocks: Blocks) -> Values:
+    return _column(blocks["d"]) * _halves(blocks["qs"]) + _column(blocks["m"])
+
+
+def _five_bits(blocks: Blocks) -> Bytes:
+    return _halves(blocks["qs"]) | np.left_shift(_bits(blocks["qh"]), FOUR)
+
+
+def _q5_0(blocks: Blocks) -> Values:
+    return _column(blocks["d"]) * (_five_bits(blocks).view(np.int8) - np.int8(16))
+
+
+def _q5_1(blocks: Blocks) -> Values:
+    return _column(blocks["d"]) * _five_bits(blocks) + _column(blocks["m"])
+
+
+def _scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """[blocks, 12] bytes -> two times [blocks, 8] numbers of six bits.
+
+    The first four scales are the low bits of bytes 0 to 3, the first four minima those of 4 to 7. The others have their
+    low four bits in the halves of bytes 8 to 11, and their high two above those of the first.
+    """
+    scales, minima, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    return (
+        np.concatenate((scales & 63, (rest & 0xF) | (scales >> 6) << 4), axis=1),
+        np.concatenate((minima & 63, (rest >> 4) | (minima >> 6) << 4), axis=1),
+    )
+
+
+def _scaled_with_minima(blocks: Blocks, quants: Bytes) -> Values:
+    """`quants` [blocks, 8, 32]: groups of 32 elements, each with its scale and minimum."""
+    scales, minima = _scales_and_minima(blocks["scales"])
+    d = _column(_column(blocks["d"]) * scales)
+    dmin = _column(_column(blocks["dmin"]) * minima)
+    values: Values = d * quants - dmin
+    return values.reshape(len(blocks), LARGE)
+
+
+def _q4_k(blocks: Blocks) -> Values:
+    return _scaled_with_minima(blocks, _halves(blocks["qs"].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+
+
+def _q5_k(blocks: Blocks) -> Values:
+    low = _halves(blocks["qs"].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    planes = np.arange(8, dtype=np.uint8)[:, np.newaxis]  # bit i of the 32 high bytes belongs to group i
+    high = np.left_shift(blocks["qh"][:, np.newaxis] >> planes & 1, FOUR)
+    return _scaled_with_minima(blocks, low | high)
+
+
+def _q6_k(blocks: Blocks) -> Values:
+    """Sixteen groups of 16 elements. Each half of a block has 64 low bytes and 32 high ones, for four runs of 32."""
+    low = _halves(blocks["ql"].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, np.newaxis]
+    high = blocks["qh"].reshape(-1, 2, 1, 32) >> shifts & 3
+    quants = (low | high << 4).view(np.int8) - np.int8(32)
+    d = _column(blocks["d"]) * blocks["scales"]
+    values: Values = _column(d) * quants.reshape(-1, 16, 16)
+    return values.reshape(len(blocks), LARGE)
+
+
+def _layout(**fields: tuple[DTypeLike, int]) -> np.dtype[Any]:
+    return np.dtype([(name, kind, count) if count > 1 else (name, kind) for name, (kind, count) in fields.items()])
+
+
+_HALF = ("<f2", 1)
+TYPES: Mapping[int, BlockType] = {  # by the number in the file
+    0: BlockType("F32", 1, np.dtype("<f4")),
+    1: BlockType("F16", 1, np.dtype("<f2")),
+    2: BlockType("Q4_0", SMALL, _layout(d=_HALF, qs=("u1", 16)), _q4_0),
+    3: BlockType("Q4_1", SMALL, _layout(d=_HALF, m=_HALF, qs=("u1", 16)), _q4_1),
+    6: BlockType("Q5_0", SMALL, _layout(d=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_0),
+    7: BlockType("Q5_1", SMALL, _layout(d=_HALF, m=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_1),
+    8: BlockType("Q8_0", SMALL, _layout(d=_HALF, qs=("i1", 32)), _q8_0),
+    12: BlockType("Q4_K", LARGE, _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qs=("u1", 128)), _q4_k),
+    13: BlockType("Q5_K", LARGE, _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qh=("u1", 32), qs=("u1", 128)), _q5_k),
+    14: BlockType("Q6_K", LARGE, _layout(ql=("u1", 128), qh=("u1", 64), scales=("i1", 16), d=_HALF), _q6_k),
+    28: BlockType("F64", 1, np.dtype("<f8")),
+    30: BlockType("BF16", 1, np.dtype(ml_dtypes.bfloat16)),
+}
+SUPPORTED = ", ".join(kind.name for kind in TYPES.values())
+UNSUPPORTED: Mapping[int, str] = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 29: "IQ1_M",
+    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+
+
+def type_name(type_id: int) -> str:
+    """ggml's name of a type that is not in TYPES."""
+    return UNSUPPORTED.get(type_id, f"number {type_id}, which this version does not know")

@@ -1,0 +1,167 @@
+"""`tokenizer.json` from a vocabulary of kind `gpt2`: byte-level BPE, whose merges the file has.
+
+How a text is cut into words before the merges is not in the file, only a name for it (`tokenizer.ggml.pre`), which
+llama.cpp's converter gives after comparing the ids of a test text. The patterns are those of the models' own
+tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from llmserve.checkpoint.gguf.metadata import MetadataReader
+from llmserve.checkpoint.gguf.vocabulary import TokenType, Vocabulary
+
+Json: TypeAlias = dict[str, Any]
+
+PRE_KEY, MERGES_KEY = "tokenizer.ggml.pre", "tokenizer.ggml.merges"
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+
+
+def _words(digits: str) -> str:
+    """Llama 3's pattern, and with other runs of digits that of many since."""
+    return rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
+
+
+def _words_by_case(digits: str, ending: str) -> str:
+    """GPT-4o's pattern: a capital letter begins a word."""
+    begin = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{begin}[{UPPER}]*[{LOWER}]+{ending}|{begin}[{UPPER}]+[{LOWER}]*{ending}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WordRule:
+    """How text becomes words."""
+
+    patterns: tuple[str, ...] = ()  # each cuts what the ones before it have left
+    digits_apart: bool = False
+    then_gpt2: bool = False  # GPT-2's own pattern last
+    takes_whole_words: bool = False  # a word that is a token is not put together by merges
+    adds_bos: bool = False
+    normalizer: Json | None = field(default=None)
+
+
+LLAMA3 = WordRule((_words(r"\p{N}{1,3}"),), takes_whole_words=True, adds_bos=True)
+WORDS_OF_3_DIGITS = WordRule((_words(r"\p{N}{1,3}"),))
+QWEN2 = WordRule((_words(r"\p{N}"),), normalizer={"type": "NFC"})
+STABLELM2 = WordRule((_words(r"\p{N}"),))
+TEKKEN = WordRule((_words_by_case(r"\p{N}", ""),), takes_whole_words=True, adds_bos=True)
+GPT4O = WordRule((_words_by_case(r"\p{N}{1,3}", f"{CONTRACTIONS}?"),))
+DIGITS_APART = WordRule(digits_apart=True, then_gpt2=True)
+PLAIN = WordRule(then_gpt2=True)
+DEFAULT = WordRule((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
+RULES: Mapping[str, WordRule] = {
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), WORDS_OF_3_DIGITS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+    "stablelm2": STABLELM2,
+    "tekken": TEKKEN,
+    "gpt-4o": GPT4O,
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b"), DIGITS_APART),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), PLAIN),
+    "default": DEFAULT,
+}
+
+
+def word_rule(reader: MetadataReader) -> WordRule:
+    """By `tokenizer.ggml.pre`. One that is not known is a problem: other words give other ids."""
+    name = reader.text(PRE_KEY, "")
+    if name in RULES:
+        return RULES[name]
+    given = f"{name!r} is not supported" if name else "is missing, as in files from before May 2024"
+    reader.problems.append(
+        f"metadata {PRE_KEY}, which says how text is cut into words, {given}; supported: {', '.join(RULES)}. Or put "
+        "the model's own tokenizer.json and tokenizer_config.json beside the file, and build from the folder"
+    )
+    return DEFAULT
+
+
+def tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary, rule: WordRule) -> Json:
+    """What the `tokenizers` library reads. Problems go to `reader`."""
+    unused = vocabulary.of_type(TokenType.UNUSED)
+    ids = {text: i for i, text in enumerate(vocabulary.tokens) if i not in unused}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            _added_token(i, text, is_special=vocabulary.types[i] != TokenType.USER_DEFINED)
+            for i, text in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED).items()
+        ],
+        "normalizer": rule.normalizer,
+        "pre_tokenizer": _pre_tokenizer(rule),
+        "post_processor": _post_processor(vocabulary),
+        "decoder": _byte_level(use_regex=True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": rule.takes_whole_words,
+            "vocab": ids,
+            "merges": _merges(reader, ids),
+        },
+    }
+
+
+def _added_token(token: int, text: str, *, is_special: bool) -> Json:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": text, **plain, "special": is_special}
+
+
+def _byte_level(*, use_regex: bool) -> Json:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _pre_tokenizer(rule: WordRule) -> Json:
+    steps: list[Json] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in rule.patterns
+    ]
+    if rule.digits_apart:
+        steps.append({"type": "Digits", "individual_digits": True})
+    return {"type": "Sequence", "pretokenizers": [*steps, _byte_level(use_regex=rule.then_gpt2)]}
+
+
+def _post_processor(vocabulary: Vocabulary) -> Json | None:
+    """Which special tokens stand around a text."""
+    head = [vocabulary.special["bos_token"]] if vocabulary.adds_bos else []
+    tail = [vocabulary.special["eos_token"]] if vocabulary.adds_eos else []
+    if not head and not tail:
+        return None
+
+    def piece(token: int) -> Json:
+        return {"SpecialToken": {"id": vocabulary.tokens[token], "type_id": 0}}
+
+    def around(*sequences: str) -> list[Json]:
+        texts = [{"Sequence": {"id": name, "type_id": 0}} for name in sequences]
+        return [*map(piece, head), *texts, *map(piece, tail)]
+
+    names = {vocabulary.tokens[token]: token for token in (*head, *tail)}
+    special = {text: {"id": text, "ids": [token], "tokens": [text]} for text, token in names.items()}
+    return {"type": "TemplateProcessing", "single": around("A"), "pair": around("A", "B"), "special_tokens": special}
+
+
+def _merges(reader: MetadataReader, ids: Mapping[str, int]) -> list[Sequence[str]]:
+    merges: list[Sequence[str]] = []
+    for text in reader.texts(MERGES_KEY):
+        left, _, right = text[1:].partition(" ")  # a token may begin with a space
+        left = text[:1] + left
+        if not (left in ids and right in ids and left + right in ids):
+            reader.problems.append(
+                f"merge {text!r} (number {len(merges)} of {MERGES_KEY}) is of tokens that the vocabulary does not have"
+            )
+            break
+        merges.append((left, right))
+    return merges

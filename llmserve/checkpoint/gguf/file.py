@@ -1,0 +1,132 @@
+"""A GGUF file as a checkpoint: config, tokenizer and tensors under the names that Hugging Face has for them."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmserve.checkpoint.gguf.architectures import gguf_architecture
+from llmserve.checkpoint.gguf.config import Described, config_of
+from llmserve.checkpoint.gguf.header import Header, StoredBlocks, read_header
+from llmserve.checkpoint.gguf.metadata import MetadataReader
+from llmserve.checkpoint.gguf.rows import ExpandedRows, interleaved_order
+from llmserve.checkpoint.gguf.text_files import text_files
+from llmserve.checkpoint.gguf.vocabulary import SPECIAL_KEYS
+from llmserve.checkpoint.stored_tensor import DTYPES, Tensor, TensorInfo
+from llmserve.errors import CheckpointError, Unsupported, raise_problems
+
+SUFFIX = ".gguf"
+MAX_FACTORS = 1 << 16
+ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token", "pad_token")}
+
+
+class GgufFile:
+    """Opening reads and checks the whole header; the data is mapped into memory.
+
+    `with_tokenizer` False: the tokenizer comes from elsewhere, and that of the file may be of any kind.
+    """
+
+    def __init__(self, path: Path, *, with_tokenizer: bool = True) -> None:
+        self._path = path
+        header = self._open()
+        self._stored = header.tensors
+        try:
+            reader = MetadataReader(header.metadata, str(header.metadata.get("general.architecture", "")))
+            self._architecture = gguf_architecture(header.metadata.get("general.architecture"))
+            self.config: dict[str, Any] = self._read_config(reader)
+            self._tensors = {self._architecture.to_hf(name): self._info(name) for name in self._wanted()}
+            texts = text_files(reader, self.config["vocab_size"]) if with_tokenizer else {}
+            if header.metadata.get("split.count", 1) != 1:
+                reader.problems.append("it is one part of several; join them with `llama-gguf-split --merge`")
+            raise_problems(CheckpointError, path.name, reader.problems)
+        except Unsupported as error:
+            raise Unsupported(f"{path.name}: {error}") from error
+        self.generation_config: dict[str, Any] = json.loads(texts.get("generation_config.json", b"{}"))
+        self.texts = {**texts, "config.json": (json.dumps(self.config, indent=2) + "\n").encode()}
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._tensors
+
+    @property
+    def rounded_shares(self) -> Mapping[str, float]:
+        """Which part of the numbers is in which of ggml's types that round."""
+        counted: Counter[str] = Counter()
+        for tensor in self._stored.values():
+            counted[tensor.kind.name if tensor.kind.expand else ""] += math.prod(tensor.shape)
+        return {name: count / counted.total() for name, count in sorted(counted.items()) if name}
+
+    def read(self, name: str) -> ExpandedRows:
+        stored_name = self._architecture.to_gguf(name)
+        stored = self._stored[stored_name]
+        order = None
+        if self._architecture.is_interleaved(name):
+            heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            order = interleaved_order(heads, stored.shape[0] // heads)
+        return ExpandedRows(self._packed(stored), stored.kind, stored.shape, order, self._shift(stored_name))
+
+    def stored_name(self, name: str) -> str:
+        return self._architecture.to_gguf(name)
+
+    def close(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def _open(self) -> Header:
+        name = self._path.name
+        try:
+            with self._path.open("rb") as stream:
+                data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise CheckpointError(f"{name} is empty; download it again") from None
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+        self._bytes = np.frombuffer(data, np.uint8)
+        try:
+            return read_header(data)
+        except CheckpointError as error:
+            raise CheckpointError(f"{name} cannot be used: {error}") from error
+
+    def _read_config(self, reader: MetadataReader) -> dict[str, Any]:
+        shapes = {name: stored.shape for name, stored in self._stored.items()}
+        factors: dict[str, Tensor] = {}
+        for name in self._architecture.factors:
+            if name in self._stored and math.prod(shapes[name]) <= MAX_FACTORS:
+                factors[name] = ExpandedRows(self._packed(self._stored[name]), self._stored[name].kind, shapes[name])[:]
+            elif name in self._stored:
+                reader.problems.append(f"tensor {name} has the shape {list(shapes[name])}")
+        reader.problems += [
+            f"tensor {name} has a name that no GGUF file has; convert the original model with llama.cpp"
+            for name in shapes
+            if self._architecture.to_gguf(self._architecture.to_hf(name)) != name
+        ]
+        if "token_embd.weight" not in shapes:
+            reader.problems.append("it has no tensor token_embd.weight")
+        config = config_of(Described(reader, self._architecture, shapes, factors))
+        # null where there is none: transformers has defaults of its own for some families
+        return config | {
+            name: reader.integer(key, minimum=0) if reader.has(key) else None for name, key in ID_KEYS.items()
+        }
+
+    def _wanted(self) -> list[str]:
+        """Tensors, without those that are part of the config."""
+        return [name for name in self._stored if name not in self._architecture.factors]
+
+    def _packed(self, stored: StoredBlocks) -> Any:
+        return self._bytes[stored.offset : stored.offset + stored.num_bytes]
+
+    def _shift(self, stored_name: str) -> float:
+        return self._architecture.norm_shift if stored_name.endswith("norm.weight") else 0.0
+
+    def _info(self, stored_name: str) -> TensorInfo:
+        stored = self._stored[stored_name]
+        is_plain = stored.kind.expand is None and not self._shift(stored_name)
+        layouts = {layout: name for name, layout in DTYPES.items()}
+        dtype = layouts[stored.kind.layout] if is_plain else "float32"
+        return TensorInfo(dtype, stored.shape, math.prod(stored.shape) * DTYPES[dtype].itemsize)

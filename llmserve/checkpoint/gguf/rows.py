@@ -1,0 +1,60 @@
+"""A tensor of a GGUF file whose rows are expanded when they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.checkpoint.gguf.block_types import BlockType
+from llmserve.checkpoint.stored_tensor import Tensor
+
+STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedRows:
+    """`order` and `shift` undo what a converter did: row i is row `order[i]` of the file, and `shift` is added."""
+
+    packed: NDArray[np.uint8]  # a view of the file
+    kind: BlockType
+    shape: tuple[int, ...]
+    order: NDArray[np.intp] | None = None
+    shift: float = 0.0
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """In float32, or in the file's own type where that is a float; then a view of the file, if it can be one."""
+        if len(self.shape) == 1:  # its blocks are not those of a row
+            return self._reordered(self._expand(self.packed))[rows]
+        row_bytes = self.shape[-1] // self.kind.num_elements * self.kind.num_bytes
+        packed = self.packed.reshape(*self.shape[:-1], row_bytes)
+        chosen = packed[rows] if self.order is None else packed[self.order[rows]]
+        return self._expand(chosen.reshape(-1)).reshape(-1, *self.shape[1:])
+
+    def _reordered(self, values: Tensor) -> Tensor:
+        return values if self.order is None else values[self.order]
+
+    def _expand(self, packed: NDArray[np.uint8]) -> Tensor:
+        """Bytes of whole blocks to their elements."""
+        blocks: Tensor = packed.view(self.kind.layout)
+        expand = self.kind.expand
+        if expand is None:
+            return blocks.astype(np.float32) + np.float32(self.shift) if self.shift else blocks
+        values = np.empty((len(blocks), self.kind.num_elements), np.float32)
+        strip = max(1, STRIP_ELEMENTS // self.kind.num_elements)
+        with np.errstate(invalid="ignore", over="ignore"):  # reported where the values are used
+            for start in range(0, len(blocks), strip):
+                values[start : start + strip] = expand(blocks[start : start + strip])
+        if self.shift:
+            values += np.float32(self.shift)
+        return values.reshape(-1)
+
+
+def interleaved_order(num_heads: int, head_dim: int) -> NDArray[np.intp]:
+    """Where the rows of a query or key projection are when a converter has put pairs of the rotary embedding together.
+
+    Hugging Face has the first half of each head and then the second, ggml's `llama` the pairs (0, half), (1, half + 1).
+    """
+    halves = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
+    return halves.swapaxes(1, 2).reshape(-1)

@@ -1,0 +1,71 @@
+"""The text files of a Hugging Face folder, from the metadata of a GGUF file: tokenizer, chat template, end tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llmserve.checkpoint.gguf.byte_level import tokenizer_json, word_rule
+from llmserve.checkpoint.gguf.metadata import MetadataReader
+from llmserve.checkpoint.gguf.pieces import tokenizer_model
+from llmserve.checkpoint.gguf.vocabulary import MODEL_KEY, TokenType, Vocabulary, read_vocabulary
+
+BYTE_LEVEL, PIECES, NONE = "gpt2", "llama", ("none", "no_vocab")
+TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
+    """Contents by name; none where the file has no tokenizer. Problems go to `reader`."""
+    kind = reader.text(MODEL_KEY, NONE[0])
+    if kind in NONE:
+        return {}
+    if kind == BYTE_LEVEL:
+        rule = word_rule(reader)
+        vocabulary = read_vocabulary(reader, num_rows, adds_bos=rule.adds_bos)
+        files = {"tokenizer.json": _encoded(tokenizer_json(reader, vocabulary, rule), indent=None)}
+        return files | _settings(reader, vocabulary, "PreTrainedTokenizerFast")
+    if kind == PIECES:
+        vocabulary = read_vocabulary(reader, num_rows, adds_bos=True)
+        return {"tokenizer.model": tokenizer_model(reader, vocabulary)} | _settings(
+            reader, vocabulary, "LlamaTokenizer"
+        )
+    reader.problems.append(
+        f"metadata {MODEL_KEY}: tokenizers of kind {kind!r} are not supported; supported: {BYTE_LEVEL}, {PIECES}. Or "
+        "put the model's own tokenizer files beside the file, and build from the folder"
+    )
+    return {}
+
+
+def _settings(reader: MetadataReader, vocabulary: Vocabulary, tokenizer_class: str) -> dict[str, bytes]:
+    special = {name: vocabulary.tokens[token] for name, token in vocabulary.special.items()}
+    config: dict[str, Any] = {
+        "tokenizer_class": tokenizer_class,
+        **special,
+        "add_bos_token": vocabulary.adds_bos,
+        "add_eos_token": vocabulary.adds_eos,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {
+            str(token): {"content": text, "special": True}
+            for token, text in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN).items()
+        },
+    }
+    if reader.has(TEMPLATE_KEY):
+        config["chat_template"] = reader.text(TEMPLATE_KEY)
+    return {
+        "tokenizer_config.json": _encoded(config, indent=2),
+        "generation_config.json": _encoded(_generation_config(vocabulary), indent=2),
+    }
+
+
+def _generation_config(vocabulary: Vocabulary) -> Mapping[str, Any]:
+    ids: dict[str, Any] = {
+        f"{name}_id": vocabulary.special[name] for name in ("bos_token", "pad_token") if name in vocabulary.special
+    }
+    if vocabulary.end_ids:
+        ids["eos_token_id"] = list(vocabulary.end_ids)
+    return ids
+
+
+def _encoded(content: Mapping[str, Any], *, indent: int | None) -> bytes:
+    return (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,232 @@
+"""A GGUF file as a checkpoint: the same config and the same tensors as the folder that it was converted from."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from llmserve.checkpoint.expanded import write_expanded
+from llmserve.checkpoint.plan import plan_weights
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.errors import CheckpointError, Unsupported
+from llmserve.models.registry import architecture_for
+from llmserve.models.spec import DecoderSpec
+from tests.checkpoints import KINDS, random_tensors
+from tests.gguf_files import GGUF_KINDS, make_gguf
+from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
+
+GEMMA = {"query_pre_attn_scalar": 24}  # the head size, which a GGUF file cannot say otherwise
+
+
+def overrides(kind: str) -> dict[str, Any]:
+    return GEMMA if kind.startswith("gemma") else {}
+
+
+def spec_of(config: Any) -> DecoderSpec:
+    spec: DecoderSpec = architecture_for(config).from_hf(config)
+    return spec
+
+
+def problems_of(path: Path, error: type[Exception] = CheckpointError) -> str:
+    with pytest.raises(error) as caught:
+        Checkpoint.open(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_tensors_are_those_of_the_folder(kind: str, tmp_path: Path) -> None:
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", kind)) as found:
+        wanted = random_tensors(KINDS[kind], dtype="float32", seed=0)
+        assert {name: info.shape for name, info in found.tensors.items()} == {n: t.shape for n, t in wanted.items()}
+        for name, tensor in wanted.items():
+            if kind.startswith("gemma") and name.endswith("norm.weight"):
+                assert np.array_equal(found.read(name) + np.float32(1), tensor + np.float32(1))
+            else:
+                assert np.array_equal(found.read(name), tensor)
+
+
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_the_network_is_that_of_the_folder(kind: str, tmp_path: Path) -> None:
+    """All that a config decides. Factors of a rotary embedding are rounded to float32 in the file."""
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", kind, **overrides(kind))) as checkpoint:
+        found, wanted = (asdict(spec_of(config)) for config in (checkpoint.config, KINDS[kind] | overrides(kind)))
+    for name in found.keys() & {"rope", "long_rope", "local_rope"}:
+        one, other = found.pop(name), wanted.pop(name)
+        assert (one or {}) == {key: pytest.approx(value, rel=1e-6) for key, value in (other or {}).items()}
+    assert found == wanted
+
+
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_logits_are_those_of_transformers_on_the_expanded_values(kind: str, tmp_path: Path) -> None:
+    """Of the whole way: header, config, names, order of rows, plan; and of the folder that stands for the file."""
+    path = make_gguf(tmp_path / "m.gguf", kind, stored="Q8_0", intermediate_size=192, hidden_size=64, **overrides(kind))
+    with Checkpoint.open(path) as checkpoint:
+        write_expanded(checkpoint, tmp_path / "expanded")
+    ids = [int(i) for i in np.random.default_rng(1).integers(3, 320, 40)]
+    wanted = oracle_logits(load_oracle(tmp_path / "expanded"), ids)
+    assert relative_error(reference_logits(path)(ids), wanted) < 2e-5
+    assert relative_error(reference_logits(tmp_path / "expanded")(ids), wanted) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"llama.rope.freq_base": None}, {"rope_theta": 10000.0}),
+        ({"llama.rope.scale_linear": 4.0}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, {"rope_scaling": None}),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 64,
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+            },
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "beta_fast": 16.0,
+                }
+            },
+        ),
+        ({"llama.attention.head_count_kv": None, "llama.attention.key_length": None}, {"num_key_value_heads": 4}),
+        ({"llama.attention.layer_norm_rms_epsilon": 1e-5}, {"rms_norm_eps": 1e-5}),
+        ({"tokenizer.ggml.eos_token_id": 7}, {"eos_token_id": 7}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_metadata(metadata: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", metadata=metadata)) as found:
+        assert {key: found.config.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(1, 16), (46, 18)])
+def test_gemma_2_of_27b_scales_attention_by_width(layers: int, scalar: int, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 72, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": layers}
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", "gemma2", **sizes)) as found:
+        assert found.config["query_pre_attn_scalar"] == scalar
+
+
+def test_gemma_3_without_a_window(tmp_path: Path) -> None:
+    metadata = {"gemma3.attention.sliding_window": None}
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", "gemma3", metadata=metadata)) as found:
+        assert spec_of(found.config).windows == ()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "problem"),
+    [
+        ({"general.architecture": "mamba"}, Unsupported, "architecture 'mamba'"),
+        ({"general.architecture": 7}, Unsupported, "supported: gemma2, gemma3, llama, phi3, qwen2, qwen3"),
+        ({"llama.expert_count": 8}, Unsupported, "llama.expert_count 8 makes it a network that is not supported"),
+        ({"llama.attention.causal": False}, Unsupported, "llama.attention.causal False"),
+        ({"llama.block_count": None}, CheckpointError, "llama.block_count must be an integer from 1"),
+        ({"llama.context_length": 0}, CheckpointError, "llama.context_length must be an integer from 1"),
+        ({"llama.attention.head_count": [4, 2]}, CheckpointError, "llama.attention.head_count must be an integer"),
+        ({"llama.embedding_length": "64"}, CheckpointError, "llama.embedding_length must be an integer"),
+        ({"llama.rope.freq_base": float("nan")}, CheckpointError, "llama.rope.freq_base must be a positive number"),
+        ({"llama.rope.scaling.type": "dynamic"}, CheckpointError, "llama.rope.scaling.type 'dynamic' is not supported"),
+        ({"llama.rope.dimension_count": 8}, CheckpointError, "llama.rope.dimension_count must be the head size (16)"),
+        ({"llama.attention.value_length": 8}, CheckpointError, "keys and values of different lengths"),
+        ({"split.count": 3}, CheckpointError, "one part of several"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_networks_that_are_refused(
+    metadata: dict[str, Any], error: type[Exception], problem: str, tmp_path: Path
+) -> None:
+    message = problems_of(make_gguf(tmp_path / "m.gguf", metadata=metadata), error)
+    assert problem in message
+    assert "m.gguf" in message
+
+
+def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
+    metadata = {"llama.block_count": None, "llama.context_length": None, "tokenizer.ggml.model": "t5"}
+    message = problems_of(make_gguf(tmp_path / "m.gguf", metadata=metadata))
+    for part in ("3 problems", "llama.block_count", "llama.context_length", "'t5'"):
+        assert part in message
+
+
+def test_a_window_of_some_layers_of_qwen_is_refused(tmp_path: Path) -> None:
+    metadata = {"qwen2.attention.sliding_window": 16}
+    message = problems_of(make_gguf(tmp_path / "m.gguf", "qwen2", metadata=metadata))
+    assert "which layers have it, the file does not say" in message
+
+
+def test_rope_factors_and_scaling_together_are_refused(tmp_path: Path) -> None:
+    metadata = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    assert "both rope_freqs.weight" in problems_of(make_gguf(tmp_path / "m.gguf", "llama3-rope", metadata=metadata))
+
+
+def test_the_plan_speaks_of_the_names_in_the_file(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", metadata={"llama.feed_forward_length": 100, "llama.block_count": 3})
+    with Checkpoint.open(path) as found:
+        architecture = architecture_for(found.config)
+        params = architecture.params(architecture.from_hf(found.config))
+        with pytest.raises(CheckpointError) as caught:
+            plan_weights(found, params, architecture.ignored)
+    for part in (
+        "does not fit its metadata",
+        "tensor blk.0.ffn_up.weight has shape [176, 64], metadata asks for [100, 64]",
+        "tensor blk.2.attn_q.weight [64, 64] is missing",
+    ):
+        assert part in str(caught.value)
+
+
+def test_numbers_that_are_not_finite_are_found(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", stored="Q8_0", intermediate_size=192)
+    place = gguf.GGUFReader(path).get_tensor(0)
+    assert place.name == "token_embd.weight"
+    content = bytearray(path.read_bytes())
+    content[place.data_offset : place.data_offset + 2] = b"\x00\x7e"  # the scale of the first block
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tensor token_embd\.weight has NaN or infinite values"):
+        reference_logits(path)([3, 4])
+
+
+def test_a_folder_with_one_file(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", tokenizer="pieces")
+    with Checkpoint.open(tmp_path) as folder, Checkpoint.open(path) as file:
+        assert folder.config == file.config
+        assert folder.digest() == file.digest()
+        assert folder.file_names == file.file_names == ("m.gguf",)
+        assert folder.text_file("tokenizer.model") == file.text_file("tokenizer.model") is not None
+
+
+def test_a_folder_with_several_files(tmp_path: Path) -> None:
+    shutil.copy(make_gguf(tmp_path / "m.gguf"), tmp_path / "n.gguf")
+    assert "several .gguf files (m.gguf, n.gguf)" in problems_of(tmp_path)
+
+
+def test_a_folders_own_tokenizer_is_taken_first(tmp_path: Path) -> None:
+    """Then the file's may be one that we cannot make. A file that is named alone has nothing beside it."""
+    path = make_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.model": "t5"})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "another"}')
+    with Checkpoint.open(tmp_path) as found:
+        assert found.text_file("tokenizer.json") == b"{}"
+        assert found.config["model_type"] == "llama"
+        assert b"LlamaForCausalLM" in (found.text_file("config.json") or b"")
+    assert "'t5'" in problems_of(path)
+
+
+def test_what_was_rounded_is_said(tmp_path: Path) -> None:
+    with Checkpoint.open(make_gguf(tmp_path / "q.gguf", stored="Q8_0", intermediate_size=192)) as found:
+        (note,) = found.notes
+        assert "100% Q8_0" in note
+    with Checkpoint.open(make_gguf(tmp_path / "f.gguf", stored="F16")) as found:
+        assert found.notes == ()
+
+
+def test_a_tensor_outlives_its_file(tmp_path: Path) -> None:
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf")) as found:
+        tensor = found.read("model.norm.weight")
+    assert np.isfinite(tensor).all()
+    assert not tensor.flags.writeable

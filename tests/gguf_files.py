@@ -1,0 +1,202 @@
+"""Tiny GGUF files of the checkpoints in `tests.checkpoints`, written as llama.cpp's converter writes them.
+
+Names come from the gguf package's own table, numbers from its quantizers; what the converter changes is repeated here
+from its source, so that this side knows nothing of ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.checkpoints import KINDS, random_tensors
+from tests.tiny_tokenizers import CHAT_TEMPLATE, sentencepiece_model, write_byte_level_tokenizer
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+}
+GGUF_KINDS = tuple(kind for kind, config in KINDS.items() if config["model_type"] in ARCHITECTURES)
+
+
+def make_gguf(
+    path: Path,
+    kind: str = "llama",
+    *,
+    seed: int = 0,
+    stored: str = "F32",
+    tokenizer: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    **config_overrides: Any,
+) -> Path:
+    """Write the checkpoint `kind` (one of GGUF_KINDS) into the file `path`, and return it.
+
+    `stored`: ggml's type of the matrices; norms and biases are F32. `tokenizer`: "bpe", "pieces" or none. `metadata` is
+    added as it is, whole numbers as uint32; a value None leaves a key out.
+    """
+    config = KINDS[kind] | config_overrides
+    path.parent.mkdir(parents=True, exist_ok=True)
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    entries = model_metadata(config, gguf.MODEL_ARCH_NAMES[architecture]) | tokenizer_metadata(tokenizer, config, path)
+    add_metadata(writer, entries | dict(metadata or {}))
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for name, tensor in random_tensors(config, dtype="float32", seed=seed).items():
+        converted = as_converted(name, tensor, config)
+        stored_type = gguf.GGMLQuantizationType[stored if converted.ndim == 2 else "F32"]
+        numbers = gguf.quants.quantize(np.ascontiguousarray(converted), stored_type)
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None
+        writer.add_tensor(gguf_name, numbers, raw_dtype=stored_type)
+    for name, tensor in rope_factors(config).items():
+        writer.add_tensor(name, tensor)
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_metadata(writer: gguf.GGUFWriter, entries: Mapping[str, Any]) -> None:
+    for key, value in entries.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif value is not None:
+            writer.add_array(key, value)
+
+
+def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    entries: dict[str, Any] = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+    }
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type") in ("linear", "yarn"):
+        entries |= {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": scaling["factor"]}
+    if config["model_type"] in ("llama", "mistral"):
+        entries |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
+    if "head_dim" in config:
+        entries |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if config["model_type"] in ("mistral", "gemma2", "gemma3_text"):
+        entries["attention.sliding_window"] = config["sliding_window"]
+    if config["model_type"] == "gemma2":
+        entries |= {key: config[f"{key}ping"] for key in ("attn_logit_softcap", "final_logit_softcap")}
+        entries = {key.replace("softcap", "softcapping"): value for key, value in entries.items()}
+    if config["model_type"] == "gemma3_text":
+        entries["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
+    if config["model_type"] == "phi3":
+        part = config.get("partial_rotary_factor", 1.0)
+        entries |= {
+            "rope.scaling.original_context_length": config["original_max_position_embeddings"],
+            "rope.dimension_count": int(part * head_dim),
+            "attention.sliding_window": config["sliding_window"] or 0,
+        }
+        if scaling:
+            stretch = config["max_position_embeddings"] / config["original_max_position_embeddings"]
+            trained = config["original_max_position_embeddings"]
+            entries["rope.scaling.attn_factor"] = float(np.sqrt(1 + np.log(stretch) / np.log(trained)))
+    return {f"{name}.{key}": value for key, value in entries.items()}
+
+
+def as_converted(name: str, tensor: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
+    """What the converter does to a tensor: `permute` of Llama's, 1 + weight of Gemma's norms."""
+    if config["model_type"] in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
+        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+        halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+        return halves.swapaxes(1, 2).reshape(tensor.shape)
+    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+        return tensor + np.float32(1)
+    return tensor
+
+
+def rope_factors(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    scaling = config.get("rope_scaling") or {}
+    if "long_factor" in scaling:
+        return {
+            f"rope_factors_{length}.weight": np.array(scaling[f"{length}_factor"], np.float32)
+            for length in ("long", "short")
+        }
+    if scaling.get("rope_type") != "llama3":
+        return {}
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    frequencies = config["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
+    keep = np.clip((turns - low) / (high - low), 0, 1)
+    return {"rope_freqs.weight": (1 / ((1 - keep) / factor + keep)).astype(np.float32)}
+
+
+def tokenizer_metadata(kind: str, config: dict[str, Any], path: Path) -> dict[str, Any]:
+    if kind == "bpe":
+        return byte_level_metadata(path.parent / f"{path.stem}-tokenizer", config["vocab_size"])
+    if kind == "pieces":
+        return pieces_metadata(sentencepiece_model(config["vocab_size"], 3))
+    return {}
+
+
+def byte_level_metadata(folder: Path, vocab_size: int, pre: str = "gpt-2") -> dict[str, Any]:
+    """Of the tokenizer that `write_byte_level_tokenizer` writes, which goes to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_byte_level_tokenizer(folder, vocab_size)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab: dict[str, int] = content["model"]["vocab"]
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    special = {added["content"] for added in content["added_tokens"]}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in content["model"]["merges"]],
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def pieces_metadata(model: bytes) -> dict[str, Any]:
+    """Of a sentencepiece model, as the converter takes it apart."""
+    import sentencepiece
+
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ids = range(pieces.vocab_size())
+    kinds = ((2, pieces.is_unknown), (3, pieces.is_control), (5, pieces.is_unused), (6, pieces.is_byte))
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [pieces.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [float(pieces.get_score(i)) for i in ids],
+        "tokenizer.ggml.token_type": [next((kind for kind, is_kind in kinds if is_kind(i)), 1) for i in ids],
+        "tokenizer.ggml.bos_token_id": pieces.bos_id(),
+        "tokenizer.ggml.eos_token_id": pieces.eos_id(),
+        "tokenizer.ggml.unknown_token_id": pieces.unk_id(),
+    }
