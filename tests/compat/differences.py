@@ -134,7 +134,7 @@ DIFFERENCES = (
     ),
     Difference(
         "models that exist only in a load request are not in the index",
-        "they are",
+        "they are, until they are unloaded",
         "they answer requests, and can be unloaded",
         {
             "control: what is left": [
