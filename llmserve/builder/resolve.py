@@ -79,7 +79,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
         raise
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
-    code = find_tokenizer_code(checkpoint.path)
+    code = find_tokenizer_code(checkpoint.path) if checkpoint.path.is_dir() else TokenizerCode()  # of a GGUF file: none
     return ResolvedBuild(spec, params, program, options, target, weights, code, checkpoint.notes)
 
 
