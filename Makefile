@@ -37,9 +37,10 @@ check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Bytecode is kept, whatever the environment says: two workers and all the programs that tests start would compile the same.
 pytest: $(VENV)/.check
 	@echo "== pytest"
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.check ## Inputs that nobody here wrote, on both wires and in every file format (FUZZ_SECONDS=60, all targets together)
