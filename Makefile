@@ -21,7 +21,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
   bench-peers bench-server soak-clients clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.eval ## The main job: build the demo engine, evaluate it against Hugging Face, serve it, chat with it
 	$(BIN)/python tools/demo.py
