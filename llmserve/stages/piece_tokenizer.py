@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from typing import Any
 
 import sentencepiece
 
@@ -40,6 +41,7 @@ class PieceTokenizer:
         known = {text: token for text in texts if (token := self._id_of(text, -1)) is not None}
         own = (token for token in (model.unk_id(), model.bos_id(), model.eos_id()) if token >= 0)
         self._marks = {model.id_to_piece(token): token for token in own} | known
+        self._right_stripping = _right_stripping(files)
         # whether text after a special token gets the leading space too: Llama's first tokenizers did it
         self._is_legacy = files.tokenizer_config.get("legacy") is not False
 
@@ -64,12 +66,14 @@ class PieceTokenizer:
 
     def encode_marked(self, text: str) -> list[int]:
         ids: list[int] = []
+        before = ""
         for place, part in enumerate(self._mark_pattern.split(text)):
             if part in self._marks:
                 ids.append(self._marks[part])
-            elif part:
+            elif part := part.lstrip() if before in self._right_stripping else part:
                 model = self._model if place == 0 or self._is_legacy else self._continuing_model
                 ids += model.encode(part)
+            before = part
         return ids
 
     @cached_property
@@ -106,6 +110,12 @@ class PieceTokenizer:
             by_bytes = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in character.encode()]
             ids += by_bytes if self._model.is_unknown(single) else [single]
         return ids
+
+
+def _right_stripping(files: TextFiles) -> frozenset[str]:
+    """Added tokens that take the white space behind them along, as Phi-3's do."""
+    listed: dict[str, Any] = files.tokenizer_config.get("added_tokens_decoder") or {}
+    return frozenset(str(entry["content"]) for entry in listed.values() if entry.get("rstrip"))
 
 
 def _added_tokens(files: TextFiles) -> dict[str, int]:

@@ -17,12 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from google.protobuf import text_format
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.backends.identity import IdentityBackend
+from llmserve.checkpoint.reader import Checkpoint
 from llmserve.checkpoint.safetensors_file import SafetensorsFile
 from llmserve.checkpoint.torch_file import TorchFile
 from llmserve.engine.artifact import CONFIG_FILE, ENGINE_FILE, MANIFEST_FILE, EngineDirectory
@@ -32,9 +34,11 @@ from llmserve.engine.manifest import _seal
 from llmserve.serving.loading.loader import prepare
 from llmserve.serving.loading.repository import read_directory
 from llmserve.serving.settings import ServerSettings
+from llmserve.stages.tokenizer import load_tokenizer
 from tests.engine.directories import CONFIG, make_engine_directory
 from tests.fuzz.inputs import any_json, damaged, edited, encoded
 from tests.fuzz.target import Target
+from tests.gguf_files import make_gguf
 
 FIXTURE = Path(__file__).parents[1] / "engine/cpu/fixtures/version3.engine.gz"
 LAYOUT = struct.Struct("<I")  # the length of the first of two parts
@@ -234,6 +238,34 @@ def torch_files(draw: st.DrawFn) -> bytes:
     return torch_archive(draw(damaged(st.just(b"".join(pieces)), at_most=1)))
 
 
+SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 300}
+
+
+def gguf_headers() -> list[bytes]:
+    """Of small files with tokenizers of both kinds, without the data."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [
+            make_gguf(Path(folder) / f"{kind}.gguf", model, tokenizer=kind, **SMALL)
+            for kind, model in (("bpe", "qwen2"), ("pieces", "llama"))
+        ]
+        return [path.read_bytes()[: gguf.GGUFReader(path).data_offset] for path in files]
+
+
+def read_gguf(folder: Path, data: bytes) -> None:
+    """The input is the header; the numbers are zeros. What is made of it is read as an engine's files are."""
+    path = folder / "m.gguf"
+    path.write_bytes(data + bytes(1 << 17))
+    with Checkpoint.open(path) as checkpoint:
+        for name in checkpoint.tensors:
+            checkpoint.read(name)
+        for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"):
+            if (content := checkpoint.text_file(name)) is not None:
+                (folder / name).write_bytes(content)
+    if (folder / "tokenizer_config.json").exists():
+        tokenizer = load_tokenizer(folder)
+        tokenizer.decode(tokenizer.encode("the <s> quiet\nhill 12 é 🦙", add_special_tokens=True))
+
+
 def file_targets() -> list[Target]:
     metadata = damaged(st.just(ENGINE[:NUM_METADATA_BYTES]), at_most=3)
     return [
@@ -249,5 +281,6 @@ def file_targets() -> list[Target]:
             in_folder(read_engine_file),
         ),
         Target("safetensors", damaged(safetensors(), at_most=1), in_folder(read_safetensors)),
+        Target("gguf", damaged(st.sampled_from(gguf_headers())), in_folder(read_gguf)),
         Target("torch", torch_files() | damaged(torch_files()), in_folder(read_torch)),
     ]

@@ -13,6 +13,9 @@ from llmserve.checkpoint.gguf.vocabulary import MODEL_KEY, TokenType, Vocabulary
 
 BYTE_LEVEL, PIECES, NONE = "gpt2", "llama", ("none", "no_vocab")
 TEMPLATE_KEY = "tokenizer.chat_template"
+PIECES_CLASS = "LlamaTokenizer"
+# Phi-3's special tokens take white space behind them along, but for these; a GGUF file does not say it
+WITHOUT_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
@@ -27,9 +30,7 @@ def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
         return files | _settings(reader, vocabulary, "PreTrainedTokenizerFast")
     if kind == PIECES:
         vocabulary = read_vocabulary(reader, num_rows, adds_bos=True)
-        return {"tokenizer.model": tokenizer_model(reader, vocabulary)} | _settings(
-            reader, vocabulary, "LlamaTokenizer"
-        )
+        return {"tokenizer.model": tokenizer_model(reader, vocabulary)} | _settings(reader, vocabulary, PIECES_CLASS)
     reader.problems.append(
         f"metadata {MODEL_KEY}: tokenizers of kind {kind!r} are not supported; supported: {BYTE_LEVEL}, {PIECES}. Or "
         "put the model's own tokenizer files beside the file, and build from the folder"
@@ -39,6 +40,7 @@ def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
 
 def _settings(reader: MetadataReader, vocabulary: Vocabulary, tokenizer_class: str) -> dict[str, bytes]:
     special = {name: vocabulary.tokens[token] for name, token in vocabulary.special.items()}
+    strips = reader.architecture == "phi3" and tokenizer_class == PIECES_CLASS
     config: dict[str, Any] = {
         "tokenizer_class": tokenizer_class,
         **special,
@@ -46,7 +48,7 @@ def _settings(reader: MetadataReader, vocabulary: Vocabulary, tokenizer_class: s
         "add_eos_token": vocabulary.adds_eos,
         "clean_up_tokenization_spaces": False,
         "added_tokens_decoder": {
-            str(token): {"content": text, "special": True}
+            str(token): {"content": text, "special": True, "rstrip": strips and text not in WITHOUT_STRIP}
             for token, text in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN).items()
         },
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,19 @@ def test_the_plan_speaks_of_the_names_in_the_file(tmp_path: Path) -> None:
         "tensor blk.2.attn_q.weight [64, 64] is missing",
     ):
         assert part in str(caught.value)
+
+
+def test_a_matrix_is_expanded_a_piece_at_a_time(tmp_path: Path) -> None:
+    """Of an embedding of 32 MB in float16, whose float32 values would be 64 MB."""
+    sizes: dict[str, Any] = {"vocab_size": 1 << 16, "hidden_size": 256, "intermediate_size": 32, "num_hidden_layers": 1}
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", "llama-tied", stored="Q8_0", **sizes)) as found:
+        architecture = architecture_for(found.config)
+        plan = plan_weights(found, architecture.params(architecture.from_hf(found.config)), architecture.ignored)
+        tracemalloc.start()
+        assert plan.load("embed", "float16").nbytes == 32 << 20
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < (32 + 40) << 20  # two pieces of 16 MB, and what their making takes
 
 
 def test_numbers_that_are_not_finite_are_found(tmp_path: Path) -> None:

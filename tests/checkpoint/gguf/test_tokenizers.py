@@ -148,6 +148,19 @@ def test_user_defined_and_unused_pieces(tmp_path: Path) -> None:
     assert found.decode([318]) == ""
 
 
+def test_phi_3s_special_tokens_take_white_space_along(tmp_path: Path) -> None:
+    """As in its own tokenizer, and in llama.cpp. The file does not say it."""
+    metadata = pieces_metadata(sentencepiece_model(320, 3))
+    tokens, types = list(metadata["tokenizer.ggml.tokens"]), list(metadata["tokenizer.ggml.token_type"])
+    tokens[318:320], types[318:320] = ["<|user|>", "<|endoftext|>"], [3, 3]
+    own = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    for kind, strips in (("phi3", True), ("llama", False)):
+        found = ours(make_gguf(tmp_path / f"{kind}.gguf", kind, metadata=metadata | own), tmp_path / kind)
+        assert (found.encode_marked("<|user|>\n hi") == found.encode_marked("<|user|>hi")) is strips
+        assert found.encode_marked("<|endoftext|>\nhi") != found.encode_marked("<|endoftext|>hi")
+        assert found.encode_marked("a <|user|>") != found.encode_marked("a<|user|>")
+
+
 def test_special_tokens_and_what_ends_an_answer(tmp_path: Path) -> None:
     path = byte_level(tmp_path / "m.gguf", "llama-bpe", bos_token_id=1, eot_token_id=2, eos_token_id=0)
     found = ours(path, tmp_path / "ours")
