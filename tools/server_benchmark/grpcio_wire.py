@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -24,13 +24,16 @@ class GrpcioCall:
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
 
-    @property
     def invocation_metadata(self) -> Any:
         return self._context.invocation_metadata()
 
     def time_remaining(self) -> float | None:
         left: float | None = self._context.time_remaining()
         return left
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        await self._context.abort(code, details)
+        raise AssertionError("grpcio's abort raises")
 
     async def read(self) -> Any:
         message = await self._context.read()

@@ -305,7 +305,7 @@ class TritonPythonModel:
             await asyncio.sleep(0.01)
 """
     write_model(tmp_path, "outer", ECHO_CONFIG + mode, code)
-    late = "import time\n" + COUNT.replace("sender, x =", "time.sleep(0.5); sender, x =")
+    late = COUNT.replace("sender, x =", "time.sleep(0.5); sender, x =")
     write_model(tmp_path, "late", ECHO_CONFIG + DECOUPLED, late)
     async with serving(tmp_path) as core:
         total, num_ticks = values(await single(core, request("outer", floats(4))))

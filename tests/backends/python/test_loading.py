@@ -251,6 +251,7 @@ class TritonPythonModel:
 """
 COUNT = """
 import pathlib
+import time
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
@@ -260,7 +261,7 @@ class TritonPythonModel:
                     pathlib.Path(__file__).with_name("cancelled").touch()
                     break
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 0 + i)]))
-                import time; time.sleep(0.001)
+                time.sleep(0.001)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
