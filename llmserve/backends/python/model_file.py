@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from llmserve.backends.python.current_utils import make_current
@@ -136,11 +136,20 @@ class ModelImports:
 
 
 class _OwnLoader(SourceFileLoader):
-    """Gives a file the import of its instance."""
+    """Gives a file the import of its instance, and compiles it each time.
+
+    Bytecode beside a file is told from that of its last state by size and second alone: a model that is changed and
+    loaded again at once could get the code that it had. And nothing is written into a repository.
+    """
 
     def __init__(self, name: str, path: str, imports: ModelImports) -> None:
         super().__init__(name, path)
         self._imports = imports
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__["__builtins__"] = self._imports.builtins

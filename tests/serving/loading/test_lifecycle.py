@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -486,6 +487,23 @@ async def test_no_request_is_lost_in_reloads(tmp_path: Path) -> None:
         await asyncio.gather(*clients)
         assert min(counts.values()) > num_reloads
         assert core.ready()
+
+
+async def test_reloaded_files_are_read_again_and_nothing_is_written_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytecode would be taken for a file's: of the same size, changed in the same second."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    code = HEAD + "from helper import FACTOR\n" + TIMES
+    directory = write_model(tmp_path, "m", PYTHON, code)
+    second = int(directory.stat().st_mtime)
+    async with explicit(tmp_path) as core:
+        for factor in (2, 3):
+            (directory / "1/helper.py").write_text(f"FACTOR = {factor}\n")
+            os.utime(directory / "1/helper.py", (second, second + factor / 10))
+            await core.load_model("m")
+            assert await answer(core) == factor
+    assert sorted(os.listdir(directory / "1")) == ["helper.py", "model.py"]
 
 
 async def test_a_cancelled_load_is_finished(tmp_path: Path) -> None:
