@@ -41,7 +41,7 @@ class QueuedScheduler:
         self._signature = signature
         self._instances = schedule_instances(config, instances, statistics, shared, self._pump)  # the next one first
         self._is_limited = shared.rate_limiter is not None
-        self._queue = RequestQueue(self._policies.num_levels)
+        self._queue = RequestQueue()
         self._last_finished: asyncio.Future[None] | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
         self._stopped = False

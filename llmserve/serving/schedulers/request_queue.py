@@ -6,6 +6,7 @@ runs after the others of its level.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -65,34 +66,55 @@ class QueuePolicies:
         return self.by_level.get(level, self.default)
 
 
+@dataclass(frozen=True, slots=True)
+class _Level:
+    waiting: dict[QueuedRequest, None] = field(default_factory=dict)
+    delayed: dict[QueuedRequest, None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.delayed)
+
+
 class RequestQueue:
-    def __init__(self, num_levels: int) -> None:
-        self._waiting: list[dict[QueuedRequest, None]] = [{} for _ in range(num_levels)]
-        self._delayed: list[dict[QueuedRequest, None]] = [{} for _ in range(num_levels)]
+    """Only levels that somebody waits in take memory: a config may have 2 ** 64 of them."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, _Level] = {}
+        self._order: list[int] = []  # the keys of _levels
         self.num_waiting = 0  # of all levels
 
     def __len__(self) -> int:
         return self.num_waiting
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        for waiting, delayed in zip(self._waiting, self._delayed, strict=True):
-            yield from waiting
-            yield from delayed
+        for number in self._order:
+            level = self._levels[number]
+            yield from level.waiting
+            yield from level.delayed
 
     def size(self, level: int) -> int:
-        return len(self._waiting[level - 1]) + len(self._delayed[level - 1])
+        return len(self._levels.get(level, ()))
 
     def put(self, queued: QueuedRequest) -> None:
-        self._waiting[queued.level - 1][queued] = None
+        if queued.level not in self._levels:
+            self._levels[queued.level] = _Level()
+            insort(self._order, queued.level)
+        self._levels[queued.level].waiting[queued] = None
         self.num_waiting += 1
 
     def delay(self, queued: QueuedRequest) -> None:
         """Put a waiting request behind the others of its level."""
-        del self._waiting[queued.level - 1][queued]
-        self._delayed[queued.level - 1][queued] = None
+        level = self._levels[queued.level]
+        del level.waiting[queued]
+        level.delayed[queued] = None
 
     def discard(self, queued: QueuedRequest) -> None:
-        for level in (self._waiting[queued.level - 1], self._delayed[queued.level - 1]):
-            if queued in level:
-                del level[queued]
+        if (level := self._levels.get(queued.level)) is None:
+            return
+        for requests in (level.waiting, level.delayed):
+            if queued in requests:
+                del requests[queued]
                 self.num_waiting -= 1
+        if not level:
+            del self._levels[queued.level]
+            self._order.remove(queued.level)

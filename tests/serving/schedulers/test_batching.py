@@ -81,7 +81,7 @@ def test_key_ignores_the_batch_dimension_and_ragged_shapes() -> None:
 
 
 def test_queue_runs_higher_levels_first_and_late_ones_last() -> None:
-    queue = RequestQueue(2)
+    queue = RequestQueue()
     low, first, second = queued(level=2), queued(level=1), queued(level=1)
     for waiting in (low, first, second):
         queue.put(waiting)
@@ -91,6 +91,9 @@ def test_queue_runs_higher_levels_first_and_late_ones_last() -> None:
     queue.discard(first)
     queue.discard(first)
     assert list(queue) == [second, low]
+    queue.discard(second)
+    queue.discard(second)
+    assert (list(queue), queue.size(1), queue.size(2), len(queue)) == ([low], 0, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,18 @@ async def test_priorities() -> None:
     assert client.ended == ["running", "high", "default", "low"]
 
 
+async def test_levels_that_nobody_uses_take_no_memory() -> None:
+    instance = Instance()
+    config = f"max_batch_size: 1 dynamic_batching {{ priority_levels: {2**64 - 1} default_priority_level: {2**32} }}"
+    client = Client(scheduler(instance, config=config))
+    await client.send("running", "default")
+    await client.send("lowest", priority=2**64 - 1)
+    await client.send("high", priority=1)
+    instance.gate.set()
+    await client.wait()
+    assert client.ended == ["running", "high", "default", "lowest"]
+
+
 async def test_preserved_ordering_holds_back_faster_answers() -> None:
     slow, quick = Instance("slow"), Instance("quick")
     client = Client(scheduler(slow, quick, config="max_batch_size: 1 dynamic_batching { preserve_ordering: true }"))
