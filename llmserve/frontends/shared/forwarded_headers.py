@@ -10,10 +10,12 @@ from llmserve.errors import InvalidArgument
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest
 
+FLAGS_AT_START = re.compile(r"\(\?([a-z]*-[a-z]+)\)(.*)", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardedHeaders:
-    """Those whose name contains a match, whatever its case; none without a pattern."""
+    """Those whose name contains a match, whatever its case unless the pattern begins with (?-i); none without one."""
 
     pattern: re.Pattern[str] | None = None
     secret: Set[str] = frozenset()  # in lower case: these stay here, whatever the pattern
@@ -21,8 +23,10 @@ class ForwardedHeaders:
     @classmethod
     def matching(cls, pattern: str, flag: str, secret: Set[str] = frozenset()) -> ForwardedHeaders:
         """Raises `InvalidArgument`, naming the flag, when `pattern` is no regular expression."""
+        # RE2, which Triton has, takes flags away from all that follows; Python wants to be told where that ends
+        scoped = FLAGS_AT_START.sub(r"(?\1:\2)", pattern) if FLAGS_AT_START.fullmatch(pattern) else pattern
         try:
-            return cls(re.compile(pattern, re.IGNORECASE) if pattern else None, secret)
+            return cls(re.compile(scoped, re.IGNORECASE) if scoped else None, secret)
         except re.error as error:
             raise InvalidArgument(f"{flag} {pattern}: not a regular expression: {error}") from error
 

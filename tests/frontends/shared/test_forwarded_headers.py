@@ -61,3 +61,18 @@ def test_without_a_pattern_nothing_is_forwarded(server: RunningServer, core: Stu
 def test_a_pattern_that_is_none() -> None:
     with pytest.raises(InvalidArgument, match=r"--flag \(: not a regular expression"):
         ForwardedHeaders.matching("(", "--flag")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("X-T", ["x-team", "X-Time"]),
+        ("(?-i)X-T", ["X-Time"]),
+        ("(?-i)x-te|X-Ti", ["x-team", "X-Time"]),
+        ("(?s-i)x-te", ["x-team"]),
+        ("x(?-i:-T)", ["X-Time"]),
+    ],
+)
+def test_case_counts_when_the_pattern_says_so(pattern: str, names: list[str]) -> None:
+    headers = ForwardedHeaders.matching(pattern, "--flag")
+    assert list(headers.chosen(lambda: [("x-team", "red"), ("X-Time", "1"), ("y", "2")])) == names
