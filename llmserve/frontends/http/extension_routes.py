@@ -61,9 +61,9 @@ class ExtensionApi:
 
     async def unload_model(self, request: Request) -> WholeAnswer:
         check_repository_name(request.path_params.get("repository", ""))
-        document = await self._document(request, empty={})
-        parameters = as_object(document.get("parameters", {}), "parameters")
-        dependents = as_bool(parameters.get(UNLOAD_DEPENDENTS, False), UNLOAD_DEPENDENTS)
+        document = await self._document(request, empty={}, lenient=True)
+        parameters = document.get("parameters")  # what is not as it should be is ignored, as in Triton
+        dependents = isinstance(parameters, dict) and parameters.get(UNLOAD_DEPENDENTS) is True
         await self.core.unload_model(request.path_params["model"], unload_dependents=dependents)
         return done()
 

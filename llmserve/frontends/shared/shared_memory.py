@@ -67,18 +67,18 @@ class SharedMemory:
         self.check_allowed()
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
-        if not name:
-            raise InvalidArgument("a shared memory region needs a name")
         if len(name) > MAX_NAME:
             raise InvalidArgument(f"the name of a shared memory region has at most {MAX_NAME} characters")
         if len(self._regions) >= (limit := max_regions()):
             raise ResourceExhausted(f"{limit} shared memory regions are registered, and no more can be: unregister one")
         if key.lstrip("/").startswith(RESERVED_PREFIX):
             _refuse(name, f"keys that start with '{RESERVED_PREFIX}' belong to the server")
-        if byte_size < 1:
-            _refuse(name, f"its byte_size must be at least 1, got {byte_size}")
-        descriptor = _open_object(key)
+        descriptor = _open_object(key)  # before name and size are looked at, as in Triton
         try:
+            if not name:
+                raise InvalidArgument("a shared memory region needs a name")
+            if byte_size < 1:
+                _refuse(name, f"its byte_size must be at least 1, got {byte_size}")
             size = os.fstat(descriptor).st_size
             if offset + byte_size > size:
                 _refuse(name, f"'{key}' has {size} bytes, but offset {offset} and byte_size {byte_size} were given")

@@ -77,6 +77,7 @@ def test_every_rpc_of_the_service_is_there(server: RunningServer, caplog: pytest
                 codes[name] = channel.unary_unary(path).future(b"", timeout=10).code()
     refused = {name for name, code in codes.items() if code == grpc.StatusCode.UNIMPLEMENTED}
     assert refused == {"CudaSharedMemoryRegister"}
+    assert codes.pop("SystemSharedMemoryRegister") == grpc.StatusCode.INTERNAL  # no object has no name, as in Triton
     assert grpc.StatusCode.INTERNAL not in codes.values()
     assert caplog.records == []
 
@@ -100,7 +101,7 @@ def test_models_are_loaded_and_unloaded(client: Client, core: StubCore) -> None:
         ("models/m/load", {"parameters": {"file:1/model.py": "!!"}}, 400, "'file:1/model.py' is not base64"),
         ("models/m/load", {"parameters": []}, 500, "non-object as object"),
         ("models/m/load", b"xx", 500, "failed to parse the request JSON buffer"),
-        ("models/m/unload", {"parameters": {"unload_dependents": "x"}}, 500, "non-boolean as boolean"),
+        ("models/m/unload", b"xx", 500, "failed to parse the request JSON buffer"),
         ("r1/models/m/load", b"", 501, "'repository_name' specification is not supported"),
         ("r1/models/m/unload", b"", 501, "'repository_name' specification is not supported"),
     ],
@@ -108,6 +109,14 @@ def test_models_are_loaded_and_unloaded(client: Client, core: StubCore) -> None:
 def test_bad_repository_requests_over_http(call: Http, path: str, body: Any, status: int, words: str) -> None:
     found, text = call.error("POST", f"/v2/repository/{path}", body)
     assert (found, words in text) == (status, True), text
+
+
+@pytest.mark.parametrize(
+    "body", [{"parameters": {"unload_dependents": "x"}}, {"parameters": {}}, {"parameters": 5}, []]
+)
+def test_an_unload_over_http_has_dependents_only_for_true(call: Http, core: StubCore, body: Any) -> None:
+    status, _ = call("POST", "/v2/repository/models/m/unload", body)
+    assert (status, core.unloaded) == (200, [("m", False)])
 
 
 def test_bad_repository_requests_over_grpc(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:

@@ -210,6 +210,7 @@ def test_a_stream_answers_into_shared_memory(server: RunningServer, core: StubCo
         (("r", "KEY", 2**64 - 1, 2**64 - 1), InvalidArgument, "invalid args"),
         (("r", "KEY", 0, 0), InvalidArgument, "byte_size must be at least 1"),
         (("", "KEY", 0, 4), InvalidArgument, "needs a name"),
+        (("", "", 0, 0), InternalError, "Unable to open shared memory region: ''"),
         (("r" * 257, "KEY", 0, 4), InvalidArgument, "at most 256 characters"),
         (("r", "triton_python_backend_shm_region_1", 0, 4), InvalidArgument, "belong to the server"),
     ],
