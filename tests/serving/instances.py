@@ -93,9 +93,9 @@ class Client:
         self.timings: dict[str, RequestTiming] = {}
         self.responses: dict[str, list[InferResponse]] = {}
 
-    async def send(self, *names: str, width: int = 1, **fields: Any) -> None:
+    async def send(self, *names: str, width: int = 1, rows: int = 1, **fields: Any) -> None:
         for name in names:
-            tensor = Tensor("X", "FP32", np.zeros((1, width), np.float32))
+            tensor = Tensor("X", "FP32", np.zeros((rows, width), np.float32))
             self.timings[name] = RequestTiming()
             self.responses[name] = []
             self.tasks[name] = asyncio.create_task(self._run(request("m", tensor, request_id=name, **fields)))

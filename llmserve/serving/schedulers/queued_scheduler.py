@@ -144,6 +144,7 @@ class QueuedScheduler:
             self._queue.delay(queued)
         else:
             self._refuse(queued, "Request timeout expired")
+        self._pump()  # without it the others may be of a size that is preferred
 
     def _refuse(self, queued: QueuedRequest, problem: str) -> None:
         self._queue.discard(queued)
