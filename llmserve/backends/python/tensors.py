@@ -119,15 +119,14 @@ def _datatype(name: str, array: NDArray[Any]) -> str:
 
 
 def _as_bytes(name: str, array: NDArray[Any]) -> NDArray[np.object_]:
-    """An object array of `bytes`; text becomes UTF-8."""
+    """An object array of `bytes`; text becomes UTF-8, and of anything else it is the text, as in Triton."""
     data = np.empty(array.size, dtype=np.object_)
     for index, element in enumerate(array.flat):
         if isinstance(element, bytes):
             data[index] = bytes(element)
-        elif isinstance(element, str):
-            data[index] = element.encode()
-        else:
-            raise TritonModelException(
-                f"tensor '{name}' must hold bytes or str, but element {index} is {type(element).__name__}"
-            )
+            continue
+        try:
+            data[index] = str(element).encode()
+        except Exception as error:  # border: the text of a model's own object, which may also be none in UTF-8
+            raise TritonModelException(f"element {index} of tensor '{name}' has no text: {error}") from error
     return data.reshape(array.shape)
