@@ -76,11 +76,16 @@ def _ignore(execution: Execution) -> None:
 
 
 class ModelHost:
-    def __init__(self, spec: ModelSpec, server: ServerApi, *, on_death: Callable[[], None]) -> None:
-        """`on_death` is called on the model's thread when it can serve no more although nobody has asked it to end."""
+    def __init__(
+        self, spec: ModelSpec, server: ServerApi, *, on_death: Callable[[], None], module_name: str = ""
+    ) -> None:
+        """`on_death` is called on the model's thread when it can serve no more although nobody has asked it to end.
+
+        `module_name`: by which everybody in this process can import the model's file; one that nobody knows if empty.
+        """
         self._spec = spec
         self._utils = make_utils_module(spec.instance_name, server, spec.file.parent)
-        self._module_name = f"triton_model_{spec.instance_name}_{id(self):x}"
+        self._module_name = module_name or f"triton_model_{spec.instance_name}_{id(self):x}"
         self._worker = Worker(spec.instance_name, self._open_model, on_death=on_death)
 
     @property

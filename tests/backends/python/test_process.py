@@ -68,6 +68,17 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_libraries_can_import_the_file_by_its_name(tmp_path: Path) -> None:
+    """As `unittest.main("model")` does."""
+    body = """
+        import importlib, sys
+        model = importlib.import_module("model")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + (type(self) is model.TritonPythonModel))])"""
+    write_model(tmp_path, "m", ECHO_CONFIG + PROCESS, echo_model(body))
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("m", floats(1)))) == [2]
+
+
 async def test_tensors_of_every_size_go_both_ways(tmp_path: Path) -> None:
     """Large ones in shared memory, which is the model's to change."""
     body = """

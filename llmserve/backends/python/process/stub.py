@@ -49,7 +49,8 @@ def main() -> None:
 
 
 def _host(spec: ModelSpec, guest: Guest) -> None:
-    host = ModelHost(spec, guest, on_death=lambda: guest.send(Dead()))
+    name = spec.file.stem if spec.file.stem not in sys.modules else ""  # `model`: unittest.main("model") finds it
+    host = ModelHost(spec, guest, on_death=lambda: guest.send(Dead()), module_name=name)
 
     def report(opened: Future[None]) -> None:
         error = opened.exception()
