@@ -51,6 +51,8 @@ _CACHE = (
     Metric(
         "nv_cache_miss_duration_per_model", "counter", "Cumulative look-up and insertion time of misses in microseconds"
     ),
+    Metric("nv_cache_hit_summary_per_model", "summary", "Look-up time of hits in microseconds"),
+    Metric("nv_cache_miss_summary_per_model", "summary", "Look-up and insertion time of misses in microseconds"),
     Metric("nv_cache_num_entries", "gauge", "Number of responses stored in response cache", ()),
     Metric("nv_cache_num_lookups", "gauge", "Number of cache lookups in response cache", ()),
     Metric("nv_cache_num_hits", "gauge", "Number of cache hits in response cache", ()),

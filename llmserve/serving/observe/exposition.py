@@ -73,6 +73,8 @@ class ServerCollector(Collector):
             yield from _histogram_samples("nv_inference_first_response_histogram_ms", statistics.first_responses)
         if self._cache is not None and model.config.response_cache.enable:
             yield from _model_cache_samples(statistics)
+            for kind, summary in statistics.cache_summaries.items():
+                yield from _summary_samples(f"nv_cache_{kind}_summary_per_model", summary, self._settings.quantiles)
         for name, labels, value in model.gauges():
             yield Sample(name, value, labels)
 

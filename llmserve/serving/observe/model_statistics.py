@@ -93,12 +93,15 @@ class ModelStatistics:
         self.cache_miss = Duration()
         self.batches: dict[int, BatchDurations] = {}
         self.summaries: dict[str, Summary] = {}  # by what is measured, in microseconds; empty: not asked for
+        self.cache_summaries: dict[str, Summary] = {}  # of hits and misses, in microseconds; likewise
         self.first_responses: Histogram | None = None  # milliseconds; None: not asked for
 
     def keep_distributions(self, settings: MetricsSettings, config: ModelConfig) -> None:
         """Count latencies by size too, as far as `/metrics` is to show that."""
         if settings.summary_latencies:
             self.summaries = {part: Summary() for part in SUMMARIZED}
+            if config.response_cache.enable:
+                self.cache_summaries = {"hit": Summary(), "miss": Summary()}
         if settings.histogram_latencies and config.model_transaction_policy.decoupled:
             self.first_responses = Histogram(first_response_bounds(config))
 
@@ -111,6 +114,8 @@ class ModelStatistics:
             self._summarize(request_ns, timing)
         if timing.cache_ns is not None:
             (self.cache_hit if timing.cache_hit else self.cache_miss).add(timing.cache_ns)
+            if self.cache_summaries:
+                self.cache_summaries["hit" if timing.cache_hit else "miss"].observe(timing.cache_ns // 1000)
         if timing.cache_hit:
             return
         self.inference_count += batch_size

@@ -136,6 +136,9 @@ async def test_response_cache(tmp_path: Path) -> None:
     assert not any("plain" in name and "nv_cache" in name for name in found)
     assert found['nv_inference_compute_infer_summary_us_count{model="cached",version="1"}'] == 2
     assert found['nv_inference_request_summary_us_count{model="cached",version="1"}'] == 3
+    assert found['nv_cache_hit_summary_per_model_count{model="cached",version="1"}'] == 1
+    assert found['nv_cache_miss_summary_per_model_count{model="cached",version="1"}'] == 2
+    assert 'nv_cache_miss_summary_per_model{model="cached",version="1",quantile="0.5"}' in found
 
 
 async def test_dashboards_find_their_series(tmp_path: Path) -> None:
