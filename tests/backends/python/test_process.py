@@ -73,6 +73,7 @@ async def test_libraries_can_import_the_file_by_its_name(tmp_path: Path) -> None
     body = """
         import importlib, sys
         model = importlib.import_module("model")
+        assert len(sys.argv) == 1
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + (type(self) is model.TritonPythonModel))])"""
     write_model(tmp_path, "m", ECHO_CONFIG + PROCESS, echo_model(body))
     async with serving(tmp_path) as core:

@@ -28,7 +28,7 @@ WORST_OOM_SCORE = "1000"
 def main() -> None:
     _leave_signals_to_the_server()
     _be_killed_before_the_server()
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])), writable=True)
+    channel = Channel(socket.socket(fileno=int(sys.argv.pop())), writable=True)  # the model has no arguments
     guest = Guest(channel)
     logger = logging.getLogger("llmserve")
     logger.addHandler(ForwardingHandler(guest))
