@@ -1,7 +1,7 @@
 """The metrics that models define themselves, for all models of a server. `GET /metrics` shows them.
 
-Models that define the same family share it, and those that define the same labels in it share the metric. A metric
-lives as long as an instance that has defined it.
+Models that define the same family share it, and those that define the same labels in it share the metric. Both
+live as long as an instance that has defined them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class _Family:
     name: str
     description: str
     kind: str
+    owners: set[object] = field(default_factory=set)
     metrics: dict[tuple[tuple[str, str], ...], _Metric] = field(default_factory=dict)
 
 
@@ -41,12 +42,13 @@ class MetricStore(Collector):
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
 
-    def add_family(self, name: str, description: str, kind: str) -> None:
+    def add_family(self, name: str, description: str, kind: str, *, owner: object) -> None:
+        """The first description stays."""
         with self._lock:
             family = self._families.setdefault(name, _Family(name, description, kind))
-            if family.kind != kind and family.metrics:
+            if family.kind != kind:
                 raise InvalidArgument(f"metric family '{name}' exists already, as a {family.kind}")
-            family.description, family.kind = description, kind
+            family.owners.add(owner)
 
     def add(self, family_name: str, labels: Mapping[str, str], bounds: tuple[float, ...], *, owner: object) -> None:
         with self._lock:
@@ -73,12 +75,14 @@ class MetricStore(Collector):
             return self._find(family_name, labels).value
 
     def forget(self, owner: object) -> None:
-        """An instance has gone: its metrics too, unless another one has them."""
+        """An instance has gone: its families and metrics too, unless another one has them."""
         with self._lock:
             for family in self._families.values():
+                family.owners.discard(owner)
                 for metric in family.metrics.values():
                     metric.owners.discard(owner)
                 family.metrics = {key: metric for key, metric in family.metrics.items() if metric.owners}
+            self._families = {name: family for name, family in self._families.items() if family.owners}
 
     def collect(self) -> Iterator[PrometheusFamily]:
         with self._lock:

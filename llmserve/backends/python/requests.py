@@ -70,6 +70,11 @@ class InferenceRequest:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
         if not isinstance(model_name, str) or not isinstance(request_id, str):
             raise TypeError("model_name and request_id must be str")
+        requested_output_names = list(requested_output_names)
+        if not all(isinstance(name, str) for name in requested_output_names):
+            raise TypeError("requested_output_names must hold str")
+        if not all(isinstance(number, int) for number in (model_version, flags, timeout)):
+            raise TypeError("model_version, flags and timeout must be int")
         if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
         for tensor in inputs:

@@ -30,11 +30,11 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] | None = (),
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
-        self._output_tensors = list(output_tensors or ())
+        self._output_tensors = list(output_tensors)  # None raises TypeError, as in Triton
         for tensor in self._output_tensors:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException(f"output_tensors must hold Tensors, got {type(tensor).__name__}")

@@ -24,7 +24,7 @@ class Services:
             "load_model": self._load_model,
             "unload_model": self._unload_model,
             "is_model_ready": self._is_model_ready,
-            "add_family": metrics.add_family,
+            "add_family": self._add_family,
             "add_metric": self._add_metric,
             "change_metric": metrics.change,
             "read_metric": metrics.read,
@@ -47,6 +47,9 @@ class Services:
             return bool(control.model_ready(name, version))
 
         return self._wait_for(ask)
+
+    def _add_family(self, name: str, description: str, kind: str) -> None:
+        self._metrics.add_family(name, description, kind, owner=self._owner)
 
     def _add_metric(self, family: str, labels: Mapping[str, str], buckets: tuple[float, ...]) -> None:
         self._metrics.add(family, labels, buckets, owner=self._owner)

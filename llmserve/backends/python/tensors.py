@@ -21,8 +21,9 @@ class Tensor:
     __slots__ = ("_array", "_datatype", "_is_borrowed", "_name")
 
     def __init__(self, name: str, array: NDArray[Any]) -> None:
-        if not isinstance(array, np.ndarray):
-            raise TritonModelException(f"tensor '{name}' must be made from a numpy array, got {type(array).__name__}")
+        if not isinstance(name, str) or not isinstance(array, np.ndarray):
+            kinds = f"{type(name).__name__} and {type(array).__name__}"
+            raise TypeError(f"a tensor is made from its name and a numpy array, got {kinds}")
         self._name = name
         self._array = array
         self._datatype = _datatype(name, array)

@@ -17,6 +17,7 @@ import torch
 from llmserve.backends.python import dtypes
 from llmserve.backends.python.bls import NoServer
 from llmserve.backends.python.errors import TritonModelException
+from llmserve.backends.python.metric_store import MetricStore
 from llmserve.backends.python.tensors import Tensor
 from llmserve.backends.python.utils_module import make_utils_module
 from llmserve.errors import Cancelled
@@ -214,6 +215,7 @@ async def test_custom_metrics(tmp_path: Path, mode: str) -> None:
             "m = pb_utils.MetricFamily('f', '', 'gauge').Metric(); pb_utils.MetricFamily('f', '', 'counter')",
             "exists already, as a gauge",
         ),
+        ("f = pb_utils.MetricFamily; f('f', '', f.GAUGE), f('f', '', f.COUNTER)", "exists already, as a gauge"),
     ],
 )
 async def test_wrong_metrics(tmp_path: Path, lines: str, problem: str) -> None:
@@ -446,3 +448,39 @@ async def test_what_a_model_may_complete(tmp_path: Path) -> None:
 def test_scalars_keep_their_shape_on_the_way_to_the_server() -> None:
     for copy in (True, False):
         assert Tensor("X", np.array(1.0)).to_wire(copy=copy).shape == ()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "pb_utils.Tensor(None, np.zeros(1))",
+        "pb_utils.Tensor('X', None)",
+        "pb_utils.Tensor('X', [1])",
+        "pb_utils.InferenceResponse(None)",
+        "pb_utils.InferenceRequest(model_name='m', inputs=[], requested_output_names=[None])",
+        "pb_utils.InferenceRequest(model_name='m', inputs=[], requested_output_names=None)",
+        "pb_utils.InferenceRequest(model_name='m', inputs=[], requested_output_names=[], flags=None)",
+        "pb_utils.InferenceRequest(model_name='m', inputs=[], requested_output_names=[], model_version=None)",
+        "pb_utils.Logger.log('text', None)",
+        "pb_utils.Logger.log('text', 1)",
+        "pb_utils.Logger.log_info(None)",
+    ],
+)
+def test_arguments_of_the_wrong_type_are_type_errors(lines: str) -> None:
+    """As of Triton's functions, which are C++."""
+    utils = make_utils_module("m_0", NoServer())
+    with pytest.raises(TypeError):
+        eval(lines, {"pb_utils": utils, "np": np})
+    utils.Logger.log("text", utils.Logger.WARNING)
+    assert utils.InferenceResponse().output_tensors() == []
+
+
+def test_the_first_description_of_a_family_stays() -> None:
+    store, one, other = MetricStore(), object(), object()
+    store.add_family("f", "first", "gauge", owner=one)
+    store.add_family("f", "second", "gauge", owner=other)
+    store.add("f", {}, (), owner=other)
+    store.forget(one)
+    assert [family.documentation for family in store.collect()] == ["first"]
+    store.forget(other)
+    store.add_family("f", "third", "counter", owner=one)
