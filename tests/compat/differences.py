@@ -261,6 +261,31 @@ DIFFERENCES = (
         "a key is for the server",
     ),
     Difference(
+        "an unload over HTTP whose body is no JSON is carried out",
+        "500, and why it cannot be parsed",
+        "a body that is cut off may have said more",
+    ),
+    Difference(
+        "a load that changes `instance_group` alone keeps the instances that stay",
+        "the model is loaded anew, beside the old one, which answers until then",
+        "one way to replace a model, whatever has changed in it",
+    ),
+    Difference(
+        "a Python model's file is the module `model` to every library",
+        "only with `EXECUTION_MODE` `process`",
+        "in threads, many models share one interpreter",
+    ),
+    Difference(
+        "a custom metric cannot be used when its `MetricFamily` object is gone",
+        "it can, as long as an instance that has defined it",
+        "the metric is what a model keeps",
+    ),
+    Difference(
+        "a model with a response cache has no `nv_inference_request_summary_us`",
+        "it has one",
+        "its requests take time, too",
+    ),
+    Difference(
         "files that a config names (labels, initial states, warm-up data, the model) may lie anywhere",
         "inside the model's directory",
         "a config may come from a client, and labels go to one",
