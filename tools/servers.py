@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,24 +98,37 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def llmserve_server(repository: Path, log: Path, *flags: str, ports: Sequence[int] | None = None) -> Iterator[Endpoint]:
-    """`ports`: of HTTP, gRPC and metrics; any that are free."""
+def llmserve_server(
+    repository: Path,
+    log: Path,
+    *flags: str,
+    ports: Sequence[int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Endpoint]:
+    """`ports`: of HTTP, gRPC and metrics; any that are free. `environment`: besides that of this process."""
     command = [str(Path(sys.executable).parent / "llmserve"), "serve", "--host", HOST]
-    with _running(command, repository, log, flags, environment=dict(os.environ), ports=ports) as endpoint:
+    whole = {**os.environ, **(environment or {})}
+    with _running(command, repository, log, flags, environment=whole, ports=ports) as endpoint:
         yield endpoint
 
 
 @contextmanager
 def triton_server(
-    installed: Path, repository: Path, log: Path, *flags: str, ports: Sequence[int] | None = None
+    installed: Path,
+    repository: Path,
+    log: Path,
+    *flags: str,
+    ports: Sequence[int] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Endpoint]:
     """`installed`: a virtual environment with nvidia-pytriton, whose Python the backend's stub uses."""
     (root,) = installed.glob("lib/python3.*/site-packages/pytriton/tritonserver")
     stub = root / "backends/python/triton_python_backend_stub"
     if not stub.exists():
         shutil.copy(root / f"python_backend_stubs/{root.parents[2].name.removeprefix('python')}/{stub.name}", stub)
-    environment = {
+    whole = {
         **os.environ,
+        **(environment or {}),
         "PATH": f"{installed / 'bin'}:{os.environ['PATH']}",
         "LD_LIBRARY_PATH": str(root.parents[1] / "nvidia_pytriton.libs"),
         "CUDA_VISIBLE_DEVICES": "",
@@ -123,7 +136,7 @@ def triton_server(
     addresses = [f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")]
     folders = [f"--backend-directory={root / 'backends'}", f"--cache-directory={root / 'caches'}"]
     command = [str(root / "bin/tritonserver"), *addresses, *folders]
-    with _running(command, repository, log, flags, environment=environment, ports=ports) as made:
+    with _running(command, repository, log, flags, environment=whole, ports=ports) as made:
         yield made
 
 

@@ -8,6 +8,7 @@ DIR is a clone of triton-inference-server/server at a release, such as r24.10. T
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 
-from tools.qa.groups import GROUPS, Group
+from tools.qa.group import Group
+from tools.qa.groups import GROUPS
 from tools.servers import Endpoint, llmserve_server, triton_server
 
 PORTS = (8000, 8001, 8002)
@@ -28,7 +30,7 @@ PACKAGES = {
     "pytest": "pytest",
     "tritonclient": "tritonclient[all]",
 }
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
 CLONE = "git clone --depth 1 -b r24.10 https://github.com/triton-inference-server/server"
 
 
@@ -42,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problems := _missing(options.clone, groups):
         print("\n".join(["make qa cannot run:", *problems]), file=sys.stderr)
         return 2
-    results = {group.name: _run(group, options.clone, options.triton) for group in groups}
+    results = {}
+    for group in groups:
+        print(f"{group.name} ...", file=sys.stderr, flush=True)
+        results[group.name] = _run(group, options.clone, options.triton)
     print(table(groups, results, is_real=options.triton is not None))
     return 0 if options.triton or not unexpected(groups, results) else 1
 
@@ -65,54 +70,75 @@ def _run(group: Group, clone: Path, triton: Path | None) -> dict[str, str]:
     """Test -> passed, skipped or what went wrong."""
     with tempfile.TemporaryDirectory(prefix="qa-") as name:
         folder = Path(name)
-        repository = folder / "models"
-        repository.mkdir()
         shutil.copytree(clone / "qa/common", folder / "qa/common")
         tests = shutil.copytree(clone / group.folder, folder / group.folder)
+        repository = tests / group.repository if group.repository else folder / "models"
+        repository.mkdir(parents=True)
         for model in group.models:
             model.write(clone, repository)
+        files = [file for file in group.files if (tests / file).exists()]
         results: dict[str, str] = {}
-        with _server(group, repository, tests / group.log, triton):
-            for file in filter(lambda file: (tests / file).exists(), group.files):
-                results |= _pytest(tests, file)
+        for targets in [[test] for test in collected(group, tests, files)] if group.is_fresh else [files]:
+            try:
+                with _server(group, repository, tests / group.log, triton):
+                    for target in targets:
+                        results |= run_tests(group, tests, target, results)
+            except RuntimeError as error:  # the server did not come up
+                results |= dict.fromkeys(targets, " ".join(str(error).split())[-300:])
         return results
 
 
 def _server(group: Group, repository: Path, log: Path, triton: Path | None) -> AbstractContextManager[Endpoint]:
     if triton is not None:
-        return triton_server(triton.absolute(), repository, log, *group.flags, ports=PORTS)
-    return llmserve_server(repository, log, *group.flags, ports=PORTS)
+        return triton_server(
+            triton.absolute(), repository, log, *group.flags, ports=PORTS, environment=group.environment
+        )
+    flags = [*group.flags, *group.own_flags]
+    return llmserve_server(repository, log, *flags, ports=PORTS, environment=group.environment)
 
 
-def _pytest(tests: Path, file: str) -> dict[str, str]:
+def collected(group: Group, tests: Path, files: Sequence[str]) -> list[str]:
+    """The tests of files, as pytest names them."""
+    command = [*_command(group), *files, "--collect-only"]
+    found = subprocess.run(
+        command, cwd=tests, env={**os.environ, **group.environment}, capture_output=True, text=True, check=False
+    )
+    return [line for line in found.stdout.splitlines() if "::" in line]
+
+
+def _command(group: Group) -> list[str]:
+    select = ["-k", group.select] if group.select else []
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *select]
+
+
+def run_tests(group: Group, tests: Path, target: str, earlier: Mapping[str, str]) -> dict[str, str]:
+    """`earlier`: results whose names are taken."""
     report = tests / "report.xml"
     report.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        file,
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=",
-        f"--junitxml={report}",
-    ]
+    command = [*_command(group), target, f"--junitxml={report}"]
+    environment = {**os.environ, **group.environment}
     try:
-        done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, cwd=tests, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        return {file: f"not over after {TIMEOUT_S} s"}
+        return {target: f"not over after {TIMEOUT_S} s"}
     if not report.exists():
-        return {file: done.stdout[-2000:] + done.stderr[-2000:]}
-    return dict(map(_outcome, ElementTree.parse(report).iter("testcase")))
+        return {target: done.stdout[-2000:] + done.stderr[-2000:]}
+    results: dict[str, str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.attrib["name"]
+        if name in results or name in earlier:  # of another class
+            name = f"{case.attrib['classname'].rpartition('.')[2]}.{name}"
+        results[name] = _outcome(case)
+    return results
 
 
-def _outcome(case: ElementTree.Element) -> tuple[str, str]:
+def _outcome(case: ElementTree.Element) -> str:
     for kind in ("failure", "error"):
         if (found := case.find(kind)) is not None:
-            return case.attrib["name"], (found.attrib.get("message") or kind).splitlines()[0][:160]
-    return case.attrib["name"], "skipped" if case.find("skipped") is not None else "passed"
+            return (found.attrib.get("message") or kind).splitlines()[0][:160]
+    return "skipped" if case.find("skipped") is not None else "passed"
 
 
 def unexpected(groups: Sequence[Group], results: Mapping[str, Mapping[str, str]]) -> list[str]:
