@@ -21,9 +21,10 @@ class Tensor:
     __slots__ = ("_array", "_datatype", "_is_borrowed", "_name")
 
     def __init__(self, name: str, array: NDArray[Any]) -> None:
-        if not isinstance(name, str) or not isinstance(array, np.ndarray):
-            kinds = f"{type(name).__name__} and {type(array).__name__}"
-            raise TypeError(f"a tensor is made from its name and a numpy array, got {kinds}")
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a tensor must be str, got {type(name).__name__}")
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"tensor '{name}' must be made from a numpy array, got {type(array).__name__}")
         self._name = name
         self._array = array
         self._datatype = _datatype(name, array)
