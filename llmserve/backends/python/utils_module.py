@@ -29,7 +29,7 @@ class Logger:
     def __init__(self, instance_name: str) -> None:
         self._logger = logging.getLogger(f"llmserve.model.{instance_name}")
 
-    def log(self, message: str, level: LogLevel = INFO) -> None:
+    def log(self, message: str, level: int = INFO) -> None:
         if not isinstance(message, str) or not isinstance(level, LogLevel):
             kinds = f"{type(message).__name__} and {type(level).__name__}"
             raise TypeError(f"a line of the log is made from a str and a level of Logger, got {kinds}")
