@@ -104,6 +104,13 @@ class PythonBatch:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
             )
+        else:
+            for request, answer in zip(requests, answers, strict=True):
+                if request.is_rescheduled and answer is not None:  # it would run again for ever
+                    raise _WrongAnswer(
+                        "Expected a None object in the execute function return list for reschduled request, found type "
+                        f"'{type(answer)}'."  # the misspelling is Triton's
+                    )
 
     def _answer(self, reply: Reply, answer: Any) -> None:
         if not isinstance(answer, InferenceResponse):

@@ -89,3 +89,13 @@ async def test_release_flags_that_are_none(tmp_path: Path) -> None:
     async with serving(tmp_path) as core:
         with pytest.raises(InternalError, match="Unsupported release flag: 3"):
             await single(core, request("m", floats(1)))
+
+
+async def test_a_request_that_is_to_run_again_has_no_answer_yet(tmp_path: Path) -> None:
+    body = """
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)])"""
+    write_model(tmp_path, "m", ECHO_CONFIG + ITERATIVE, echo_model(body))
+    async with serving(tmp_path) as core:
+        with pytest.raises(InternalError, match="Expected a None object in the execute function return list"):
+            await single(core, request("m", floats(1)))
