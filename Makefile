@@ -17,8 +17,8 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 serve test test-arm check check-gpu pytest fuzz compat qa test-clients format wheel bench \
-  bench-peers bench-server soak-clients clean
+.PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients format \
+  wheel bench bench-peers bench-server soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmse
 qa: $(VENV)/.qa ## Triton's own tests against llmserve: make qa QA=DIR (a clone of its server); QA_ARGS=--help
 	@echo "== running Triton's tests; they want ports 8000 to 8002"
 	$(BIN)/python -m tools.qa $(or $(QA),.) $(QA_ARGS)
+
+hostile: $(VENV)/.check ## Attack a server in full: health within 250 ms, memory within its limit (20 minutes; an idle machine)
+	HOSTILE_STRICT=1 $(BIN)/python -m pytest -n 0 tests/hostile $(PYTEST_ARGS)
 
 # npm installs grpc-js; the other clients are Debian's. A test whose client is not there is skipped, and says so.
 test-clients: $(VENV)/.check .clients/.created ## gRPC clients in JavaScript, Go and Java, nghttp, h2load and curl against llmserve

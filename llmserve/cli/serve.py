@@ -83,6 +83,7 @@ def run(process: ServerProcess) -> int:
 
 def make_extensions(options: ServeOptions) -> Extensions:
     """What the front ends share; from here on the log flags decide what is printed."""
+    from llmserve.cli.request_memory import request_memory
     from llmserve.cli.tracing import make_tracer
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
@@ -116,6 +117,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
         grpc_headers=forward(options.grpc_header_forward_pattern, "--grpc-header-forward-pattern", secret),
         http_restrictions=http,
         grpc_restrictions=grpc,
+        requests=request_memory(options.request_memory, options.request_memory_each),
         grpc_compression=options.grpc_infer_response_compression_level.zlib_level,
     )
 

@@ -127,6 +127,24 @@ class ListenOptions:
     http_max_input_size: Annotated[
         int, typer.Option(help="Bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
     ] = DEFAULT_MAX_INPUT_BYTES
+    request_memory: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes that all requests under way may take.",
+            min=1,
+            show_default="a quarter of the memory",
+            rich_help_panel=LISTENING,
+        ),
+    ] = None
+    request_memory_each: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes that one of them may take.",
+            min=1,
+            show_default="a quarter of --request-memory",
+            rich_help_panel=LISTENING,
+        ),
+    ] = None
     http_header_forward_pattern: Annotated[
         str,
         typer.Option(

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 SLICE_BYTES = 8 * 1024
-TURN_S = 0.002  # of parsing, for one connection in one turn of the loop
+TURN_S = 0.001  # of parsing, for one connection in one turn of the loop
 
 
 class Incoming:

@@ -19,6 +19,7 @@ from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.frontends.shared.tracer import Tracer
+from llmserve.wire.request_memory import RequestMemory
 
 HOST = "127.0.0.1"
 MAX_INPUT_BYTES = 600_000
@@ -54,6 +55,7 @@ def running_server(
     headers: ForwardedHeaders | None = None,
     grpc_compression: int = 0,
     tls: ssl.SSLContext | None = None,
+    requests: RequestMemory | None = None,
     restrictions: tuple[Restrictions, Restrictions] = (Restrictions(), Restrictions()),
     allows_shared_memory: bool = True,
 ) -> Iterator[RunningServer]:
@@ -70,6 +72,7 @@ def running_server(
             http_headers=forwarded,
             grpc_headers=forwarded,
             grpc_compression=grpc_compression,
+            requests=requests or RequestMemory(),
             http_restrictions=restrictions[0],
             grpc_restrictions=restrictions[1],
             memory=SharedMemory(allowed=allows_shared_memory),

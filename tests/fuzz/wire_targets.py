@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from tritonclient.grpc import service_pb2
 
 from llmserve.backends.identity import IdentityBackend
 from llmserve.backends.repeat import RepeatBackend
+from llmserve.errors import LlmserveError
 from llmserve.frontends.grpc.infer_messages import parse_request
+from llmserve.frontends.grpc.large_messages import parse_large
 from llmserve.frontends.http.generate_bodies import parse_generate
 from llmserve.frontends.http.infer_bodies import parse_infer
+from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.restrictions import API_OF_PATH
 from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.serving.core import InferenceCore, ServerSettings
@@ -31,6 +35,7 @@ from llmserve.serving.settings import ControlMode
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import frame
 from llmserve.wire.http2.messages import framed
+from llmserve.wire.request_memory import RequestMemory
 from tests.frontends.server import HOST, RunningServer, running_server
 from tests.frontends.stub_core import CONFIGS, StubCore
 from tests.fuzz.inputs import NUMBERS, any_json, damaged, edited, encoded
@@ -282,23 +287,30 @@ def _odd_frame(draw: st.DrawFn, stream: int) -> bytes:
 
 CORE = StubCore()
 MEMORY = SharedMemory()
+REQUESTS = RequestMemory()
+
+
+def source() -> DataSource:
+    return DataSource(MEMORY, REQUESTS.share())
 
 
 def read_infer(data: bytes) -> None:
     """The first byte chooses the model, and whether the second is the length of the JSON."""
     config = CORE.model_config(sorted(CONFIGS)[data[0] % len(CONFIGS)] if data else "echo")
     header = str(data[1]) if len(data) > 1 and data[0] & 0x80 else None
-    parse_infer(data[2:], header, config, MEMORY, version="")
+    parse_infer(data[2:], header, config, source(), version="")
 
 
 def read_generate(data: bytes) -> None:
     name = sorted(CONFIGS)[data[0] % len(CONFIGS)] if data else "ensemble"
-    parse_generate(data[1:], CORE.model_config(name), model=name, version="")
+    parse_generate(data[1:], CORE.model_config(name), source(), model=name, version="")
 
 
 def read_message(data: bytes) -> None:
-    with suppress(DecodeError):
-        parse_request(service_pb2.ModelInferRequest.FromString(data), CORE.model_config("echo"), MEMORY, deadline=None)
+    """As both sizes of messages are read."""
+    for parse in (service_pb2.ModelInferRequest.FromString, partial(parse_large, share=REQUESTS.share())):
+        with suppress(DecodeError, LlmserveError):
+            parse_request(parse(data), CORE.model_config("echo"), source(), deadline=None)
 
 
 def _after(num_bytes: int, bodies: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from grpc import StatusCode
 
 from llmserve.frontends.shared.restrictions import API_OF_RPC, Key, Restrictions
-from llmserve.wire.http2.calls import Method
 from llmserve.wire.http2.headers import Metadata
 from llmserve.wire.http2.messages import BadMessage
+from llmserve.wire.http2.method import Method
 
 
 def restricted(methods: Mapping[str, Method], restrictions: Restrictions) -> dict[str, Method]:

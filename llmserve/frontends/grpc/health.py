@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmserve.frontends.shared.server_core import Core
-from llmserve.wire.http2.calls import Method
+from llmserve.wire.http2.method import Method
 
 
 class HealthCheckResponse(bytes):

@@ -1,10 +1,10 @@
-"""`inference.GRPCInferenceService` messages to and from the core's requests and responses."""
+"""`inference.GRPCInferenceService` messages to the core's requests."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,14 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument
+from llmserve.frontends.grpc.large_messages import LargeInput, LargeRequest
+from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.delivery import PLAIN, Delivery
 from llmserve.frontends.shared.raw_tensors import (
+    Raw,
     WrongSize,
     decode_tensor,
     element_count,
-    encode_tensor,
     object_array,
     shaped,
 )
@@ -31,9 +33,11 @@ from llmserve.frontends.shared.request_parameters import (
 )
 from llmserve.frontends.shared.shared_memory import Place, SharedMemory
 from llmserve.serving.signature import datatype_name, id_label
-from llmserve.serving.types import NUMPY_DTYPES, InferRequest, InferResponse, ParameterValue, Tensor
+from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, Tensor
 
-FINAL_RESPONSE = "triton_final_response"
+ModelInferRequest: TypeAlias = service_pb2.ModelInferRequest | LargeRequest
+InferInputTensor: TypeAlias = service_pb2.ModelInferRequest.InferInputTensor | LargeInput
+
 ONLY_EMPTY_FINAL = f"Only the following keys starting with 'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
 
 # typed contents: field -> the datatypes that it may carry; the first is the one named in errors
@@ -51,7 +55,7 @@ FIELD_OF = {datatype: name for name, datatypes in CONTENTS.items() for datatype 
 
 
 def parse_request(
-    message: service_pb2.ModelInferRequest, config: ModelConfig, memory: SharedMemory, *, deadline: float | None
+    message: ModelInferRequest, config: ModelConfig, source: DataSource, *, deadline: float | None
 ) -> tuple[InferRequest, Delivery]:
     """The core's request, and how the client wants its outputs.
 
@@ -64,7 +68,7 @@ def parse_request(
         model_name=message.model_name,
         model_version=message.model_version,
         request_id=message.id,
-        inputs=_parse_inputs(message, config, memory),
+        inputs=_parse_inputs(message, config, source),
         requested_outputs=tuple(dict.fromkeys(output.name for output in message.outputs)),
         parameters=known.custom,
         priority=known.priority,
@@ -74,10 +78,10 @@ def parse_request(
         sequence_start=known.sequence_start,
         sequence_end=known.sequence_end,
     )
-    return request, _parse_delivery(message, memory)
+    return request, _parse_delivery(message, source.memory)
 
 
-def wants_empty_final_response(message: service_pb2.ModelInferRequest) -> bool:
+def wants_empty_final_response(message: ModelInferRequest) -> bool:
     if EMPTY_FINAL_RESPONSE not in message.parameters:
         return False
     parameter = message.parameters[EMPTY_FINAL_RESPONSE]
@@ -106,7 +110,7 @@ def _wrong_type(name: str, expected: str, where: str = "") -> NoReturn:
     raise InvalidArgument(f"invalid value type for '{name}' parameter{where}, expected {expected}.")
 
 
-def _parse_delivery(message: service_pb2.ModelInferRequest, memory: SharedMemory) -> Delivery:
+def _parse_delivery(message: ModelInferRequest, memory: SharedMemory) -> Delivery:
     num_classes: dict[str, int] = {}
     places: dict[str, Place] = {}
     for output in message.outputs:
@@ -134,7 +138,7 @@ def _num_classes(parameter: service_pb2.InferParameter) -> int:
 
 
 def _place(
-    tensor: service_pb2.ModelInferRequest.InferInputTensor | service_pb2.ModelInferRequest.InferRequestedOutputTensor,
+    tensor: InferInputTensor | service_pb2.ModelInferRequest.InferRequestedOutputTensor,
 ) -> Place:
     """Where in shared memory a tensor is, or goes."""
 
@@ -153,19 +157,15 @@ def _place(
     return Place(region, read(BYTE_SIZE, "int64_param"), offset)
 
 
-def _parse_inputs(
-    message: service_pb2.ModelInferRequest, config: ModelConfig, memory: SharedMemory
-) -> dict[str, Tensor]:
+def _parse_inputs(message: ModelInferRequest, config: ModelConfig, source: DataSource) -> dict[str, Tensor]:
     """Raw contents are in the order of the inputs that are not in shared memory."""
     try:
-        return _read_inputs(message, config, memory)
+        return _read_inputs(message, config, source)
     except WrongSize as error:
         raise InvalidArgument(id_label(message.id) + str(error)) from error
 
 
-def _read_inputs(
-    message: service_pb2.ModelInferRequest, config: ModelConfig, memory: SharedMemory
-) -> dict[str, Tensor]:
+def _read_inputs(message: ModelInferRequest, config: ModelConfig, source: DataSource) -> dict[str, Tensor]:
     inputs: dict[str, Tensor] = {}
     raw_contents = iter(message.raw_input_contents)
     for tensor in message.inputs:
@@ -174,24 +174,25 @@ def _read_inputs(
         if tensor.datatype not in NUMPY_DTYPES:
             _unknown_datatype(message, tensor.name, config)
         if tensor.parameters and REGION in tensor.parameters:
-            inputs[tensor.name] = _shared_input(tensor, message.model_name, memory)
+            inputs[tensor.name] = _shared_input(tensor, message.model_name, source)
         elif message.raw_input_contents:
-            inputs[tensor.name] = _raw_input(tensor, message.model_name, raw_contents)
+            inputs[tensor.name] = _raw_input(tensor, message.model_name, raw_contents, source)
         else:
-            inputs[tensor.name] = _parse_typed_contents(tensor, message.model_name)
+            inputs[tensor.name] = _parse_typed_contents(tensor, message.model_name, source)
     return inputs
 
 
-def _shared_input(tensor: service_pb2.ModelInferRequest.InferInputTensor, model: str, memory: SharedMemory) -> Tensor:
+def _shared_input(tensor: InferInputTensor, model: str, source: DataSource) -> Tensor:
     if tensor.HasField("contents"):
         raise InvalidArgument(
             f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
             f"for model '{model}'"
         )
-    return decode_tensor(tensor.name, tensor.datatype, tensor.shape, memory.read(_place(tensor)), model=model)
+    raw = source.read(_place(tensor))
+    return decode_tensor(tensor.name, tensor.datatype, tensor.shape, raw, model=model, source=source)
 
 
-def _unknown_datatype(message: service_pb2.ModelInferRequest, name: str, config: ModelConfig) -> NoReturn:
+def _unknown_datatype(message: ModelInferRequest, name: str, config: ModelConfig) -> NoReturn:
     expected = next((datatype_name(entry.data_type) for entry in config.input if entry.name == name), "another one")
     raise InvalidArgument(
         f"{id_label(message.id)}inference input '{name}' data-type is '<invalid>', but model '{message.model_name}' "
@@ -199,9 +200,7 @@ def _unknown_datatype(message: service_pb2.ModelInferRequest, name: str, config:
     )
 
 
-def _raw_input(
-    tensor: service_pb2.ModelInferRequest.InferInputTensor, model: str, raw_contents: Iterator[bytes]
-) -> Tensor:
+def _raw_input(tensor: InferInputTensor, model: str, raw_contents: Iterator[Raw], source: DataSource) -> Tensor:
     if tensor.HasField("contents"):
         raise InvalidArgument(
             f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
@@ -210,20 +209,20 @@ def _raw_input(
     raw = next(raw_contents, None)
     if raw is None:
         _no_data(tensor.name, model)
-    return decode_tensor(tensor.name, tensor.datatype, tensor.shape, raw, model=model)
+    return decode_tensor(tensor.name, tensor.datatype, tensor.shape, raw, model=model, source=source)
 
 
 def _no_data(name: str, model: str) -> NoReturn:
     raise InvalidArgument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
 
 
-def _parse_typed_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor, model: str) -> Tensor:
+def _parse_typed_contents(tensor: InferInputTensor, model: str, source: DataSource) -> Tensor:
     count = element_count(tensor.name, tensor.shape, model=model)
     filled = [name for name in CONTENTS if len(getattr(tensor.contents, name))]
     if not filled:
         if count:
             _no_data(tensor.name, model)
-        return decode_tensor(tensor.name, tensor.datatype, tensor.shape, b"", model=model)
+        return decode_tensor(tensor.name, tensor.datatype, tensor.shape, b"", model=model, source=source)
     expected = FIELD_OF.get(tensor.datatype)
     wrong = [name for name in filled if name != expected]
     if wrong:
@@ -239,82 +238,33 @@ def _parse_typed_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor
             f"input byte size mismatch for input '{tensor.name}' for model '{model}'. "
             f"Expected {count * size}{unit}, got {len(values) * size}{unit}"
         )
+    if tensor.datatype == "BYTES":
+        source.expect_texts(tensor.name, count)
     return shaped(tensor.name, tensor.datatype, _typed_array(tensor, values, model=model), tensor.shape)
 
 
-def _typed_array(
-    tensor: service_pb2.ModelInferRequest.InferInputTensor, values: Iterable[Any], *, model: str
-) -> NDArray[Any]:
+def _typed_array(tensor: InferInputTensor, values: Iterable[Any], *, model: str) -> NDArray[Any]:
     if tensor.datatype == "BYTES":
         return object_array(list(values))
+    if isinstance(values, np.ndarray):
+        return _narrowed(tensor, values, model=model)
     try:
         return np.array(list(values), dtype=NUMPY_DTYPES[tensor.datatype])
     except OverflowError as error:  # int_contents carries INT8 and INT16 too
-        raise InvalidArgument(
-            f"a value of input '{tensor.name}' for model '{model}' does not fit into {tensor.datatype}: {error}"
-        ) from error
+        _does_not_fit(tensor, model, str(error))
 
 
-def write_response(
-    message: service_pb2.ModelInferResponse, response: InferResponse, *, elsewhere: Container[str] = ()
-) -> None:
-    """A response with outputs; the tensors travel as raw bytes, but for those that are `elsewhere`."""
-    message.model_name = response.model_name
-    message.model_version = response.model_version
-    message.id = response.request_id
-    for tensor in response.outputs:
-        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_output_contents.append(b"" if tensor.name in elsewhere else encode_tensor(tensor))
-    write_parameters(message.parameters, response.parameters)
+def _narrowed(tensor: InferInputTensor, values: NDArray[Any], *, model: str) -> NDArray[Any]:
+    dtype = NUMPY_DTYPES[tensor.datatype]
+    if dtype.itemsize < values.itemsize:
+        limits = np.iinfo(dtype)
+        for bound in (values.min(initial=0), values.max(initial=0)):
+            if not limits.min <= bound <= limits.max:
+                _does_not_fit(tensor, model, f"Python integer {bound} out of bounds for {dtype}")
+    return values.astype(dtype, copy=False)
 
 
-def write_parameters(target: Any, values: Mapping[str, ParameterValue]) -> None:
-    """Store plain values in an `InferParameter` map."""
-    for name, value in values.items():
-        if isinstance(value, bool):
-            target[name].bool_param = value
-        elif isinstance(value, int):
-            _write_integer(target[name], value)
-        elif isinstance(value, float):
-            target[name].double_param = value
-        else:
-            target[name].string_param = value
-
-
-def _write_integer(parameter: service_pb2.InferParameter, value: int) -> None:
-    if -(2**63) <= value < 2**63:
-        parameter.int64_param = value
-    elif 0 <= value < 2**64:
-        parameter.uint64_param = value
-    else:
-        parameter.double_param = float(value)
-
-
-def stream_message(
-    response: InferResponse, *, decoupled: bool, elsewhere: Container[str] = ()
-) -> service_pb2.ModelStreamInferResponse:
-    """One message of `ModelStreamInfer` for one response of the core, an error included."""
-    message = service_pb2.ModelStreamInferResponse()
-    if response.error is not None:
-        message.error_message = str(response.error)
-        message.infer_response.id = response.request_id
-        message.infer_response.model_name = response.model_name
-    else:
-        write_response(message.infer_response, response, elsewhere=elsewhere)
-    final = response.final or (not decoupled and response.error is None)
-    message.infer_response.parameters[FINAL_RESPONSE].bool_param = final
-    return message
-
-
-def empty_final_message(response: InferResponse) -> service_pb2.ModelStreamInferResponse:
-    """The end of a decoupled request, when its last data response did not say so: no version, no outputs."""
-    inner = service_pb2.ModelInferResponse(model_name=response.model_name, id=response.request_id)
-    inner.parameters[FINAL_RESPONSE].bool_param = True
-    return service_pb2.ModelStreamInferResponse(infer_response=inner)
-
-
-def early_error_message(request_id: str, error: BaseException) -> service_pb2.ModelStreamInferResponse:
-    """A request that failed before a model answered: only its id is known."""
-    return service_pb2.ModelStreamInferResponse(
-        error_message=str(error), infer_response=service_pb2.ModelInferResponse(id=request_id)
+def _does_not_fit(tensor: InferInputTensor, model: str, problem: str) -> NoReturn:
+    raise InvalidArgument(
+        f"a value of input '{tensor.name}' for model '{model}' does not fit into {tensor.datatype}: {problem}"
     )

@@ -12,26 +12,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import DeadlineExceeded, InternalError, LlmserveError
 from llmserve.frontends.grpc.error_status import status_of
 from llmserve.frontends.grpc.infer_messages import (
     deadline_after,
-    early_error_message,
-    empty_final_message,
     parse_request,
-    stream_message,
     wants_empty_final_response,
 )
-from llmserve.frontends.shared.delivery import deliver
+from llmserve.frontends.grpc.response_messages import (
+    early_error_message,
+    empty_final_message,
+    large_cost,
+    large_stream_message,
+    stream_message,
+)
+from llmserve.frontends.shared.data_source import DataSource
+from llmserve.frontends.shared.delivery import Delivery, deliver
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.raw_tensors import num_bytes
 from llmserve.frontends.shared.server_core import Core, is_decoupled
 from llmserve.serving.observe.trace import Trace
+from llmserve.serving.types import InferResponse
+from llmserve.wire.event_loop import INLINE_BYTES
+from llmserve.wire.http2.call import Received
+from llmserve.wire.http2.messages import LargeMessage
 from llmserve.wire.http2.sender import CallClosed
 
 MAX_IN_FLIGHT = 1024  # requests of one call; reading pauses there, and HTTP/2 flow control holds the client back
@@ -79,14 +91,16 @@ class InferStream:
         async with asyncio.TaskGroup() as requests:
             while True:
                 await self._slots.acquire()
-                message = await self._context.read()
-                if message is None:
+                received = await self._context.read()
+                if received is None:
                     return
-                requests.create_task(self._answer(message))
+                task = requests.create_task(self._answer(received))
+                task.add_done_callback(partial(_release, received))  # a task that is cancelled at once never runs
 
-    async def _answer(self, message: service_pb2.ModelInferRequest) -> None:
+    async def _answer(self, received: Received) -> None:
+        message = received.message
         try:
-            await self._infer(message)
+            await self._infer(received)
         except DeadlineExceeded as error:  # there is one deadline, that of the call
             raise _CallFailed(error) from error
         except LlmserveError as error:
@@ -99,37 +113,54 @@ class InferStream:
         finally:
             self._slots.release()
 
-    async def _infer(self, message: service_pb2.ModelInferRequest) -> None:
+    async def _infer(self, received: Received) -> None:
+        message = received.message
         trace = self._extensions.tracer.sample(message.model_name)
         if trace is None:
-            return await self._respond(message, None)
+            return await self._respond(received, None)
         trace.stamp("GRPC_WAITREAD_START")  # the message has been read
         trace.stamp("GRPC_WAITREAD_END")
         try:
-            return await self._respond(message, trace)
+            return await self._respond(received, trace)
         finally:
             self._extensions.tracer.finish(message.model_name, trace)
 
-    async def _respond(self, message: service_pb2.ModelInferRequest, trace: Trace | None) -> None:
+    async def _respond(self, received: Received, trace: Trace | None) -> None:
+        message, share = received.message, received.share
         config = self._core.model_config(message.model_name, message.model_version)
         decoupled = is_decoupled(config)
         wants_empty_final = wants_empty_final_response(message)
         memory = self._extensions.memory
-        request, delivery = parse_request(message, config, memory, deadline=self._deadline)
+        request, delivery = await self._context.beside_loop(
+            lambda: parse_request(message, config, DataSource(memory, share), deadline=self._deadline),
+            share,
+            size=share.num_bytes,
+        )
         request = accompanied(request, trace, self._headers)
         async with aclosing(self._core.infer_stream(request)) as responses:
             async for response in responses:
                 if self._errors_end_it and response.error is not None:
                     raise _CallFailed(response.error)
                 says_only_final = decoupled and response.final and not response.outputs and response.error is None
-                if not says_only_final:
+                if says_only_final:
+                    if wants_empty_final:
+                        await self._write(empty_final_message(response), trace)
+                elif num_bytes(response.outputs) <= INLINE_BYTES:  # as a token is
                     delivered = deliver(response, delivery, core=self._core, memory=memory, config=config)
-                    answer = stream_message(delivered, decoupled=decoupled, elsewhere=delivery.places)
-                    await self._write(answer, trace)
-                elif wants_empty_final:
-                    await self._write(empty_final_message(response), trace)
+                    message = stream_message(delivered, decoupled=decoupled, elsewhere=delivery.places)
+                    await self._write(message, trace)
+                else:
+                    make = partial(self._large_message, response, delivery, config)
+                    message = await self._context.beside_loop(make, share, size=large_cost(response, delivery))
+                    await self._write(message, trace)
 
-    async def _write(self, message: service_pb2.ModelStreamInferResponse, trace: Trace | None = None) -> None:
+    def _large_message(self, response: InferResponse, delivery: Delivery, config: ModelConfig) -> LargeMessage:
+        delivered = deliver(response, delivery, core=self._core, memory=self._extensions.memory, config=config)
+        return large_stream_message(delivered, decoupled=is_decoupled(config), elsewhere=delivery.places)
+
+    async def _write(
+        self, message: service_pb2.ModelStreamInferResponse | LargeMessage, trace: Trace | None = None
+    ) -> None:
         async with self._write_lock:
             if trace is not None:
                 trace.stamp("GRPC_SEND_START")
@@ -139,3 +170,7 @@ class InferStream:
                 raise asyncio.CancelledError from error
             if trace is not None:
                 trace.stamp("GRPC_SEND_END")
+
+
+def _release(received: Received, task: asyncio.Task[None]) -> None:
+    received.share.release()

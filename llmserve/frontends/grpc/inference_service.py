@@ -12,6 +12,7 @@ A client that cancels, goes away or runs out of its deadline cancels the handler
 from __future__ import annotations
 
 import ssl
+from functools import partial
 from typing import Any
 
 from google.protobuf.message_factory import GetMessageClass
@@ -22,17 +23,23 @@ from llmserve.frontends.grpc.admission import restricted
 from llmserve.frontends.grpc.error_status import answers_errors
 from llmserve.frontends.grpc.extension_rpcs import ExtensionRpcs
 from llmserve.frontends.grpc.health import health_methods
-from llmserve.frontends.grpc.infer_messages import deadline_after, parse_request, write_response
+from llmserve.frontends.grpc.infer_messages import deadline_after, parse_request
 from llmserve.frontends.grpc.infer_stream import InferStream
+from llmserve.frontends.grpc.large_messages import parse_large
+from llmserve.frontends.grpc.response_messages import infer_message, large_cost, large_infer_message
+from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.delivery import deliver
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.raw_tensors import num_bytes
 from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
 from llmserve.serving.observe.trace import Trace
+from llmserve.wire.event_loop import INLINE_BYTES
 from llmserve.wire.http2.call import Call
-from llmserve.wire.http2.calls import Method
 from llmserve.wire.http2.connection import NO_LIMITS
 from llmserve.wire.http2.keepalive import ConnectionLimits
+from llmserve.wire.http2.messages import MAX_MESSAGE_BYTES, LargeMessage
+from llmserve.wire.http2.method import Method
 from llmserve.wire.http2.server import Http2Server, serve
 
 
@@ -68,7 +75,7 @@ class InferenceService(ExtensionRpcs):
         return service_pb2.ModelStatisticsResponse(model_stats=statistics)
 
     @answers_errors
-    async def ModelInfer(self, request: Any, context: Any) -> service_pb2.ModelInferResponse:
+    async def ModelInfer(self, request: Any, context: Any) -> service_pb2.ModelInferResponse | LargeMessage:
         trace = self._extensions.tracer.sample(request.model_name)
         if trace is not None:
             self._follow(trace, request.model_name, context)
@@ -77,18 +84,31 @@ class InferenceService(ExtensionRpcs):
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         memory = self._extensions.memory
         deadline = deadline_after(context.time_remaining())
-        parsed, delivery = parse_request(request, config, memory, deadline=deadline)
+        source = DataSource(memory, context.share)
+        parsed, delivery = await context.beside_loop(
+            lambda: parse_request(request, config, source, deadline=deadline),
+            context.share,
+            size=context.share.num_bytes,
+        )
         parsed = accompanied(parsed, trace, self._extensions.grpc_headers.chosen(context.invocation_metadata))
         response = await single_response(self._core, parsed)
         if response.error is not None:
             raise response.error
-        response = deliver(response, delivery, core=self._core, memory=memory, config=config)
+
+        delivered = partial(deliver, response, delivery, core=self._core, memory=memory, config=config)
+        message: service_pb2.ModelInferResponse | LargeMessage
+        if num_bytes(response.outputs) <= INLINE_BYTES:
+            message = infer_message(delivered(), elsewhere=delivery.places)
+        else:
+            message = await context.beside_loop(
+                lambda: large_infer_message(delivered(), elsewhere=delivery.places),
+                context.share,
+                size=large_cost(response, delivery),
+            )
         if self._extensions.grpc_compression:
             context.compress(self._extensions.grpc_compression)
         if trace is not None:
             trace.stamp("GRPC_SEND_START")
-        message = service_pb2.ModelInferResponse()
-        write_response(message, response, elsewhere=delivery.places)
         return message
 
     async def stream(self, context: Call) -> None:
@@ -115,9 +135,17 @@ def methods_of(service: InferenceService) -> dict[str, Method]:
             service.stream if rpc.client_streaming else getattr(service, rpc.name),
             GetMessageClass(rpc.input_type).FromString,
             streams=rpc.client_streaming,
+            **_large_messages(rpc.name),
         )
         for rpc in description.methods
     }
+
+
+def _large_messages(rpc: str) -> dict[str, Any]:
+    """Of the RPCs that take data."""
+    if rpc in ("ModelInfer", "ModelStreamInfer"):
+        return {"parse_large": parse_large, "largest_bytes": MAX_MESSAGE_BYTES}
+    return {"largest_bytes": MAX_MESSAGE_BYTES} if rpc == "RepositoryModelLoad" else {}
 
 
 async def start_grpc(
@@ -135,4 +163,5 @@ async def start_grpc(
     """
     extensions = extensions or Extensions()
     methods = {**methods_of(InferenceService(core, extensions)), **health_methods(core)}
-    return await serve(restricted(methods, extensions.grpc_restrictions), host, port, limits=limits, tls=tls)
+    allowed = restricted(methods, extensions.grpc_restrictions)
+    return await serve(allowed, host, port, limits=limits, tls=tls, memory=extensions.requests)

@@ -1,7 +1,8 @@
 """Request and response bodies: size limits, gzip and deflate.
 
-What takes long on more than a quarter of a mebibyte (parsing, compressing) is done in a worker thread: the event loop
-also streams tokens. A compressed body counts as what it may inflate to.
+What takes long (parsing and compressing much) is done in a worker thread: the event loop also streams tokens. A
+compressed body counts as what it may inflate to. Whatever a request's body becomes grows the request's share of the
+memory.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from llmserve.errors import DeadlineExceeded, InvalidArgument, Unsupported
+from llmserve.errors import DeadlineExceeded, InvalidArgument, LlmserveError, Unsupported
+from llmserve.wire.event_loop import beside_loop
 from llmserve.wire.http1.request import Request
+from llmserve.wire.inflation import inflated
+from llmserve.wire.pieces import Pieces, in_pieces
+from llmserve.wire.request_memory import Share
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's: deflate means the zlib format, as in RFC 9110
 COMPRESSION_LEVEL = 1
 MIN_COMPRESSED_BYTES = 256
-INLINE_BYTES = 256 * 1024
 BODY_PAUSE_S = 60  # longest time without a byte of a body
 BODY_START_S = 60  # so much time has a body
 BODY_BYTES_PER_S = 1024  # and a second more for so many bytes
@@ -35,20 +39,24 @@ class BodyTooSlow(DeadlineExceeded):
     """The client has stopped in the middle of its body."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes | memoryview:
     """The decompressed request body, at most `limit` bytes."""
     encoding = (request.header(b"content-encoding") or "identity").strip().lower()
     if encoding not in ("identity", "", *WINDOW_BITS):
         raise Unsupported(f"Unsupported compression type '{encoding}': use gzip or deflate")
     body = await _read_raw(request, limit)
     if encoding in WINDOW_BITS:
-        return await off_loop(lambda: _decompress(body, encoding, limit), size=len(body) * MAX_INFLATION)
+        return await off_loop(
+            request, lambda: _decompress(body, encoding, limit, request.share), size=len(body) * MAX_INFLATION
+        )
     return body
 
 
-async def _read_raw(request: Request, limit: int) -> bytes:
+async def _read_raw(request: Request, limit: int) -> bytes | memoryview:
     """Read up to `limit`; of a larger body, read as much again and drop it, so that most clients get to the answer."""
     began_at = time.monotonic()
+    if request.num_bytes <= limit:
+        _grow_with(request)
     while not request.has_ended and request.num_bytes <= 2 * limit:
         if time.monotonic() - began_at > BODY_START_S + request.num_bytes / BODY_BYTES_PER_S:
             raise BodyTooSlow(f"the request body comes with less than {BODY_BYTES_PER_S} bytes a second")
@@ -59,9 +67,19 @@ async def _read_raw(request: Request, limit: int) -> bytes:
             raise BodyTooSlow(f"nothing more of the request body has come for {BODY_PAUSE_S} seconds") from None
         if request.num_bytes > limit:
             request.forget_body()
+        else:
+            _grow_with(request)
     if request.num_bytes > limit:
         raise _too_large(limit)
-    return request.body()
+    return await request.body()
+
+
+def _grow_with(request: Request) -> None:
+    try:
+        request.share.grow(request.num_bytes - request.share.num_bytes)
+    except LlmserveError:
+        request.forget_body()
+        raise
 
 
 def _too_large(limit: int) -> BodyTooLarge:
@@ -71,38 +89,46 @@ def _too_large(limit: int) -> BodyTooLarge:
     )
 
 
-def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    decompressor = zlib.decompressobj(WINDOW_BITS[encoding])
+def _decompress(body: bytes | memoryview, encoding: str, limit: int, share: Share) -> bytes | memoryview:
+    inflater = zlib.decompressobj(WINDOW_BITS[encoding])
+    plain = Pieces()
     try:
-        data = decompressor.decompress(body, limit + 1)
+        for piece in inflated(inflater, body):
+            share.grow(len(piece))
+            plain.add(piece)
+            if len(plain) > limit:
+                raise _too_large(limit)
     except zlib.error as error:
-        raise InvalidArgument(f"the request body is not valid {encoding} data: {error}") from error
-    if len(data) > limit:
-        raise _too_large(limit)
-    if not decompressor.eof or decompressor.unused_data:
-        raise InvalidArgument(
-            f"the request body is not valid {encoding} data: it is truncated or has data after its end"
-        )
-    return data
+        raise _malformed(encoding, str(error)) from error
+    if not inflater.eof or inflater.unused_data:
+        raise _malformed(encoding, "it is truncated or has data after its end")
+    return plain.taken()
 
 
-async def off_loop(work: Callable[[], Result], *, size: int) -> Result:
-    """Do `work` on about `size` bytes: here when they are few, else in a worker thread."""
-    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
+def _malformed(encoding: str, problem: str) -> InvalidArgument:
+    return InvalidArgument(f"the request body is not valid {encoding} data: {problem}")
 
 
-async def compress_for(request: Request, body: bytes) -> tuple[bytes, dict[str, str]]:
-    """`body` in the encoding that the client prefers, and the header that says so."""
+def off_loop(request: Request, work: Callable[[], Result], *, size: int) -> Awaitable[Result]:
+    """Do `work` on about `size` bytes of `request`: here when they are few, else in a worker thread."""
+    return beside_loop(work, size=size, memory=request.memory, share=request.share)
+
+
+async def compress_for(
+    request: Request, parts: Sequence[bytes | memoryview], *, size: int
+) -> tuple[Sequence[bytes | memoryview], dict[str, str]]:
+    """A body of `size` bytes in the encoding that the client prefers, and the header that says so."""
     accepted = request.header(b"accept-encoding")
-    encoding = preferred_encoding(accepted) if accepted and len(body) >= MIN_COMPRESSED_BYTES else None
+    encoding = preferred_encoding(accepted) if accepted and size >= MIN_COMPRESSED_BYTES else None
     if encoding is None:
-        return body, {}
+        return parts, {}
 
-    def compress() -> bytes:
+    def compress() -> list[bytes]:
         compressor = zlib.compressobj(COMPRESSION_LEVEL, wbits=WINDOW_BITS[encoding])
-        return compressor.compress(body) + compressor.flush()
+        pieces = (piece for part in parts for piece in in_pieces(part))
+        return [*map(compressor.compress, pieces), compressor.flush()]
 
-    return await off_loop(compress, size=len(body)), {"Content-Encoding": encoding}
+    return await off_loop(request, compress, size=size), {"Content-Encoding": encoding}
 
 
 def preferred_encoding(accept: str) -> str | None:

@@ -11,6 +11,7 @@ from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.wire.http1.answers import NO_HEADERS, Answer, WholeAnswer
 from llmserve.wire.http1.connection import Handler
 from llmserve.wire.http1.request import ClientGone, Request
+from llmserve.wire.request_memory import RequestTooLarge
 
 UNAVAILABLE = 503
 STATUS: Mapping[Code, int] = {
@@ -28,6 +29,10 @@ STATUS: Mapping[Code, int] = {
 }
 REQUEST_TIMEOUT = 408
 CONTENT_TOO_LARGE = 413
+LAST_OF_CONNECTION: Mapping[type[LlmserveError], int] = {
+    BodyTooLarge: CONTENT_TOO_LARGE,
+    BodyTooSlow: REQUEST_TIMEOUT,
+}
 RETRY_AFTER_S = 1
 JSON = "application/json"
 TEXT = "text/plain"  # as Triton says of errors outside of its JSON, and of empty answers: the body is JSON all the same
@@ -51,9 +56,11 @@ def refused(
 
 
 def error_response(error: LlmserveError, content_type: str = JSON) -> WholeAnswer:
-    for kind, status in ((BodyTooLarge, CONTENT_TOO_LARGE), (BodyTooSlow, REQUEST_TIMEOUT)):
+    for kind, status in LAST_OF_CONNECTION.items():
         if isinstance(error, kind):  # the rest of the body may still be on its way: this connection is spent
             return refused(str(error), status, headers={"Connection": "close"})
+    if isinstance(error, RequestTooLarge):
+        return refused(str(error), CONTENT_TOO_LARGE)
     return refused(str(error), STATUS[error.code], content_type, retry_headers(error))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmserve.errors import InternalError, InvalidArgument, NotFound, Unsupported
@@ -35,8 +34,10 @@ from llmserve.frontends.shared.trace_settings import SETTINGS
 from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.http1.connection import Handler
 from llmserve.wire.http1.request import Request
+from llmserve.wire.request_memory import Share
 
 ROW_MEMBERS = ("name", "version", "state", "reason")
+PIECE_CHARS = 256 * 1024  # of base64, decoded in one call, which holds the interpreter lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,10 @@ class ExtensionApi:
     async def load_model(self, request: Request) -> WholeAnswer:
         check_repository_name(request.path_params.get("repository", ""))
         document = await self._document(request, empty={})
-        config, files = _load_parameters(as_object(document.get("parameters", {}), "parameters"))
+        parameters = as_object(document.get("parameters", {}), "parameters")
+        config, files = await off_loop(
+            request, lambda: _load_parameters(parameters, request.share), size=request.share.num_bytes
+        )
         await self.core.load_model(request.path_params["model"], config, files)
         return done()
 
@@ -142,11 +146,11 @@ class ExtensionApi:
         body = await read_body(request, self.max_input_bytes)
         if not body and empty is not None:
             return as_object(empty, "request")
-        document = await off_loop(lambda: parse_json(body), size=len(body))
+        document = await off_loop(request, lambda: parse_json(body, request.share), size=len(body))
         return empty if lenient and not isinstance(document, dict) else as_object(document, "request")
 
 
-def _load_parameters(parameters: Mapping[str, Json]) -> tuple[str, dict[str, bytes]]:
+def _load_parameters(parameters: Mapping[str, Json], share: Share) -> tuple[str, dict[str, bytes]]:
     """The config that replaces the model's own ("": none), and files (base64) by their path in its directory."""
     config = ""
     files: dict[str, bytes] = {}
@@ -154,13 +158,24 @@ def _load_parameters(parameters: Mapping[str, Json]) -> tuple[str, dict[str, byt
         if name == CONFIG_PARAMETER:
             config = as_string(value, name)
         elif name.startswith(FILE_PREFIX):
+            text = as_string(value, name)
+            share.grow(len(text))
             try:
-                files[name.removeprefix(FILE_PREFIX)] = base64.b64decode(as_string(value, name), validate=True)
-            except (binascii.Error, ValueError) as error:
+                files[name.removeprefix(FILE_PREFIX)] = b"".join(_decoded(text))
+            except ValueError as error:
                 raise InvalidArgument(f"load parameter '{name}' is not base64: {error}") from error
         else:
             unknown_load_parameter(name)
     return config, files
+
+
+def _decoded(text: str) -> Iterator[bytes]:
+    """base64, a piece at a time. Raises `ValueError`."""
+    for start in range(0, len(text), PIECE_CHARS):
+        piece = text[start : start + PIECE_CHARS]
+        if piece.endswith("=") and start + PIECE_CHARS < len(text):
+            raise ValueError("more follows its end")
+        yield base64.b64decode(piece, validate=True)
 
 
 def _log_value(name: str, value: Json) -> LogValue:

@@ -26,7 +26,8 @@ from llmserve.frontends.http.json_fields import (
     parse_json,
     tensor_values,
 )
-from llmserve.frontends.shared.raw_tensors import shaped
+from llmserve.frontends.shared.data_source import DataSource
+from llmserve.frontends.shared.raw_tensors import Raw, shaped
 from llmserve.serving.signature import datatype_name, id_label
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
@@ -36,9 +37,9 @@ ONE_RESPONSE = (
 )
 
 
-def parse_generate(body: bytes, config: ModelConfig, *, model: str, version: str) -> InferRequest:
+def parse_generate(body: Raw, config: ModelConfig, source: DataSource, *, model: str, version: str) -> InferRequest:
     """The core's request for a flat JSON object."""
-    parsed = parse_json(body, notes_repeats=True)
+    parsed = parse_json(body, source.share, notes_repeats=True)
     if not isinstance(parsed, dict):
         raise InternalError("attempt to get members for non-object")
     document = dict(parsed)
@@ -49,7 +50,7 @@ def parse_generate(body: bytes, config: ModelConfig, *, model: str, version: str
     if isinstance(parsed, Repeating) and (name := next((name for name in parsed.repeated if name in declared), "")):
         raise InvalidArgument(f"{id_label(request_id)}input '{name}' already exists in request")
     inputs = {
-        name: _input_tensor(declared[name], value, batched=config.max_batch_size > 0)
+        name: _input_tensor(declared[name], value, source, batched=config.max_batch_size > 0)
         for name, value in document.items()
         if name in declared
     }
@@ -72,7 +73,7 @@ def _flattened(document: Mapping[str, Json], declared: Container[str]) -> dict[s
     return flat
 
 
-def _input_tensor(declared: ModelInput, value: Json, *, batched: bool) -> Tensor:
+def _input_tensor(declared: ModelInput, value: Json, source: DataSource, *, batched: bool) -> Tensor:
     datatype = datatype_name(declared.data_type)
     if datatype in BINARY_ONLY:
         raise InvalidArgument(
@@ -83,6 +84,8 @@ def _input_tensor(declared: ModelInput, value: Json, *, batched: bool) -> Tensor
     shape = _fitting_shape([-1, *declared.dims] if batched else list(declared.dims), len(leaves))
     if shape is None:
         _refuse_form(declared.name)
+    if datatype == "BYTES":
+        source.expect_texts(declared.name, len(leaves))
     return shaped(declared.name, datatype, tensor_values(leaves, datatype), shape)
 
 

@@ -29,11 +29,22 @@ from llmserve.frontends.http.json_fields import (
     unparsable,
     wrong_type,
 )
-from llmserve.frontends.shared.raw_tensors import LENGTH, WrongSize, decode_tensor, element_count, shaped
+from llmserve.frontends.http.numbers import Numbers
+from llmserve.frontends.shared.data_source import DataSource
+from llmserve.frontends.shared.raw_tensors import (
+    MAX_RANK,
+    Raw,
+    WrongSize,
+    decode_tensor,
+    element_count,
+    object_array,
+    refuse_rank,
+    shaped,
+)
 from llmserve.frontends.shared.request_parameters import NO_PARAMETERS, REGION, RequestParameters, sort_parameters
-from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.serving.signature import datatype_name, id_label
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, Tensor
+from llmserve.wire.pieces import copied
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 HEADER_LENGTH_NAME = HEADER_LENGTH.lower().encode()  # as requests have it
@@ -43,12 +54,12 @@ DATA_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_regio
 class BinarySection:
     """The bytes after the JSON header, taken tensor by tensor."""
 
-    def __init__(self, data: bytes, model: str) -> None:
+    def __init__(self, data: Raw, model: str) -> None:
         self._data = data
         self._offset = 0
         self.model = model
 
-    def take(self, name: str, size: int) -> bytes:
+    def take(self, name: str, size: int) -> Raw:
         available = len(self._data) - self._offset
         if size > available:
             raise InvalidArgument(
@@ -76,20 +87,20 @@ def json_length(header: str | None, body_length: int) -> int:
 
 
 def parse_infer(
-    body: bytes, header: str | None, config: ModelConfig, memory: SharedMemory, *, version: str
+    body: Raw, header: str | None, config: ModelConfig, source: DataSource, *, version: str
 ) -> tuple[InferRequest, OutputForm]:
     """The core's request, and how to answer it."""
     model = config.name
     length = json_length(header, len(body))
     if length == 0:
         return _raw_request(body, config, model=model, version=version), ALL_BINARY
-    parsed = parse_json(body[:length])
+    parsed = parse_json(body[:length], source.share)
     document: Mapping[str, Json] = parsed if isinstance(parsed, dict) else {}
     request_id = as_string(document.get("id", ""), "id")
-    inputs = _parse_inputs(document, BinarySection(body[length:], model), memory, request_id=request_id)
+    inputs = _parse_inputs(document, BinarySection(body[length:], model), source, request_id=request_id)
     parameters = _parameters(document)
     binary = as_bool(parameters.pop("binary_data_output", False), "binary_data_output")
-    names, form = parse_outputs(document, memory, binary=binary)
+    names, form = parse_outputs(document, source.memory, binary=binary)
     request = infer_request(
         (model, version),
         inputs,
@@ -145,14 +156,14 @@ def _wrong_parameter_type(name: str, expected: str) -> NoReturn:
 
 
 def _parse_inputs(
-    document: Mapping[str, Json], section: BinarySection, memory: SharedMemory, *, request_id: str
+    document: Mapping[str, Json], section: BinarySection, source: DataSource, *, request_id: str
 ) -> dict[str, Tensor]:
     inputs: dict[str, Tensor] = {}
     for entry in as_array(required(document, "inputs"), "inputs"):
         if not isinstance(entry, dict):
             _refuse_sources({}, {})
         try:
-            tensor = _parse_input(entry, section, memory)
+            tensor = _parse_input(entry, section, source)
         except WrongSize as error:
             raise InvalidArgument(id_label(request_id) + str(error)) from error
         if tensor.name in inputs:
@@ -162,16 +173,19 @@ def _parse_inputs(
     return inputs
 
 
-def _parse_input(entry: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> Tensor:
+def _parse_input(entry: Mapping[str, Json], section: BinarySection, source: DataSource) -> Tensor:
     model = section.model
     name = as_string(required(entry, "name"), "name")
-    shape = [as_unsigned(dim, "shape") for dim in as_array(required(entry, "shape"), "shape")]
+    dims = required(entry, "shape")
+    if isinstance(dims, Numbers) and len(dims) > MAX_RANK:
+        refuse_rank(name, len(dims), model=model)
+    shape = [as_unsigned(dim, "shape") for dim in as_array(dims, "shape")]
     datatype = as_string(required(entry, "datatype"), "datatype")
     if datatype not in NUMPY_DTYPES:
         raise InvalidArgument(f"invalid datatype for input {name}")
-    raw = _binary_data(name, entry, section, memory)
+    raw = _binary_data(name, entry, section, source)
     if raw is not None:
-        return decode_tensor(name, datatype, shape, raw, model=model)
+        return decode_tensor(name, datatype, shape, raw, model=model, source=source)
     if datatype in BINARY_ONLY:
         raise InvalidArgument(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
@@ -179,16 +193,18 @@ def _parse_input(entry: Mapping[str, Json], section: BinarySection, memory: Shar
     leaves = flatten(entry["data"])
     if len(leaves) != element_count(name, shape, model=model):
         unparsable("data", "Shape does not match true shape of 'data' field")
+    if datatype == "BYTES":
+        source.expect_texts(name, len(leaves))
     return shaped(name, datatype, tensor_values(leaves, datatype), shape)
 
 
-def _binary_data(name: str, entry: Mapping[str, Json], section: BinarySection, memory: SharedMemory) -> bytes | None:
+def _binary_data(name: str, entry: Mapping[str, Json], section: BinarySection, source: DataSource) -> Raw | None:
     """An input's bytes, from behind the JSON or from shared memory; None when its data is in the JSON."""
     parameters = as_object(entry.get("parameters", {}), "parameters")
     if ("data" in entry) + ("binary_data_size" in parameters) + (REGION in parameters) != 1:
         _refuse_sources(entry, parameters)
     if REGION in parameters:
-        return memory.read(parse_place(parameters))
+        return source.read(parse_place(parameters))
     if "binary_data_size" in parameters:
         return section.take(name, as_unsigned(parameters["binary_data_size"], "binary_data_size"))
     return None
@@ -201,7 +217,7 @@ def _refuse_sources(entry: Mapping[str, Json], parameters: Mapping[str, Json]) -
     raise InvalidArgument(f"Input must set only one of the following fields: {DATA_SOURCES}. But {found}")
 
 
-def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) -> InferRequest:
+def _raw_request(body: Raw, config: ModelConfig, *, model: str, version: str) -> InferRequest:
     if len(config.input) != 1:
         raise InvalidArgument(
             f"{id_label('')}Raw request must only have 1 input (found 1) to be deduced but got {len(config.input)} "
@@ -211,11 +227,14 @@ def _raw_request(body: bytes, config: ModelConfig, *, model: str, version: str) 
     datatype = datatype_name(declared.data_type)
     _check_deducible(declared, datatype)
     if datatype == "BYTES":  # the body is the one element
-        shape, body = [1] * len(declared.dims), LENGTH.pack(len(body)) + body
+        shape = [1] * len(declared.dims)
     else:
         shape = _deduced_shape(declared.dims, len(body), NUMPY_DTYPES[datatype].itemsize)
     if config.max_batch_size > 0:
         shape = [1, *shape]
+    if datatype == "BYTES":
+        tensor = shaped(declared.name, datatype, object_array([copied(body)]), shape)
+        return infer_request((model, version), {declared.name: tensor}, NO_PARAMETERS)
     try:
         tensor = decode_tensor(declared.name, datatype, shape, body, model=model)
     except WrongSize as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.http.json_fields import (
+    PIECE_VALUES,
     Json,
     as_array,
     as_bool,
@@ -17,12 +19,13 @@ from llmserve.frontends.http.json_fields import (
     required,
 )
 from llmserve.frontends.shared.delivery import PLAIN, Delivery
-from llmserve.frontends.shared.raw_tensors import encode_tensor
+from llmserve.frontends.shared.raw_tensors import Raw, num_bytes, tensor_bytes
 from llmserve.frontends.shared.request_parameters import BYTE_SIZE, CLASSES, OFFSET, REGION
 from llmserve.frontends.shared.shared_memory import Place, SharedMemory
 from llmserve.serving.types import InferResponse, Tensor
 
 BINARY_ONLY = ("FP16", "BF16")
+PIECE_TEXT_BYTES = 256 * 1024  # of texts, encoded at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +86,81 @@ def _check_alone(parameters: Mapping[str, Json]) -> None:
 
 def encode_response(response: InferResponse, form: OutputForm) -> tuple[bytes, int | None]:
     """The response body, and the length of its JSON when binary tensors follow it."""
-    document: dict[str, Json] = {"id": response.request_id} if response.request_id else {}
-    document |= {"model_name": response.model_name, "model_version": response.model_version}
-    if response.parameters:
-        document["parameters"] = dict(response.parameters)
-    binary: list[bytes] = []
+    binary: list[Raw] = []
+    document = _document(response)
     document["outputs"] = [_encode_output(tensor, form, binary) for tensor in response.outputs]
     header = encode_json(document)
     return b"".join([header, *binary]), len(header) if binary else None
 
 
-def _encode_output(tensor: Tensor, form: OutputForm, binary: list[bytes]) -> dict[str, Json]:
+def encode_large_response(response: InferResponse, form: OutputForm) -> tuple[list[Raw], int | None]:
+    """As `encode_response`, in parts: to put them together takes long, too."""
+    binary: list[Raw] = []
+    header = _encode_large(_document(response), response.outputs, form, binary)
+    return [*header, *binary], sum(map(len, header)) if binary else None
+
+
+def large_cost(response: InferResponse, form: OutputForm) -> int:
+    """About how many bytes `encode_large_response` goes through one by one, or delivering copies."""
+    if not form.delivery.is_plain:
+        return 2 * num_bytes(response.outputs)
+    return num_bytes([each for each in response.outputs if each.datatype == "BYTES" or not form.is_binary(each.name)])
+
+
+def _document(response: InferResponse) -> dict[str, Json]:
+    document: dict[str, Json] = {"id": response.request_id} if response.request_id else {}
+    document |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        document["parameters"] = dict(response.parameters)
+    return document
+
+
+def _encode_large(
+    document: Mapping[str, Json], outputs: Sequence[Tensor], form: OutputForm, binary: list[Raw]
+) -> list[bytes]:
+    """The document with its outputs, their values a piece at a time."""
+    parts = [encode_json(document)[:-1], b',"outputs":[']
+    for number, tensor in enumerate(outputs):
+        parts.append(b"," if number else b"")
+        in_pieces = tensor.data.size > PIECE_VALUES or _is_long(tensor)
+        if not in_pieces or form.is_binary(tensor.name) or tensor.name in form.delivery.places:
+            parts.append(encode_json(_encode_output(tensor, form, binary)))
+            continue
+        entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        parts += [encode_json(entry)[:-1], b',"data":[']
+        flat = tensor.data.reshape(-1)
+        for at in range(0, len(flat), PIECE_VALUES):
+            piece = Tensor(tensor.name, tensor.datatype, flat[at : at + PIECE_VALUES])
+            parts.append(b"," if at else b"")
+            if _is_long(piece):
+                parts += _long_texts(piece)
+            else:
+                parts.append(encode_json(json_values(piece))[1:-1])
+        parts.append(b"]}")
+    parts.append(b"]}")
+    return parts
+
+
+def _is_long(tensor: Tensor) -> bool:
+    """Of texts, which have any length."""
+    return tensor.datatype == "BYTES" and sum(map(len, tensor.data.flat)) > PIECE_TEXT_BYTES
+
+
+def _long_texts(tensor: Tensor) -> Iterator[bytes]:
+    for number, text in enumerate(tensor.data.flat):
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        yield b',"' if number else b'"'
+        for start in range(0, len(text), PIECE_TEXT_BYTES):
+            yield encode_json(decoder.decode(text[start : start + PIECE_TEXT_BYTES]))[1:-1]
+        yield encode_json(decoder.decode(b"", final=True))[1:-1] + b'"'
+
+
+def _encode_output(tensor: Tensor, form: OutputForm, binary: list[Raw]) -> dict[str, Json]:
     entry: dict[str, Json] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     if tensor.name in form.delivery.places:
         return entry
     if form.is_binary(tensor.name):
-        binary.append(encode_tensor(tensor))
+        binary.append(tensor_bytes(tensor))
         entry["parameters"] = {"binary_data_size": len(binary[-1])}
     else:
         entry["data"] = json_values(tensor)

@@ -5,10 +5,11 @@ Paths are matched exactly, and HEAD is not GET. A client that goes away cancels 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from llmserve.errors import LlmserveError, Unsupported
@@ -34,18 +35,21 @@ from llmserve.frontends.http.generate_bodies import (
     parse_generate,
 )
 from llmserve.frontends.http.infer_bodies import HEADER_LENGTH, HEADER_LENGTH_NAME, parse_infer
-from llmserve.frontends.http.infer_outputs import OutputForm, encode_response
+from llmserve.frontends.http.infer_outputs import OutputForm, encode_large_response, encode_response, large_cost
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.http.routes import Routes
 from llmserve.frontends.http.traced_answers import traced_answer
+from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.delivery import deliver
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.raw_tensors import Raw, num_bytes
 from llmserve.frontends.shared.restrictions import API_OF_PATH, Api
 from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
 from llmserve.serving.config.proto_json import message_to_dict
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferResponse
+from llmserve.wire.event_loop import INLINE_BYTES
 from llmserve.wire.http1.answers import NO_HEADERS, Answer, Reply, WholeAnswer
 from llmserve.wire.http1.connection import Handler
 from llmserve.wire.http1.request import Request
@@ -171,17 +175,39 @@ class InferenceApi:
         header = request.header(HEADER_LENGTH_NAME)
         memory = self.extensions.memory
         parsed, form = await off_loop(
-            lambda: parse_infer(body, header, config, memory, version=version), size=len(body)
+            request,
+            lambda: parse_infer(body, header, config, DataSource(memory, request.share), version=version),
+            size=len(body),
         )
         parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.header_items))
         response = await request.while_connected(single_response(self.core, parsed))
         if response.error is not None:
             return error_response(response.error, TEXT)
         try:
-            response = deliver(response, form.delivery, core=self.core, memory=memory, config=config)
-            return await _infer_answer(request, response, form)
+            if num_bytes(response.outputs) > INLINE_BYTES:
+                return await self._large_answer(request, response, form, config)
+            delivered = deliver(response, form.delivery, core=self.core, memory=memory, config=config)
+            encoded, json_length = encode_response(delivered, form)
+            return await _infer_answer(request, [encoded], json_length, size=len(encoded))
         except LlmserveError as error:
             return error_response(error, TEXT)
+
+    async def _large_answer(
+        self, request: Request, response: InferResponse, form: OutputForm, config: ModelConfig
+    ) -> WholeAnswer:
+        """What it takes is counted for as long as the client takes to read it."""
+        cost, memory = large_cost(response, form), self.extensions.memory
+        request.share.grow(cost)
+        parts, json_length = await off_loop(
+            request,
+            lambda: encode_large_response(
+                deliver(response, form.delivery, core=self.core, memory=memory, config=config), form
+            ),
+            size=cost,
+        )
+        size = sum(map(len, parts))
+        request.share.grow(max(size - cost, 0))
+        return await _infer_answer(request, parts, json_length, size=size)
 
     async def _generate(self, request: Request, trace: Trace | None) -> InOnePiece:
         responses = await self._generate_responses(request, trace)
@@ -194,11 +220,16 @@ class InferenceApi:
         model, version = _model_and_version(request)
         config = self.core.model_config(model, version)
         body = await self._body(request, trace)
-        parsed = await off_loop(lambda: parse_generate(body, config, model=model, version=version), size=len(body))
+        memory = self.extensions.memory
+        parsed = await off_loop(
+            request,
+            lambda: parse_generate(body, config, DataSource(memory, request.share), model=model, version=version),
+            size=len(body),
+        )
         parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.header_items))
         return data_responses(self.core.infer_stream(parsed), decoupled=is_decoupled(config))
 
-    async def _body(self, request: Request, trace: Trace | None) -> bytes:
+    async def _body(self, request: Request, trace: Trace | None) -> bytes | memoryview:
         if trace is None:
             return await read_body(request, self.max_input_bytes)
         trace.stamp("HTTP_RECV_START")
@@ -217,13 +248,13 @@ def _statistics_document(entry: ModelStatistics) -> Mapping[str, Json]:
     return {name: fields[name] for name in sorted(fields, key=lambda name: name in ("batch_stats", "memory_usage"))}
 
 
-async def _infer_answer(request: Request, response: InferResponse, form: OutputForm) -> WholeAnswer:
-    body, json_length = encode_response(response, form)
-    body, headers = await compress_for(request, body)
-    if json_length is None:
-        return WholeAnswer(body, content_type=JSON, headers=headers)
-    headers[HEADER_LENGTH] = str(json_length)
-    return WholeAnswer(body, content_type="application/octet-stream", headers=headers)
+async def _infer_answer(request: Request, parts: Sequence[Raw], json_length: int | None, *, size: int) -> WholeAnswer:
+    parts, headers = await compress_for(request, parts, size=size)
+    content_type = JSON
+    if json_length is not None:
+        headers[HEADER_LENGTH] = str(json_length)
+        content_type = "application/octet-stream"
+    return WholeAnswer(bytes(parts[0]), content_type=content_type, headers=headers, more=parts[1:])
 
 
 def _handlers(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
@@ -284,5 +315,6 @@ async def start_http(
 
     `extensions` are those of the server's other front ends.
     """
-    handler = http_handler(core, extensions or Extensions(), max_input_bytes=max_input_bytes)
-    return await serve(handler, host, port, flag="--http-port")
+    extensions = extensions or Extensions()
+    handler = http_handler(core, extensions, max_input_bytes=max_input_bytes)
+    return await serve(handler, host, port, flag="--http-port", memory=extensions.requests)

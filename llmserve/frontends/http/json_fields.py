@@ -7,6 +7,7 @@ text that names the member: that is the contract, although 400 would be the bett
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 
@@ -14,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.errors import InternalError, InvalidArgument
-from llmserve.frontends.http.bodies import INLINE_BYTES
-from llmserve.frontends.http.large_json import check_encodable, loads_large
-from llmserve.frontends.shared.raw_tensors import object_array
+from llmserve.frontends.http.large_json import loads_large
+from llmserve.frontends.http.large_json_text import Malformed
+from llmserve.frontends.http.numbers import MAX_NESTING, Numbers, leaves_of
+from llmserve.frontends.shared.raw_tensors import Raw, object_array
 from llmserve.serving.types import NUMPY_DTYPES, ParameterValue
+from llmserve.wire.request_memory import Share
 
 Json: TypeAlias = Any  # what `json.loads` returns
 
-MAX_NESTING = 100
+ZERO = re.compile(rb"\0")
+PARSED_AT_ONCE = 256 * 1024  # bytes: a few milliseconds of `json.loads`
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 PIECE_VALUES = 16 * 1024  # converted in one call, which holds the interpreter lock
 
@@ -46,27 +50,43 @@ def _noting_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return repeating
 
 
-def parse_json(body: bytes, *, notes_repeats: bool = False) -> Json:
+def parse_json(body: Raw, share: Share, *, notes_repeats: bool = False) -> Json:
     """The document in `body`; NaN and Infinity are accepted as bare words, and a zero byte ends it: binary tensors may
     follow that the client has forgotten to announce.
 
-    `notes_repeats`: objects with a repeated member are `Repeating`. A body over `INLINE_BYTES` is parsed more slowly
-    and so that other threads can run: call from a worker thread.
+    `notes_repeats`: objects with a repeated member are `Repeating`. A body over `PARSED_AT_ONCE` is parsed more slowly
+    and so that other threads can run, and long arrays of numbers in it are `Numbers`: call from a worker thread. It
+    grows `share`.
     """
-    large = len(body) > INLINE_BYTES
     try:
-        text = body.partition(b"\0")[0].decode("utf-8")
+        body = body.partition(b"\0")[0] if isinstance(body, bytes) else _before_zero(body)
         hook = _noting_repeats if notes_repeats else None
-        document = loads_large(text, hook) if large else json.loads(text, object_pairs_hook=hook)
-        if "\\u" in text:  # an unpaired surrogate escape is a string that has no UTF-8 form
-            check_encodable(document)
-    except json.JSONDecodeError as error:
+        if len(body) > PARSED_AT_ONCE:
+            return loads_large(body, share, hook)
+        text = str(body, "utf-8")
+        document = json.loads(text, object_pairs_hook=hook)
+        if "\\u" in text:
+            _check_encodable(document)
+    except (json.JSONDecodeError, Malformed) as error:
         raise InternalError(f"failed to parse the request JSON buffer: {error.msg} at {error.pos}") from error
     except ValueError as error:  # not UTF-8, unpaired surrogates, or an integer of thousands of digits
         raise InternalError(f"failed to parse the request JSON buffer: {error}") from error
     except RecursionError as error:
         raise InternalError("failed to parse the request JSON buffer: it is nested too deeply") from error
     return document
+
+
+def _before_zero(body: memoryview) -> memoryview:
+    for start in range(0, len(body), PARSED_AT_ONCE):
+        if (zero := ZERO.search(body, start, start + PARSED_AT_ONCE)) is not None:
+            return body[: zero.start()]
+    return body
+
+
+def _check_encodable(document: Json) -> None:
+    """`UnicodeEncodeError` when a string has no UTF-8 form (unpaired surrogate escapes)."""
+    for piece in ENCODER.iterencode(document):
+        piece.encode("utf-8")
 
 
 def encode_json(document: Json) -> bytes:
@@ -127,29 +147,24 @@ def parameter_value(name: str, value: Json) -> ParameterValue:
     raise InvalidArgument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
 
-def flatten(data: Json) -> list[Json]:
+def flatten(data: Json) -> list[Json] | Numbers:
     """The leaves of a nested array, in order; a scalar is one leaf. Nesting need not be regular."""
-    leaves: list[Json] = []
-    stack: list[Any] = [iter([data])]
-    while stack:
-        for item in stack[-1]:
-            if isinstance(item, list):
-                if len(stack) > MAX_NESTING:
-                    unparsable("data", f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING})")
-                stack.append(iter(item))
-                break
-            leaves.append(item)
-        else:
-            stack.pop()
-    return leaves
+    if isinstance(data, Numbers):
+        return data
+    try:
+        return leaves_of(data)
+    except ValueError:
+        unparsable("data", f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING})")
 
 
-def tensor_values(leaves: Sequence[Json], datatype: str) -> NDArray[Any]:
+def tensor_values(leaves: Sequence[Json] | Numbers, datatype: str) -> NDArray[Any]:
     """A flat array of the tensor's type; integers are accepted where floats are wanted, nothing else is converted."""
     dtype = NUMPY_DTYPES[datatype]
+    if isinstance(leaves, Numbers):
+        return _tensor_of(leaves, dtype)
     if datatype == "BYTES":
         if not all(isinstance(leaf, str) for leaf in leaves):
-            raise InternalError("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+            _wrong_text()
         return object_array([leaf.encode("utf-8") for leaf in leaves])
     if datatype == "BOOL":
         return np.array([as_bool(leaf, "data") for leaf in leaves], dtype=dtype)
@@ -164,9 +179,27 @@ def tensor_values(leaves: Sequence[Json], datatype: str) -> NDArray[Any]:
         _wrong_number(expected)
 
 
+def _wrong_text() -> NoReturn:
+    raise InternalError("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+
+
 def _wrong_number(expected: str) -> NoReturn:
     found = "number" if expected == "double" else expected
     unparsable("data", f"attempt to access JSON non-{found} as {expected}")
+
+
+def _tensor_of(numbers: Numbers, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype == np.object_:
+        _wrong_text()
+    if dtype == np.bool_:
+        return numbers.array(dtype) if numbers.kinds <= {bool} else wrong_type("data", "boolean")
+    expected, accepted = _number_types(dtype)
+    if not numbers.kinds <= accepted:
+        _wrong_number(expected)
+    try:
+        return numbers.array(dtype)
+    except OverflowError:
+        _wrong_number(expected)
 
 
 def _number_types(dtype: np.dtype[Any]) -> tuple[str, set[type]]:

@@ -1,67 +1,216 @@
 """Parsing a large JSON document in a worker thread without holding the interpreter lock for long.
 
 `json.loads` is one C call: in whatever thread it runs, nothing else does, for seconds on a body of tens of megabytes.
-Here Python's own scanner walks the document, which lets other threads run between any two values, and only long runs of
-scalars go to the C parser, a piece at a time.
+Here the document is walked over in Python, which lets other threads run between any two values. Arrays of numbers,
+however nested, go to the C parser a piece at a time and become compact `Numbers`: as Python objects they would take
+several times the memory, and as long to free in one call. Of other values a document has a limited number.
 """
 
 from __future__ import annotations
 
 import json
-import json.scanner
+import re
 from collections.abc import Callable, Iterator
-from json.decoder import JSONArray  # type: ignore[attr-defined]  # public by name, not in the type stubs
 from typing import Any, TypeAlias
 
+from llmserve.frontends.http.large_json_text import LargeText, Malformed
+from llmserve.frontends.http.numbers import Numbers
+from llmserve.wire.request_memory import RequestTooLarge, Share
+
 PairsHook: TypeAlias = Callable[[list[tuple[str, Any]]], Any]  # members of an object, in order, to its value
-MIN_ARRAY_CHARS = 64  # of shorter arrays the Python scanner is the faster one
-PIECE_CHARS = 64 * 1024  # a millisecond or two of the C parser
+MAX_VALUES = 1024 * 1024  # beside numbers in arrays
+VALUE_BYTES = 256  # of a value at most, with its place in what it is in: an object with one member
+VALUES_AT_ONCE = 1024  # whose memory is asked for together
+MIN_RUN_BYTES = 4096  # of an array of numbers that becomes `Numbers`
+PIECE_BYTES = 64 * 1024  # a millisecond or two of the C parser
+MAX_NUMBER_BYTES = 5000  # more digits than Python reads
+
+SPACE = re.compile(rb"[ \t\n\r]*")
+NUMBER = re.compile(rb"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+OF_NUMBERS = re.compile(rb"[\[\]0-9eE+\-., \t\n\rtrufalsNnIiy]*")  # and of true, false, NaN and Infinity
+BRACKET = re.compile(rb"[\[\]]")
+COMMA = re.compile(rb",")
+WORDS = {
+    b"null": None, b"true": True, b"false": False, b"NaN": float("nan"), b"Infinity": float("inf"),
+    b"-Infinity": float("-inf"),
+}  # fmt: skip
+WORD = re.compile(b"|".join(WORDS))
+OPENING, CLOSING, QUOTE, OBJECT, OBJECT_END, COLON, SEPARATOR = b'[]"{}:,'
 
 
-def loads_large(text: str, pairs_hook: PairsHook | None = None) -> Any:
-    """What `json.loads` returns and raises."""
-    return _Decoder(pairs_hook).decode(text)
+def loads_large(data: bytes | memoryview, share: Share, pairs_hook: PairsHook | None = None) -> Any:
+    """What `json.loads` returns with this `object_pairs_hook`, with `Numbers` in the place of long arrays of numbers.
+
+    Raises `Malformed`, `RecursionError`, other `ValueError`s for what is no UTF-8, and what growing `share` raises.
+    """
+    document = _Document(data, share, pairs_hook or dict)
+    value, end = document.value(document.skip_space(0))
+    end = document.skip_space(end)
+    if end != len(data):
+        raise Malformed("Extra data", end)
+    return value
 
 
-def check_encodable(document: Any) -> None:
-    """`UnicodeEncodeError` when a string of the document has no UTF-8 form (unpaired surrogate escapes)."""
-    for piece in json.JSONEncoder(ensure_ascii=False).iterencode(document):
-        piece.encode("utf-8")
+class _Document(LargeText):
+    """Methods read what begins at a position, and return it with the position behind it."""
 
+    def __init__(self, data: bytes | memoryview, share: Share, make_object: PairsHook) -> None:
+        super().__init__(data, share)
+        self._make_object = make_object
+        self._num_values = 0
+        self._num_granted = 0  # values that the share has grown for
+        self._no_run_before = 0  # arrays that begin before have something else than numbers in them
 
-class _Decoder(json.JSONDecoder):
-    """`json.JSONDecoder` with its Python scanner, and arrays of scalars in pieces."""
+    def skip_space(self, at: int) -> int:
+        while (match := SPACE.match(self.data, at, at + PIECE_BYTES)) is not None and match.end() > at:
+            at = match.end()
+        return at
 
-    def __init__(self, pairs_hook: PairsHook | None) -> None:
-        super().__init__(object_pairs_hook=pairs_hook)
-        self.parse_array = _parse_array
-        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]  # as above
+    def value(self, at: int) -> tuple[Any, int]:
+        self._count(1)
+        first = self.byte(at)
+        if first == QUOTE:
+            return self.text(at + 1)
+        if first == OBJECT:
+            return self._object(self.skip_space(at + 1))
+        if first == OPENING:
+            return self._array(at)
+        match = NUMBER.match(self.data, at, at + MAX_NUMBER_BYTES)
+        if match is not None:
+            whole, fraction, exponent = match.groups()
+            number = int(whole) if not fraction and not exponent else float(match[0])
+            return number, match.end()
+        word = WORD.match(self.data, at, at + 16)
+        if word is None:
+            raise Malformed("Expecting value", at)
+        return WORDS[word[0]], word.end()
 
+    def _count(self, num_values: int) -> None:
+        self._num_values += num_values
+        while self._num_values > self._num_granted:
+            if self._num_granted >= MAX_VALUES:
+                raise RequestTooLarge(
+                    f"the request has more than {MAX_VALUES} JSON values beside numbers in arrays: "
+                    "use binary data for large tensors"
+                )
+            self.share.grow(VALUES_AT_ONCE * VALUE_BYTES)
+            self._num_granted += VALUES_AT_ONCE
 
-def _parse_array(text_and_start: tuple[str, int], scan_once: Callable[[str, int], Any]) -> tuple[list[Any], int]:
-    text, start = text_and_start
-    end = text.find("]", start)
-    if end - start < MIN_ARRAY_CHARS or any(text.find(mark, start, end) >= 0 for mark in '"[{'):
-        parsed: tuple[list[Any], int] = JSONArray(text_and_start, scan_once)
-        return parsed
-    values: list[Any] = []
-    for first, last in _pieces(text, start, end):
+    def _object(self, at: int) -> tuple[Any, int]:
+        """`at`: behind the brace, and space."""
+        members: list[tuple[str, Any]] = []
+        if self.byte(at) == OBJECT_END:
+            return self._make_object(members), at + 1
+        while True:
+            if self.byte(at) != QUOTE:
+                raise Malformed("Expecting property name enclosed in double quotes", at)
+            name, at = self.text(at + 1)
+            at = self.skip_space(at)
+            if self.byte(at) != COLON:
+                raise Malformed("Expecting ':' delimiter", at)
+            value, at = self.value(self.skip_space(at + 1))
+            members.append((name, value))
+            at = self.skip_space(at)
+            if self.byte(at) == OBJECT_END:
+                return self._make_object(members), at + 1
+            if self.byte(at) != SEPARATOR:
+                raise Malformed("Expecting ',' delimiter", at)
+            at = self.skip_space(at + 1)
+
+    def _array(self, at: int) -> tuple[Any, int]:
+        """`at`: of the bracket."""
+        run = self._run(at) if at >= self._no_run_before else None
+        if run is not None:
+            return run
+        values: list[Any] = []
+        at = self.skip_space(at + 1)
+        if self.byte(at) == CLOSING:
+            return values, at + 1
+        while True:
+            value, at = self.value(at)
+            values.append(value)
+            at = self.skip_space(at)
+            if self.byte(at) == CLOSING:
+                return values, at + 1
+            if self.byte(at) != SEPARATOR:
+                raise Malformed("Expecting ',' delimiter", at)
+            at = self.skip_space(at + 1)
+
+    def _run(self, start: int) -> tuple[Any, int] | None:
+        """The array at `start`, when it and those in it have nothing but numbers in them."""
+        first = OF_NUMBERS.match(self.data, start, start + MIN_RUN_BYTES)
+        assert first is not None
+        if (length := _end_of_array(first[0], 0)) > 0:
+            return self._short_run(first[0][:length], start)
+        if first.end() < start + MIN_RUN_BYTES:
+            self._no_run_before = first.end()
+            return None
+        numbers, end = Numbers(self.share), start
         try:
-            piece = json.loads(f"[{text[first:last]}]")
-        except json.JSONDecodeError as error:
-            raise json.JSONDecodeError(error.msg, text, first + error.pos - 1) from error
-        if not piece and (first, last) != (start, end):
-            raise json.JSONDecodeError("Expecting value", text, last)
-        values += piece
-    return values, end + 1
+            for piece, end in self._pieces(start):  # noqa: B007
+                numbers.add(json.loads(piece))
+        except _NoRun as problem:
+            self._no_run_before = problem.at
+            return None
+        except (ValueError, OverflowError):  # the slow way says what is wrong
+            self._no_run_before = end + 1
+            return None
+        return numbers, end
+
+    def _short_run(self, array: bytes, start: int) -> tuple[Any, int] | None:
+        try:
+            values = json.loads(array)
+        except ValueError:
+            return None
+        self._count(array.count(b",") + array.count(b"["))
+        return values, start + len(array)
+
+    def _pieces(self, start: int) -> Iterator[tuple[bytes, int]]:
+        """Documents that make up the array at `start`, with the brackets that each of them lacks; and their ends."""
+        at, depth = start, 0
+        while True:
+            piece = self._piece(at)
+            end = _end_of_array(piece, depth)
+            if end > 0:
+                piece = piece[:end]
+            elif self.byte(at + len(piece)) != SEPARATOR:
+                raise _NoRun(at + len(piece))
+            stripped = piece.strip(b" \t\n\r")
+            if not stripped or (depth and stripped[0] == CLOSING) or (end <= 0 and stripped[-1] == OPENING):
+                raise ValueError("a comma beside nothing")
+            before = depth
+            depth += piece.count(b"[") - piece.count(b"]")
+            yield b"[" * before + piece + b"]" * depth, at + len(piece)
+            if end > 0:
+                return
+            at += len(piece) + 1
+
+    def _piece(self, at: int) -> bytes:
+        """What may be of an array of numbers, up to a comma if there is one."""
+        most = at + PIECE_BYTES
+        match = OF_NUMBERS.match(self.data, at, most)
+        assert match is not None
+        if match.end() < most:
+            return match[0]
+        comma = COMMA.search(self.data, most, most + MAX_NUMBER_BYTES)
+        end = comma.start() if comma is not None else most + MAX_NUMBER_BYTES
+        whole = OF_NUMBERS.match(self.data, at, end)
+        assert whole is not None
+        return whole[0]
 
 
-def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Ranges of about `PIECE_CHARS` between commas."""
-    while True:
-        comma = text.find(",", min(start + PIECE_CHARS, end), end)
-        if comma < 0:
-            yield start, end
-            return
-        yield start, comma
-        start = comma + 1
+class _NoRun(Exception):
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+
+def _end_of_array(piece: bytes, depth: int) -> int:
+    """Behind the bracket that closes what is `depth` deep where `piece` begins; 0 when it is not in it."""
+    if piece.count(b"]") < depth + (depth == 0):
+        return 0
+    for bracket in BRACKET.finditer(piece):
+        depth += 1 if bracket[0] == b"[" else -1
+        if depth <= 0:
+            return bracket.end()
+    return 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.frontends.shared.classification import classified
-from llmserve.frontends.shared.raw_tensors import encode_tensor
+from llmserve.frontends.shared.raw_tensors import tensor_bytes
 from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.shared.shared_memory import Place, SharedMemory
 from llmserve.serving.types import InferResponse, Tensor
@@ -50,7 +50,7 @@ def deliver(
         if num_classes:
             return classified(tensor, num_classes, labels.get(tensor.name, ()), batched=config.max_batch_size > 0)
         if tensor.name in delivery.places:
-            memory.write(delivery.places[tensor.name], encode_tensor(tensor), output=tensor.name)
+            memory.write(delivery.places[tensor.name], tensor_bytes(tensor), output=tensor.name)
         return tensor
 
     return replace(response, outputs=tuple(map(delivered, response.outputs)))

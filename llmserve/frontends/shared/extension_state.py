@@ -9,6 +9,7 @@ from llmserve.frontends.shared.log_settings import LogControl
 from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.frontends.shared.tracer import Tracer
+from llmserve.wire.request_memory import RequestMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,11 @@ class Extensions:
     grpc_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
     http_restrictions: Restrictions = field(default_factory=Restrictions)
     grpc_restrictions: Restrictions = field(default_factory=Restrictions)
+    requests: RequestMemory = field(default_factory=RequestMemory)
     grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
 
     def close(self) -> None:
         """After the front ends have stopped."""
         self.memory.close()
         self.tracer.close()
+        self.requests.close()

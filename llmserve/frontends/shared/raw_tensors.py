@@ -6,18 +6,23 @@ A BYTES tensor is a run of elements, each a 4-byte little-endian length and that
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.errors import InvalidArgument
+from llmserve.frontends.shared.data_source import TEXT_BYTES, DataSource
 from llmserve.serving.types import NUMPY_DTYPES, Tensor
+from llmserve.wire.event_loop import INLINE_BYTES
+from llmserve.wire.pieces import BLOCK_BYTES, copied
 
 LENGTH = struct.Struct("<I")
 FULL_BUFFER = "Please make sure the string length indicator is in one buffer."
 MAX_RANK = 64  # numpy's
+PIECE_TEXTS = 16 * 1024  # moved in one call, which holds the interpreter lock
+Raw: TypeAlias = bytes | memoryview
 MAX_ELEMENTS = 2**63 - 1
 
 
@@ -29,9 +34,7 @@ def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
     """Number of elements of a shape that came from the wire: cheap, however long the shape and large its numbers."""
     where = f"input '{name}' for model '{model}'"
     if len(shape) > MAX_RANK:
-        raise InvalidArgument(
-            f"{where} has an unusable shape of {len(shape)} dimensions; at most {MAX_RANK} are possible"
-        )
+        refuse_rank(name, len(shape), model=model)
     if min(shape, default=0) < 0:
         raise InvalidArgument(f"{where} has a negative dimension in its shape {list(shape)}")
     count = 0 if 0 in shape else 1
@@ -42,6 +45,13 @@ def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
     return count
 
 
+def refuse_rank(name: str, rank: int, *, model: str) -> NoReturn:
+    raise InvalidArgument(
+        f"input '{name}' for model '{model}' has an unusable shape of {rank} dimensions; "
+        f"at most {MAX_RANK} are possible"
+    )
+
+
 def shaped(name: str, datatype: str, values: NDArray[Any], shape: Sequence[int]) -> Tensor:
     """`values`, whose count is already known to fit, as a tensor of `shape`."""
     try:
@@ -50,10 +60,14 @@ def shaped(name: str, datatype: str, values: NDArray[Any], shape: Sequence[int])
         raise InvalidArgument(f"input '{name}' has an unusable shape {list(shape)}: {error}") from error
 
 
-def decode_tensor(name: str, datatype: str, shape: Sequence[int], raw: bytes, *, model: str) -> Tensor:
-    """A tensor from its wire bytes; `datatype` must be a known name."""
+def decode_tensor(
+    name: str, datatype: str, shape: Sequence[int], raw: Raw, *, model: str, source: DataSource | None = None
+) -> Tensor:
+    """A tensor from its wire bytes; `datatype` must be a known name. `source`: what bounds the tensors of a request."""
     count = element_count(name, shape, model=model)
     if datatype == "BYTES":
+        if source is not None:
+            source.expect_texts(name, min(count, len(raw) // LENGTH.size), len(raw))
         return shaped(name, datatype, _decode_bytes(name, raw, count, model=model), shape)
     dtype = NUMPY_DTYPES[datatype]
     if len(raw) != count * dtype.itemsize:
@@ -64,7 +78,7 @@ def decode_tensor(name: str, datatype: str, shape: Sequence[int], raw: bytes, *,
     return shaped(name, datatype, np.frombuffer(raw, dtype=dtype), shape)
 
 
-def _decode_bytes(name: str, raw: bytes, count: int, *, model: str) -> NDArray[np.object_]:
+def _decode_bytes(name: str, raw: Raw, count: int, *, model: str) -> NDArray[np.object_]:
     where = f"for inference input '{name}' for model '{model}'"
     elements: list[bytes] = []
     offset = 0
@@ -81,19 +95,32 @@ def _decode_bytes(name: str, raw: bytes, count: int, *, model: str) -> NDArray[n
                 f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
                 f"{len(raw) - offset} bytes available"
             )
-        elements.append(raw[offset : offset + length])
+        if len(elements) == count:
+            raise WrongSize(f"unexpected number of string elements {_count_texts(raw)} {where}, expecting {count}")
+        element = raw[offset : offset + length]
+        elements.append(bytes(element) if length <= BLOCK_BYTES else copied(element))
         offset += length
-    if len(elements) > count:
-        raise WrongSize(f"unexpected number of string elements {len(elements)} {where}, expecting {count}")
     if len(elements) < count:
         raise WrongSize(f"expected {count} string elements {where}, got {len(elements)}")
     return object_array(elements)
 
 
+def _count_texts(raw: Raw) -> int:
+    num_texts = offset = 0
+    while offset + LENGTH.size <= len(raw):
+        offset += LENGTH.size + LENGTH.unpack_from(raw, offset)[0]
+        num_texts += 1
+    return num_texts
+
+
 def object_array(elements: Sequence[bytes]) -> NDArray[np.object_]:
     """A flat object array of byte strings (numpy would make a fixed-width string array)."""
     array = np.empty(len(elements), dtype=np.object_)
-    array[:] = elements
+    if len(elements) <= PIECE_TEXTS:
+        array[:] = elements
+        return array
+    for start in range(0, len(elements), PIECE_TEXTS):
+        array[start : start + PIECE_TEXTS] = elements[start : start + PIECE_TEXTS]
     return array
 
 
@@ -101,4 +128,38 @@ def encode_tensor(tensor: Tensor) -> bytes:
     """The wire bytes of a tensor."""
     if tensor.datatype != "BYTES":
         return tensor.data.tobytes()
-    return b"".join(LENGTH.pack(len(element)) + element for element in tensor.data.flat)
+    flat = tensor.data.reshape(-1)
+    if len(flat) <= PIECE_TEXTS:
+        return _encode_texts(flat.tolist())
+    return b"".join([_encode_texts(flat[at : at + PIECE_TEXTS].tolist()) for at in range(0, len(flat), PIECE_TEXTS)])
+
+
+def _encode_texts(texts: Sequence[bytes]) -> bytes:
+    if sum(map(len, texts)) <= BLOCK_BYTES:
+        return b"".join([LENGTH.pack(len(text)) + text for text in texts])
+    return b"".join([part for text in texts for part in (LENGTH.pack(len(text)), text)])  # gives the lock away
+
+
+def tensor_bytes(tensor: Tensor) -> Raw:
+    """`encode_tensor`, without a copy of numbers: they must not change while what this returns is in use."""
+    if tensor.datatype == "BYTES":
+        return encode_tensor(tensor)
+    return np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8).data
+
+
+def encoding_cost(tensors: Iterable[Tensor]) -> int:
+    """About how many bytes encoding has to go through one by one: texts, not numbers."""
+    return num_bytes([tensor for tensor in tensors if tensor.datatype == "BYTES"])
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Texts about: of many it does not look at the lengths."""
+    total = 0
+    for tensor in tensors:
+        total += _texts_bytes(tensor.data) if tensor.datatype == "BYTES" else tensor.data.nbytes
+    return total
+
+
+def _texts_bytes(texts: NDArray[Any]) -> int:
+    size = texts.size * TEXT_BYTES
+    return size if size > INLINE_BYTES else size + sum(map(len, texts.flat))

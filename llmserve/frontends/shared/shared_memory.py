@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from llmserve.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, ResourceExhausted, Unsupported
 
 NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
@@ -135,17 +137,19 @@ class SharedMemory:
             )
         return region
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: Place) -> memoryview:
         with self._borrowed(place) as (region, descriptor):
-            data = bytearray(place.byte_size)
+            if os.fstat(descriptor).st_size < region.offset + place.offset + place.byte_size:
+                _shrunk(region)
+            data = np.empty(place.byte_size, np.uint8).data  # not written yet, unlike a bytearray
             position = region.offset + place.offset
-            for part in _parts(memoryview(data)):
+            for part in _parts(data):
                 if os.preadv(descriptor, [part], position) != len(part):
                     _shrunk(region)
                 position += len(part)
-        return bytes(data)
+        return data.toreadonly()
 
-    def write(self, place: Place, data: bytes, *, output: str) -> None:
+    def write(self, place: Place, data: bytes | memoryview, *, output: str) -> None:
         """Store an output's bytes at the start of `place`."""
         if len(data) > place.byte_size:
             raise InternalError(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from llmserve.wire.http1.request import Request
+from llmserve.wire.pieces import in_pieces
 
 JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
+Body: TypeAlias = bytes | memoryview
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 PHRASES = {HTTPStatus.METHOD_NOT_ALLOWED: "Not Allowed"}  # in Triton's words; the others are the usual ones
 STATUS_LINES = {
@@ -25,7 +27,7 @@ STATUS_LINES = {
 class Wire(Protocol):
     """Where the bytes of an answer go."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Body) -> None:
         """Send, without waiting; nothing happens when the client is gone."""
         ...
 
@@ -47,12 +49,15 @@ class Reply:
         self._chunks = not request.is_http10
         self._head = b""  # not sent yet: it goes with the first piece
 
-    async def whole(self, status: int, headers: Mapping[str, str], content_type: str, body: bytes) -> None:
+    async def whole(
+        self, status: int, headers: Mapping[str, str], content_type: str, body: bytes, more: Sequence[Body] = ()
+    ) -> None:
+        """`more`: of a large body, behind it, not copied. Waits while the client does not read that."""
         await self._wire.writable()
         if headers.get("Connection") == "close":
             self.request.keeps_alive = False
         self.has_begun = self.is_complete = True
-        head = self._make_head(status, headers, content_type, f"Content-Length: {len(body)}\r\n")
+        head = self._make_head(status, headers, content_type, f"Content-Length: {sum(map(len, more), len(body))}\r\n")
         if self.request.method == "HEAD":
             self._wire.write(head)
         elif len(body) <= JOINED_BYTES:
@@ -60,6 +65,16 @@ class Reply:
         else:
             self._wire.write(head)
             self._wire.write(body)
+        if more and self.request.method != "HEAD":
+            await self._write_more(more)
+
+    async def _write_more(self, more: Sequence[Body]) -> None:
+        self.is_complete = False
+        for body in more:
+            for piece in in_pieces(body):
+                await self._wire.writable()
+                self._wire.write(piece)
+        self.is_complete = True
 
     def begin(self, status: int, headers: Mapping[str, str], content_type: str) -> None:
         self.has_begun = True
@@ -99,9 +114,10 @@ class WholeAnswer:
     status: Final[int] = 200
     content_type: Final[str] = ""
     headers: Final[Mapping[str, str]] = field(default_factory=dict)
+    more: Final[Sequence[Body]] = ()  # of the body
 
     async def send(self, reply: Reply) -> None:
-        await reply.whole(self.status, self.headers, self.content_type, self.body)
+        await reply.whole(self.status, self.headers, self.content_type, self.body, self.more)
 
 
 @functools.lru_cache(maxsize=1)

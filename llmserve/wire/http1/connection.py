@@ -12,12 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from llmserve.wire.http1.answers import JOINED_BYTES, Answer, Reply, refusal
+from llmserve.wire.http1.answers import JOINED_BYTES, Answer, Body, Reply, refusal
 from llmserve.wire.http1.deadlines import Deadlines
 from llmserve.wire.http1.parser import BadRequest, RequestParser
 from llmserve.wire.http1.pipelining import PipelinedRequests
 from llmserve.wire.http1.request import ClientGone, Request
 from llmserve.wire.incoming import Incoming
+from llmserve.wire.request_memory import RequestMemory
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -26,18 +27,19 @@ logger = logging.getLogger(__name__)
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, handler: Handler, connections: set[Connection]) -> None:
-        """`connections` holds this one for as long as it lives."""
+    def __init__(self, handler: Handler, connections: set[Connection], memory: RequestMemory) -> None:
+        """`connections` holds this one for as long as it lives; `memory` is all requests'."""
         self.closed = asyncio.Event()
         self._handler = handler
         self._connections = connections
+        self._memory = memory
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._requests = PipelinedRequests(self)
         self._parser = RequestParser(self._requests)
         self._incoming = Incoming(self._parse)
         self._deadlines = Deadlines(self)
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[Body] = []
         self._num_outgoing = 0  # bytes
         self._can_write = asyncio.Event()
         self._can_write.set()
@@ -135,6 +137,7 @@ class Connection(asyncio.Protocol):
     def start(self, request: Request) -> None:
         if (request.header(b"expect") or "").lower() == "100-continue":
             request.before_waiting(lambda: self.write(CONTINUE))
+        request.memory, request.share = self._memory, self._memory.share()
         self._task = self._loop.create_task(self._serve(request))
 
     def pause_reading(self) -> None:
@@ -145,7 +148,7 @@ class Connection(asyncio.Protocol):
 
     # for answers
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Body) -> None:
         """What is written in one turn of the event loop goes out in one piece, but for what is large."""
         if self._transport is None:
             return
@@ -188,6 +191,7 @@ class Connection(asyncio.Protocol):
 
     def _served(self, request: Request, *, is_answered: bool) -> None:
         self._task = self._reply = None
+        request.share.release()  # of a task that was cancelled before it began there is nothing
         self._requests.finish()
         self._deadlines.served()
         if not is_answered or not request.keeps_alive or self._is_leaving:

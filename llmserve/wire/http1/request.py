@@ -7,6 +7,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from llmserve.wire.event_loop import INLINE_BYTES
+from llmserve.wire.pieces import Pieces
+from llmserve.wire.request_memory import RequestMemory, Share
+
 Result = TypeVar("Result")
 NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 
@@ -19,8 +23,8 @@ class Request:
     """Made by a connection, which also adds to the body. Names of headers are in lower case."""
 
     __slots__ = (
-        "_body", "_cancelled_with_client", "_fields", "_index", "_is_gone", "_on_wait", "_waiter", "has_ended",
-        "is_http10", "keeps_alive", "method", "num_bytes", "path", "path_params",
+        "_cancelled_with_client", "_fields", "_first", "_index", "_is_gone", "_on_wait", "_pieces", "_waiter",
+        "has_ended", "is_http10", "keeps_alive", "memory", "method", "num_bytes", "path", "path_params", "share",
     )  # fmt: skip
 
     def __init__(
@@ -33,9 +37,12 @@ class Request:
         self.is_http10 = is_http10  # knows no chunks
         self.has_ended = False  # the body is complete
         self.num_bytes = 0  # of the body so far, forgotten ones included
+        self.memory: RequestMemory  # of the server; it and the share are there when the request is handled
+        self.share: Share
         self._fields = fields
         self._index = dict(reversed(fields))  # the first of several wins
-        self._body: bytes | bytearray = b""
+        self._first = b""  # of the body, as long as there is no more
+        self._pieces: Pieces | None = None
         self._is_gone = False
         self._cancelled_with_client: asyncio.Task[Any] | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -48,12 +55,17 @@ class Request:
     def header_items(self) -> list[tuple[str, str]]:
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._fields]
 
-    def body(self) -> bytes:
-        """What has come and is not forgotten."""
-        return bytes(self._body)
+    async def body(self) -> bytes | memoryview:
+        """What has come and is not forgotten. It is not here any more."""
+        pieces, self._pieces = self._pieces, None
+        if pieces is None:
+            return self._first
+        if pieces.num_bytes <= INLINE_BYTES:
+            return pieces.small()
+        return await self.memory.work(pieces.taken, self.share)
 
     def forget_body(self) -> None:
-        self._body = b""
+        self._first, self._pieces = b"", None
 
     async def more_body(self) -> None:
         """Wait until more of the body has come, or its end. Raises `ClientGone`."""
@@ -87,12 +99,15 @@ class Request:
 
     def add(self, data: bytes) -> None:
         self.num_bytes += len(data)
-        if not self._body:
-            self._body = data
+        if self._pieces is not None:
+            self._pieces.add(data)
+        elif not self._first:
+            self._first = data
         else:
-            if isinstance(self._body, bytes):
-                self._body = bytearray(self._body)
-            self._body += data
+            self._pieces = Pieces()
+            self._pieces.add(self._first)
+            self._pieces.add(data)
+            self._first = b""
         self._wake()
 
     def end(self) -> None:

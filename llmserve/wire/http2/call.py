@@ -5,20 +5,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
+from llmserve.errors import ResourceExhausted
+from llmserve.wire.event_loop import INLINE_BYTES, beside_loop
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import ConnectionFailed, frame
 from llmserve.wire.http2.headers import COMPRESSED_RESPONSE, RESPONSE, RequestHead, trailers
-from llmserve.wire.http2.messages import Assembler, BadMessage, Compressed, Compressor, framed
+from llmserve.wire.http2.messages import (
+    PREFIX,
+    Arrived,
+    Assembler,
+    BadMessage,
+    Compressed,
+    Compressor,
+    LargeMessage,
+    Message,
+    framed,
+    framed_parts,
+)
+from llmserve.wire.http2.method import Method
 from llmserve.wire.http2.sender import CallClosed, Sender
+from llmserve.wire.pieces import Pieces, copied
+from llmserve.wire.request_memory import RequestMemory, Share
 
 OK = trailers(0)
 WINDOW = 4 * 1024 * 1024  # bytes that a client may send before they are read
+Result = TypeVar("Result")
 
 
 class Aborted(Exception):
@@ -30,19 +48,27 @@ class Aborted(Exception):
         self.details = details
 
 
-class Message(Protocol):
+class Reply(Protocol):
     def SerializeToString(self) -> bytes: ...  # noqa: N802  # protobuf's
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of a stream, and what it takes of the memory until the share is released."""
+
+    message: Any
+    share: Share
 
 
 class Call:
     __slots__ = (
-        "_assembler", "_callbacks", "_compressor", "_deadline", "_has_begun", "_heard_at", "_held", "_messages",
-        "_parse", "_reader", "_sender", "_window", "expiry", "has_ended", "head", "is_closed", "send_window", "stream",
-        "task",
+        "_assembler", "_callbacks", "_compressor", "_deadline", "_has_begun", "_heard_at", "_held", "_memory",
+        "_messages", "_method", "_reader", "_sender", "_window", "expiry", "has_ended", "head", "is_closed",
+        "send_window", "share", "stream", "task",
     )  # fmt: skip
 
     def __init__(
-        self, sender: Sender, stream: int, head: RequestHead, *, parse: Callable[[bytes], Any], send_window: int
+        self, sender: Sender, stream: int, head: RequestHead, *, method: Method, memory: RequestMemory, send_window: int
     ) -> None:
         self.stream = stream
         self.head = head
@@ -52,9 +78,11 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self._sender = sender
-        self._parse = parse
-        self._assembler = Assembler(head.encoding)
-        self._messages: deque[bytes | Compressed] = deque()
+        self._method = method
+        self._memory = memory
+        self.share = memory.share()  # of what has come: of a stream, until it is read
+        self._assembler = Assembler(head.encoding, min(method.largest_bytes, memory.each_bytes))
+        self._messages: deque[Arrived | Compressed] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._window = WINDOW
         self._heard_at = time.monotonic()
@@ -80,8 +108,8 @@ class Call:
     async def abort(self, code: StatusCode, details: str = "") -> NoReturn:
         raise Aborted(code, details)
 
-    async def read(self) -> Any:
-        """The next message; None when the client has sent its last one."""
+    async def read(self) -> Received | None:
+        """The next message, whose share is to be released; None when the client has sent its last one."""
         while not self._messages:
             if self.has_ended:
                 return None
@@ -90,18 +118,24 @@ class Call:
                 await self._reader
             finally:
                 self._reader = None
-        message = await self.take()
+        first = self._messages.popleft()
+        share = self.share.split(PREFIX.size + len(first))
+        try:
+            message = await self._parsed(first, share)
+        except BaseException:
+            share.release()
+            raise
         if not self._messages:
             self._give_back()
-        return message
+        return Received(message, share)
 
     def compress(self, level: int) -> None:
         """Send messages compressed, if the client understands that; `level` is zlib's. Before the first one."""
         self._compressor = Compressor.accepted(self.head.accepted, level)
 
-    async def write(self, message: Message) -> None:
+    async def write(self, message: Reply | LargeMessage) -> None:
         """Send a message; returns when the connection has taken it. `CallClosed` when there is nobody to take it."""
-        await self._send(message.SerializeToString(), b"")
+        await self._send(message, b"")
 
     # what the connection uses
 
@@ -119,13 +153,27 @@ class Call:
             self._heard_at = now_s
         return now_s - self._heard_at
 
-    async def take(self) -> Any:
-        """The oldest message. Raises `BadMessage`."""
-        message = self._messages.popleft()
+    def take(self) -> Awaitable[Any]:
+        """The one message of a unary call, whose share is the call's. Raises `BadMessage`."""
+        return self._parsed(self._messages.popleft(), self.share)
+
+    def beside_loop(self, work: Callable[[], Result], share: Share, *, size: int) -> Awaitable[Result]:
+        """Work on about `size` bytes: here when they are few, and it does not turn out to be more."""
+        return beside_loop(work, size=size, memory=self._memory, share=share)
+
+    async def _parsed(self, message: Arrived | Compressed, share: Share) -> Any:
+        parse = self._method.parse
         try:
-            return self._parse(await message.plain() if isinstance(message, Compressed) else message)
+            if isinstance(message, bytes) and len(message) <= INLINE_BYTES:
+                return parse(message)
+            plain = await message.plain(self._memory, share) if isinstance(message, Compressed) else message
+            if not isinstance(plain, Pieces) and len(plain) <= INLINE_BYTES:
+                return parse(bytes(plain))
+            return await self._memory.work(lambda: self._parsed_large(plain, share), share)
         except DecodeError as error:
             raise BadMessage(StatusCode.INTERNAL, f"a message cannot be read: {error}") from error
+        except ResourceExhausted as error:
+            raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
 
     def receive(self, data: bytes, size: int) -> None:
         """Data that took `size` bytes of the window. Raises `BadMessage`."""
@@ -134,6 +182,10 @@ class Call:
             raise ConnectionFailed(
                 frames.FLOW_CONTROL_ERROR, f"more data on stream {self.stream} than its window allows"
             )
+        try:
+            self.share.grow(len(data))
+        except ResourceExhausted as error:
+            raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
         self._held += size
         self._heard_at = time.monotonic()
         self._messages.extend(self._assembler.feed(data))
@@ -146,9 +198,9 @@ class Call:
         self.has_ended = True
         self._wake()
 
-    async def answer(self, reply: Message) -> None:
+    async def answer(self, reply: Reply | LargeMessage) -> None:
         """The one message of a unary call, and OK."""
-        await self._send(reply.SerializeToString(), self._last_frames(OK))
+        await self._send(reply, self._last_frames(OK))
 
     def finish(self, code: StatusCode = StatusCode.OK, details: str = "") -> None:
         """The status; nothing can be sent after it."""
@@ -170,6 +222,13 @@ class Call:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
+        self._messages.clear()
+        self.share.release()
+
+    def _parsed_large(self, message: Message | Pieces, share: Share) -> Any:
+        plain = message.taken() if isinstance(message, Pieces) else message
+        large = self._method.parse_large
+        return self._method.parse(copied(plain)) if large is None else large(plain, share)
 
     def _give_back(self) -> None:
         """Let the client send as much as has been used, when that is worth a frame."""
@@ -182,13 +241,30 @@ class Call:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def _send(self, message: bytes, tail: bytes) -> None:
+    async def _send(self, reply: Reply | LargeMessage, tail: bytes) -> None:
         if self.is_closed:
             raise CallClosed
-        data = framed(message) if self._compressor is None else await self._compressor.framed(message)
-        await self._sender.send(self, self._first_frames(), data, tail)
+        message = reply if isinstance(reply, LargeMessage) else reply.SerializeToString()
+        if isinstance(message, bytes) and len(message) <= INLINE_BYTES and self._compressor is None:
+            await self._sender.send(self, self._first_frames(), framed(message), tail)
+        else:
+            await self._send_parts(message, tail)
         if tail:
             self.is_closed = True
+
+    async def _send_parts(self, message: bytes | LargeMessage, tail: bytes) -> None:
+        taken = len(message) if len(message) > INLINE_BYTES else 0  # for as long as the client takes to read it
+        self.share.grow(taken)
+        try:
+            if self._compressor is None:
+                *parts, last = framed_parts(message)
+            else:
+                *parts, last = await self._compressor.framed(message, self._memory, self.share)
+            for part in parts:
+                await self._sender.send(self, self._first_frames(), part, b"")
+            await self._sender.send(self, self._first_frames(), last, tail)
+        finally:
+            self.share.shrink(taken)
 
     def _first_frames(self) -> bytes:
         if self._has_begun:

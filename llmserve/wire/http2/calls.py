@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from grpc import StatusCode
 
+from llmserve.errors import ResourceExhausted
 from llmserve.wire.http2.call import Aborted, Call
-from llmserve.wire.http2.headers import Metadata, RequestHead
+from llmserve.wire.http2.headers import RequestHead
 from llmserve.wire.http2.messages import BadMessage
+from llmserve.wire.http2.method import Method
 from llmserve.wire.http2.sender import CallClosed, Sender
+from llmserve.wire.request_memory import RequestMemory
 
 DEADLINE_GRACE_S = 0.5  # for a handler to end by itself when its client's time is over
 MESSAGE_PAUSE_S = 60.0  # longest time without a byte of a message that has begun
@@ -22,22 +24,19 @@ MESSAGE_PAUSE_S = 60.0  # longest time without a byte of a message that has begu
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """`handle(request, context)` gives the answer; of a streaming method, `handle(context)` does everything.
+async def _nothing(request: Any, context: Any) -> None:
+    """Of a path that stands for nothing."""
 
-    `refuse` looks at a call's metadata before anything of its messages is taken, and says why it is not served.
-    """
 
-    handle: Callable[..., Awaitable[Any]]
-    parse: Callable[[bytes], Any]
-    streams: bool = False
-    refuse: Callable[[Metadata], BadMessage | None] | None = None
+NO_METHOD = Method(_nothing, bytes)
 
 
 class Calls:
-    def __init__(self, methods: Mapping[str, Method], sender: Sender, *, on_empty: Callable[[], None]) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method], sender: Sender, memory: RequestMemory, *, on_empty: Callable[[], None]
+    ) -> None:
         """`methods` by path; `on_empty` is called when the last call that was there is over."""
+        self._memory = memory
         self._methods = methods
         self._sender = sender
         self._on_empty = on_empty
@@ -62,8 +61,9 @@ class Calls:
     def open(self, stream: int, head: RequestHead, send_window: int, *, has_ended: bool) -> None:
         """`has_ended`: the head is all that the client sends."""
         method = self._methods.get(head.path)
-        parse = bytes if method is None else method.parse
-        call = Call(self._sender, stream, head, parse=parse, send_window=send_window)
+        call = Call(
+            self._sender, stream, head, method=method or NO_METHOD, memory=self._memory, send_window=send_window
+        )
         if has_ended:
             call.end()
         if head.refusal is not None:
@@ -141,6 +141,8 @@ class Calls:
             call.finish(ending.code, ending.details)
         except BadMessage as problem:
             call.finish(problem.code, str(problem))
+        except ResourceExhausted as error:  # by its answer
+            call.finish(StatusCode.RESOURCE_EXHAUSTED, str(error))
         except CallClosed:
             pass
         except asyncio.CancelledError:

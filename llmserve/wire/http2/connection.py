@@ -10,7 +10,7 @@ from grpc import StatusCode
 
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.call import WINDOW
-from llmserve.wire.http2.calls import Calls, Method
+from llmserve.wire.http2.calls import Calls
 from llmserve.wire.http2.flood_limits import FloodLimit
 from llmserve.wire.http2.frames import ConnectionFailed, frame
 from llmserve.wire.http2.headers import (
@@ -21,9 +21,11 @@ from llmserve.wire.http2.headers import (
     RequestHead,
 )
 from llmserve.wire.http2.keepalive import ConnectionLimits, Keepalive
+from llmserve.wire.http2.method import Method
 from llmserve.wire.http2.reader import MAX_FRAME, FrameReader
 from llmserve.wire.http2.sender import Sender
 from llmserve.wire.incoming import Incoming
+from llmserve.wire.request_memory import RequestMemory
 
 MAX_CALLS = 4096  # at the same time
 CONNECTION_WINDOW = 64 * 1024 * 1024
@@ -42,9 +44,13 @@ logger = logging.getLogger(__name__)
 
 class Connection(asyncio.Protocol):
     def __init__(
-        self, methods: Mapping[str, Method], connections: set[Connection], limits: ConnectionLimits = NO_LIMITS
+        self,
+        methods: Mapping[str, Method],
+        connections: set[Connection],
+        memory: RequestMemory,
+        limits: ConnectionLimits = NO_LIMITS,
     ) -> None:
-        """`methods` by path; `connections` holds this one for as long as it lives."""
+        """`methods` by path; `connections` holds this one for as long as it lives; `memory` is all requests'."""
         self.closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._connections = connections
@@ -55,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._incoming = Incoming(self._parse)
         self._decoder = HeadDecoder()
         self._flood_limit = FloodLimit()
-        self._calls = Calls(methods, self._sender, on_empty=self._close_if_leaving)
+        self._calls = Calls(methods, self._sender, memory, on_empty=self._close_if_leaving)
         self._last_stream = 0
         self._received = 0  # bytes of data that the connection's window does not have back
         self._send_window = frames.DEFAULT_WINDOW  # of a new call

@@ -39,7 +39,7 @@ class ConnectionFailed(Exception):
         self.code = code
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"") -> bytes:
     length = len(payload)
     return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 

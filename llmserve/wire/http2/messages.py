@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
 
 from grpc import StatusCode
+
+from llmserve.wire.event_loop import INLINE_BYTES, beside_loop
+from llmserve.wire.inflation import PIECE_BYTES, inflated
+from llmserve.wire.pieces import Pieces, in_pieces
+from llmserve.wire.request_memory import RequestMemory, Share
 
 PREFIX = struct.Struct(">BI")
 MAX_MESSAGE_BYTES = 2**31 - 1
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
-INLINE_BYTES = 256 * 1024  # what is inflated or deflated on the event loop; more of a message in a worker thread
+
+Message: TypeAlias = bytes | memoryview
+Arrived: TypeAlias = bytes | Pieces  # a message with more than `event_loop.INLINE_BYTES` is in pieces
 
 
 class BadMessage(Exception):
@@ -23,8 +32,23 @@ class BadMessage(Exception):
         self.code = code
 
 
+@dataclass(frozen=True, slots=True)
+class LargeMessage:
+    """One that is sent in parts, because to copy it takes long."""
+
+    parts: Sequence[Message]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+
 def framed(message: bytes) -> bytes:
     return PREFIX.pack(0, len(message)) + message
+
+
+def framed_parts(message: bytes | LargeMessage, *, is_compressed: bool = False) -> list[Message]:
+    prefix = PREFIX.pack(is_compressed, len(message))
+    return [prefix + message] if isinstance(message, bytes) else [prefix, *message.parts]
 
 
 class Compressor:
@@ -42,17 +66,17 @@ class Compressor:
         """In one of a client's encodings; None when it takes none of ours."""
         return next((cls(encoding, level) for encoding in WINDOW_BITS if encoding in encodings), None)
 
-    async def framed(self, message: bytes) -> bytes:
-        """As it is when it would not become smaller."""
-        if len(message) > INLINE_BYTES:
-            small = await asyncio.to_thread(self._deflate, message)
-        else:
-            small = self._deflate(message)
-        return PREFIX.pack(1, len(small)) + small if len(small) < len(message) else framed(message)
+    async def framed(self, message: bytes | LargeMessage, memory: RequestMemory, share: Share) -> list[Message]:
+        """In parts, and as it is when it would not become smaller."""
+        parts = message.parts if isinstance(message, LargeMessage) else [message]
+        small = await beside_loop(lambda: self._deflate(parts), size=len(message), memory=memory, share=share)
+        return framed_parts(small, is_compressed=True) if len(small) < len(message) else framed_parts(message)
 
-    def _deflate(self, message: bytes) -> bytes:
+    def _deflate(self, parts: Sequence[Message]) -> bytes | LargeMessage:
         deflater = zlib.compressobj(self._level, wbits=self._window_bits)
-        return deflater.compress(message) + deflater.flush()
+        pieces = (piece for part in parts for piece in in_pieces(part))
+        small = LargeMessage([*map(deflater.compress, pieces), deflater.flush()])
+        return b"".join(small.parts) if len(small) <= INLINE_BYTES else small
 
 
 class Compressed:
@@ -60,7 +84,7 @@ class Compressed:
 
     __slots__ = ("_data", "_encoding", "_inflater")
 
-    def __init__(self, data: bytes, encoding: str) -> None:
+    def __init__(self, data: Arrived, encoding: str) -> None:
         if encoding == "identity":
             raise BadMessage(StatusCode.INTERNAL, "a message is compressed, and grpc-encoding does not say how")
         if encoding not in WINDOW_BITS:
@@ -69,60 +93,89 @@ class Compressed:
         self._encoding = encoding
         self._inflater = zlib.decompressobj(WINDOW_BITS[encoding])
 
-    async def plain(self) -> bytes:
-        """Raises `BadMessage`."""
-        plain = self._inflate(self._data, INLINE_BYTES)
-        if len(plain) == INLINE_BYTES and not self._inflater.eof:
-            plain = await asyncio.to_thread(self._inflate_rest, plain)
+    def __len__(self) -> int:
+        return len(self._data)
+
+    async def plain(self, memory: RequestMemory, share: Share) -> Message:
+        """Raises `BadMessage`, and what growing `share` raises."""
+        plain = Pieces()
+        if isinstance(self._data, bytes):
+            pieces = inflated(self._inflater, self._data)
+            self._take(islice(pieces, 1), plain, share)
+            if len(plain) == PIECE_BYTES and not self._inflater.eof:
+                await memory.work(lambda: self._take(pieces, plain, share), share)
+        else:
+            compressed = self._data
+            await memory.work(lambda: self._take(inflated(self._inflater, compressed.taken()), plain, share), share)
         if not self._inflater.eof:
-            problem = "it is too large" if self._inflater.unconsumed_tail else "it is cut off"
-            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: {problem}")
-        return plain
+            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: it is cut off")
+        if len(plain) <= PIECE_BYTES:
+            return plain.small()
+        return await memory.work(plain.taken, share)
 
-    def _inflate_rest(self, begun: bytes) -> bytes:
-        return begun + self._inflate(self._inflater.unconsumed_tail, MAX_MESSAGE_BYTES - len(begun))
-
-    def _inflate(self, data: bytes, limit: int) -> bytes:
+    def _take(self, pieces: Iterable[bytes], plain: Pieces, share: Share) -> None:
         try:
-            return self._inflater.decompress(data, limit)
+            for piece in pieces:
+                if len(plain) + len(piece) > MAX_MESSAGE_BYTES:
+                    raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, "a message inflates to too much: it is too large")
+                share.grow(len(piece))
+                plain.add(piece)
         except zlib.error as error:
             raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: {error}") from error
 
 
 class Assembler:
-    """Collects what a client sends in one call."""
+    """Collects what a client sends in one call. A message may have `most_bytes`."""
 
-    __slots__ = ("_encoding", "_partial")
+    __slots__ = ("_encoding", "_flag", "_most_bytes", "_num_missing", "_pieces", "_prefix")
 
-    def __init__(self, encoding: str) -> None:
+    def __init__(self, encoding: str, most_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._encoding = encoding
-        self._partial = bytearray()
+        self._most_bytes = most_bytes
+        self._prefix = b""  # of the next message, as far as it has come
+        self._pieces: Pieces | None = None  # of a message that has begun and is not complete
+        self._num_missing = 0  # bytes of it
+        self._flag = 0  # of it
 
     @property
     def is_in_message(self) -> bool:
         """A message has begun to arrive and has not ended."""
-        return bool(self._partial)
+        return bool(self._prefix) or self._pieces is not None
 
-    def feed(self, data: bytes) -> Iterator[bytes | Compressed]:
+    def feed(self, data: bytes) -> Iterator[Arrived | Compressed]:
         """The messages that are complete with `data`."""
-        if not self._partial and len(data) >= PREFIX.size:
+        if not self._prefix and self._pieces is None and len(data) >= PREFIX.size:
             flag, length = PREFIX.unpack_from(data)
-            if length == len(data) - PREFIX.size and not flag:  # a message is mostly a frame of its own
+            if length == len(data) - PREFIX.size <= self._most_bytes and not flag:  # mostly it is a frame of its own
                 yield data[PREFIX.size :]
                 return
-        partial = self._partial
-        partial += data
-        offset = 0
-        while len(partial) - offset >= PREFIX.size:
-            flag, length = PREFIX.unpack_from(partial, offset)
-            if flag > 1:
-                raise BadMessage(StatusCode.INTERNAL, f"a message begins with {flag} instead of 0 or 1")
-            if length > MAX_MESSAGE_BYTES:
-                raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, f"a message of {length} bytes is too large")
-            end = offset + PREFIX.size + length
-            if end > len(partial):
-                break
-            message = bytes(partial[offset + PREFIX.size : end])
-            offset = end
-            yield Compressed(message, self._encoding) if flag else message
-        del partial[:offset]
+        at = 0
+        while at < len(data) or (self._pieces is not None and not self._num_missing):
+            if self._pieces is None:
+                piece = data[at : at + PREFIX.size - len(self._prefix)]
+                at += len(piece)
+                self._begin(piece)
+            else:
+                piece = data[at : at + self._num_missing]
+                at += len(piece)
+                self._num_missing -= len(piece)
+                self._pieces.add(piece)
+            if self._pieces is not None and not self._num_missing:
+                yield self._completed(self._pieces)
+
+    def _begin(self, piece: bytes) -> None:
+        self._prefix += piece
+        if len(self._prefix) < PREFIX.size:
+            return
+        self._flag, length = PREFIX.unpack(self._prefix)
+        if self._flag > 1:
+            raise BadMessage(StatusCode.INTERNAL, f"a message begins with {self._flag} instead of 0 or 1")
+        if length > self._most_bytes:
+            text = f"a message of {length} bytes is too large: at most {self._most_bytes} are possible here"
+            raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, text)
+        self._prefix, self._pieces, self._num_missing = b"", Pieces(), length
+
+    def _completed(self, pieces: Pieces) -> Arrived | Compressed:
+        self._pieces = None
+        message = pieces.small() if pieces.num_bytes <= INLINE_BYTES else pieces
+        return Compressed(message, self._encoding) if self._flag else message

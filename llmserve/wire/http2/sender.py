@@ -66,7 +66,7 @@ class Sender:
         elif self.transport is not None:
             self.transport.close()
 
-    async def send(self, call: Outlet, head: bytes, data: bytes, tail: bytes) -> None:
+    async def send(self, call: Outlet, head: bytes, data: bytes | memoryview, tail: bytes) -> None:
         """`head`, DATA and `tail`; returns when the connection has taken them. `CallClosed` when the call is over."""
         size = len(data)
         if not self.is_paused and size <= call.send_window and size <= self._window and size <= self.max_frame:
@@ -78,7 +78,7 @@ class Sender:
         await self._send_in_pieces(call, data)
         self.write(tail)
 
-    async def _send_in_pieces(self, call: Outlet, data: bytes) -> None:
+    async def _send_in_pieces(self, call: Outlet, data: bytes | memoryview) -> None:
         offset = 0
         while offset < len(data):
             room = 0 if self.is_paused else min(call.send_window, self._window, self.max_frame)

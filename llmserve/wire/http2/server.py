@@ -6,10 +6,11 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 
-from llmserve.wire.http2.calls import Method
 from llmserve.wire.http2.connection import NO_LIMITS, Connection
 from llmserve.wire.http2.keepalive import ConnectionLimits
+from llmserve.wire.http2.method import Method
 from llmserve.wire.listener import BACKLOG, ListeningServer, claim_port
+from llmserve.wire.request_memory import RequestMemory
 from llmserve.wire.tls import HANDSHAKE_TIMEOUT_S
 
 
@@ -28,13 +29,15 @@ async def serve(
     *,
     limits: ConnectionLimits = NO_LIMITS,
     tls: ssl.SSLContext | None = None,
+    memory: RequestMemory | None = None,
 ) -> Http2Server:
-    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
+    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken. `memory`: of all requests."""
+    memory = memory or RequestMemory()
     listener = claim_port(host, port, "--grpc-port")
     connections: set[Connection] = set()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: Connection(methods, connections, limits),
+        lambda: Connection(methods, connections, memory, limits),
         sock=listener,
         backlog=BACKLOG,
         ssl=tls,

@@ -20,14 +20,17 @@ from tritonclient.grpc import service_pb2
 from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError
 from llmserve.frontends.grpc.error_status import status_of
 from llmserve.frontends.grpc.infer_messages import parse_request
-from llmserve.frontends.http import large_json
-from llmserve.frontends.http.bodies import INLINE_BYTES
+from llmserve.frontends.http import large_json, large_json_text
 from llmserve.frontends.http.error_answers import STATUS, error_response
 from llmserve.frontends.http.generate_bodies import parse_generate
 from llmserve.frontends.http.infer_bodies import parse_infer
-from llmserve.frontends.http.json_fields import parse_json, tensor_values
+from llmserve.frontends.http.json_fields import PARSED_AT_ONCE, parse_json, tensor_values
+from llmserve.frontends.http.large_json_text import Malformed
+from llmserve.frontends.http.numbers import Numbers, leaves_of
+from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest
+from llmserve.wire.request_memory import RequestMemory
 from tests.frontends.stub_core import CONFIGS, StubCore
 
 SCALARS = st.one_of(
@@ -53,6 +56,11 @@ REQUESTS = st.fixed_dictionaries({"inputs": st.lists(INPUTS, max_size=3)}, optio
 MODELS = st.sampled_from(sorted(CONFIGS))
 CORE = StubCore()
 MEMORY = SharedMemory(allowed=True)
+REQUESTS_MEMORY = RequestMemory()
+
+
+def source() -> DataSource:
+    return DataSource(MEMORY, REQUESTS_MEMORY.share())
 
 
 @given(
@@ -62,23 +70,25 @@ def test_infer_bodies(document: Any, tail: bytes, header: Any, model: str) -> No
     text = json.dumps(document).encode()
     length = None if header is None else str(len(text) if isinstance(header, int) and header > 50 else header)
     with suppress(LlmserveError):
-        request, _ = parse_infer(text + tail, length, CORE.model_config(model), MEMORY, version="")
+        request, _ = parse_infer(text + tail, length, CORE.model_config(model), source(), version="")
         assert isinstance(request, InferRequest)
 
 
 @given(ANY_JSON | st.dictionaries(st.sampled_from(["TEXT", "N", "INPUT0", "id", "parameters"]), ANY_JSON), MODELS)
 def test_generate_bodies(document: Any, model: str) -> None:
     with suppress(LlmserveError):
-        request = parse_generate(json.dumps(document).encode(), CORE.model_config(model), model=model, version="")
+        request = parse_generate(
+            json.dumps(document).encode(), CORE.model_config(model), source(), model=model, version=""
+        )
         assert isinstance(request, InferRequest)
 
 
 @given(st.binary(max_size=100), MODELS)
 def test_bodies_that_are_no_json(body: bytes, model: str) -> None:
     with suppress(LlmserveError):
-        parse_generate(body, CORE.model_config(model), model=model, version="")
+        parse_generate(body, CORE.model_config(model), source(), model=model, version="")
     with suppress(LlmserveError):
-        parse_infer(body, None, CORE.model_config(model), MEMORY, version="")
+        parse_infer(body, None, CORE.model_config(model), source(), version="")
 
 
 @given(
@@ -99,14 +109,16 @@ def test_grpc_tensors(tensors: list[tuple[str, list[int], dict[str, Any]]], raw:
         if contents:
             tensor.contents.CopyFrom(service_pb2.InferTensorContents(**contents))
     with suppress(LlmserveError):
-        request, _ = parse_request(message, CORE.model_config("echo"), MEMORY, deadline=None)
+        request, _ = parse_request(message, CORE.model_config("echo"), source(), deadline=None)
         assert len(request.inputs) == len(tensors)
 
 
 @given(st.binary(max_size=200))
 def test_messages_from_random_bytes(data: bytes) -> None:
     with suppress(DecodeError, LlmserveError):
-        parse_request(service_pb2.ModelInferRequest.FromString(data), CORE.model_config("echo"), MEMORY, deadline=None)
+        parse_request(
+            service_pb2.ModelInferRequest.FromString(data), CORE.model_config("echo"), source(), deadline=None
+        )
 
 
 @pytest.mark.parametrize("code", list(Code))
@@ -126,7 +138,7 @@ def test_shapes_whose_product_is_astronomic(data: dict[str, Any], dims: int, wor
     document = json.dumps({"inputs": [tensor]}).encode()
     start = time.monotonic()
     with pytest.raises(InvalidArgument, match=words) as caught:
-        parse_infer(document + b"1234", str(len(document)), CORE.model_config("echo"), MEMORY, version="")
+        parse_infer(document + b"1234", str(len(document)), CORE.model_config("echo"), source(), version="")
     assert time.monotonic() - start < 20
     assert len(str(caught.value)) < 2000
 
@@ -134,11 +146,32 @@ def test_shapes_whose_product_is_astronomic(data: dict[str, Any], dims: int, wor
 def parsed(parse: Callable[[str], Any], text: str) -> str:
     """The document or the error, in a form that can be compared (NaN included)."""
     try:
-        return repr(parse(text))
-    except json.JSONDecodeError as error:
+        return repr(comparable(parse(text)))
+    except (json.JSONDecodeError, Malformed) as error:
         return f"{error.msg} at {error.pos}"
     except RecursionError:
         return "too deep"
+
+
+def comparable(value: Any) -> Any:
+    """Arrays of nothing but numbers as their leaves; integers beside floats as floats."""
+    if isinstance(value, dict):
+        return {name: comparable(member) for name, member in value.items()}
+    if not isinstance(value, list | Numbers):
+        return value
+    leaves = (
+        [each for piece in value._pieces for each in piece.tolist()] if isinstance(value, Numbers) else leaves_of(value)
+    )
+    kinds = set(map(type, leaves))
+    if kinds <= {int, float} and float in kinds:
+        return [float(leaf) if abs(leaf) < 1e300 else "large" for leaf in leaves]
+    if kinds <= {int, float} or kinds == {bool}:
+        return leaves
+    return [comparable(item) for item in value] if isinstance(value, list) else leaves
+
+
+def loads_large(text: str) -> Any:
+    return large_json.loads_large(text.encode(), REQUESTS_MEMORY.share())
 
 
 @given(ANY_JSON | st.lists(st.integers() | st.floats()), st.integers(0, 200), st.sampled_from(["", ",", "]", "[", " "]))
@@ -147,14 +180,15 @@ def test_large_documents_are_read_as_small_ones_are(document: Any, position: int
     text = json.dumps(document)
     text = text[:position] + mark + text[position:]
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(large_json, "MIN_ARRAY_CHARS", 0)
-        small.setattr(large_json, "PIECE_CHARS", 3)
-        assert parsed(large_json.loads_large, text) == parsed(json.loads, text)
+        small.setattr(large_json, "MIN_RUN_BYTES", 0)
+        small.setattr(large_json, "PIECE_BYTES", 3)
+        small.setattr(large_json_text, "TEXT_PIECE_BYTES", 13)
+        assert parsed(loads_large, text) == parsed(json.loads, text)
 
 
 @pytest.mark.parametrize("text", ["[1,,2]", "[1,]", "[,1]", "[1 2]", "[", "[ ]", "[1,2", "[" * 5000, '{"a": [1, 2}'])
 def test_malformed_large_documents(text: str) -> None:
-    assert parsed(large_json.loads_large, text) == parsed(json.loads, text)
+    assert parsed(loads_large, text) == parsed(json.loads, text)
 
 
 def test_other_threads_run_while_a_large_document_is_parsed() -> None:
@@ -169,7 +203,7 @@ def test_other_threads_run_while_a_large_document_is_parsed() -> None:
     heart = threading.Thread(target=beat)
     heart.start()
     start = time.monotonic()
-    document = parse_json(body)
+    document = parse_json(body, REQUESTS_MEMORY.share())
     took = time.monotonic() - start
     done.set()
     heart.join()
@@ -179,12 +213,12 @@ def test_other_threads_run_while_a_large_document_is_parsed() -> None:
 
 
 def test_a_large_document_keeps_its_checks() -> None:
-    padding = b" " * INLINE_BYTES
+    padding = b" " * PARSED_AT_ONCE
     with pytest.raises(InternalError, match="surrogates not allowed"):
-        parse_json(b'["\\ud800"]' + padding)
-    assert parse_json(b'["\\u0416"]' + padding) == ["Ж"]
+        parse_json(b'["\\ud800"]' + padding, REQUESTS_MEMORY.share())
+    assert parse_json(b'["\\u0416"]' + padding, REQUESTS_MEMORY.share()) == ["Ж"]
     with pytest.raises(InternalError, match="nested too deeply"):
-        parse_json(b"[" * 100_000 + b"]" * 100_000 + padding)
+        parse_json(b"[" * 100_000 + b"]" * 100_000 + padding, REQUESTS_MEMORY.share())
     numbers = list(range(50_000))
     assert tensor_values(numbers, "INT32").tolist() == numbers
     with pytest.raises(InternalError, match="'data'"):

@@ -18,7 +18,8 @@ import tritonclient.http as triton
 
 from llmserve.errors import LlmserveError, ResourceExhausted, Unavailable
 from llmserve.frontends.http import inference_api as http_frontend
-from llmserve.frontends.http.bodies import INLINE_BYTES
+from llmserve.wire.event_loop import INLINE_BYTES
+from llmserve.wire.inflation import PIECE_BYTES
 from tests.frontends.server import HOST, MAX_INPUT_BYTES, RunningServer, wait_until
 from tests.frontends.stub_core import CONFIGS, StubCore
 
@@ -394,9 +395,11 @@ def test_compressed_responses(call: Http, accept: str, expected: str | None) -> 
         (b"not gzip", "gzip", 400, "not valid gzip data"),
         (gzip.compress(b"{}")[:-4], "gzip", 400, "truncated"),
         (zlib.compress(b"{}") + b"more", "deflate", 400, "data after its end"),
+        (gzip.compress(bytes(PIECE_BYTES)) + b"more", "gzip", 400, "data after its end"),
+        (gzip.compress(b"{}") + bytes(2 * PIECE_BYTES), "gzip", 400, "data after its end"),
         (gzip.compress(b" " * (MAX_INPUT_BYTES + 1)), "gzip", 413, f"maximum allowed input size of {MAX_INPUT_BYTES}"),
     ],
-    ids=["unknown", "no-gzip", "truncated", "trailing", "bomb"],
+    ids=["unknown", "no-gzip", "truncated", "trailing", "behind a full piece", "much behind", "bomb"],
 )
 def test_bad_compressed_bodies_are_refused(call: Http, body: bytes, encoding: str, status: int, words: str) -> None:
     found, text = call.error("POST", ECHO, body, {"Content-Encoding": encoding})

@@ -16,6 +16,7 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.errors import InvalidArgument
+from llmserve.frontends.http.extension_routes import PIECE_CHARS
 from llmserve.frontends.shared.log_settings import LogControl, LogSettings
 from llmserve.frontends.shared.trace_settings import TraceSettings
 from llmserve.frontends.shared.tracer import Tracer
@@ -278,7 +279,18 @@ def test_sampling_by_rate_and_count() -> None:
     tracer.close()
 
 
-def test_files_are_base64_over_http(call: Http, core: StubCore) -> None:
-    body = {"parameters": {"config": "{}", "file:1/a": base64.b64encode(b"\xff" * 10).decode()}}
-    assert call("POST", "/v2/repository/models/m/load", body) == (200, b"")
-    assert core.loaded.pop("m") == ("{}", {"1/a": b"\xff" * 10})
+@pytest.mark.parametrize("size", [10, PIECE_CHARS])
+def test_files_are_base64_over_http(call: Http, core: StubCore, size: int) -> None:
+    """Large ones are decoded in pieces."""
+    text = base64.b64encode(b"\xff" * size).decode()
+    assert call("POST", "/v2/repository/models/m/load", {"parameters": {"config": "{}", "file:1/a": text}}) == (
+        200,
+        b"",
+    )
+    assert core.loaded.pop("m") == ("{}", {"1/a": b"\xff" * size})
+
+
+def test_base64_that_goes_on_behind_its_end_is_refused(call: Http) -> None:
+    text = base64.b64encode(bytes(PIECE_CHARS // 4 * 3 - 1)).decode() + "AAAA"
+    found, words = call.error("POST", "/v2/repository/models/m/load", {"parameters": {"file:1/a": text}})
+    assert (found, "'file:1/a' is not base64" in words) == (400, True), words

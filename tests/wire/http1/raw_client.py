@@ -51,7 +51,7 @@ class Handlers:
     async def __call__(self, request: Request) -> Answer:
         self.seen.append(request)
         if request.path == "/echo":
-            return WholeAnswer(await read_body(request, LIMIT), content_type="text/plain")
+            return WholeAnswer(bytes(await read_body(request, LIMIT)), content_type="text/plain")
         if request.path == "/forever":
             return await request.while_connected(self._forever())
         known: dict[str, Answer] = {

@@ -12,6 +12,7 @@ from llmserve.wire.http1 import deadlines
 from llmserve.wire.http1.connection import Connection
 from llmserve.wire.http1.pipelining import MAX_WAITING
 from llmserve.wire.http1.server import HttpServer, serve
+from llmserve.wire.request_memory import RequestMemory
 from tests.wire.http1.raw_client import HOST, LIMIT, Client, Connect, Flood, Handlers, until
 
 
@@ -297,7 +298,7 @@ class Collecting(asyncio.Transport):
 
 
 async def test_what_is_written_in_one_turn_of_the_loop_goes_out_together(handlers: Handlers) -> None:
-    transport, connection = Collecting(), Connection(handlers, set())
+    transport, connection = Collecting(), Connection(handlers, set(), RequestMemory())
     connection.connection_made(transport)
     connection.write(b"one, ")
     connection.write(b"two")

@@ -10,7 +10,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.wire.http2 import frames
-from llmserve.wire.http2.messages import INLINE_BYTES, PREFIX, WINDOW_BITS
+from llmserve.wire.http2.messages import PREFIX, WINDOW_BITS
+from llmserve.wire.inflation import PIECE_BYTES
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 from tests.wire.http2.raw_client import RawClient
@@ -73,7 +74,7 @@ def test_only_inference_is_compressed(client: RawClient) -> None:
 
 
 def test_streams_of_small_and_large_messages(server: RunningServer) -> None:
-    sizes = (1, 2000, 2 * INLINE_BYTES, 3)
+    sizes = (1, 2000, 2 * PIECE_BYTES, 3)
     with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         for size in sizes:

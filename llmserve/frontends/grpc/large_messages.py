@@ -1,0 +1,164 @@
+"""Large `ModelInferRequest`s, without protobuf for their data.
+
+protobuf parses a message in one call, which holds the interpreter lock: half a second for ten million elements. Here
+the tensors' data is found by walking over the message's fields; raw contents stay where they are, numbers are decoded
+many at a time. Only what is left, which is small, goes to protobuf. To be called in a worker thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from llmserve.frontends.grpc.packed_values import Values, decode_field, join_fields
+from llmserve.frontends.grpc.wire_fields import LENGTH_DELIMITED, encoded_field, fields_of
+from llmserve.frontends.shared.data_source import MAX_TEXTS, TEXT_BYTES
+from llmserve.wire.event_loop import INLINE_BYTES
+from llmserve.wire.http2.messages import Message
+from llmserve.wire.request_memory import RequestTooLarge, Share
+
+INPUTS, OUTPUTS, RAW_CONTENTS = 5, 6, 7  # of ModelInferRequest
+SHAPE, CONTENTS = 3, 5  # of InferInputTensor
+BYTES_CONTENTS = 8  # of InferTensorContents
+MAX_FIELDS = 16 * 1024  # of a message, and of its inputs and outputs
+MAX_SHAPE_BYTES = 512 * 1024  # protobuf decodes them in 10 ms; what is wrong with a longer one is not said
+CONTENT_NAMES = {
+    1: "bool_contents", 2: "int_contents", 3: "int64_contents", 4: "uint_contents", 5: "uint64_contents",
+    6: "fp32_contents", 7: "fp64_contents", BYTES_CONTENTS: "bytes_contents",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class LargeContents:
+    """As `InferTensorContents`, with arrays for numbers."""
+
+    bool_contents: Values = ()
+    int_contents: Values = ()
+    int64_contents: Values = ()
+    uint_contents: Values = ()
+    uint64_contents: Values = ()
+    fp32_contents: Values = ()
+    fp64_contents: Values = ()
+    bytes_contents: Sequence[bytes] = ()
+
+
+@dataclass(slots=True)
+class LargeInput:
+    """As `InferInputTensor`."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: Any
+    contents: LargeContents
+    has_contents: bool
+
+    def HasField(self, name: str) -> bool:  # noqa: N802  # protobuf's
+        assert name == "contents"
+        return self.has_contents
+
+
+@dataclass(slots=True)
+class LargeRequest:
+    """As `ModelInferRequest`."""
+
+    small: service_pb2.ModelInferRequest  # all but inputs and raw contents
+    inputs: list[LargeInput] = field(default_factory=list)
+    raw_input_contents: list[memoryview] = field(default_factory=list)
+
+    @property
+    def model_name(self) -> str:
+        return str(self.small.model_name)
+
+    @property
+    def model_version(self) -> str:
+        return str(self.small.model_version)
+
+    @property
+    def id(self) -> str:
+        return str(self.small.id)
+
+    @property
+    def parameters(self) -> Any:
+        return self.small.parameters
+
+    @property
+    def outputs(self) -> Any:
+        return self.small.outputs
+
+
+def parse_large(data: Message, share: Share) -> LargeRequest:
+    """Raises `DecodeError` for what is no message, and `RequestTooLarge`."""
+    budget = _Budget(share)
+    inputs: list[LargeInput] = []
+    raw: list[memoryview] = []
+    rest = bytearray()
+    for number, kind, value in budget.counted(memoryview(data)):
+        if kind == LENGTH_DELIMITED and number == RAW_CONTENTS:
+            raw.append(value)
+        elif kind == LENGTH_DELIMITED and number == INPUTS:
+            inputs.append(_parse_input(value, budget))
+        else:
+            if kind == LENGTH_DELIMITED and number == OUTPUTS:
+                budget.count_fields(value)
+            rest += encoded_field(number, kind, value)
+    return LargeRequest(service_pb2.ModelInferRequest.FromString(bytes(rest)), inputs, raw)
+
+
+def _parse_input(data: memoryview, budget: _Budget) -> LargeInput:
+    contents: dict[int, list[Any]] = {}
+    has_contents = False
+    rest = bytearray()
+    for number, kind, value in budget.counted(data):
+        if kind == LENGTH_DELIMITED and number == CONTENTS:
+            has_contents = True
+            for content_number, content_kind, content in budget.contents(value):
+                contents.setdefault(content_number, []).append(decode_field(content_number, content_kind, content))
+            continue
+        if number == SHAPE and len(value) > MAX_SHAPE_BYTES:
+            raise RequestTooLarge("the shape of an input has more dimensions than any tensor can have")
+        rest += encoded_field(number, kind, value)
+    small = service_pb2.ModelInferRequest.InferInputTensor.FromString(bytes(rest))
+    found = {CONTENT_NAMES[number]: join_fields(number, pieces) for number, pieces in contents.items()}
+    return LargeInput(small.name, small.datatype, small.shape, small.parameters, LargeContents(**found), has_contents)
+
+
+class _Budget:
+    """How much of a message is read, and what becomes of it."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._num_fields = 0
+        self._num_values = 0
+        self._num_uncounted = 0  # bytes of values that the share has not grown for
+
+    def counted(self, data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+        for each in fields_of(data):
+            self._num_fields += 1
+            if self._num_fields > MAX_FIELDS:
+                raise RequestTooLarge(f"the request has more than {MAX_FIELDS} fields beside the data of its tensors")
+            yield each
+
+    def count_fields(self, data: memoryview) -> None:
+        for _ in self.counted(data):
+            pass
+
+    def contents(self, data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+        """Fields of an `InferTensorContents`: many numbers each, or one, or one text."""
+        for number, kind, value in fields_of(data):
+            if number not in CONTENT_NAMES:
+                continue
+            if kind == LENGTH_DELIMITED and number != BYTES_CONTENTS:
+                self._share.grow(8 * len(value))  # a byte is at most a number of eight
+            else:
+                self._num_values += 1
+                if self._num_values > MAX_TEXTS:
+                    raise RequestTooLarge(f"at most {MAX_TEXTS} elements of BYTES, or numbers that are not packed")
+                self._num_uncounted += TEXT_BYTES + len(value)
+                if self._num_uncounted > INLINE_BYTES:
+                    self._share.grow(self._num_uncounted)
+                    self._num_uncounted = 0
+            yield number, kind, value

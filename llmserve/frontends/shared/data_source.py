@@ -1,0 +1,45 @@
+"""Where the data of one request's tensors comes from, and what it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmserve.frontends.shared.shared_memory import Place, SharedMemory
+from llmserve.wire.event_loop import INLINE_BYTES, leave_loop
+from llmserve.wire.request_memory import RequestTooLarge, Share
+
+MAX_TEXTS = 1024 * 1024  # elements of a request's BYTES tensors
+INLINE_TEXTS = 4096  # that are decoded on the event loop
+TEXT_BYTES = 64  # of an element: its object, and where an array has it
+
+
+@dataclass(slots=True)
+class DataSource:
+    """Of one request. What is decoded grows the request's share of the memory before it is there."""
+
+    memory: SharedMemory
+    share: Share
+    num_texts: int = 0
+
+    def read(self, place: Place) -> memoryview:
+        leave_loop(when=place.byte_size > INLINE_BYTES)
+        self.memory.check(place)
+        self.share.grow(place.byte_size)
+        return self.memory.read(place)
+
+    def expect_texts(self, name: str, count: int, num_bytes: int = 0) -> None:
+        """Before the elements of a BYTES tensor are decoded, and copied from `num_bytes`.
+
+        Raises `RequestTooLarge` when they are too many.
+        """
+        if count <= INLINE_TEXTS and not self.num_texts and num_bytes <= INLINE_BYTES:
+            self.num_texts = count
+            return
+        leave_loop(when=True)
+        self.num_texts += count
+        if self.num_texts > MAX_TEXTS:
+            raise RequestTooLarge(
+                f"input '{name}' brings the BYTES elements of the request to {self.num_texts}: "
+                f"at most {MAX_TEXTS} are possible"
+            )
+        self.share.grow(count * TEXT_BYTES + num_bytes)

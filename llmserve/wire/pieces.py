@@ -1,0 +1,79 @@
+"""Bytes that come in many pieces, and become one only when all are there.
+
+A buffer that grows is copied again and again, and each of those copies is one call that holds the interpreter lock. So
+they are kept in blocks, straight from the operating system: what is freed is free for everybody at once, while the
+allocator would keep as much again.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Iterator
+
+CRUMB_BYTES = 64 * 1024  # that are kept without a block
+BLOCK_BYTES = 1024 * 1024
+
+
+def in_pieces(data: bytes | memoryview, size: int = BLOCK_BYTES) -> Iterator[bytes | memoryview]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def copied(data: bytes | memoryview) -> bytes:
+    """`bytes(data)`, which would hold the interpreter lock all the time; joining much does not."""
+    return bytes(data) if len(data) <= BLOCK_BYTES else b"".join(map(bytes, in_pieces(data)))
+
+
+class Pieces:
+    __slots__ = ("_at", "_blocks", "_crumbs", "num_bytes")
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._blocks: deque[memoryview] = deque()
+        self._at = BLOCK_BYTES  # where the last block goes on
+        self._crumbs = bytearray()  # behind the blocks
+
+    def __len__(self) -> int:
+        return self.num_bytes
+
+    def add(self, data: bytes | bytearray) -> None:
+        self.num_bytes += len(data)
+        if len(self._crumbs) + len(data) <= CRUMB_BYTES:
+            self._crumbs += data
+            return
+        self._append(self._crumbs)
+        self._crumbs = bytearray()
+        self._append(data)
+
+    def small(self) -> bytes:
+        """All of it, in one call."""
+        return self._joined().tobytes()
+
+    def taken(self) -> memoryview:
+        """All of it, which is not here any more. For much of it to be called in a thread."""
+        return self._joined().toreadonly()
+
+    def _joined(self) -> memoryview:
+        if not self._blocks:
+            return memoryview(self._crumbs)
+        self._append(self._crumbs)
+        whole = memoryview(mmap.mmap(-1, self.num_bytes))
+        at = 0
+        while self._blocks:
+            block = self._blocks.popleft()
+            size = BLOCK_BYTES if self._blocks else self._at
+            whole[at : at + size] = block[:size]
+            at += size
+        return whole
+
+    def _append(self, data: bytes | bytearray) -> None:
+        view = memoryview(data)
+        while view:
+            if self._at == BLOCK_BYTES:
+                self._blocks.append(memoryview(mmap.mmap(-1, BLOCK_BYTES)))
+                self._at = 0
+            size = min(len(view), BLOCK_BYTES - self._at)
+            self._blocks[-1][self._at : self._at + size] = view[:size]
+            self._at += size
+            view = view[size:]

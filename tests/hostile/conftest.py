@@ -1,0 +1,95 @@
+"""A real server with models that give back what they get, and a prober beside it.
+
+`make test` runs small attacks and asks only that the server is never gone for seconds: it shares its machine. `make
+hostile` runs them in full and holds the server to the limits that it promises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import ROOT, ServerProcess, start_server
+from tests.hostile.prober import Seen
+
+IS_STRICT = bool(os.environ.get("HOSTILE_STRICT"))
+MIB = 1024 * 1024
+LIMIT_BYTES = (1024 if IS_STRICT else 256) * MIB  # --request-memory
+EACH_BYTES = (512 if IS_STRICT else 128) * MIB
+SLACK_BYTES = (500 if IS_STRICT else 250) * MIB  # for buffers of sockets, and what the allocator keeps
+SLOWEST_S = 0.25 if IS_STRICT else 3.0
+
+MODEL = """
+backend: "identity"
+input {{ name: "IN" data_type: TYPE_{datatype} dims: [ -1 ] }}
+output {{ name: "OUT" data_type: TYPE_{datatype} dims: [ -1 ] }}
+"""
+DATATYPES = {"texts": "STRING", "floats": "FP32", "integers": "INT32"}
+
+
+def full_only(*names: Any, among: Iterable[Any]) -> list[Any]:
+    """Of the cases of a test, `names` are left to `make hostile`."""
+    skipped = pytest.mark.skipif(not IS_STRICT, reason="make hostile")
+    return [pytest.param(name, marks=skipped) if name in names else name for name in among]
+
+
+@dataclass(frozen=True)
+class Target:
+    server: ServerProcess
+    temporary: Path  # where the server puts what is temporary
+
+    @property
+    def http_port(self) -> int:
+        return self.server.ports["HTTPService"]
+
+    @property
+    def grpc_port(self) -> int:
+        return self.server.ports["GRPCInferenceService"]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While something is done to the server: it answers, and its memory stays within bounds."""
+        before = psutil.Process(self.server.process.pid).memory_info().rss
+        command = [sys.executable, "-m", "tests.hostile.prober", str(self.http_port), str(self.server.process.pid)]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as prober:
+            assert prober.stdout is not None
+            assert prober.stdout.readline() == "watching\n"
+            try:
+                yield
+            finally:
+                output, _ = prober.communicate()
+        seen = Seen(**json.loads(output))
+        print(f"slowest {seen.slowest_s * 1e3:.0f} ms, {(seen.peak_bytes - before) / MIB:+.0f} MiB, {seen}")
+        assert self.server.process.poll() is None, "the server has ended"
+        assert seen.num_failures == 0, seen
+        assert seen.slowest_s - seen.late_s < SLOWEST_S, seen
+        assert seen.peak_bytes - before < LIMIT_BYTES + SLACK_BYTES, seen
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    repository = tmp_path_factory.mktemp("models")
+    for name, datatype in DATATYPES.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(MODEL.format(datatype=datatype))
+    with tempfile.TemporaryDirectory() as temporary:
+        server = start_server(
+            "--model-repository", str(repository), "--model-control-mode", "explicit", "--load-model", "*",
+            "--allow-client-shm", "--request-memory", str(LIMIT_BYTES), "--request-memory-each", str(EACH_BYTES),
+            env={**os.environ, "TMPDIR": temporary},
+        )  # fmt: skip
+        yield Target(server, Path(temporary))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
