@@ -96,7 +96,7 @@ def _write(
     sizes = [(checkpoint.folder / name).stat().st_size for name in checkpoint.file_names]
     progress.phase("hash the checkpoint", sum(sizes))
     digest = checkpoint.digest(progress.advance)
-    source = Source(digest, build.spec.architecture, checkpoint.file_names)
+    source = Source(digest, build.spec.architecture, checkpoint.file_names, checkpoint.rounded)
     weights = CanonicalWeights(build.weights, build.options.dtype)
     progress.phase("compile", build.engine_bytes)
     job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance, earlier)

@@ -19,7 +19,8 @@ def write_expanded(checkpoint: Checkpoint, folder: Path) -> None:
     for name in TEXT_FILES:
         if (content := checkpoint.text_file(name)) is not None:
             (folder / name).write_bytes(content)
-    planned = {name: Planned("float32", info.shape) for name, info in checkpoint.tensors.items()}
+    kept = {name: info for name, info in checkpoint.tensors.items() if name not in checkpoint.surplus}
+    planned = {name: Planned("float32", info.shape) for name, info in kept.items()}
     with SafetensorsWriter(folder / "model.safetensors", planned) as writer:
         for name in planned:
             writer.write(name, checkpoint.read(name).astype("float32"))

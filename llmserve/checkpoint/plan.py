@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
 from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Tensor
 from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import Combine, Param
 
-MAX_LISTED = 40  # a folder of another architecture has hundreds of problems of one kind
 CHUNK_ELEMENTS = 1 << 22  # rows are converted in pieces of about this size, to keep temporaries small
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's guard
 
@@ -95,7 +94,7 @@ def plan_weights(checkpoint: Checkpoint, params: Sequence[Param], ignored: Seque
     problems += [
         f"tensor {checkpoint.stored_name(name)} is not part of this architecture"
         for name in tensors
-        if name not in claimed and not unknown.fullmatch(name)
+        if name not in claimed and name not in checkpoint.surplus and not unknown.fullmatch(name)
     ]
     problems = list(dict.fromkeys(problems))  # a tied tensor is checked twice
     if len(problems) > MAX_LISTED:

@@ -1,4 +1,4 @@
-"""A checkpoint: a Hugging Face folder, in whichever of the four weight layouts, or a GGUF file.
+"""A checkpoint: a Hugging Face folder, in whichever of the four weight layouts, quantized or not, or a GGUF file.
 
 Nothing of it is ever executed: no remote code, and pickles are read by our own reader.
 """
@@ -6,11 +6,14 @@ Nothing of it is ever executed: no remote code, and pickles are read by our own 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from llmserve.checkpoint.formats.config import CONFIG_KEYS, Quantization, read_quantization
+from llmserve.checkpoint.formats.tensors import ExpandedTensors
 from llmserve.checkpoint.gguf.file import SUFFIX, GgufFile
 from llmserve.checkpoint.json_file import read_json_object
 from llmserve.checkpoint.safetensors_file import SafetensorsFile
@@ -24,6 +27,7 @@ SINGLE_NAMES = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model")
 INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 DIGEST_CHUNK_BYTES = 1 << 20
+MAX_LISTED = 40  # a folder that is wrong has hundreds of problems of one kind
 
 
 class Checkpoint:
@@ -55,9 +59,12 @@ class Checkpoint:
         config = _read_config(path / CONFIG_NAME, problems)
         generation = path / GENERATION_CONFIG_NAME
         generation_config = _read_config(generation, problems) if generation.exists() else {}
+        quantization = read_quantization(path, config, problems)
         files = _open_weights(path, problems)
         try:
             raise_problems(CheckpointError, f"checkpoint {path}", problems)
+            if quantization is not None:
+                return QuantizedCheckpoint(path, config, generation_config, files, quantization)
         except CheckpointError:
             _close_all(files)
             raise
@@ -83,9 +90,29 @@ class Checkpoint:
         return CONFIG_NAME
 
     @property
+    def surplus(self) -> Collection[str]:
+        """Tensors that mean nothing, and that a network may be without."""
+        return ()
+
+    @property
+    def rounded_shares(self) -> Mapping[str, float]:
+        """Which part of the numbers is stored in which form that rounds."""
+        return {}
+
+    @property
+    def rounded(self) -> str:
+        """The same in words; empty where nothing is."""
+        return ", ".join(f"{share:.0%} {name}" for name, share in self.rounded_shares.items())
+
+    @property
     def notes(self) -> Sequence[str]:
         """What the user should know about an engine that is made from it."""
-        return ()
+        if not self.rounded:
+            return ()
+        return (
+            f"the checkpoint's numbers are rounded already ({self.rounded}): they are expanded to the values that they "
+            "stand for, and an engine is at most as good as these",
+        )
 
     def stored_name(self, name: str) -> str:
         """What the files call a tensor."""
@@ -102,6 +129,9 @@ class Checkpoint:
 
     def rows(self, name: str) -> Rows:
         """The same, to be had in pieces, of which no more is in memory than is asked for where the format allows it."""
+        return self._stored(name)
+
+    def _stored(self, name: str) -> Rows:
         file = self._owner.get(name)
         if file is None:
             raise CheckpointError(f"checkpoint {self.path} has no tensor {name}")
@@ -136,6 +166,58 @@ class Checkpoint:
         self.close()
 
 
+class QuantizedCheckpoint(Checkpoint):
+    """A folder whose weights are expanded when they are read. Its config is that of the original."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        files: Mapping[str, TensorFile],
+        quantization: Quantization,
+    ) -> None:
+        original = {key: value for key, value in config.items() if key not in CONFIG_KEYS}
+        super().__init__(path, original, generation_config, files)
+        self._quantization = quantization
+        problems: list[str] = []
+        self._expanded = ExpandedTensors(self._tensors, self._read_stored, quantization.format, problems)
+        if len(problems) > MAX_LISTED:
+            problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
+        raise_problems(CheckpointError, f"checkpoint {path} does not fit its {quantization.source}", problems)
+
+    def _read_stored(self, name: str) -> Tensor:
+        return self._stored(name)[:]
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        return (*self._quantization.files, *super().file_names)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._expanded.tensors
+
+    @property
+    def surplus(self) -> Collection[str]:
+        return self._expanded.surplus
+
+    @property
+    def rounded_shares(self) -> Mapping[str, float]:
+        return self._expanded.shares
+
+    def stored_name(self, name: str) -> str:
+        return self._expanded.stored_name(name)
+
+    def text_file(self, name: str) -> bytes | None:
+        if name == CONFIG_NAME:
+            return (json.dumps(self.config, indent=2) + "\n").encode()
+        return super().text_file(name)
+
+    def rows(self, name: str) -> Rows:
+        expanded = self._expanded.rows(name)
+        return self._stored(name) if expanded is None else expanded
+
+
 class GgufCheckpoint(Checkpoint):
     """`path` as the user gave it: `file`, or the folder that it is in.
 
@@ -162,15 +244,8 @@ class GgufCheckpoint(Checkpoint):
         return "metadata"
 
     @property
-    def notes(self) -> Sequence[str]:
-        shares = self._gguf.rounded_shares
-        if not shares:
-            return ()
-        listed = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())
-        return (
-            f"the checkpoint's numbers are rounded already ({listed}): they are expanded to the values that they stand "
-            "for, and an engine is at most as good as these",
-        )
+    def rounded_shares(self) -> Mapping[str, float]:
+        return self._gguf.rounded_shares
 
     def stored_name(self, name: str) -> str:
         return self._gguf.stored_name(name)

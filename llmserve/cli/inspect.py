@@ -92,6 +92,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
         ("vocabulary", f"{info.vocab_size:,}"),
         ("engine digest", manifest.engine_digest),
         ("checkpoint digest", manifest.source.digest),
+        *([("checkpoint numbers", f"{manifest.source.rounded}, expanded")] if manifest.source.rounded else ()),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
         ("files", ", ".join(manifest.files)),
         ("runs here", "\n".join(f"no: {problem}" for problem in problems) or "yes"),

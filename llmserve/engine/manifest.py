@@ -30,6 +30,7 @@ class Source:
     digest: str
     architecture: str
     files: tuple[str, ...]
+    rounded: str = ""  # what its numbers were, for people, where they were rounded; they have been expanded
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,98 @@
+"""What a quantization format does: it finds the weight of a linear module among the tensors that stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmserve.checkpoint.stored_tensor import Rows, Tensor, TensorInfo
+
+SCALE_DTYPES = ("float16", "bfloat16", "float32")
+WORDS = ("int32",)  # of packed numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """The tensors of one module, by the last part of their names."""
+
+    name: str
+    tensors: Mapping[str, TensorInfo]
+    read: Callable[[str], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight that is ready to be expanded."""
+
+    shape: tuple[int, int]  # of the weight: outputs, inputs
+    kind: str  # for people: "GPTQ int4 (groups of 128)"
+    main: str  # the tensor with its numbers
+    others: frozenset[str]  # the other tensors that belong to it
+    expand: Callable[[], Rows]  # reads the tensors
+
+
+class Format(Protocol):
+    """A format, and what a checkpoint's config says about it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def main(self) -> str:
+        """Which tensor a module of this format has, in words: `qweight`."""
+        ...
+
+    def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
+        """None where the module is not in this format, or something is wrong with it, which is added to `problems`.
+
+        Shapes and types are checked, and zero points and indexes of groups, which are small; scales when they are used.
+        """
+        ...
+
+
+class ModuleCheck:
+    """What is wrong with the tensors of one module."""
+
+    def __init__(self, module: Module, problems: list[str]) -> None:
+        self._module = module
+        self._problems = problems
+        self._num_before = len(problems)
+
+    @property
+    def passed(self) -> bool:
+        return len(self._problems) == self._num_before
+
+    def wrong(self, problem: str) -> None:
+        self._problems.append(f"{self._module.name}: {problem}")
+
+    def expect(self, part: str, shape: tuple[int, ...], dtypes: Iterable[str], *others: tuple[int, ...]) -> None:
+        """`others`: shapes that mean the same."""
+        info = self._module.tensors.get(part)
+        if info is None:
+            self.wrong(f"tensor {part} {list(shape)} is missing")
+            return
+        if info.shape not in (shape, *others):
+            self.wrong(f"tensor {part} has shape {list(info.shape)}, the weight asks for {list(shape)}")
+        if info.dtype not in dtypes:
+            self.wrong(f"tensor {part} has dtype {info.dtype}; supported: {', '.join(dtypes)}")
+
+    def matrix(self, part: str, dtypes: Iterable[str]) -> tuple[int, int]:
+        """The shape of a tensor that the module has; (0, 0) where it is no matrix with elements."""
+        info = self._module.tensors[part]
+        if info.dtype not in dtypes:
+            self.wrong(f"tensor {part} has dtype {info.dtype}; supported: {', '.join(dtypes)}")
+        if len(info.shape) != 2 or 0 in info.shape:
+            self.wrong(f"tensor {part} has shape {list(info.shape)}, which is no matrix")
+            return 0, 0
+        return info.shape[0], info.shape[1]
+
+    def divides(self, group_size: int, num_inputs: int) -> bool:
+        if num_inputs % group_size:
+            self.wrong(f"groups of {group_size} do not divide its {num_inputs} inputs")
+        return num_inputs % group_size == 0
+
+
+def grouped(group_size: int) -> str:
+    """In words; no positive number: all inputs of an output are one group."""
+    return f"groups of {group_size}" if group_size > 0 else "per channel"

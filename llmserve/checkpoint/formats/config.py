@@ -1,0 +1,95 @@
+"""Which quantization format a folder's configs name, and what they say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.checkpoint.formats.base import Format
+from llmserve.checkpoint.formats.gptq import gptq
+from llmserve.checkpoint.json_file import read_json_object
+from llmserve.errors import CheckpointError, Unsupported
+from llmserve.models.config import ConfigReader
+
+CONFIG_KEYS = ("quantization_config", "compression_config")  # in config.json; the second: early compressed-tensors
+# other files, with the method of those that name none
+FILES: Mapping[str, str] = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+SYNONYMS = {"w_bit": "bits", "q_group_size": "group_size"}
+COMPARED = ("quant_method", "bits", "group_size", "sym", "desc_act", "zero_point", "quant_algo")
+
+METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {"gptq": gptq}
+ORIGINAL = "use the original checkpoint, and quantize at build time: --quantization int8 or int4"
+INSTEAD: Mapping[str, str] = {
+    "bitsandbytes": f"bitsandbytes rounds a model when it is loaded, so nothing is lost: {ORIGINAL}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    format: Format
+    source: str  # the key of config.json, or the file
+    files: tuple[str, ...]  # beside config.json, that say something about it
+
+
+def read_quantization(folder: Path, config: Mapping[str, Any], problems: list[str]) -> Quantization | None:
+    """None for a checkpoint that is not quantized, and where `problems` have been added.
+
+    Raises `Unsupported` for a method that we don't read.
+    """
+    found = _descriptions(folder, config, problems)
+    if not found:
+        return None
+    (source, description), *others = found.items()
+    for other, said in others:
+        problems += [
+            f"{source} and {other} differ: {key} is {description[key]!r} in the first, {said[key]!r} in the second"
+            for key in COMPARED
+            if key in description and key in said and description[key] != said[key]
+        ]
+    method = description.get("quant_method")
+    if method is None and ("load_in_4bit" in description or "load_in_8bit" in description):
+        method = "bitsandbytes"
+    if not isinstance(method, str):
+        problems.append(f"{source} must name its quant_method, got {method!r}")
+        return None
+    if (make := METHODS.get(method.lower())) is None:
+        raise Unsupported(
+            f"checkpoint {folder} is quantized by {method} ({source}), which is not supported; supported: "
+            f"{', '.join(METHODS)}. {INSTEAD.get(method.lower(), ORIGINAL)}"
+        )
+    reader = ConfigReader(description)
+    made = make(reader)
+    problems += [f"{source}: {problem}" for problem in reader.problems]
+    return Quantization(made, source, tuple(name for name in FILES if name in found))
+
+
+def _descriptions(folder: Path, config: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, Any]]:
+    """What each source says, that of config.json first."""
+    found: dict[str, dict[str, Any]] = {}
+    for key in CONFIG_KEYS:
+        if isinstance(value := config.get(key), dict):
+            found[key] = _with_one_name(value)
+        elif value is not None:
+            problems.append(f"{key} must be an object, got {value!r}")
+    for name, method in FILES.items():
+        if not (folder / name).is_file():
+            continue
+        try:
+            content = read_json_object(folder / name)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        if isinstance(inner := content.get("quantization"), dict):  # ModelOpt's
+            content = inner
+        found[name] = {"quant_method": method, **_with_one_name(content)}
+    return found
+
+
+def _with_one_name(description: Mapping[str, Any]) -> dict[str, Any]:
+    return {SYNONYMS.get(key, key): said for key, said in description.items()}

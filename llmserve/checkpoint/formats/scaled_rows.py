@@ -1,0 +1,55 @@
+"""A weight whose numbers have a scale for each block of them; its rows are expanded when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.checkpoint.stored_tensor import Tensor
+
+STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """(number - zero) * scale, in float32. `scales` and `zeros` are [blocks of rows, blocks of columns]."""
+
+    shape: tuple[int, int]
+    numbers: Callable[[slice], Tensor]  # some rows [rows, columns]; the slice has both ends
+    scales: Tensor
+    zeros: Tensor | None = None
+    block_rows: int = 1  # rows that share a row of scales
+    block_of: NDArray[np.intp] | None = None  # of each column; None: runs of equal length, in order
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        start, stop, _ = rows.indices(self.shape[0])
+        values = np.empty((max(0, stop - start), self.shape[1]), np.float32)
+        strip = max(1, STRIP_ELEMENTS // self.shape[1])
+        for first in range(start, stop, strip):
+            last = min(first + strip, stop)
+            with np.errstate(invalid="ignore", over="ignore"):  # reported where the values are used
+                self._expand(slice(first, last), values[first - start : last - start])
+        return values
+
+    def _expand(self, rows: slice, target: Tensor) -> None:
+        numbers = self.numbers(rows)
+        blocks = np.arange(rows.start, rows.stop) // self.block_rows
+        if self.block_of is None:
+            target = target.reshape(len(target), self.scales.shape[1], -1)
+            numbers = numbers.reshape(target.shape)
+        if self.zeros is not None:
+            numbers = np.subtract(numbers, self._of_columns(self.zeros[blocks]), out=target)
+        np.multiply(numbers, self._of_columns(self.scales[blocks]), out=target)
+
+    def _of_columns(self, of_blocks: Tensor) -> Tensor:
+        """[rows, blocks] -> float32 for each column, or with an axis more, for the columns of a run."""
+        values = of_blocks.astype(np.float32)
+        return values[:, :, np.newaxis] if self.block_of is None else values[:, self.block_of]
+
+
+def blocks_of(num_columns: int, width: int) -> NDArray[np.intp] | None:
+    """The block of each column where the last may be narrower; None where none is."""
+    return None if num_columns % width == 0 else np.arange(num_columns) // width

@@ -1,0 +1,167 @@
+"""Configs and tensors that are wrong, or of a format that we don't read: refused by name before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.checkpoint.formats.listed import ListedModules
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.errors import CheckpointError, Unsupported
+from tests.checkpoints import make_checkpoint
+from tests.quantized_files import gptq, make_quantized
+
+MODULE = "model.layers.0.self_attn.q_proj"
+
+
+def problems_of(path: Path, error: type[Exception] = CheckpointError) -> str:
+    with pytest.raises(error) as caught:
+        Checkpoint.open(path)
+    return str(caught.value)
+
+
+def of_module(**parts: Any) -> dict[str, Any]:
+    return {f"{MODULE}.{part}": values for part, values in parts.items()}
+
+
+def words(*shape: int) -> Any:
+    return np.full(shape, 0x77777777, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"bits": 3}, "quantization_config: bits 3 is not supported; supported: 4, 8"),
+        ({"bits": None}, "quantization_config: bits is missing"),
+        ({"group_size": 0}, "group_size must be -1 or a positive integer, got 0"),
+        ({"group_size": "16"}, "group_size must be -1 or a positive integer, got '16'"),
+        ({"desc_act": 1}, "desc_act must be true or false, got 1"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported; supported: gptq, gptq_v2"),
+        ({"is_marlin_format": True}, "checkpoint_format 'marlin' is not supported"),
+        ({"checkpoint_format": {}}, "checkpoint_format '{}' is not supported"),
+        ({"quant_method": None}, "quantization_config must name its quant_method, got None"),
+        ({"dynamic": [1]}, "dynamic must be an object, got [1]"),
+        ({"dynamic": {"a(": {}}}, "pattern 'a(' is wrong"),
+        ({"dynamic": {"(a+)+": {}}}, "pattern '(a+)+' is too complicated"),
+        ({"dynamic": {"a": {"bits": 2}}}, "dynamic 'a': bits 2 is not supported"),
+        ({"dynamic": {r"-:.*q_proj": {}}}, f"{MODULE}: it is quantized, though the config says that it is not"),
+        ({"dynamic": {r".*q_proj": {"group_size": 32}}}, f"{MODULE}: tensor qzeros has shape [4, 8], the weight asks"),
+        ({"group_size": 24}, f"{MODULE}: groups of 24 do not divide its 64 inputs"),
+        ({"bits": 8}, f"{MODULE}: tensor qzeros has shape [4, 8], the weight asks for [2, 16]"),
+        ({"sym": True}, f"{MODULE}: the config says that it is symmetric (sym), but not all of its zero points are 8"),
+    ],
+    ids=str,
+)
+def test_gptq_config(config: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq(), config=config)
+    assert problem in problems_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        (of_module(scales=None), "tensor scales [4, 64] is missing"),
+        (of_module(qzeros=None, g_idx=None), "tensor qzeros [4, 8] is missing"),
+        (
+            of_module(scales=np.ones((4, 32), np.float16)),
+            "tensor scales has shape [4, 32], the weight asks for [4, 64]",
+        ),
+        (of_module(scales=np.ones((4, 64), np.int32)), "tensor scales has dtype int32; supported: float16, bfloat16"),
+        (of_module(qweight=np.ones((8, 64), np.int64)), "tensor qweight has dtype int64; supported: int32"),
+        (of_module(qweight=words(8, 60)), "its 60 outputs are no multiple of 8"),
+        (of_module(qweight=words(8)), "tensor qweight has shape [8], which is no matrix"),
+        (of_module(qweight=words(0, 64)), "tensor qweight has shape [0, 64], which is no matrix"),
+        (of_module(qzeros=words(4, 8) | 0xF000), "a zero point in qzeros is out of range: 15 + 1, of 0 to 15"),
+        (of_module(g_idx=np.full(64, 4, np.int32)), "g_idx has groups from 4 to 4, of 0 to 3"),
+        (of_module(g_idx=np.full(64, -1, np.int32)), "g_idx has groups from -1 to -1, of 0 to 3"),
+        (of_module(weight=np.ones((64, 64), np.float16)), "it has both weight and qweight"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gptq_tensors(tensors: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq(), tensors=tensors)
+    message = problems_of(tmp_path)
+    assert f"{MODULE}: {problem}" in message
+    assert "does not fit its quantization_config" in message
+
+
+def test_an_order_without_its_groups(tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq(ordered=True), tensors=of_module(g_idx=None))
+    assert f"{MODULE}: tensor g_idx [64] is missing" in problems_of(tmp_path)
+
+
+def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq(), tensors=of_module(scales=None, qzeros=words(1, 1)))
+    message = problems_of(tmp_path)
+    assert "scales [4, 64] is missing" in message
+    assert "qzeros has shape [1, 1]" in message
+    make_quantized(tmp_path / "many", gptq(), config={"sym": True}, num_hidden_layers=8)
+    assert "... and 16 more" in problems_of(tmp_path / "many")
+    make_quantized(tmp_path / "config", gptq(), config={"bits": 3, "sym": 1})
+    (tmp_path / "config/model.safetensors").unlink()
+    message = problems_of(tmp_path / "config")
+    assert all(part in message for part in ("bits 3", "sym must be", "no weights"))
+
+
+@pytest.mark.parametrize("method", ["aqlm", "hqq", "bitsandbytes", "mxfp4", "auto-round"])
+def test_methods_that_are_refused(method: str, tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq(), config={"quant_method": method})
+    message = problems_of(tmp_path, Unsupported)
+    assert f"is quantized by {method} (quantization_config), which is not supported; supported: gptq" in message
+    assert "use the original checkpoint, and quantize at build time: --quantization int8 or int4" in message
+
+
+def test_bitsandbytes_without_its_name(tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq(), config={"quant_method": None, "load_in_4bit": True})
+    assert "bitsandbytes rounds a model when it is loaded" in problems_of(tmp_path, Unsupported)
+
+
+def test_a_config_that_is_no_object(tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq())
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"quantization_config": "gptq"}))
+    assert "quantization_config must be an object, got 'gptq'" in problems_of(tmp_path)
+
+
+def test_configs_that_differ(tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq())
+    (tmp_path / "quantize_config.json").write_text('{"bits": 8, "group_size": 16, "damp_percent": 0.1}')
+    message = problems_of(tmp_path)
+    assert "quantization_config and quantize_config.json differ: bits is 4 in the first, 8 in the second" in message
+    (tmp_path / "quantize_config.json").write_text("{")
+    assert "quantize_config.json is not valid JSON" in problems_of(tmp_path)
+
+
+def test_a_config_in_a_file_of_its_own(tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq())
+    content = json.loads((tmp_path / "config.json").read_text())
+    said = content.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"w_bit": 4, "q_group_size": said["group_size"]}))
+    with Checkpoint.open(tmp_path) as found:
+        assert "GPTQ int4 (groups of 16)" in found.rounded
+
+
+def test_a_config_without_quantized_tensors(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", quantization_config=gptq().config)
+    assert "the config says GPTQ, but no module has qweight" in problems_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "inside", "outside"),
+    [
+        ("lm_head", ["lm_head"], ["model.lm_head2", "x"]),
+        ("model.layers.1", ["model.layers.1.mlp.up_proj"], ["model.layers.10.mlp.up_proj"]),
+        ("up_proj", ["model.layers.1.mlp.up_proj"], ["model.layers.1.mlp.gate_up_proj"]),
+        ("re:.*mlp.*", ["model.layers.1.mlp.up_proj"], ["model.layers.1.self_attn.q_proj"]),
+        ("model.layers.*.mlp*", ["model.layers.1.mlp.up_proj"], ["model.layers.1.self_attn.q_proj"]),
+    ],
+)
+def test_lists_of_modules(entry: str, inside: list[str], outside: list[str]) -> None:
+    listed = ListedModules([entry])
+    assert all(name in listed for name in inside)
+    assert not any(name in listed for name in outside)

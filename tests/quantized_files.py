@@ -1,0 +1,119 @@
+"""Tiny quantized checkpoints, as the programs that quantize lay them out.
+
+Each encoder draws levels, zero points and scales, and packs them number by number from the formats' descriptions, so
+that this side knows nothing of ours; `tests/checkpoint/formats/recorded` has what those programs themselves wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_tensors
+
+Array = NDArray[Any]
+Rng = np.random.Generator
+GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    parts: Mapping[str, Array]
+    weight: Array  # float32: what the parts stand for
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    config: Mapping[str, Any]
+    encode: Callable[[Rng, int, int], Encoded]  # outputs, inputs
+
+
+def packed(numbers: Array, bits: int, axis: int) -> Array:
+    """Numbers of `bits` bits in words of 32, consecutive ones along `axis` from the lowest bits on."""
+    along = np.moveaxis(numbers, axis, -1).astype(np.uint64)
+    words = along.reshape(*along.shape[:-1], -1, 32 // bits)
+    shifts = np.arange(0, 32, bits, dtype=np.uint64)
+    joined = (words << shifts).sum(axis=-1).astype(np.uint32).view(np.int32)
+    return np.ascontiguousarray(np.moveaxis(joined, -1, axis))
+
+
+def drawn(rng: Rng, outputs: int, inputs: int, bits: int, zeros: Array, groups: Array) -> tuple[Array, Array, Array]:
+    """Levels [outputs, inputs], scales [outputs, groups] in float16, and the weight; of a size that suits a network."""
+    levels = np.clip(
+        np.rint(rng.standard_normal((outputs, inputs)) * 2 ** (bits - 3) + 2 ** (bits - 1)), 0, 2**bits - 1
+    )
+    spread = 1.5 / np.sqrt(inputs) / 2 ** (bits - 3)
+    scales = (spread * rng.uniform(0.8, 1.2, (outputs, int(groups.max()) + 1))).astype(np.float16)
+    weight = (levels - zeros[:, groups]) * scales.astype(np.float64)[:, groups]
+    return levels.astype(np.uint8), scales, weight.astype(np.float32)
+
+
+def gptq(bits: int = 4, *, symmetric: bool = False, ordered: bool = False, version: int = 1) -> Method:
+    def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
+        groups = np.arange(inputs) // GROUP
+        if ordered:
+            groups = rng.permutation(groups)
+        middle = 2 ** (bits - 1)
+        shape = (outputs, inputs // GROUP)
+        zeros = np.full(shape, middle) if symmetric else rng.integers(middle - 2, middle + 3, shape)
+        levels, scales, weight = drawn(rng, outputs, inputs, bits, zeros, groups)
+        parts = {
+            "qweight": packed(levels.T, bits, 0),
+            "qzeros": packed(zeros.T - (version == 1), bits, 1),
+            "scales": np.ascontiguousarray(scales.T),
+            "g_idx": groups.astype(np.int32),
+        }
+        return Encoded(parts, weight)
+
+    config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "sym": symmetric, "desc_act": ordered}
+    return Method(config | ({"checkpoint_format": "gptq_v2"} if version == 2 else {}), encode)
+
+
+METHODS: dict[str, Method] = {
+    "gptq": gptq(),
+    "gptq-ordered": gptq(ordered=True),
+    "gptq-int8-sym": gptq(8, symmetric=True),
+    "gptq-v2": gptq(version=2),
+}
+
+
+def make_quantized(
+    path: Path,
+    method: Method,
+    kind: str = "llama",
+    *,
+    tensors: Mapping[str, Array | None] | None = None,
+    config: Mapping[str, Any] | None = None,
+    format: str = "safetensors",
+    **overrides: Any,
+) -> dict[str, Array]:
+    """Write the checkpoint `kind` into `path` with the linear modules of its layers quantized; its weights in float32.
+
+    `tensors` are put in place of the file's, or left out where they are None. `config` changes its quantization_config,
+    a value None taking a key away; `overrides` are of config.json itself.
+    """
+    make_checkpoint(path, kind, **overrides)
+    (path / "model.safetensors").unlink()
+    rng = np.random.default_rng(7)
+    stored: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
+    for name, tensor in random_tensors(KINDS[kind] | overrides, dtype="float16", seed=0).items():
+        if ".layers." not in name or tensor.ndim != 2:
+            stored[name], weights[name] = tensor, tensor.astype(np.float32)
+            continue
+        module = name.removesuffix(".weight")
+        encoded = method.encode(rng, *tensor.shape)
+        stored |= {f"{module}.{part}": values for part, values in encoded.parts.items()}
+        weights[name] = encoded.weight
+    stored |= {name: tensor for name, tensor in (tensors or {}).items() if tensor is not None}
+    write_tensors(path, {n: t for n, t in stored.items() if (tensors or {}).get(n, t) is not None}, format)
+    content = json.loads((path / "config.json").read_text())
+    said = {key: value for key, value in (dict(method.config) | dict(config or {})).items() if value is not None}
+    (path / "config.json").write_text(json.dumps(content | {"quantization_config": said}))
+    return weights
