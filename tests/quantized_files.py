@@ -75,7 +75,28 @@ def gptq(bits: int = 4, *, symmetric: bool = False, ordered: bool = False, versi
     return Method(config | ({"checkpoint_format": "gptq_v2"} if version == 2 else {}), encode)
 
 
+def awq(group: int = GROUP) -> Method:
+    def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
+        groups = np.arange(inputs) // (group if group > 0 else inputs)
+        zeros = rng.integers(6, 11, (outputs, int(groups.max()) + 1))
+        levels, scales, weight = drawn(rng, outputs, inputs, 4, zeros, groups)
+        order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+        def in_words(numbers: Array) -> Array:
+            shuffled = numbers.T.reshape(numbers.shape[1], -1, 8)[:, :, order]
+            return packed(shuffled.reshape(numbers.shape[1], -1), 4, 1)
+
+        parts = {"qweight": in_words(levels), "qzeros": in_words(zeros), "scales": np.ascontiguousarray(scales.T)}
+        return Encoded(parts, weight)
+
+    return Method(
+        {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}, encode
+    )
+
+
 METHODS: dict[str, Method] = {
+    "awq": awq(),
+    "awq-channel": awq(-1),
     "gptq": gptq(),
     "gptq-ordered": gptq(ordered=True),
     "gptq-int8-sym": gptq(8, symmetric=True),

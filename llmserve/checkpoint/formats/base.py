@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from llmserve.checkpoint.formats.listed import ListedModules
 from llmserve.checkpoint.stored_tensor import Rows, Tensor, TensorInfo
 
 SCALE_DTYPES = ("float16", "bfloat16", "float32")
@@ -87,6 +88,11 @@ class ModuleCheck:
             return 0, 0
         return info.shape[0], info.shape[1]
 
+    def not_listed(self, kept: ListedModules, key: str) -> None:
+        """The module is quantized, so the config's list of others must not have it."""
+        if self._module.name in kept:
+            self.wrong(f"it is quantized, though the config says that it is not ({key})")
+
     def divides(self, group_size: int, num_inputs: int) -> bool:
         if num_inputs % group_size:
             self.wrong(f"groups of {group_size} do not divide its {num_inputs} inputs")
@@ -96,3 +102,11 @@ class ModuleCheck:
 def grouped(group_size: int) -> str:
     """In words; no positive number: all inputs of an output are one group."""
     return f"groups of {group_size}" if group_size > 0 else "per channel"
+
+
+def read_group_size(value: Any, key: str, problems: list[str]) -> int:
+    """Of a config: a positive number, or -1 for all inputs."""
+    if isinstance(value, int) and not isinstance(value, bool) and (value == -1 or value > 0):
+        return value
+    problems.append(f"{key} must be -1 or a positive integer, got {value!r}")
+    return -1

@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.checkpoint.formats.base import SCALE_DTYPES, WORDS, Module, ModuleCheck, StoredWeight, grouped
+from llmserve.checkpoint.formats.base import (
+    SCALE_DTYPES,
+    WORDS,
+    Module,
+    ModuleCheck,
+    StoredWeight,
+    grouped,
+    read_group_size,
+)
 from llmserve.checkpoint.formats.listed import Pattern
 from llmserve.checkpoint.formats.packing import Bytes, unpacked
 from llmserve.checkpoint.formats.scaled_rows import ScaledRows
@@ -122,20 +130,13 @@ def gptq(reader: ConfigReader) -> Gptq:
         )
     settings = Settings(
         bits=8 if reader.get("bits") == 8 else 4,
-        group_size=_group_size(reader.get("group_size", -1), "group_size", reader.problems),
+        group_size=read_group_size(reader.get("group_size", -1), "group_size", reader.problems),
         symmetric=reader.flag("sym"),
         has_order=reader.flag("desc_act"),
     )
     if reader.get("bits") is None:
         reader.problems.append("bits is missing")
     return Gptq(settings, SHIFTS.get(kind, 0), tuple(_special(reader, settings)))
-
-
-def _group_size(value: Any, key: str, problems: list[str]) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and (value == -1 or value > 0):
-        return value
-    problems.append(f"{key} must be -1 or a positive integer, got {value!r}")
-    return -1
 
 
 def _special(reader: ConfigReader, settings: Settings) -> list[tuple[Pattern, Settings | None]]:
@@ -161,7 +162,7 @@ def _special(reader: ConfigReader, settings: Settings) -> list[tuple[Pattern, Se
 
 
 def _overridden(own: Mapping[str, Any], settings: Settings, key: str, problems: list[str]) -> Settings:
-    changed = replace(settings, group_size=_group_size(own.get("group_size", settings.group_size), key, problems))
+    changed = replace(settings, group_size=read_group_size(own.get("group_size", settings.group_size), key, problems))
     if (bits := own.get("bits", settings.bits)) not in (4, 8):
         problems.append(f"{key}: bits {bits!r} is not supported; supported: 4, 8")
     else:

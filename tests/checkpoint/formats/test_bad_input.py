@@ -13,7 +13,7 @@ from llmserve.checkpoint.formats.listed import ListedModules
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, Unsupported
 from tests.checkpoints import make_checkpoint
-from tests.quantized_files import gptq, make_quantized
+from tests.quantized_files import awq, gptq, make_quantized
 
 MODULE = "model.layers.0.self_attn.q_proj"
 
@@ -87,6 +87,27 @@ def test_gptq_tensors(tensors: dict[str, Any], problem: str, tmp_path: Path) -> 
     message = problems_of(tmp_path)
     assert f"{MODULE}: {problem}" in message
     assert "does not fit its quantization_config" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "problem"),
+    [
+        ({"bits": 8}, {}, "quantization_config: bits 8 is not supported; supported: 4"),
+        ({"version": "gemv"}, {}, "version 'gemv' is not supported; supported: 'gemm'"),
+        ({"version": "GEMM", "zero_point": False}, {}, "zero_point False is not supported; supported: True"),
+        ({"group_size": 24}, {}, f"{MODULE}: groups of 24 do not divide its 64 inputs"),
+        ({"modules_to_not_convert": "x"}, {}, "modules_to_not_convert must be a list of module names, got 'x'"),
+        ({"modules_to_not_convert": ["re:("]}, {}, "modules_to_not_convert: pattern '(' is wrong"),
+        ({"modules_to_not_convert": ["q_proj"]}, {}, f"{MODULE}: it is quantized, though the config says that it is"),
+        ({}, of_module(qzeros=None), f"{MODULE}: tensor qzeros [4, 8] is missing"),
+        ({}, of_module(scales=np.ones((8, 64), np.float16)), f"{MODULE}: tensor scales has shape [8, 64], the weight"),
+        ({}, of_module(qweight=words(64, 9)), f"{MODULE}: tensor qzeros has shape [4, 8], the weight asks for [4, 9]"),
+    ],
+    ids=str,
+)
+def test_awq(config: dict[str, Any], tensors: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    make_quantized(tmp_path, awq(), config=config, tensors=tensors)
+    assert problem in problems_of(tmp_path)
 
 
 def test_an_order_without_its_groups(tmp_path: Path) -> None:
