@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -94,7 +95,37 @@ def awq(group: int = GROUP) -> Method:
     )
 
 
+def fp8(block: tuple[int, int] | None, config: Mapping[str, Any], scale: str, dtype: Any = np.float32) -> Method:
+    """`block`: what shares a scale; (0, 0): the whole tensor, as one number; a 0 beside another: all there are."""
+
+    def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
+        height, width = (n or size for n, size in zip(block or (0, 0), (outputs, inputs), strict=True))
+        numbers = rng.standard_normal((outputs, inputs)).astype(ml_dtypes.float8_e4m3fn)
+        shape = (-(-outputs // height), -(-inputs // width))
+        scales = (1.5 / np.sqrt(inputs) * rng.uniform(0.8, 1.2, shape)).astype(dtype)
+        each = np.ix_(np.arange(outputs) // height, np.arange(inputs) // width)
+        weight = numbers.astype(np.float32) * scales.astype(np.float32)[each]
+        return Encoded({"weight": numbers, scale: scales if block else np.array(scales[0, 0])}, weight)
+
+    return Method(config, encode)
+
+
+DEEPSEEK: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+AUTOFP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+FBGEMM: dict[str, Any] = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}
+MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head*"]}
 METHODS: dict[str, Method] = {
+    "fp8-block": fp8((16, 16), DEEPSEEK | {"weight_block_size": [16, 16]}, "weight_scale_inv", ml_dtypes.bfloat16),
+    "fp8-uneven": fp8((48, 40), DEEPSEEK | {"weight_block_size": [48, 40]}, "weight_scale_inv"),
+    "fp8-exponents": fp8(
+        (32, 32),
+        DEEPSEEK | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
+        "weight_scale_inv",
+        ml_dtypes.float8_e8m0fnu,
+    ),
+    "fp8-tensor": fp8(None, AUTOFP8, "weight_scale"),
+    "fbgemm": fp8((1, 0), FBGEMM, "weight_scale"),
+    "modelopt": fp8(None, MODELOPT, "weight_scale"),
     "awq": awq(),
     "awq-channel": awq(-1),
     "gptq": gptq(),

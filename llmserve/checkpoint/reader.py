@@ -17,7 +17,7 @@ from llmserve.checkpoint.formats.tensors import ExpandedTensors
 from llmserve.checkpoint.gguf.file import SUFFIX, GgufFile
 from llmserve.checkpoint.json_file import read_json_object
 from llmserve.checkpoint.safetensors_file import SafetensorsFile
-from llmserve.checkpoint.stored_tensor import DTYPES, Rows, Tensor, TensorFile, TensorInfo
+from llmserve.checkpoint.stored_tensor import DTYPES, Rows, Tensor, TensorFile, TensorInfo, whole
 from llmserve.checkpoint.torch_file import TorchFile
 from llmserve.errors import CheckpointError, raise_problems
 
@@ -125,7 +125,7 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """The tensor in its own dtype (bfloat16 is ml_dtypes.bfloat16), lazily where the format allows it."""
-        return self.rows(name)[:]
+        return whole(self.rows(name))
 
     def rows(self, name: str) -> Rows:
         """The same, to be had in pieces, of which no more is in memory than is asked for where the format allows it."""
@@ -187,7 +187,7 @@ class QuantizedCheckpoint(Checkpoint):
         raise_problems(CheckpointError, f"checkpoint {path} does not fit its {quantization.source}", problems)
 
     def _read_stored(self, name: str) -> Tensor:
-        return self._stored(name)[:]
+        return whole(self._stored(name))
 
     @property
     def file_names(self) -> tuple[str, ...]:

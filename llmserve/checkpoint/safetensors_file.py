@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from llmserve.checkpoint.stored_tensor import DTYPES, Tensor, TensorInfo
@@ -23,11 +26,15 @@ DTYPE_NAMES: Mapping[str, str] = {
     "I8": "int8",
     "U8": "uint8",
     "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
 }
+FLOAT8 = ("float8_e4m3fn", "float8_e8m0fnu")  # which the library has for torch only
 
 
 class SafetensorsFile:
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._name = path.name
         try:
             file: Any = safe_open(path, framework="numpy")
@@ -41,11 +48,22 @@ class SafetensorsFile:
         return self._tensors
 
     def read(self, name: str) -> Tensor:
+        if (info := self._tensors[name]).dtype in FLOAT8:
+            data = np.memmap(self._path, np.uint8, "r", self._offsets[name], (info.num_elements,))
+            return np.asarray(data).view(DTYPES[info.dtype]).reshape(info.shape)
         try:
             tensor: Tensor = self._file.get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{self._name}: tensor {name} cannot be read: {error}") from error
         return tensor
+
+    @cached_property
+    def _offsets(self) -> dict[str, int]:
+        """Where each tensor begins in the file, whose header the library has checked."""
+        with self._path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        return {name: 8 + length + header[name]["data_offsets"][0] for name in self._tensors}
 
     def close(self) -> None:
         self._file.__exit__(None, None, None)

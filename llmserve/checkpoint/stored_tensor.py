@@ -23,6 +23,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
     for name, kind in (
         *FLOAT_DTYPES.items(),
+        ("float8_e4m3fn", ml_dtypes.float8_e4m3fn),  # of quantized weights and their scales
+        ("float8_e8m0fnu", ml_dtypes.float8_e8m0fnu),
         *((name, name) for name in ("int64", "int32", "int16", "int8", "uint8", "bool")),
     )
 }
@@ -43,6 +45,10 @@ class Rows(Protocol):
     """A tensor whose rows are had in pieces. An array is one; another may make the rows when they are asked for."""
 
     def __getitem__(self, rows: slice, /) -> Tensor: ...
+
+
+def whole(rows: Rows) -> Tensor:
+    return rows if isinstance(rows, np.ndarray) else rows[:]  # one number has no rows
 
 
 class TensorFile(Protocol):

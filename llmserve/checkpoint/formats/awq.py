@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from llmserve.checkpoint.formats.base import (
+    NOTHING,
     SCALE_DTYPES,
     WORDS,
     Module,
@@ -40,6 +41,7 @@ class Awq:
 
     name = "AWQ"
     main = "qweight"
+    unused = NOTHING
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
         if self.main not in module.tensors:

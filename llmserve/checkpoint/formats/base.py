@@ -11,6 +11,7 @@ from llmserve.checkpoint.stored_tensor import Rows, Tensor, TensorInfo
 
 SCALE_DTYPES = ("float16", "bfloat16", "float32")
 WORDS = ("int32",)  # of packed numbers
+NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Format(Protocol):
     @property
     def main(self) -> str:
         """Which tensor a module of this format has, in words: `qweight`."""
+        ...
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Tensors that any module may have and that say nothing about weights: scales of activations."""
         ...
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:

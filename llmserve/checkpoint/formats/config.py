@@ -9,6 +9,7 @@ from typing import Any
 
 from llmserve.checkpoint.formats.awq import awq
 from llmserve.checkpoint.formats.base import Format
+from llmserve.checkpoint.formats.fp8 import fbgemm, fp8, modelopt
 from llmserve.checkpoint.formats.gptq import gptq
 from llmserve.checkpoint.json_file import read_json_object
 from llmserve.errors import CheckpointError, Unsupported
@@ -24,7 +25,13 @@ FILES: Mapping[str, str] = {
 SYNONYMS = {"w_bit": "bits", "q_group_size": "group_size"}
 COMPARED = ("quant_method", "bits", "group_size", "sym", "desc_act", "zero_point", "quant_algo")
 
-METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {"gptq": gptq, "awq": awq}
+METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {
+    "gptq": gptq,
+    "awq": awq,
+    "fp8": fp8,
+    "fbgemm_fp8": fbgemm,
+    "modelopt": modelopt,
+}
 ORIGINAL = "use the original checkpoint, and quantize at build time: --quantization int8 or int4"
 INSTEAD: Mapping[str, str] = {
     "bitsandbytes": f"bitsandbytes rounds a model when it is loaded, so nothing is lost: {ORIGINAL}",

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.checkpoint.formats.base import (
+    NOTHING,
     SCALE_DTYPES,
     WORDS,
     Module,
@@ -52,6 +53,7 @@ class Gptq:
 
     name = "GPTQ"
     main = "qweight"
+    unused = NOTHING
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
         if self.main not in module.tensors:

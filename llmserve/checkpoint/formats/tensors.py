@@ -20,9 +20,9 @@ class ExpandedTensors:
         self, stored: Mapping[str, TensorInfo], read: Callable[[str], Tensor], format: Format, problems: list[str]
     ) -> None:
         self._weights: dict[str, StoredWeight] = {}
-        self._tensors = dict(stored)
+        self._tensors = {name: info for name, info in stored.items() if _part(name) not in format.unused}
         self._surplus: set[str] = set()
-        for module in _modules(stored, read):
+        for module in _modules(self._tensors, read):
             weight = format.weight(module, problems)
             if weight is not None:
                 self._take(module, weight, problems)
@@ -77,3 +77,7 @@ def _modules(stored: Mapping[str, TensorInfo], read: Callable[[str], Tensor]) ->
 
 def _reader(module: str, read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
     return lambda part: read(f"{module}.{part}")
+
+
+def _part(name: str) -> str:
+    return name.rpartition(".")[2]

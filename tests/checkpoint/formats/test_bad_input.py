@@ -13,7 +13,7 @@ from llmserve.checkpoint.formats.listed import ListedModules
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, Unsupported
 from tests.checkpoints import make_checkpoint
-from tests.quantized_files import awq, gptq, make_quantized
+from tests.quantized_files import METHODS, awq, gptq, make_quantized
 
 MODULE = "model.layers.0.self_attn.q_proj"
 
@@ -108,6 +108,46 @@ def test_gptq_tensors(tensors: dict[str, Any], problem: str, tmp_path: Path) -> 
 def test_awq(config: dict[str, Any], tensors: dict[str, Any], problem: str, tmp_path: Path) -> None:
     make_quantized(tmp_path, awq(), config=config, tensors=tensors)
     assert problem in problems_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "problem"),
+    [
+        ({"fmt": "e5m2"}, {}, "quantization_config: fmt 'e5m2' is not supported; supported: 'e4m3'"),
+        ({"weight_block_size": [16]}, {}, "weight_block_size must be two positive integers, got [16]"),
+        ({"weight_block_size": [16, True]}, {}, "weight_block_size must be two positive integers"),
+        (
+            {"weight_block_size": [32, 16]},
+            {},
+            f"{MODULE}: tensor weight_scale_inv has shape [4, 4], the weight asks for [2",
+        ),
+        (
+            {"weight_block_size": None},
+            {},
+            f"{MODULE}: tensor weight_scale_inv has shape [4, 4], the weight asks for [64",
+        ),
+        ({"modules_to_not_convert": ["q_proj"]}, {}, f"{MODULE}: it is quantized, though the config says that it is"),
+        ({}, of_module(weight_scale_inv=None), f"{MODULE}: it must have one of weight_scale_inv and weight_scale"),
+        ({}, of_module(weight_scale=np.ones(1, np.float32)), "one of weight_scale_inv and weight_scale, it has both"),
+        (
+            {},
+            of_module(weight=np.ones((64, 64), np.float16)),
+            f"{MODULE}: tensor weight has dtype float16; supported: flo",
+        ),
+        ({}, of_module(weight_scale_inv=np.ones((4, 4), np.int8)), "tensor weight_scale_inv has dtype int8; supported"),
+    ],
+    ids=str,
+)
+def test_fp8(config: dict[str, Any], tensors: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    make_quantized(tmp_path, METHODS["fp8-block"], config=config, tensors=tensors)
+    assert problem in problems_of(tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", None])
+def test_modelopts_other_formats(algorithm: str | None, tmp_path: Path) -> None:
+    make_quantized(tmp_path, METHODS["modelopt"], config={"quant_algo": algorithm})
+    wanted = f"quant_algo {algorithm!r} is not supported; supported: 'FP8'" if algorithm else "quant_algo is missing"
+    assert wanted in problems_of(tmp_path)
 
 
 def test_an_order_without_its_groups(tmp_path: Path) -> None:

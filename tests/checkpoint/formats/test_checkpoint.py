@@ -68,6 +68,39 @@ def test_every_layout_of_files(format: str, tmp_path: Path) -> None:
         assert all(np.array_equal(found.read(name).astype(np.float32), tensor) for name, tensor in wanted.items())
 
 
+@pytest.mark.parametrize("method", ["fp8-tensor", "modelopt"])
+def test_scales_of_activations_and_of_the_cache_are_left_out(method: str, tmp_path: Path) -> None:
+    names = ("q_proj.input_scale", "k_proj.k_scale", "v_proj.output_scale", "k_scale", "v_scale")
+    scales = {f"model.layers.0.self_attn.{name}": np.ones((), np.float32) for name in names}
+    wanted = make_quantized(tmp_path, METHODS[method], tensors=scales)
+    with Checkpoint.open(tmp_path) as found:
+        assert found.tensors.keys() == wanted.keys()
+        plan_of(found)
+
+
+def test_exponents_may_be_bytes(tmp_path: Path) -> None:
+    scales = np.random.default_rng(1).integers(110, 120, (2, 2), dtype=np.uint8)
+    make_quantized(tmp_path, METHODS["fp8-exponents"], tensors={f"{Q_PROJ}.weight_scale_inv": scales})
+    with Checkpoint.open(tmp_path) as found:
+        read = found.read(f"{Q_PROJ}.weight")
+        stored = found.read("model.layers.0.self_attn.q_proj.weight")
+        assert np.isfinite(stored).all()
+    make_quantized(tmp_path, METHODS["fp8-exponents"], tensors={f"{Q_PROJ}.weight_scale_inv": scales + np.uint8(1)})
+    with Checkpoint.open(tmp_path) as found:
+        assert np.array_equal(found.read(f"{Q_PROJ}.weight"), 2 * read)
+
+
+def test_modelopts_own_file(tmp_path: Path) -> None:
+    make_quantized(tmp_path, METHODS["modelopt"])
+    content = json.loads((tmp_path / "config.json").read_text())
+    del content["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    with Checkpoint.open(tmp_path) as found:
+        assert "FP8 (per tensor)" in found.rounded
+
+
 def test_a_quantized_head(tmp_path: Path) -> None:
     encoded = gptq().encode(np.random.default_rng(1), 320, 64)
     head = {f"lm_head.{part}": values for part, values in encoded.parts.items()}
@@ -142,3 +175,14 @@ def test_numbers_that_are_not_finite_are_found(tmp_path: Path) -> None:
     make_quantized(tmp_path, gptq(), tensors={f"{Q_PROJ}.scales": scales})
     with pytest.raises(CheckpointError, match=r"q_proj\.weight \(stored as qweight\) has NaN or infinite values"):
         reference_logits(tmp_path)([3, 4])
+
+
+def test_eight_bits_without_a_config_are_no_weights(tmp_path: Path) -> None:
+    make_quantized(tmp_path, METHODS["fp8-tensor"], config={"quant_method": None, "activation_scheme": None})
+    content = json.loads((tmp_path / "config.json").read_text())
+    del content["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with Checkpoint.open(tmp_path) as found, pytest.raises(CheckpointError) as caught:
+        plan_of(found)
+    assert f"{Q_PROJ}.weight has dtype float8_e4m3fn; supported: float64, float32" in str(caught.value)
+    assert f"{Q_PROJ}.weight_scale is not part of this architecture" in str(caught.value)
