@@ -110,6 +110,65 @@ def fp8(block: tuple[int, int] | None, config: Mapping[str, Any], scale: str, dt
     return Method(config, encode)
 
 
+def compressed(format: str, weights: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """The config that LLM Compressor writes."""
+    group = {"targets": ["Linear"], "weights": dict(weights), "input_activations": None}
+    config = {"quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed"}
+    return config | {"config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None} | others
+
+
+def packed_levels(bits: int, *, symmetric: bool, ordered: bool = False) -> Method:
+    """LLM Compressor's, in groups."""
+
+    def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
+        groups = np.arange(inputs) // GROUP
+        if ordered:
+            groups = rng.permutation(groups)
+        middle = 2 ** (bits - 1)
+        shape = (outputs, inputs // GROUP)
+        zeros = np.full(shape, middle) if symmetric else rng.integers(middle - 2, middle + 3, shape)
+        levels, scales, weight = drawn(rng, outputs, inputs, bits, zeros, groups)
+        parts = {
+            "weight_packed": packed(levels, bits, 1),
+            "weight_scale": scales,
+            "weight_shape": np.array([outputs, inputs]),
+        }
+        parts |= {} if symmetric else {"weight_zero_point": packed(zeros, bits, 0)}
+        return Encoded(parts | ({"weight_g_idx": groups.astype(np.int32)} if ordered else {}), weight)
+
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": symmetric}
+    return Method(compressed("pack-quantized", weights | ({"actorder": "group"} if ordered else {})), encode)
+
+
+def whole_levels(*, symmetric: bool) -> Method:
+    """LLM Compressor's int8, with a scale per output."""
+
+    def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
+        zeros = np.zeros((outputs, 1), np.int64) if symmetric else rng.integers(-9, 10, (outputs, 1))
+        levels, scales, weight = drawn(rng, outputs, inputs, 8, zeros + 128, np.zeros(inputs, np.int64))
+        parts = {"weight": (levels.astype(np.int16) - 128).astype(np.int8), "weight_scale": scales}
+        return Encoded(parts | ({} if symmetric else {"weight_zero_point": zeros.astype(np.int8)}), weight)
+
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": symmetric}
+    return Method(compressed("int-quantized", weights), encode)
+
+
+def mxfp4() -> Method:
+    """LLM Compressor's."""
+
+    def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
+        numbers = rng.standard_normal((outputs, inputs)).astype(ml_dtypes.float4_e2m1fn)
+        nibbles = numbers.view(np.uint8).reshape(outputs, -1, 2)
+        exponents = rng.integers(123, 126, (outputs, inputs // 32), dtype=np.uint8)
+        each = np.arange(inputs) // 32
+        weight = numbers.astype(np.float32) * np.exp2(exponents.astype(np.float32) - 127)[:, each]
+        return Encoded({"weight_packed": nibbles[..., 0] | nibbles[..., 1] << 4, "weight_scale": exponents}, weight)
+
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    return Method(compressed("mxfp4-pack-quantized", weights), encode)
+
+
+FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 DEEPSEEK: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 AUTOFP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 FBGEMM: dict[str, Any] = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}
@@ -126,6 +185,12 @@ METHODS: dict[str, Method] = {
     "fp8-tensor": fp8(None, AUTOFP8, "weight_scale"),
     "fbgemm": fp8((1, 0), FBGEMM, "weight_scale"),
     "modelopt": fp8(None, MODELOPT, "weight_scale"),
+    "packed-int4": packed_levels(4, symmetric=True),
+    "packed-int4-asym": packed_levels(4, symmetric=False),
+    "packed-int8-ordered": packed_levels(8, symmetric=False, ordered=True),
+    "int8": whole_levels(symmetric=True),
+    "int8-asym": whole_levels(symmetric=False),
+    "compressed-fp8": fp8((1, 0), compressed("float-quantized", FLOATS), "weight_scale", np.float16),
     "awq": awq(),
     "awq-channel": awq(-1),
     "gptq": gptq(),

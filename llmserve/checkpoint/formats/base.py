@@ -11,7 +11,18 @@ from llmserve.checkpoint.stored_tensor import Rows, Tensor, TensorInfo
 
 SCALE_DTYPES = ("float16", "bfloat16", "float32")
 WORDS = ("int32",)  # of packed numbers
+FLOAT8 = ("float8_e4m3fn",)
+EXPONENT_DTYPES = ("uint8", "float8_e8m0fnu")
 NOTHING: frozenset[str] = frozenset()
+# what says how activations and the KV cache were rounded
+OF_ACTIVATIONS = frozenset(
+    (
+        *(f"{what}_{how}" for what in "qkv" for how in ("scale", "zero_point", "global_scale")),
+        *(f"{what}_{how}" for what in ("input", "output") for how in ("scale", "zero_point", "global_scale")),
+        "activation_scale", "input_scale_ub", "kv_scale", "prob_scale", "prob_output_scale",
+    )
+)  # fmt: skip
+Block = tuple[int, int]  # outputs and inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,14 @@ class ModuleCheck:
         if self._module.name in kept:
             self.wrong(f"it is quantized, though the config says that it is not ({key})")
 
+    def group_indexes(self, part: str, num_inputs: int, num_groups: int) -> None:
+        """The group of each input."""
+        self.expect(part, (num_inputs,), ("int32", "int64"))
+        if self.passed:
+            groups = self._module.read(part)
+            if groups.min() < 0 or groups.max() >= num_groups:
+                self.wrong(f"{part} has groups from {groups.min()} to {groups.max()}, of 0 to {num_groups - 1}")
+
     def divides(self, group_size: int, num_inputs: int) -> bool:
         if num_inputs % group_size:
             self.wrong(f"groups of {group_size} do not divide its {num_inputs} inputs")
@@ -116,3 +135,22 @@ def read_group_size(value: Any, key: str, problems: list[str]) -> int:
         return value
     problems.append(f"{key} must be -1 or a positive integer, got {value!r}")
     return -1
+
+
+def read_block(value: Any, key: str, problems: list[str]) -> Block | None:
+    """Of a config: how many outputs and inputs a block has, or null."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not all(type(size) is int and size > 0 for size in value):
+        problems.append(f"{key} must be two positive integers, got {value!r}")
+        return None
+    return value[0], value[1]
+
+
+def in_words(block: Block, shape: Block) -> str:
+    """Which part of a weight shares a scale."""
+    if block == shape:
+        return "per tensor"
+    if block[0] == 1:
+        return grouped(block[1] if block[1] < shape[1] else -1)
+    return f"blocks of {block[0]}x{block[1]}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmserve.checkpoint.formats.awq import awq
 from llmserve.checkpoint.formats.base import Format
+from llmserve.checkpoint.formats.compressed_tensors import compressed_tensors
 from llmserve.checkpoint.formats.fp8 import fbgemm, fp8, modelopt
 from llmserve.checkpoint.formats.gptq import gptq
 from llmserve.checkpoint.json_file import read_json_object
@@ -31,6 +32,7 @@ METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {
     "fp8": fp8,
     "fbgemm_fp8": fbgemm,
     "modelopt": modelopt,
+    "compressed-tensors": compressed_tensors,
 }
 ORIGINAL = "use the original checkpoint, and quantize at build time: --quantization int8 or int4"
 INSTEAD: Mapping[str, str] = {

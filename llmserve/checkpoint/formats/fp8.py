@@ -13,27 +13,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from llmserve.checkpoint.formats.base import SCALE_DTYPES, Module, ModuleCheck, StoredWeight
+from llmserve.checkpoint.formats.base import (
+    EXPONENT_DTYPES,
+    FLOAT8,
+    OF_ACTIVATIONS,
+    SCALE_DTYPES,
+    Block,
+    Module,
+    ModuleCheck,
+    StoredWeight,
+    in_words,
+    read_block,
+)
 from llmserve.checkpoint.formats.listed import ListedModules, listed_modules
 from llmserve.checkpoint.formats.packing import E4M3, EXPONENTS
 from llmserve.checkpoint.formats.scaled_rows import ScaledRows, blocks_of
 from llmserve.checkpoint.stored_tensor import Tensor
 from llmserve.models.config import ConfigReader
 
-NUMBERS = ("float8_e4m3fn",)
-EXPONENT_DTYPES = ("uint8", "float8_e8m0fnu")
 SCALES = ("weight_scale_inv", "weight_scale")
-OF_ACTIVATIONS = frozenset(
-    (
-        "input_scale", "input_scale_ub", "activation_scale", "output_scale",
-        "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "prob_output_scale",
-    )
-)  # fmt: skip
-Block = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +49,22 @@ class Fp8:
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
         info, scales = module.tensors.get("weight"), [part for part in SCALES if part in module.tensors]
-        if info is None or not (info.dtype in NUMBERS or scales):
+        if info is None or not (info.dtype in FLOAT8 or scales):
             return None
         check = ModuleCheck(module, problems)
         check.not_listed(self.kept, self.kept_key)
-        shape = check.matrix("weight", NUMBERS)
+        shape = check.matrix("weight", FLOAT8)
         if len(scales) != 1:
             check.wrong(f"it must have one of {' and '.join(SCALES)}" + (", it has both" if scales else ""))
         if not check.passed:
             return None
         (part,) = scales
-        block = scale_block(module, part, shape, self.block, check)
-        expand = partial(expand_fp8, module, part, shape, block)
+        block = _scale_block(module, part, shape, self.block, check)
+        expand = partial(_expand, module, part, shape, block)
         return StoredWeight(shape, f"FP8 ({in_words(block, shape)})", "weight", frozenset(scales), expand)
 
 
-def scale_block(module: Module, part: str, shape: Block, block: Block | None, check: ModuleCheck) -> Block:
+def _scale_block(module: Module, part: str, shape: Block, block: Block | None, check: ModuleCheck) -> Block:
     """How many outputs and inputs share a scale of `part`, as its shape and the config say."""
     stored = module.tensors[part].shape
     if int(np.prod(stored)) == 1 and block is None:
@@ -76,13 +77,7 @@ def scale_block(module: Module, part: str, shape: Block, block: Block | None, ch
     return block
 
 
-def in_words(block: Block, shape: Block) -> str:
-    if block == shape:
-        return "per tensor"
-    return "per channel" if block == (1, shape[1]) else f"blocks of {block[0]}x{block[1]}"
-
-
-def expand_fp8(module: Module, part: str, shape: Block, block: Block) -> ScaledRows:
+def _expand(module: Module, part: str, shape: Block, block: Block) -> ScaledRows:
     stored = module.read("weight").view(np.uint8)
     scales = module.read(part).reshape(-(-shape[0] // block[0]), -1)
     if scales.dtype.itemsize == 1:
@@ -99,7 +94,11 @@ def fp8(reader: ConfigReader) -> Fp8:
     reader.expect("fmt", "e4m3", "float8_e4m3fn")
     reader.expect("activation_scheme", "dynamic", "static")
     key = "modules_to_not_convert" if reader.get("modules_to_not_convert") is not None else "ignored_layers"
-    return Fp8(_block(reader), listed_modules(reader.get(key), key, reader.problems), key)
+    return Fp8(
+        read_block(reader.get("weight_block_size"), "weight_block_size", reader.problems),
+        listed_modules(reader.get(key), key, reader.problems),
+        key,
+    )
 
 
 def fbgemm(reader: ConfigReader) -> Fp8:
@@ -115,13 +114,3 @@ def modelopt(reader: ConfigReader) -> Fp8:
     reader.expect("quant_algo", "FP8")
     key = "ignore" if reader.get("exclude_modules") is None else "exclude_modules"
     return Fp8(None, listed_modules(reader.get(key), key, reader.problems), key)
-
-
-def _block(reader: ConfigReader) -> Block | None:
-    value: Any = reader.get("weight_block_size")
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
-        reader.problems.append(f"weight_block_size must be two positive integers, got {value!r}")
-        return None
-    return value[0], value[1]

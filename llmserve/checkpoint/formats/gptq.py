@@ -75,9 +75,9 @@ class Gptq:
         check.expect("qzeros", (num_groups, num_outputs // per_word), WORDS)
         check.expect("scales", (num_groups, num_outputs), SCALE_DTYPES)
         if settings.has_order or "g_idx" in module.tensors:
-            check.expect("g_idx", (num_inputs,), ("int32", "int64"))
+            check.group_indexes("g_idx", num_inputs, num_groups)
         if check.passed:
-            self._check_values(module, settings, num_groups, check)
+            self._check_zeros(module, settings, check)
         return StoredWeight(
             shape=(num_outputs, num_inputs),
             kind=f"GPTQ int{settings.bits} ({grouped(settings.group_size)})",
@@ -86,7 +86,7 @@ class Gptq:
             expand=partial(self._expand, module, settings, (num_outputs, num_inputs)),
         )
 
-    def _check_values(self, module: Module, settings: Settings, num_groups: int, check: ModuleCheck) -> None:
+    def _check_zeros(self, module: Module, settings: Settings, check: ModuleCheck) -> None:
         largest = 2**settings.bits - 1
         stored = unpacked(module.read("qzeros"), settings.bits)
         if self.shift and (stored == largest).any():
@@ -99,10 +99,6 @@ class Gptq:
                 f"the config says that it is symmetric (sym), but not all of its zero points are {(largest + 1) // 2}: "
                 "sym or checkpoint_format is wrong"
             )
-        if "g_idx" in module.tensors:
-            groups = module.read("g_idx")
-            if groups.min() < 0 or groups.max() >= num_groups:
-                check.wrong(f"g_idx has groups from {groups.min()} to {groups.max()}, of 0 to {num_groups - 1}")
 
     def _expand(self, module: Module, settings: Settings, shape: tuple[int, int]) -> ScaledRows:
         words: Tensor = module.read("qweight")

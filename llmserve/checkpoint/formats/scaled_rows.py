@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmserve.checkpoint.stored_tensor import Tensor
 
+Numbers = Callable[[slice], Tensor]  # some rows [rows, columns]; the slice has both ends
 STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
 
 
@@ -18,7 +19,7 @@ class ScaledRows:
     """(number - zero) * scale, in float32. `scales` and `zeros` are [blocks of rows, blocks of columns]."""
 
     shape: tuple[int, int]
-    numbers: Callable[[slice], Tensor]  # some rows [rows, columns]; the slice has both ends
+    numbers: Numbers
     scales: Tensor
     zeros: Tensor | None = None
     block_rows: int = 1  # rows that share a row of scales

@@ -150,6 +150,11 @@ def record_compressed(name: str, weights: Mapping[str, Any]) -> None:
         state["weight_scale"] = (state["weight_scale"] * state["weight_global_scale"]).to(torch.float8_e4m3fn).float()
     compressed = compressor.compress(state, scheme)
     expected = compressor.decompress(compressed, scheme)["weight"].float()
+    if kind.startswith("nvfp4"):  # which that rounds to bfloat16
+        helpers: Any = importlib.import_module("compressed_tensors.compressors.nvfp4.helpers")
+        numbers = helpers.unpack_fp4_from_uint8(compressed["weight_packed"], OUTPUTS, INPUTS, torch.float32)
+        arguments = {"scale": compressed["weight_scale"].float(), "global_scale": state["weight_global_scale"]}
+        expected = quantization.lifecycle.forward.dequantize(numbers, args=scheme.weights, **arguments)
     config = {
         "quant_method": "compressed-tensors",
         "format": kind,
@@ -174,7 +179,7 @@ def record_fp8() -> None:
 
 
 def record_experts() -> None:
-    """Of gpt-oss: [experts, rows, groups, bytes]; the function gives the transposed matrices."""
+    """Of gpt-oss: [experts, rows, groups, bytes]; the function gives transposed matrices."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     blocks = torch.randint(0, 256, (1, OUTPUTS, INPUTS // 32, 16), dtype=torch.uint8)

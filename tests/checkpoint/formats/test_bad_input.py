@@ -143,6 +143,104 @@ def test_fp8(config: dict[str, Any], tensors: dict[str, Any], problem: str, tmp_
     assert problem in problems_of(tmp_path)
 
 
+def group(weights: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
+    """A config with one group that differs in this from the packed int4 one."""
+    own = dict(METHODS["packed-int4-asym"].config["config_groups"]["group_0"])
+    own["weights"] = own["weights"] | (weights or {})
+    return {"config_groups": {"group_0": own | others}}
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"quantization_status": "frozen"}, "quantization_status 'frozen' is not supported; supported: 'compressed'"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: sparse formats are not supported"),
+        ({"transform_config": {"config_groups": {"a": {}}}}, "transform_config is not supported"),
+        ({"config_groups": {}}, "config_groups must be an object with the groups of modules, got {}"),
+        ({"config_groups": {"W8A8": ["Linear"]}}, "config_groups 'W8A8' must be an object with targets and weights"),
+        (
+            {"format": "marlin-24"},
+            "config_groups 'group_0': format 'marlin-24' is not supported; supported: pack-quant",
+        ),
+        ({"format": "mixed-precision"}, "format 'mixed-precision' is not supported"),
+        (
+            group({"num_bits": 3}),
+            "group_0': type and num_bits int 3 do not go with pack-quantized; supported: int 4, int",
+        ),
+        (group({"num_bits": None, "type": "float"}), "type and num_bits float 8 do not go with pack-quantized"),
+        (group({"strategy": "token"}), "strategy 'token' is not supported; supported: tensor, channel, group, block"),
+        (group({"group_size": None}), "strategy 'group' needs a positive group_size"),
+        (group({"group_size": -2}), "group_size must be -1 or a positive integer, got -2"),
+        (group({"strategy": "block"}), "strategy 'block' needs a block_structure"),
+        (group({"strategy": "channel", "actorder": "group"}), "actorder 'group' needs strategy 'group'"),
+        (group({"dynamic": True}), "dynamic True is not supported"),
+        (group({"type": "float", "group_size": 32}, format="mxfp4-pack-quantized"), "floats must be symmetric"),
+        (group({"symmetric": "no"}), "symmetric must be true or false, got 'no'"),
+        (
+            group({"type": "float"}, format="float-quantized"),
+            "type and num_bits float 4 do not go with float-quantized",
+        ),
+        (group(targets=["re:("]), "targets: pattern '(' is wrong"),
+        (group(targets=["re:.*mlp.*"]), f"{MODULE}: it is quantized, though no group of the config has it"),
+        ({"ignore": ["re:.*q_proj"]}, f"{MODULE}: it is quantized, though the config says that it is not (ignore)"),
+        (group({"group_size": 24}), f"{MODULE}: groups of 24 do not divide its 64 inputs"),
+        (group({"group_size": 32}), f"{MODULE}: tensor weight_scale has shape [64, 4], the weight asks for [64, 2]"),
+        (group({"actorder": "group"}), f"{MODULE}: tensor weight_g_idx [64] is missing"),
+        (group({"symmetric": True}), f"{MODULE}: it has zero points, though the config says that it is symmetric"),
+        (group({"num_bits": 8}), f"{MODULE}: weight_packed [64, 8] has not the elements of weight_shape, [64, 64]"),
+        (group(format="int-quantized"), f"{MODULE}: tensor weight is missing"),
+        (
+            group({"type": "float", "group_size": 32, "symmetric": True}, format="mxfp4-pack-quantized"),
+            "tensor weight_packed has dtype int32; supported: uint8",
+        ),
+        (group({"type": "float"}, format="nvfp4-pack-quantized"), "has strategy 'tensor_group' and group_size 16"),
+    ],
+    ids=str,
+)
+def test_compressed_tensors_config(config: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    make_quantized(tmp_path, METHODS["packed-int4-asym"], config=config)
+    assert problem in problems_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "tensors", "problem"),
+    [
+        ("packed-int4", of_module(weight_scale=None), "tensor weight_scale [64, 4] is missing"),
+        ("packed-int4", of_module(weight_shape=None), "tensor weight_shape [2] is missing"),
+        ("packed-int4", of_module(weight_shape=np.array([64, -64])), "has not the elements of weight_shape, [64, -64]"),
+        ("packed-int4", of_module(weight_packed=None), "tensor weight_packed is missing"),
+        ("packed-int4-asym", of_module(weight_zero_point=None), "tensor weight_zero_point [8, 4] is missing"),
+        (
+            "packed-int8-ordered",
+            of_module(weight_g_idx=np.full(64, 9, np.int32)),
+            "weight_g_idx has groups from 9 to 9",
+        ),
+        ("int8", of_module(weight_scale=None), "tensor weight_scale [64, 1] is missing"),
+        ("int8", of_module(weight=np.ones((64, 64), np.float16)), "tensor weight has dtype float16; supported: int8"),
+        ("int8-asym", of_module(weight_zero_point=None), "tensor weight_zero_point [64, 1] is missing"),
+        (
+            "compressed-fp8",
+            of_module(weight_scale=np.ones((32, 2), np.float16)),
+            "shape [32, 2], the weight asks for [64",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_compressed_tensors(method: str, tensors: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    make_quantized(tmp_path, METHODS[method], tensors=tensors)
+    message = problems_of(tmp_path)
+    assert problem in message
+    assert MODULE in message
+
+
+def test_zero_points_beyond_four_bits(tmp_path: Path) -> None:
+    """Of numbers of four bits in bytes."""
+    weights = {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": False}
+    config = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+    make_quantized(tmp_path, METHODS["int8-asym"], config=config)
+    assert f"{MODULE}: a zero point is out of range: -9 to 9, of -8 to 7" in problems_of(tmp_path)
+
+
 @pytest.mark.parametrize("algorithm", ["NVFP4", None])
 def test_modelopts_other_formats(algorithm: str | None, tmp_path: Path) -> None:
     make_quantized(tmp_path, METHODS["modelopt"], config={"quant_algo": algorithm})

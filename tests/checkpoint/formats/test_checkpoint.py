@@ -16,7 +16,7 @@ from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError
 from llmserve.models.registry import architecture_for
 from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
-from tests.quantized_files import METHODS, gptq, make_quantized
+from tests.quantized_files import METHODS, gptq, make_quantized, mxfp4
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
@@ -88,6 +88,40 @@ def test_exponents_may_be_bytes(tmp_path: Path) -> None:
     make_quantized(tmp_path, METHODS["fp8-exponents"], tensors={f"{Q_PROJ}.weight_scale_inv": scales + np.uint8(1)})
     with Checkpoint.open(tmp_path) as found:
         assert np.array_equal(found.read(f"{Q_PROJ}.weight"), 2 * read)
+
+
+def test_groups_with_schemes_of_their_own(tmp_path: Path) -> None:
+    """What is named goes before all that are linear; a group whose weights are floats means nothing."""
+    int8, int4 = METHODS["int8"], METHODS["packed-int4"]
+    own = int8.encode(np.random.default_rng(1), 64, 64)
+    parts: dict[str, Any] = {f"{Q_PROJ}.{part}": None for part in ("weight_packed", "weight_scale", "weight_shape")}
+    groups = {
+        "all": int4.config["config_groups"]["group_0"] | {"format": "pack-quantized"},
+        "cache": {"targets": ["LlamaAttention"], "weights": None},
+        "own": int8.config["config_groups"]["group_0"] | {"format": "int-quantized", "targets": ["re:.*q_proj$"]},
+    }
+    make_quantized(
+        tmp_path,
+        int4,
+        num_hidden_layers=1,
+        tensors=parts | {f"{Q_PROJ}.{part}": values for part, values in own.parts.items()},
+        config={"format": "mixed-precision", "config_groups": groups},
+    )
+    with Checkpoint.open(tmp_path) as found:
+        plan_of(found)
+        assert np.array_equal(found.read(f"{Q_PROJ}.weight"), own.weight)
+        assert set(found.rounded_shares) == {
+            "compressed-tensors int4 (groups of 16)",
+            "compressed-tensors int8 (per channel)",
+        }
+
+
+def test_mxfp4(tmp_path: Path) -> None:
+    wanted = make_quantized(tmp_path, mxfp4(), intermediate_size=192)
+    with Checkpoint.open(tmp_path) as found:
+        plan_of(found)
+        assert all(np.array_equal(found.read(name).astype(np.float32), tensor) for name, tensor in wanted.items())
+        assert "MXFP4" in found.rounded
 
 
 def test_modelopts_own_file(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from llmserve.checkpoint.formats.base import Module, StoredWeight
+from llmserve.checkpoint.formats.base import Module, ModuleCheck, StoredWeight
 from llmserve.checkpoint.formats.config import METHODS
+from llmserve.checkpoint.formats.fp4 import fp4_weight
 from llmserve.checkpoint.safetensors_file import SafetensorsFile
-from llmserve.checkpoint.stored_tensor import Tensor
+from llmserve.checkpoint.stored_tensor import Tensor, TensorInfo
 from llmserve.models.config import ConfigReader
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.safetensors"))
@@ -33,6 +34,19 @@ def open_recorded(path: Path) -> tuple[StoredWeight, Tensor]:
     assert weight is not None
     assert {weight.main, *weight.others} == parts.keys()
     return weight, file.read("expected")
+
+
+def test_the_experts_of_gpt_oss_are_packed_likewise() -> None:
+    file = SafetensorsFile(RECORDED[0].with_name("mxfp4-experts.safetensors"))
+    parts = {
+        "weight_packed": file.read("blocks")[0].reshape(32, 32),
+        "weight_scale": np.ascontiguousarray(file.read("scales")[0]),
+    }
+    infos = {name: TensorInfo("uint8", values.shape, values.nbytes) for name, values in parts.items()}
+    module = Module("m", infos, parts.__getitem__)
+    weight = fp4_weight(module, ModuleCheck(module, []), is_nvidia=False)
+    assert weight is not None
+    assert np.array_equal(weight.expand()[:], file.read("expected"))
 
 
 @pytest.mark.parametrize("path", LINEAR, ids=lambda path: path.stem)
