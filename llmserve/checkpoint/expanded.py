@@ -3,24 +3,52 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
 
-TEXT_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json")
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
-def write_expanded(checkpoint: Checkpoint, folder: Path) -> None:
-    """Into `folder`, which is made. Holds two tensors in memory."""
+def write_expanded(
+    checkpoint: Checkpoint, folder: Path, advance: Callable[[int], None] = lambda num_tensors: None
+) -> None:
+    """Into `folder`, which is made. Holds two tensors in memory; `advance` is told of each that is written."""
+    write_text_files(checkpoint, folder)
+    planned = _planned(checkpoint)
+    with SafetensorsWriter(folder / "model.safetensors", planned) as writer:
+        for name in planned:
+            writer.write(name, checkpoint.read(name).astype("float32"))
+            advance(1)
+
+
+def write_text_files(checkpoint: Checkpoint, folder: Path) -> None:
+    """All but the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {**checkpoint.config, "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in TEXT_FILES:
         if (content := checkpoint.text_file(name)) is not None:
             (folder / name).write_bytes(content)
-    kept = {name: info for name, info in checkpoint.tensors.items() if name not in checkpoint.surplus}
-    planned = {name: Planned("float32", info.shape) for name, info in kept.items()}
-    with SafetensorsWriter(folder / "model.safetensors", planned) as writer:
-        for name in planned:
-            writer.write(name, checkpoint.read(name).astype("float32"))
+
+
+def expanded_bytes(checkpoint: Checkpoint) -> int:
+    """Of the weights that `write_expanded` writes."""
+    return sum(planned.num_bytes for planned in _planned(checkpoint).values())
+
+
+def _planned(checkpoint: Checkpoint) -> dict[str, Planned]:
+    kept = (name for name in checkpoint.tensors if name not in checkpoint.surplus)
+    return {name: Planned("float32", checkpoint.tensors[name].shape) for name in kept}

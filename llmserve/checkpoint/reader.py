@@ -90,6 +90,11 @@ class Checkpoint:
         return CONFIG_NAME
 
     @property
+    def is_expanded(self) -> bool:
+        """Whether it is no folder of numbers as they are, which others could read."""
+        return False
+
+    @property
     def surplus(self) -> Collection[str]:
         """Tensors that mean nothing, and that a network may be without."""
         return ()
@@ -198,6 +203,10 @@ class QuantizedCheckpoint(Checkpoint):
         return self._expanded.tensors
 
     @property
+    def is_expanded(self) -> bool:
+        return True
+
+    @property
     def surplus(self) -> Collection[str]:
         return self._expanded.surplus
 
@@ -238,6 +247,10 @@ class GgufCheckpoint(Checkpoint):
     @property
     def folder(self) -> Path:
         return self._file.parent
+
+    @property
+    def is_expanded(self) -> bool:
+        return True
 
     @property
     def config_name(self) -> str:

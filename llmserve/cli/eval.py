@@ -22,12 +22,18 @@ RESULTS = Path("eval-results")
 def command(
     *,
     engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None,
-    hf_model_dir: Annotated[Path, typer.Option(help="The checkpoint that the engine was built from.")],
+    hf_model_dir: Annotated[
+        Path, typer.Option(help="The checkpoint that the engine was built from: a folder, or FILE.gguf.")
+    ],
     suite: Annotated[Path, typer.Option(help="Suite file, such as eval/suites/docstrings.yaml.")],
     url: Annotated[str, typer.Option(help="HOST:PORT (gRPC) of a running server, judged instead.")] = "",
     num_samples: Annotated[int | None, typer.Option(help="Only the first so many.", show_default="the suite's")] = None,
     dtype: Annotated[
-        str, typer.Option(help="Of the baseline: float16 | bfloat16 | float32.", show_default="the engine's")
+        str,
+        typer.Option(
+            help="Of the baseline: float16 | bfloat16 | float32.",
+            show_default="the engine's; float32 where numbers are expanded",
+        ),
     ] = "",
     refresh_baseline: Annotated[
         bool, typer.Option("--refresh-baseline", help="Compute the baseline again (torch).")

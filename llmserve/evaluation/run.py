@@ -11,7 +11,7 @@ from typing import Protocol
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.baseline import (
@@ -26,6 +26,7 @@ from llmserve.evaluation.baseline import (
 )
 from llmserve.evaluation.candidates import Candidate, CandidateRun, engine_candidate, run_candidate, server_candidate
 from llmserve.evaluation.data import load_samples, suite_digest
+from llmserve.evaluation.folder import model_folder, text_folder
 from llmserve.evaluation.gate import Verdict, judge
 from llmserve.evaluation.machine import machine_name, package_versions
 from llmserve.evaluation.parity import compare_tokens
@@ -36,6 +37,7 @@ from llmserve.evaluation.suite import Suite, load_suite
 from llmserve.stages.preprocess import PreparedPrompt
 
 SERVER_DTYPE = "float16"  # of the baseline, when only a server's address is given
+EXPANDED_DTYPE = "float32"
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -76,15 +78,26 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     raise_problems(InvalidArgument, "eval", options.problems())
     suite = load_suite(options.suite)
     directory = EngineDirectory.open(options.engine) if options.engine else None
-    encoder = PromptEncoder(options.checkpoint, suite.max_tokens)
-    samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
-    with Checkpoint.open(options.checkpoint) as checkpoint:
-        dtype = options.dtype or (directory.manifest.options["dtype"] if directory else SERVER_DTYPE)
-        key = BaselineKey(checkpoint.digest(), text_digest(options.checkpoint), suite_digest(suite), dtype)
-    baseline_side = _baseline_side(options, suite, key, encoder.encode_samples(samples), watcher)
+    if not options.checkpoint.exists():
+        raise NotFound(
+            f"no checkpoint {options.checkpoint}; give the folder or FILE.gguf that the engine was built from"
+        )
+    with Checkpoint.open(options.checkpoint) as checkpoint, text_folder(checkpoint) as texts:
+        encoder = PromptEncoder(texts, suite.max_tokens)
+        samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
+        dtype = options.dtype or _usual_dtype(checkpoint, directory)
+        key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
+        baseline_side = _baseline_side(options, checkpoint, suite, key, encoder.encode_samples(samples), watcher)
     run = asyncio.run(_run_engine(options, suite, samples, watcher))
     engine_side = candidate_side(directory, options, run)
     return compare(suite, key.suite_digest, samples, baseline_side, engine_side)
+
+
+def _usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> str:
+    """Of the baseline: the engine's; numbers that were expanded are compared with what they stand for."""
+    if checkpoint.is_expanded:
+        return EXPANDED_DTYPE
+    return str(directory.manifest.options["dtype"]) if directory else SERVER_DTYPE
 
 
 def compare(suite: Suite, digest: str, samples: Sequence[Sample], baseline: Side, engine: Side) -> Report:
@@ -111,7 +124,12 @@ def compare(suite: Suite, digest: str, samples: Sequence[Sample], baseline: Side
 
 
 def _baseline_side(
-    options: EvalOptions, suite: Suite, key: BaselineKey, prompts: Sequence[PreparedPrompt], watcher: Watcher
+    options: EvalOptions,
+    checkpoint: Checkpoint,
+    suite: Suite,
+    key: BaselineKey,
+    prompts: Sequence[PreparedPrompt],
+    watcher: Watcher,
 ) -> Side:
     """Stored, or computed here and stored."""
     load = replaceable_baseline if options.refresh_baseline else load_baseline
@@ -122,14 +140,15 @@ def _baseline_side(
     if not hf.is_available():
         raise hf.unavailable() if options.refresh_baseline else missing_baseline(suite.baselines, key)
     require_mergeable(stored, prompts, this_environment(options.baseline_batch_size))
-    computed = compute_baseline(
-        options.checkpoint,
-        key,
-        prompts,
-        max_tokens=suite.max_tokens,
-        batch_size=options.baseline_batch_size,
-        progress=watcher.phase("Hugging Face", len(prompts)),
-    )
+    with model_folder(checkpoint, watcher.phase) as folder:
+        computed = compute_baseline(
+            folder,
+            key,
+            prompts,
+            max_tokens=suite.max_tokens,
+            batch_size=options.baseline_batch_size,
+            progress=watcher.phase("Hugging Face", len(prompts)),
+        )
     computed.merged_with(stored).save(suite.baselines)
     answers = computed.select(prompts)
     assert answers is not None, "every prompt was just answered"

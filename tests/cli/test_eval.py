@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -15,13 +18,15 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.errors import InvalidArgument, NotFound, Unsupported
+from llmserve.errors import InvalidArgument, NotFound, ResourceExhausted, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.candidates import CandidateRun
 from llmserve.evaluation.run import EvalOptions, candidate_side
 from tests.checkpoints import make_checkpoint
 from tests.evaluation.suites import write_suite
+from tests.gguf_files import make_gguf
+from tests.quantized_files import METHODS, make_quantized
 
 OPTIONS = BuildOptions(dtype="float32", max_num_tokens=128, max_seq_len=128, tokens_per_block=16)
 
@@ -143,6 +148,43 @@ def test_the_report_names_the_checkpoint_that_the_engine_was_built_from(
     sides = json.loads(report.read_text())
     assert sides["engine"]["checkpoint_digest"] == sides["baseline"]["checkpoint_digest"]
     assert "built from another checkpoint" in run(damaged, *common).output
+
+
+def expanded_checkpoint(path: Path, kind: str) -> Path:
+    if kind == "gguf":
+        return make_gguf(path.with_suffix(".gguf"), "qwen2", stored="Q8_0", intermediate_size=192, tokenizer="bpe")
+    make_quantized(path, METHODS[kind], "baichuan2-7b")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["gguf", "gptq", "awq", "fp8-block"])
+def test_the_baseline_of_rounded_numbers_is_what_they_stand_for(kind: str, suite: Path, tmp_path: Path) -> None:
+    """In float32, whatever the engine is in; nothing that was written out for it stays."""
+    checkpoint = expanded_checkpoint(tmp_path / "rounded", kind)
+    build_engine(checkpoint, tmp_path / "engine", replace(OPTIONS, dtype="bfloat16"))
+    report = tmp_path / "report.json"
+    arguments = (tmp_path / "engine", "--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
+    before = set(Path(tempfile.gettempdir()).glob("llmserve-expanded-*"))
+    computed = run(*arguments)
+    assert "HF: float32, 1 request in flight, computed in this run" in computed.output
+    assert set(Path(tempfile.gettempdir()).glob("llmserve-expanded-*")) == before
+    sides = json.loads(report.read_text())
+    assert sides["engine"]["checkpoint_digest"] == sides["baseline"]["checkpoint_digest"]
+    assert "stored, computed on" in run(*arguments).output
+
+    build_engine(checkpoint, tmp_path / "engine", OPTIONS)
+    run(*arguments)
+    assert json.loads(report.read_text())["parity"]["exact_match_rate"] == 1.0
+
+
+def test_a_baseline_that_does_not_fit_the_disk(suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = expanded_checkpoint(tmp_path / "rounded", "gptq")
+    build_engine(checkpoint, tmp_path / "engine", OPTIONS)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 10))
+    failed = run(tmp_path / "engine", "--hf-model-dir", checkpoint, "--suite", suite).exception
+    assert isinstance(failed, ResourceExhausted)
+    assert "in float32 takes 0.0 GiB" in str(failed)
+    assert "TMPDIR" in str(failed)
 
 
 def test_a_server_is_not_given_the_local_engines_facts(engine: Path, suite: Path) -> None:
