@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import pickle
 import pickletools
 import struct
@@ -25,7 +26,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.backends.identity import IdentityBackend
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.checkpoint.safetensors_file import SafetensorsFile
+from llmserve.checkpoint.safetensors_file import DTYPE_NAMES, SafetensorsFile
+from llmserve.checkpoint.stored_tensor import DTYPES
 from llmserve.checkpoint.torch_file import TorchFile
 from llmserve.engine.artifact import CONFIG_FILE, ENGINE_FILE, MANIFEST_FILE, EngineDirectory
 from llmserve.engine.cpu.layout import CRC_BEGIN, HEADER, read_header, read_linear_layers
@@ -39,6 +41,7 @@ from tests.engine.directories import CONFIG, make_engine_directory
 from tests.fuzz.inputs import any_json, damaged, edited, encoded
 from tests.fuzz.target import Target
 from tests.gguf_files import make_gguf
+from tests.quantized_files import METHODS, mxfp4
 
 FIXTURE = Path(__file__).parents[1] / "engine/cpu/fixtures/version3.engine.gz"
 LAYOUT = struct.Struct("<I")  # the length of the first of two parts
@@ -104,8 +107,7 @@ def config_texts(draw: st.DrawFn) -> bytes:
 def read_manifest(folder: Path, data: bytes) -> None:
     """The input is the manifest, which is sealed where it can be, and config.json."""
     directory = make_engine_directory(folder / "engine")
-    (length,) = LAYOUT.unpack_from(data.ljust(4, b"\0"))
-    text, config = data[4 : 4 + length], data[4 + length :]
+    text, config = split(data)
     with suppress(ValueError, AttributeError, TypeError, RecursionError, KeyError):
         content = json.loads(text)
         content.pop("seal")
@@ -121,6 +123,12 @@ def read_manifest(folder: Path, data: bytes) -> None:
 
 def two_parts(first: bytes, second: bytes) -> bytes:
     return LAYOUT.pack(len(first)) + first + second
+
+
+def split(data: bytes) -> tuple[bytes, bytes]:
+    """The reverse of `two_parts`, for any bytes."""
+    (length,) = LAYOUT.unpack_from(data.ljust(4, b"\0"))
+    return data[4 : 4 + length], data[4 + length :]
 
 
 def good_manifest() -> Any:
@@ -266,6 +274,44 @@ def read_gguf(folder: Path, data: bytes) -> None:
         tokenizer.decode(tokenizer.encode("the <s> quiet\nhill 12 é 🦙", add_special_tokens=True))
 
 
+MODULE = "model.layers.0.self_attn.q_proj"
+STORED = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+MAX_VALUES = 1 << 16
+
+
+def read_quantized(folder: Path, data: bytes) -> None:
+    """The input: a quantization config, the types and shapes of one module's tensors, and their bytes, which repeat."""
+    head, values = split(data)
+    config, listed = split(head)
+    (folder / "config.json").write_bytes(b'{"quantization_config": ' + config + b"}")
+    header: dict[str, Any] = {}
+    end = 0
+    with suppress(ValueError, AttributeError, TypeError, RecursionError, KeyError):
+        for part, (dtype, shape) in json.loads(listed).items():
+            size = math.prod(shape) * DTYPES[DTYPE_NAMES[dtype]].itemsize
+            if 0 <= size <= MAX_VALUES and all(type(number) is int and number >= 0 for number in shape):
+                header[part] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+                end += size
+    text = encoded(header)
+    content = (values or b"\0") * (end // max(1, len(values)) + 1)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content[:end])
+    with Checkpoint.open(folder) as checkpoint:
+        for name in checkpoint.tensors:
+            checkpoint.read(name)
+
+
+@st.composite
+def quantized(draw: st.DrawFn) -> bytes:
+    method = draw(st.sampled_from([*METHODS.values(), mxfp4()]))
+    stored = method.encode(np.random.default_rng(1), 32, 64).parts
+    listed = {f"{MODULE}.{part}": [STORED[values.dtype.name], list(values.shape)] for part, values in stored.items()}
+    names = (*method.config, *listed, "I32", "F8_E4M3", "F8_E8M0", "dynamic", "sym", "re:.*", "bits", "actorder")
+    config = encoded(draw(st.just(method.config) | edited(dict(method.config), names)))
+    tensors = encoded(draw(st.just(listed) | edited(listed, names)))
+    values = b"".join(np.ascontiguousarray(part).tobytes() for part in stored.values())
+    return two_parts(two_parts(config, tensors), draw(st.just(values) | damaged(st.just(values), at_most=2)))
+
+
 def file_targets() -> list[Target]:
     metadata = damaged(st.just(ENGINE[:NUM_METADATA_BYTES]), at_most=3)
     return [
@@ -281,6 +327,7 @@ def file_targets() -> list[Target]:
             in_folder(read_engine_file),
         ),
         Target("safetensors", damaged(safetensors(), at_most=1), in_folder(read_safetensors)),
+        Target("quantized", damaged(quantized(), at_most=1), in_folder(read_quantized)),
         Target("gguf", damaged(st.sampled_from(gguf_headers())), in_folder(read_gguf)),
         Target("torch", torch_files() | damaged(torch_files()), in_folder(read_torch)),
     ]

@@ -81,6 +81,7 @@ def _in_order(words: Tensor) -> Bytes:
 
 def awq(reader: ConfigReader) -> Awq:
     """From the config that AutoAWQ has written, whose problems are added to the reader's."""
+    reader.integer("bits", 4, maximum=32)
     reader.expect("bits", 4)
     order = str(reader.get("version", reader.get("format", "gemm"))).lower()
     if order != "gemm":

@@ -147,6 +147,10 @@ def read_block(value: Any, key: str, problems: list[str]) -> Block | None:
     return value[0], value[1]
 
 
+def at_most(block: Block, shape: Block) -> Block:
+    return min(block[0], shape[0]), min(block[1], shape[1])
+
+
 def in_words(block: Block, shape: Block) -> str:
     """Which part of a weight shares a scale."""
     if block == shape:

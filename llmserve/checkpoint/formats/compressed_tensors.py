@@ -186,7 +186,7 @@ def _group(reader: ConfigReader, name: str, group: Any) -> Group | None:
     if not group.get("weights"):
         return None
     format = group.get("format") or reader.get("format")
-    if format not in KINDS:
+    if not isinstance(format, str) or format not in KINDS:
         reader.problems.append(f"{key}: format {format!r} is not supported; supported: {', '.join(KINDS)}")
         return None
     targets = group.get("targets")

@@ -43,7 +43,8 @@ def fp4_weight(module: Module, check: ModuleCheck, *, is_nvidia: bool) -> Stored
 
 def _expand(module: Module, shape: Block, is_nvidia: bool) -> ScaledRows:
     stored, scales = module.read("weight_packed"), module.read("weight_scale").view(np.uint8)
-    scales = E4M3[scales] / module.read(GLOBAL).reshape(1, 1) if is_nvidia else EXPONENTS[scales]
+    with np.errstate(over="ignore", invalid="ignore"):  # reported where the values are used
+        scales = E4M3[scales] / module.read(GLOBAL).reshape(1, 1) if is_nvidia else EXPONENTS[scales]
 
     def numbers(rows: slice) -> Tensor:
         values: Tensor = np.take(E2M1, halves(stored[rows]))

@@ -25,6 +25,7 @@ from llmserve.checkpoint.formats.base import (
     Module,
     ModuleCheck,
     StoredWeight,
+    at_most,
     in_words,
     read_block,
 )
@@ -61,7 +62,7 @@ class Fp8:
         (part,) = scales
         block = _scale_block(module, part, shape, self.block, check)
         expand = partial(_expand, module, part, shape, block)
-        return StoredWeight(shape, f"FP8 ({in_words(block, shape)})", "weight", frozenset(scales), expand)
+        return StoredWeight(shape, f"FP8 ({in_words(self.block or block, shape)})", "weight", frozenset(scales), expand)
 
 
 def _scale_block(module: Module, part: str, shape: Block, block: Block | None, check: ModuleCheck) -> Block:
@@ -70,6 +71,7 @@ def _scale_block(module: Module, part: str, shape: Block, block: Block | None, c
     if int(np.prod(stored)) == 1 and block is None:
         check.expect(part, (), SCALE_DTYPES, stored)
         return shape
+    block = None if block is None else at_most(block, shape)
     if block is None:
         check.expect(part, (shape[0], 1), SCALE_DTYPES, (shape[0],))
         return 1, shape[1]

@@ -118,6 +118,7 @@ class Gptq:
 
 def gptq(reader: ConfigReader) -> Gptq:
     """From the config that AutoGPTQ or GPTQModel has written, whose problems are added to the reader's."""
+    bits = reader.integer("bits", maximum=32)
     reader.expect("bits", 4, 8)
     kind = str(reader.get("checkpoint_format", reader.get("format", "gptq"))).lower()
     if reader.get("is_marlin_format"):
@@ -127,13 +128,11 @@ def gptq(reader: ConfigReader) -> Gptq:
             f"checkpoint_format {kind!r} is not supported; supported: {', '.join(SHIFTS)} (GPTQModel converts to them)"
         )
     settings = Settings(
-        bits=8 if reader.get("bits") == 8 else 4,
+        bits=bits if bits in (4, 8) else 4,
         group_size=read_group_size(reader.get("group_size", -1), "group_size", reader.problems),
         symmetric=reader.flag("sym"),
         has_order=reader.flag("desc_act"),
     )
-    if reader.get("bits") is None:
-        reader.problems.append("bits is missing")
     return Gptq(settings, SHIFTS.get(kind, 0), tuple(_special(reader, settings)))
 
 
@@ -161,7 +160,7 @@ def _special(reader: ConfigReader, settings: Settings) -> list[tuple[Pattern, Se
 
 def _overridden(own: Mapping[str, Any], settings: Settings, key: str, problems: list[str]) -> Settings:
     changed = replace(settings, group_size=read_group_size(own.get("group_size", settings.group_size), key, problems))
-    if (bits := own.get("bits", settings.bits)) not in (4, 8):
+    if (bits := own.get("bits", settings.bits)) not in (4, 8) or not isinstance(bits, int):
         problems.append(f"{key}: bits {bits!r} is not supported; supported: 4, 8")
     else:
         changed = replace(changed, bits=bits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -19,7 +20,9 @@ class Pattern:
         if len(text) > MAX_PATTERN or repeats > MAX_REPEATS or SLOW.search(text):
             raise ValueError(f"pattern {text[:MAX_PATTERN]!r} is too complicated")
         try:
-            self._compiled = re.compile(text)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._compiled = re.compile(text)
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"pattern {text!r} is wrong: {error}") from error
 

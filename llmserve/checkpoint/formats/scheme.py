@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmserve.checkpoint.formats.base import Block, ModuleCheck, in_words, read_block, read_group_size
+from llmserve.checkpoint.formats.base import Block, ModuleCheck, at_most, in_words, read_block, read_group_size
 from llmserve.models.config import ConfigReader
 
 PACKED = "pack-quantized"
@@ -42,7 +42,7 @@ class Scheme:
     def block(self, shape: Block) -> Block:
         """How many outputs and inputs share a scale."""
         whole = {"tensor": shape, "channel": (1, shape[1]), "group": (1, self.group_size)}
-        return whole.get(self.strategy, self.block_structure)
+        return whole.get(self.strategy) or at_most(self.block_structure, shape)
 
     def scale_shapes(self, shape: Block) -> tuple[tuple[int, ...], ...]:
         """Of the scales: as a matrix, and other shapes that mean the same."""
@@ -55,13 +55,14 @@ class Scheme:
 
     def kind(self, shape: Block) -> str:
         name = f"fp{self.bits}" if self.is_float else f"int{self.bits}"
-        return f"compressed-tensors {name} ({in_words(self.block(shape), shape)})"
+        block = self.block_structure if self.strategy == "block" else self.block(shape)
+        return f"compressed-tensors {name} ({in_words(block, shape)})"
 
 
 def read_scheme(weights: Mapping[str, Any], format: str, key: str, problems: list[str]) -> Scheme | None:
     """Of a group's `weights`; None where `problems` have been added."""
     reader = ConfigReader(weights)
-    kind = (str(reader.get("type", "int")).lower(), reader.get("num_bits", 8))
+    kind = (str(reader.get("type", "int")).lower(), reader.integer("num_bits", 8))
     if kind not in KINDS[format]:
         supported = ", ".join(f"{name} {bits}" for name, bits in KINDS[format])
         reader.problems.append(

@@ -71,7 +71,8 @@ def _modules(stored: Mapping[str, TensorInfo], read: Callable[[str], Tensor]) ->
     parts: defaultdict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, info in stored.items():
         module, _, part = name.rpartition(".")
-        parts[module][part] = info
+        if module:
+            parts[module][part] = info
     return [Module(name, own, _reader(name, read)) for name, own in parts.items()]
 
 

@@ -36,7 +36,7 @@ def words(*shape: int) -> Any:
     ("config", "problem"),
     [
         ({"bits": 3}, "quantization_config: bits 3 is not supported; supported: 4, 8"),
-        ({"bits": None}, "quantization_config: bits is missing"),
+        ({"bits": None}, "quantization_config: bits must be an integer from 1 to 32, it is missing"),
         ({"group_size": 0}, "group_size must be -1 or a positive integer, got 0"),
         ({"group_size": "16"}, "group_size must be -1 or a positive integer, got '16'"),
         ({"desc_act": 1}, "desc_act must be true or false, got 1"),
@@ -266,12 +266,17 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     assert all(part in message for part in ("bits 3", "sym must be", "no weights"))
 
 
-@pytest.mark.parametrize("method", ["aqlm", "hqq", "bitsandbytes", "mxfp4", "auto-round"])
+@pytest.mark.parametrize("method", ["aqlm", "hqq", "bitsandbytes", "auto-round"])
 def test_methods_that_are_refused(method: str, tmp_path: Path) -> None:
     make_quantized(tmp_path, gptq(), config={"quant_method": method})
     message = problems_of(tmp_path, Unsupported)
     assert f"is quantized by {method} (quantization_config), which is not supported; supported: gptq" in message
     assert "use the original checkpoint, and quantize at build time: --quantization int8 or int4" in message
+
+
+def test_the_experts_of_gpt_oss(tmp_path: Path) -> None:
+    make_quantized(tmp_path, gptq(), config={"quant_method": "mxfp4"})
+    assert "it is the format of gpt-oss, a network that is not supported" in problems_of(tmp_path, Unsupported)
 
 
 def test_bitsandbytes_without_its_name(tmp_path: Path) -> None:
