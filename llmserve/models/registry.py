@@ -40,6 +40,7 @@ def architecture_for(config: HfConfig) -> AnyArchitecture:
 
 def position_limit(config: HfConfig) -> int | None:
     """The longest sequence of any config: as its architecture says, or as most do; None where it names none."""
+    config = {key: value for key, value in config.items() if key != "quantization_config"}  # which is about its numbers
     try:
         limit: int = architecture_for(config).from_hf(config).max_position_embeddings
     except (Unsupported, CheckpointError):

@@ -132,6 +132,11 @@ def test_a_scaling_stretches_the_longest_sequence(kind: str, scaling: dict[str, 
         assert position_limit(config) == limit
 
 
+def test_the_position_limit_is_not_about_how_numbers_are_stored() -> None:
+    config = KINDS["gemma3"]  # whose limit only the architecture knows
+    assert position_limit(config | {"quantization_config": {"quant_method": "gptq"}}) == position_limit(config) == 256
+
+
 def test_position_limits_of_other_configs() -> None:
     assert position_limit({}) is None
     assert position_limit({"max_position_embeddings": "many"}) is None

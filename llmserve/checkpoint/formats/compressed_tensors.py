@@ -159,7 +159,7 @@ def _scaled(module: Module, scheme: Scheme, shape: Block, numbers: Numbers, zero
 
 
 def compressed_tensors(reader: ConfigReader) -> CompressedTensors:
-    reader.expect("quantization_status", "compressed")
+    reader.expect("quantization_status", "compressed", "frozen")  # early versions wrote the second for both
     sparsity = reader.get("sparsity_config", {})
     if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
         reader.problems.append(

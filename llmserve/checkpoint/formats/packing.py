@@ -25,7 +25,5 @@ def unpacked(words: NDArray[Any], bits: int) -> Bytes:
 
 def halves(octets: Bytes) -> Bytes:
     """[..., n] bytes -> [..., 2 n] numbers of four bits, of each byte the low one first."""
-    numbers = np.empty((*octets.shape[:-1], 2 * octets.shape[-1]), np.uint8)
-    np.bitwise_and(octets, 15, out=numbers[..., 0::2])
-    np.right_shift(octets, 4, out=numbers[..., 1::2])
-    return numbers
+    wide = octets.astype(np.uint16)
+    return (wide & 0xF | wide << 4 & 0xF00).view(np.uint8)

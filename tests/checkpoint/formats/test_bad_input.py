@@ -153,7 +153,7 @@ def group(weights: dict[str, Any] | None = None, **others: Any) -> dict[str, Any
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"quantization_status": "frozen"}, "quantization_status 'frozen' is not supported; supported: 'compressed'"),
+        ({"quantization_status": "calibration"}, "quantization_status 'calibration' is not supported; supported"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: sparse formats are not supported"),
         ({"transform_config": {"config_groups": {"a": {}}}}, "transform_config is not supported"),
         ({"config_groups": {}}, "config_groups must be an object with the groups of modules, got {}"),

@@ -116,6 +116,23 @@ def test_groups_with_schemes_of_their_own(tmp_path: Path) -> None:
         }
 
 
+def test_what_early_versions_of_compressed_tensors_wrote(tmp_path: Path) -> None:
+    """Their key and status, one number as a scale, and zero points of a scheme that has none."""
+    module = "model.layers.0.self_attn.k_proj"
+    zeros: dict[str, Any] = {
+        f"{module}.weight_zero_point": np.zeros((32, 1), np.int8),
+        f"{module}.input_scale": np.ones(1, np.float16),
+    }
+    wanted = make_quantized(tmp_path, METHODS["int8"], tensors=zeros, config={"quantization_status": "frozen"})
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["compression_config"] = content.pop("quantization_config") | {"sparsity_config": {"format": "dense"}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with Checkpoint.open(tmp_path) as found:
+        plan_of(found)
+        assert found.tensors.keys() == wanted.keys()
+        assert np.array_equal(found.read(f"{module}.weight"), wanted[f"{module}.weight"])
+
+
 def test_mxfp4(tmp_path: Path) -> None:
     wanted = make_quantized(tmp_path, mxfp4(), intermediate_size=192)
     with Checkpoint.open(tmp_path) as found:
