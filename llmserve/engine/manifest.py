@@ -78,6 +78,9 @@ class Manifest:
 
 
 def _parse(content: dict[str, Any]) -> Manifest:
+    options = content["options"]
+    if not (isinstance(options["dtype"], str) and isinstance(options["quantization"], str)):
+        raise TypeError("options must have the names of dtype and quantization")
     source = content.pop("source")
     files = content.pop("files")
     return Manifest(

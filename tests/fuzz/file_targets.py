@@ -288,8 +288,9 @@ def read_quantized(folder: Path, data: bytes) -> None:
     end = 0
     with suppress(ValueError, AttributeError, TypeError, RecursionError, KeyError):
         for part, (dtype, shape) in json.loads(listed).items():
-            size = math.prod(shape) * DTYPES[DTYPE_NAMES[dtype]].itemsize
-            if 0 <= size <= MAX_VALUES and all(type(number) is int and number >= 0 for number in shape):
+            if not all(type(number) is int and number >= 0 for number in shape):
+                continue
+            if (size := math.prod(shape) * DTYPES[DTYPE_NAMES[dtype]].itemsize) <= MAX_VALUES:
                 header[part] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
                 end += size
     text = encoded(header)
