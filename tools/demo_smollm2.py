@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tools.demo import llmserve
 from tools.smollm2 import ENGINES, PRECISIONS, ROOT
+from tools.smollm2.loss import loss, next_token_logits
 from tools.smollm2.source import gguf_file
 from tools.smollm2.speed import NEW_TOKENS, PROMPT_TOKENS, measure
 
@@ -30,9 +31,9 @@ def build_and_chat(checkpoint: Path, precision: str, engine: Path) -> None:
     llmserve(f"Ask it, in {precision}", *chat)
 
 
-def facts_of(engine: Path) -> Facts:
-    """A row of the table."""
-    return size(engine) | speed(engine)
+def facts_of(engine: Path, baseline: Path) -> Facts:
+    """A row of the table. `baseline`: the engine of the same checkpoint that the loss is counted from."""
+    return size(engine) | speed(engine) | loss_of(engine, baseline)
 
 
 def size(engine: Path) -> dict[str, str]:
@@ -44,6 +45,14 @@ def speed(engine: Path) -> dict[str, str]:
     return {
         f"prompt of {PROMPT_TOKENS} tokens": f"{found.prompt:.0f} tokens/s",
         f"answer of {NEW_TOKENS}": f"{found.answer:.0f} tokens/s",
+    }
+
+
+def loss_of(engine: Path, baseline: Path) -> dict[str, str]:
+    found = loss(next_token_logits(baseline), next_token_logits(engine))
+    return {
+        f"KL from {baseline.name.rpartition('-')[2]}": f"{found.divergence:.4f} nats",
+        "same best token": f"{found.agreement:.1%} of {found.num_positions}",
     }
 
 
@@ -63,7 +72,7 @@ def main() -> None:
     engines = {precision: ENGINES / f"smollm2-135m-instruct-{precision}" for precision in PRECISIONS}
     for precision, engine in engines.items():
         build_and_chat(checkpoint, precision, engine)
-    print_table({precision: facts_of(engine) for precision, engine in engines.items()})
+    print_table({precision: facts_of(engine, engines["float16"]) for precision, engine in engines.items()})
     print(f"Done in {time.monotonic() - started:.0f} s. Next: llmserve serve {engines['float16'].relative_to(ROOT)}")
 
 

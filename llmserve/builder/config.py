@@ -6,12 +6,12 @@ from typing import Any
 
 from llmserve import __version__
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import QUANTIZED_GROUP
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec
 
-# Of our own engines. TensorRT-LLM's name for int8 weights with a scale per output channel and int8 activations with a
-# scale per token. It has none for int4 weights in groups with such activations; that name is ours.
-QUANT_ALGO = {"": None, "int8": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "int4": "W4A8_INT8_GROUPED"}
+# Of our own engines. TensorRT-LLM has no name for int8 or int4 weights in groups, and int8 activations in groups.
+QUANT_ALGO = {"": None, "int8": "W8A8_INT8_GROUPED", "int4": "W4A8_INT8_GROUPED"}
 
 
 def engine_config(
@@ -73,6 +73,6 @@ def _computation(program: Program, options: BuildOptions) -> dict[str, Any]:
         "quantization": {
             "quant_algo": QUANT_ALGO[options.quantization],
             "kv_cache_quant_algo": "INT8" if options.kv_cache_dtype == "int8" else None,
-            **({"group_size": options.int4_group_size} if options.quantization == "int4" else {}),
+            **({"group_size": QUANTIZED_GROUP} if options.quantization else {}),
         },
     }

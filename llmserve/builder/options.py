@@ -15,8 +15,6 @@ from llmserve.errors import RecipeError
 DTYPES = ("float16", "bfloat16", "float32")
 QUANTIZATIONS = ("", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8")
-INT4_GROUP_SIZES = (32, 64, 128)
-DEFAULT_INT4_GROUP_SIZE = 64
 Own = TypeVar("Own", bound=TargetOptions)
 
 
@@ -40,9 +38,6 @@ class BuildOptions:
     dtype: str = option("float16", Flag("Weights and KV cache", DTYPES))
     quantization: str = option(
         "", Flag("Weights; activations become int8 with either", QUANTIZATIONS[1:], default_text="none")
-    )
-    group_size: int = option(  # with int4 only; 0: the default
-        0, Flag("Inputs that share an int4 scale: 32 | 64 | 128", default_text=str(DEFAULT_INT4_GROUP_SIZE))
     )
     kv_cache_dtype: str = option(  # int8: with a scale per token and head
         "auto", Flag("KV cache (auto: as dtype)", KV_CACHE_DTYPES)
@@ -90,11 +85,6 @@ class BuildOptions:
         return {name: getattr(self, name) for name in declared(type(self))} | ({self.target: own} if own else {})
 
     @property
-    def int4_group_size(self) -> int:
-        """Inputs that share a scale."""
-        return self.group_size or DEFAULT_INT4_GROUP_SIZE
-
-    @property
     def itemsize(self) -> int:
         """Bytes of one number in `dtype`: that of weights that are not quantized."""
         return 4 if self.dtype == "float32" else 2
@@ -114,11 +104,6 @@ class BuildOptions:
         found = value_problems(self, advice)
         block = self.tokens_per_block
         rules = [
-            (
-                self.group_size in ((0, *INT4_GROUP_SIZES) if self.quantization == "int4" else (0,)),
-                f"group_size must be one of {', '.join(map(str, INT4_GROUP_SIZES))} and needs quantization int4, "
-                f"got {self.group_size} with {self.quantization or 'no quantization'}",
-            ),
             (
                 self.max_seq_len == 0 or self.max_seq_len >= 2,
                 f"max_seq_len must be at least 2 (or 0: the checkpoint's limit), got {self.max_seq_len}",

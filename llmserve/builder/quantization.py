@@ -1,7 +1,7 @@
 """How weights and activations are rounded to few bits, and which parameters are. The same for every target.
 
-An int8 weight has one scale per output channel; an int4 weight one per group of inputs and output channel. Activations
-that meet either are rounded to int8 with one scale per token. Everything is symmetric, and nothing is calibrated.
+Thirty-two inputs of an output share a scale, and thirty-two inputs of a token, whose activations are rounded to int8
+whatever the bits of the weights. Everything is symmetric, and nothing is calibrated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,20 @@ from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
 
 LINEAR_KINDS = (OpKind.LINEAR, OpKind.LOGITS)
+QUANTIZED_GROUP = 32  # inputs that share a scale
 ROUNDED_ROWS = 256  # at a time, to keep temporaries small
 
 Matrix: TypeAlias = NDArray[np.float32]
+Groups: TypeAlias = NDArray[np.float32]  # [N, groups, QUANTIZED_GROUP]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A weight [N, K] is approximately `values * group_scale * row_scale`, each group scale for its inputs."""
+
+    values: NDArray[np.int8]  # [N, K]
+    group_scale: NDArray[np.float16]  # [N, groups], relative to the row's largest: at most 1
+    row_scale: NDArray[np.float32]  # [N]
 
 
 class Scheme(Protocol):
@@ -29,64 +40,76 @@ class Scheme(Protocol):
     @property
     def name(self) -> str: ...
 
-    def round(self, rows: Matrix) -> Matrix:
-        """The values that `rows` [N, K] have after quantization."""
+    def quantize(self, rows: Matrix) -> Quantized:
+        """`rows` [N, K] in this format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int8:
+    """Values from -127 to 127: the largest of a group becomes 127."""
+
     name: str = "int8"
 
-    def quantize(self, rows: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-        """Values and scale per row: `values * scale` approximates `rows`; the largest of a row becomes 127."""
-        scale = np.abs(rows).max(axis=1) / np.float32(127)
-        safe = np.where(scale > 0, scale, np.float32(1))
-        return np.rint(rows / safe[:, None]).astype(np.int8), scale
-
-    def round(self, rows: Matrix) -> Matrix:
-        values, scale = self.quantize(rows)
-        rounded: Matrix = values.astype(np.float32) * scale[:, None]
-        return rounded
+    def quantize(self, rows: Matrix) -> Quantized:
+        groups = in_groups(rows)
+        return _quantize(rows, groups, np.abs(groups).max(axis=2) / np.float32(127), lowest=-127, highest=127)
 
 
 @dataclass(frozen=True, slots=True)
 class Int4:
-    group_size: int
+    """Values from -8 to 7: the largest of a group, with its sign, becomes -8."""
+
     name: str = "int4"
 
-    def quantize(self, rows: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-        """Values from -8 to 7 [N, K] and scales [N, groups]; the largest of a group, with its sign, becomes -8.
-
-        Scales are float16 and the values are chosen for the scale as it is stored.
-        """
-        count, cols = rows.shape
-        num_groups = -(-cols // self.group_size)
-        padded = np.zeros((count, num_groups * self.group_size), np.float32)
-        padded[:, :cols] = rows
-        groups = padded.reshape(count, num_groups, self.group_size)
+    def quantize(self, rows: Matrix) -> Quantized:
+        groups = in_groups(rows)
         largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
-        scale = (largest / np.float32(-8)).astype(np.float16)
-        safe = np.where(scale == 0, np.float16(1), scale).astype(np.float32)
-        values = np.clip(np.rint(groups / safe[:, :, None]), -8, 7).astype(np.int8)
-        return values.reshape(count, -1)[:, :cols], scale
-
-    def round(self, rows: Matrix) -> Matrix:
-        values, scale = self.quantize(rows)
-        spread = np.repeat(scale.astype(np.float32), self.group_size, axis=1)[:, : rows.shape[1]]
-        rounded: Matrix = values.astype(np.float32) * spread
-        return rounded
+        return _quantize(rows, groups, largest / np.float32(-8), lowest=-8, highest=7)
 
 
-def round_rows(scheme: Scheme, matrix: Matrix) -> Matrix:
-    """`scheme.round`, a few rows at a time: one copy of the matrix and little more."""
+def _quantize(rows: Matrix, groups: Groups, scale: Matrix, *, lowest: int, highest: int) -> Quantized:
+    """Values are chosen for the scales as they are stored."""
+    row_scale = np.abs(scale).max(axis=1)
+    group_scale = (scale / np.where(row_scale > 0, row_scale, np.float32(1))[:, None]).astype(np.float16)
+    stored = group_scale.astype(np.float32) * row_scale[:, None]
+    safe = np.where(stored == 0, np.float32(1), stored)
+    values = np.clip(np.rint(groups / safe[:, :, None]), lowest, highest).astype(np.int8)
+    return Quantized(values.reshape(len(rows), -1)[:, : rows.shape[1]], group_scale, row_scale)
+
+
+def in_groups(rows: Matrix) -> Groups:
+    """[N, K] as [N, groups, QUANTIZED_GROUP], filled up with zeros."""
+    count, cols = rows.shape
+    num_groups = -(-cols // QUANTIZED_GROUP)
+    if cols == num_groups * QUANTIZED_GROUP:
+        return rows.reshape(count, num_groups, QUANTIZED_GROUP)
+    padded = np.zeros((count, num_groups * QUANTIZED_GROUP), np.float32)
+    padded[:, :cols] = rows
+    return padded.reshape(count, num_groups, QUANTIZED_GROUP)
+
+
+def round_weight(scheme: Scheme, matrix: Matrix) -> Matrix:
+    """The values that `matrix` has after quantization; a few rows at a time: one copy of it and little more."""
     result = np.empty_like(matrix)
     for start in range(0, len(matrix), ROUNDED_ROWS):
-        result[start : start + ROUNDED_ROWS] = scheme.round(matrix[start : start + ROUNDED_ROWS])
+        rows = slice(start, start + ROUNDED_ROWS)
+        found = scheme.quantize(matrix[rows])
+        scale = found.group_scale.astype(np.float32) * found.row_scale[:, None]
+        result[rows] = found.values * np.repeat(scale, QUANTIZED_GROUP, axis=1)[:, : matrix.shape[1]]
     return result
 
 
 def round_activations(x: Matrix) -> Matrix:
-    return round_rows(Int8(), x)
+    """As an engine rounds them before a quantized linear layer."""
+    groups = in_groups(x)
+    return round_to_int8(groups).reshape(len(x), -1)[:, : x.shape[1]]
+
+
+def round_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Symmetric, with one scale for the numbers along the last axis."""
+    scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+    rounded: NDArray[np.float32] = np.rint(x / np.where(scale > 0, scale, np.float32(1))) * scale
+    return rounded
 
 
 def quantized_params(program: Program, params: Sequence[Param], options: BuildOptions) -> Mapping[str, Scheme]:
@@ -99,7 +122,7 @@ def quantized_params(program: Program, params: Sequence[Param], options: BuildOp
     wanted = {param.name for param in params if param.quantizable}
     matrices = {op.weights[0]: op.kind for op in program.ops if op.kind in LINEAR_KINDS}
     elsewhere = {name for op in program.ops for name in (op.weights[1:] if op.kind in LINEAR_KINDS else op.weights)}
-    layers: Scheme = Int4(options.int4_group_size) if options.quantization == "int4" else Int8()
+    layers: Scheme = Int4() if options.quantization == "int4" else Int8()
     return {
         name: Int8() if kind is OpKind.LOGITS else layers
         for name, kind in matrices.items()

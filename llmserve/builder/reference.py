@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import Matrix, Scheme, round_activations, round_rows
+from llmserve.builder.quantization import Matrix, Scheme, round_activations, round_to_int8, round_weight
 from llmserve.models.graph import Op, OpKind, Program
 
 Load: TypeAlias = Callable[[str], NDArray[Any]]
@@ -63,7 +63,7 @@ class ReferenceModel:
         weights = [self._load(name).astype(np.float32) for name in op.weights]
         scheme = self._quantized.get(op.weights[0]) if op.weights else None
         if scheme is not None:
-            inputs, weights[0] = [round_activations(x) for x in inputs], round_rows(scheme, weights[0])
+            inputs, weights[0] = [round_activations(x) for x in inputs], round_weight(scheme, weights[0])
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         assert y.shape[1] == op.width
         return y
@@ -120,7 +120,7 @@ def _soft_capped(x: Matrix, cap: float) -> Matrix:
 
 
 def _round_heads(x: Matrix, head_dim: int) -> Matrix:
-    return round_activations(x.reshape(-1, head_dim)).reshape(x.shape)
+    return round_to_int8(x.reshape(-1, head_dim)).reshape(x.shape)
 
 
 def _heads(x: Matrix, count: int) -> Matrix:

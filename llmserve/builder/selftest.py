@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Scheme, quantized_params, round_rows
+from llmserve.builder.quantization import Scheme, quantized_params, round_weight
 from llmserve.builder.reference import ReferenceModel
 from llmserve.engine.selftest import SelfTest
 from llmserve.models.graph import Program
@@ -76,7 +76,7 @@ def change_by_rounding(
 
     def load_rounded(name: str) -> NDArray[Any]:
         weight = load(name)
-        return round_rows(quantized[name], weight.astype(np.float32)) if name in quantized else weight
+        return round_weight(quantized[name], weight.astype(np.float32)) if name in quantized else weight
 
     exact = ReferenceModel(program, load_rounded)
     changes = [np.abs(rows - exact.logits(prompt)).max() for prompt, rows in zip(prompts, logits, strict=True)]

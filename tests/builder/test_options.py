@@ -77,7 +77,7 @@ def test_only_what_decides_the_engine_is_kept() -> None:
     cpu = BuildOptions.from_flat({"workers": 3, "gemm_plugin": "float16"}).as_dict()
     assert cpu == BuildOptions().as_dict()
     assert cpu.keys() == {
-        "dtype", "quantization", "group_size", "kv_cache_dtype", "max_batch_size", "max_num_tokens", "max_seq_len",
+        "dtype", "quantization", "kv_cache_dtype", "max_batch_size", "max_num_tokens", "max_seq_len",
         "tokens_per_block", "target",
     }  # fmt: skip
     gpu = BuildOptions.from_flat({"target": "tensorrt_llm", "workers": 3, "tp_size": 2}).as_dict()

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Int8, round_rows
 from llmserve.builder.selftest import MAX_PROMPT_LENGTH, make_prompts
 
 OPTIONS = BuildOptions(max_seq_len=4096)
@@ -25,15 +22,3 @@ def test_prompts_are_spread_over_the_vocabulary_and_differ() -> None:
     assert all(0 <= token < 1000 for token in ids)
     assert len(set(ids)) > 0.9 * len(ids)
     assert prompts == make_prompts(1000, OPTIONS)
-
-
-def test_rounding_to_int8_keeps_each_rows_largest_value_and_halves_a_step_elsewhere() -> None:
-    matrix = np.random.default_rng(0).standard_normal((600, 50)).astype(np.float32)
-    matrix[3] = 0
-    rounded = round_rows(Int8(), matrix)
-    steps = np.abs(matrix).max(axis=1, keepdims=True) / 127
-    assert np.all(np.abs(rounded - matrix) <= 0.5001 * steps)
-    assert max(len(np.unique(row)) for row in rounded) <= 255
-    assert np.all(rounded[3] == 0)
-    largest = np.abs(matrix).argmax(axis=1)
-    np.testing.assert_allclose(rounded[range(600), largest], matrix[range(600), largest], rtol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
@@ -15,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,13 @@ from llmserve.serving.loading.loader import prepare
 from llmserve.serving.loading.repository import read_directory
 from llmserve.serving.settings import ServerSettings
 from llmserve.stages.tokenizer import load_tokenizer
+from tests.engine.cpu.networks import LIMITS, odd_network
 from tests.engine.directories import CONFIG, make_engine_directory
 from tests.fuzz.inputs import any_json, damaged, edited, encoded
 from tests.fuzz.target import Target
 from tests.gguf_files import make_gguf
 from tests.quantized_files import METHODS, mxfp4
 
-FIXTURE = Path(__file__).parents[1] / "engine/cpu/fixtures/version3.engine.gz"
 LAYOUT = struct.Struct("<I")  # the length of the first of two parts
 
 
@@ -144,7 +144,13 @@ def manifests() -> st.SearchStrategy[bytes]:
     return st.builds(two_parts, damaged(texts, at_most=1), damaged(configs, at_most=1))
 
 
-ENGINE = gzip.decompress(FIXTURE.read_bytes())
+def engine_file() -> bytes:
+    options = replace(LIMITS, quantization="int8", dtype="float16")
+    with tempfile.TemporaryDirectory() as folder:
+        return odd_network().compile(Path(folder) / ENGINE_FILE, options).read_bytes()
+
+
+ENGINE = engine_file()
 NUM_METADATA_BYTES = int(np.frombuffer(ENGINE, HEADER, 1)["metadata_bytes"][0])
 
 

@@ -13,7 +13,7 @@ from llmserve.checkpoint.expanded import write_expanded
 from llmserve.checkpoint.reader import Checkpoint
 from tests.gguf_files import make_gguf
 from tools import demo_smollm2
-from tools.smollm2 import logits, speed
+from tools.smollm2 import logits, loss, speed
 from tools.smollm2.source import gguf_file
 
 
@@ -36,13 +36,22 @@ def test_the_file_is_found_in_what_pip_has_put_there(tmp_path: Path) -> None:
 def test_a_row_of_the_table(engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(speed, "ROUNDS", 1)
     monkeypatch.setenv("COLUMNS", "200")
-    facts = demo_smollm2.facts_of(engine)
-    assert list(facts) == ["engine file", "prompt of 512 tokens", "answer of 64"]
-    assert all(float(said.split()[0]) >= 0 for said in facts.values())
+    facts = demo_smollm2.facts_of(engine, engine)
+    assert list(facts) == ["engine file", "prompt of 512 tokens", "answer of 64", "KL from e", "same best token"]
+    assert all(float(said.split()[0].rstrip("%")) >= 0 for said in facts.values())
+    assert (facts["KL from e"], facts["same best token"].split()[0]) == ("0.0000 nats", "100.0%")
     demo_smollm2.print_table({"float16": facts})
     printed = capsys.readouterr().out
     assert facts["answer of 64"] in printed
     assert "float16" in printed
+
+
+def test_what_rounding_costs(engine: Path) -> None:
+    build_engine(engine.parent / "m.gguf", engine.parent / "int4", BuildOptions(dtype="float16", quantization="int4"))
+    found = loss.loss(loss.next_token_logits(engine), loss.next_token_logits(engine.parent / "int4"))
+    assert found.divergence > 1e-6
+    assert 0 < found.agreement <= 1
+    assert found.num_positions > 20 * loss.NUM_TEXTS
 
 
 def test_divergence() -> None:

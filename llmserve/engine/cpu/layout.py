@@ -24,8 +24,7 @@ from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
 
 MAGIC = b"LLMSENG\n"
-FORMAT_VERSION = 4
-OLDEST_FORMAT_VERSION = 3  # that this build reads as well
+FORMAT_VERSION = 5
 PACKING = "panels32"
 PACKING_CODE = 1
 PANEL_COLUMNS = 32
@@ -44,6 +43,9 @@ class DType(IntEnum):
     @property
     def bits(self) -> int:
         return {"FLOAT32": 32, "FLOAT16": 16, "BFLOAT16": 16, "INT8": 8, "INT32": 32, "INT4": 4}[self.name]
+
+
+ZERO_POINTS = {DType.INT8: 128, DType.INT4: 8}
 
 
 class Layout(IntEnum):
@@ -159,14 +161,16 @@ def panel_depth(cols: int, dtype: DType) -> int:
 def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
     """`rows` [N, K] of a weight in the order of `kernels/format.h`, filled up with zeros; they must begin a panel.
 
-    Integers come as int8; four-bit ones are in [-8, 7].
+    Integers come as int8, four-bit ones in [-8, 7]; in the file they have a zero point.
     """
     count, cols = rows.shape
     panels, depth = -(-count // PANEL_COLUMNS), panel_depth(cols, dtype)
+    if dtype in ZERO_POINTS:
+        rows = rows.view(np.uint8) + np.uint8(ZERO_POINTS[dtype])
     padded = np.zeros((panels * PANEL_COLUMNS, depth), rows.dtype)
-    padded[:count, :cols] = rows + 8 if dtype is DType.INT4 else rows
+    padded[:count, :cols] = rows
     if dtype is DType.INT4:
-        low, high = padded.view(np.uint8).reshape(panels, 2, PANEL_COLUMNS // 2, depth // 4, 4).transpose(1, 0, 3, 2, 4)
+        low, high = padded.reshape(panels, 2, PANEL_COLUMNS // 2, depth // 4, 4).transpose(1, 0, 3, 2, 4)
         return np.ascontiguousarray(low | high << 4)
     if dtype is DType.INT8:
         return np.ascontiguousarray(padded.reshape(panels, PANEL_COLUMNS, depth // 4, 4).transpose(0, 2, 1, 3))
@@ -256,11 +260,9 @@ class LinearShape:
     weight_type: DType
     depth: int  # inputs
     columns: int  # outputs
-    group_size: int  # inputs that share a scale; 0 unless the weights have four bits
 
     def __str__(self) -> str:
-        groups = f" in groups of {self.group_size}" if self.group_size else ""
-        return f"{self.weight_type.name.lower()}{groups}, {self.depth} to {self.columns}"
+        return f"{self.weight_type.name.lower()}, {self.depth} to {self.columns}"
 
 
 def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
@@ -281,11 +283,8 @@ def _linear_layers(blob: bytes, fixed: NDArray[Any]) -> dict[int, LinearShape]:
     layers = {}
     for index, op in enumerate(ops):
         if op["kind"] in LINEAR_CODES:
-            group_size = int(op["groups"]) if op["kind"] == OpCode.LINEAR_INT4 else 0
             weight_type = DType(tensors[op["tensors"][0]]["dtype"])
-            layers[index] = LinearShape(
-                weight_type, int(op["inputs"][0]["width"]), int(op["output"]["width"]), group_size
-            )
+            layers[index] = LinearShape(weight_type, int(op["inputs"][0]["width"]), int(op["output"]["width"]))
     return layers
 
 
@@ -295,7 +294,7 @@ def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
     fixed: NDArray[Any] = np.frombuffer(blob, HEADER)[0]
     if not blob.startswith(MAGIC):
         raise EngineFileError(f"{path} is not an engine file")
-    if fixed["version"] < OLDEST_FORMAT_VERSION:
+    if fixed["version"] < FORMAT_VERSION:
         raise EngineFileError(
             f"{path} has format version {fixed['version']}: built by an older llmserve; rebuild with: "
             f"{rebuild_command(path.parent)}"

@@ -19,7 +19,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -71,7 +71,7 @@ class Library:
         self._declare(
             "llmserve_step", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(StepRecord), ctypes.c_char_p, ctypes.c_size_t
         )
-        trial = (ctypes.c_uint32,) * 6
+        trial = (ctypes.c_uint32,) * 5
         texts = (ctypes.c_char_p, ctypes.c_size_t)
         self._declare("llmserve_tactics", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, *texts)
         self._declare(
@@ -121,8 +121,8 @@ class Library:
         names, _, defaults = self._call(self._library.llmserve_tactics, isa.encode(), weight_type).partition(";")
         return names.split(","), [int(index) for index in defaults.split(",")]
 
-    def time_tactic(self, isa: str, weight_type: int, shape: tuple[int, int, int], num_rows: int, tactic: int) -> float:
-        """Seconds that one thread needs. shape: inputs, outputs, group size."""
+    def time_tactic(self, isa: str, weight_type: int, shape: tuple[int, int], num_rows: int, tactic: int) -> float:
+        """Seconds that one thread needs. shape: inputs, outputs."""
         seconds = ctypes.c_double()
         trial = (isa.encode(), weight_type, *shape, num_rows, tactic, ctypes.byref(seconds))
         self._call(self._library.llmserve_time_tactic, *trial)

@@ -19,7 +19,7 @@ from llmserve.engine.cpu.layout import LinearShape, read_linear_layers
 from llmserve.engine.cpu.library import chosen_isa, load_library
 from llmserve.engine.runtime import TacticChoice
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # goes up with kernels that are as fast no more
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # a bucket holds the row counts up to it; the last one all above too
 WORTHWHILE = 0.97  # a tactic replaces the default only when it needs less than this part of its time
 TIMED_COLUMNS = 2048  # panels are alike: a wide layer is timed on a part
@@ -120,7 +120,7 @@ def time_tactics(engine_file: Path, known: TacticCache, advance: Callable[[int],
     microseconds: dict[str, dict[str, Mapping[str, float]]] = {}
     for shape in linear_shapes(engine_file):
         names, _ = library.tactics(isa, shape.weight_type)
-        size = (shape.depth, min(shape.columns, TIMED_COLUMNS), shape.group_size)
+        size = (shape.depth, min(shape.columns, TIMED_COLUMNS))
         buckets = microseconds.setdefault(str(shape), {})
         for rows in ROW_BUCKETS:
             buckets[str(rows)] = known.timings(shape, rows)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Int8, Scheme, quantized_params
+from llmserve.builder.quantization import Scheme, in_groups, quantized_params
 from llmserve.builder.reference import ReferenceModel, scaled_and_capped
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
@@ -95,16 +95,15 @@ class FakeQuantModel(ReferenceModel):
 
 
 def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme: Scheme) -> NDArray[np.float32]:
-    """x @ weight.T with both sides rounded to integers, in the engine's own order of roundings."""
-    peak = np.abs(x).max(axis=1)
+    """x @ weight.T with both sides rounded to integers, as an engine rounds them."""
+    groups = in_groups(x)
+    peak = np.abs(groups).max(axis=2, keepdims=True)
     inverse = np.where(peak > 0, np.float32(127) / np.where(peak > 0, peak, 1), 0).astype(np.float32)
-    q = np.rint(x * inverse[:, None]).astype(np.int64)
-    if not isinstance(scheme, Int8):
-        rounded: NDArray[np.float64] = q @ scheme.round(weight).astype(np.float64).T
-        return np.asarray(rounded * (peak / np.float32(127))[:, None], np.float32)
-    w, w_scale = scheme.quantize(weight)
-    total = (q @ w.astype(np.int64).T).astype(np.float32)
-    product: NDArray[np.float32] = total * ((peak / np.float32(127))[:, None] * w_scale)
+    found = scheme.quantize(weight)
+    values = in_groups(found.values.astype(np.float32))
+    exact = np.einsum("rgi,cgi->gcr", np.rint(groups * inverse), values, dtype=float)
+    scales = (peak / np.float32(127))[:, :, 0].T[:, None] * found.group_scale.astype(np.float64).T[:, :, None]
+    product: NDArray[np.float32] = ((exact * scales).sum(axis=0).T * found.row_scale).astype(np.float32)
     return product
 
 

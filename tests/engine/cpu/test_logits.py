@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import Int8
+from llmserve.builder.quantization import Int4, Int8, Scheme
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.core import SamplingParams
@@ -97,8 +97,8 @@ def test_every_architecture(kind: str, tmp_path: Path, open_runner: OpenRunner) 
     checkpoint.close()
 
 
-def _int8_layer(rows: int, depth: int, columns: int) -> tuple[Network, NDArray[np.float32]]:
-    """Embedding, one int8 layer, and a head in float32 that only passes its output on."""
+def _quantized_layer(rows: int, depth: int, columns: int, scheme: Scheme) -> tuple[Network, NDArray[np.float32]]:
+    """Embedding, one quantized layer, and a head in float32 that only passes its output on."""
     rng = np.random.default_rng(depth)
     x = (rng.standard_normal((rows, depth)) * 3).astype(np.float32)
     x[1] = 0.0
@@ -113,18 +113,22 @@ def _int8_layer(rows: int, depth: int, columns: int) -> tuple[Network, NDArray[n
     }
     arrays["weight"][0] = 0.0
     network = Network(g.program(), arrays, kept=frozenset({"head"}))
-    return network, integer_product(x, arrays["weight"], Int8()) + arrays["bias"]
+    return network, integer_product(x, arrays["weight"], scheme) + arrays["bias"]
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("scheme", [Int8(), Int4()], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("depth", [1, 16, 31, 64, 200])
-def test_one_int8_layer_is_exact(depth: int, isa: str, tmp_path: Path, open_runner: OpenRunner) -> None:
-    """Integer sums have no rounding: the layer equals numpy to the bit, for every instruction set."""
+def test_one_quantized_layer_is_exact(
+    scheme: Scheme, depth: int, isa: str, tmp_path: Path, open_runner: OpenRunner
+) -> None:
+    """Sums within a group have no rounding: what is left are the last bits of a few floats."""
     columns = 21
-    network, wanted = _int8_layer(columns, depth, columns)
-    options = dataclasses.replace(LIMITS, quantization="int8")
+    network, wanted = _quantized_layer(columns, depth, columns, scheme)
+    options = dataclasses.replace(LIMITS, quantization=scheme.name)
     runner = open_runner(network.compile(tmp_path / "layer.engine", options), isa=isa, threads=2)
-    np.testing.assert_array_equal(all_logits(runner, list(range(columns))), wanted)
+    found = all_logits(runner, list(range(columns)))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("float16", ""), ("bfloat16", "int8"), ("float32", "int4")])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import LINEAR_KINDS, Int4, Scheme, stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Scheme, stored_names
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
@@ -27,6 +27,11 @@ ACTIVATIONS = {  # by itself, and before a quantization
     "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
     "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
     "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
+}
+
+GROUPED = {  # what makes the integers of a row, and what multiplies them with weights of a scheme
+    "int8": (OpCode.QUANTIZE, OpCode.LINEAR_INT8),
+    "int4": (OpCode.QUANTIZE_INT4, OpCode.LINEAR_INT4),
 }
 
 
@@ -298,30 +303,23 @@ class Lowering:
             source = self._buffers[op.inputs[0]]
             self._emit(OpCode.LINEAR, op, place_output(), inputs=(source, residual), tensors=tensors)
             return
-        scheme = self._quantized[weight]
-        group_size = scheme.group_size if isinstance(scheme, Int4) else 0
-        values, facts = self._quantize(op, group_size)
+        quantize, multiply = GROUPED[self._quantized[weight].name]
+        values, facts = self._quantize(op, quantize)
         output = place_output()
-        values_of_weight = self._param(weight)
-        inputs, fields = (values, residual, facts), {"groups": group_size}
-        if group_size:
-            code, weight_facts = OpCode.LINEAR_INT4, [self._group_scales(weight, group_size)]
-        else:
-            code, weight_facts = OpCode.LINEAR_INT8, [self._row_vector(weight, what) for what in ("scale", "row_sum")]
-        self._emit(code, op, output, inputs=inputs, tensors=(values_of_weight, bias, *weight_facts), fields=fields)
+        weight_tensors = (self._param(weight), bias, self._group_scales(weight), self._row_scales(weight))
+        self._emit(multiply, op, output, inputs=(values, residual, facts), tensors=weight_tensors)
         self._buffers.read((f"{op.output}.int8", f"{op.output}.facts"))
 
-    def _quantize(self, op: Op, group_size: int) -> tuple[Place, Place]:
-        """Int8 values of the input of `op`, and what is known about each row: its scale, the sums of its groups."""
+    def _quantize(self, op: Op, code: OpCode) -> tuple[Place, Place]:
+        """Int8 values of the input of `op`, and the facts of each row: two numbers for each of its groups."""
         first = self._before.get(op.inputs[0])
         source = self._buffers[first.inputs[0] if first else op.inputs[0]]
         width = first.width if first else source.width
         names = (f"{op.output}.int8", f"{op.output}.facts")
         self._uses.update(names)
         values = self._buffers.new(names[0], width, item_bytes=1)
-        facts = self._buffers.new(names[1], 1 + _num_groups(width, group_size))
-        code = OpCode.QUANTIZE_INT4 if group_size else OpCode.QUANTIZE
-        fields: dict[str, int | float] = {"groups": group_size}
+        facts = self._buffers.new(names[1], 2 * _num_groups(width))
+        fields: dict[str, int | float] = {}
         tensors: tuple[int, ...] = ()
         if first is not None and first.kind is OpKind.RMS_NORM:
             fields |= {"before": Before.RMS_NORM, "scalar": first.number("eps")}
@@ -355,14 +353,13 @@ class Lowering:
     def _vector(self, name: str) -> int:
         return self._tensor(name, DType.FLOAT32, 1, self._params[name].num_elements)
 
-    def _row_vector(self, weight: str, what: str) -> int:
-        dtype = DType.FLOAT32 if what == "scale" else DType.INT32
-        return self._tensor(f"{weight}.{what}", dtype, 1, self._params[weight].shape[0])
-
-    def _group_scales(self, weight: str, group_size: int) -> int:
+    def _group_scales(self, weight: str) -> int:
         rows, cols = self._params[weight].shape
         panels = -(-rows // PANEL_COLUMNS)
-        return self._tensor(f"{weight}.scale", DType.FLOAT16, panels * _num_groups(cols, group_size), PANEL_COLUMNS)
+        return self._tensor(f"{weight}.group_scale", DType.FLOAT16, panels * _num_groups(cols), PANEL_COLUMNS)
+
+    def _row_scales(self, weight: str) -> int:
+        return self._tensor(f"{weight}.row_scale", DType.FLOAT32, 1, self._params[weight].shape[0])
 
     def _constant(self, kind: str, values: Any) -> int:
         """A tensor for `values`; equal ones are stored once."""
@@ -383,5 +380,5 @@ def lower(program: Program, params: Sequence[Param], *, dtype: DType, quantized:
     return Lowering(program, params, dtype=dtype, quantized=quantized).run()
 
 
-def _num_groups(width: int, group_size: int) -> int:
-    return -(-width // group_size) if group_size else 0
+def _num_groups(width: int) -> int:
+    return -(-width // QUANTIZED_GROUP)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.progress import Progress
-from llmserve.builder.quantization import Int4, Int8, quantized_params
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, lower
@@ -43,7 +43,6 @@ from llmserve.engine.memory import available_memory_bytes
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 
-MAX_INT8_DEPTH = 65536  # 255 * 127 * depth must fit in 32 bits
 MAX_WIDTH = 1 << 24
 MAX_BLOCK = 1 << 16
 ROWS_AT_ONCE = 32 * PANEL_COLUMNS  # of a weight while it is quantized and packed
@@ -78,11 +77,7 @@ class CpuTarget:
     has_selftest = True
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
-        return [
-            *_option_problems(options),
-            *_program_problems(program),
-            *_quantization_problems(program, params, options),
-        ]
+        return [*_option_problems(options), *_program_problems(program)]
 
     def notes(self, options: BuildOptions) -> list[str]:
         """A weight-only flag of an old script promises activations that stay as they are."""
@@ -161,8 +156,7 @@ class TensorWriter:
         if name not in self._places:
             return
         if name in self._lowered.quantized:
-            scheme = self._lowered.quantized[name]
-            self._write_int4(name, array, scheme) if isinstance(scheme, Int4) else self._write_int8(name, array)
+            self._write_quantized(name, array)
         else:
             self._write(name, _row_pieces(self._with_offset(name, array)))
 
@@ -170,32 +164,20 @@ class TensorWriter:
         offset = self._lowered.offsets.get(name, 0.0)
         return array.astype(np.float32) + np.float32(offset) if offset else array
 
-    def _write_int8(self, name: str, array: NDArray[Any]) -> None:
-        scale = np.empty(len(array), np.float32)
-        row_sum = np.empty(len(array), np.int32)
-
-        def pieces() -> Iterator[NDArray[Any]]:
-            for begin in range(0, len(array), ROWS_AT_ONCE):
-                rows = slice(begin, begin + ROWS_AT_ONCE)
-                values, scale[rows] = Int8().quantize(array[rows].astype(np.float32))
-                row_sum[rows] = values.sum(axis=1, dtype=np.int32)
-                yield values
-
-        self._write(name, pieces())
-        self._write(f"{name}.scale", [scale])
-        self._write(f"{name}.row_sum", [row_sum])
-
-    def _write_int4(self, name: str, array: NDArray[Any], scheme: Int4) -> None:
-        scales = []
+    def _write_quantized(self, name: str, array: NDArray[Any]) -> None:
+        scheme = self._lowered.quantized[name]
+        group_scales, row_scales = [], []
 
         def pieces() -> Iterator[NDArray[Any]]:
             for rows in _row_pieces(array):
-                values, scale = scheme.quantize(rows.astype(np.float32))
-                scales.append(pack_panels(scale, DType.FLOAT16))
-                yield values
+                found = scheme.quantize(rows.astype(np.float32))
+                group_scales.append(pack_panels(found.group_scale, DType.FLOAT16))
+                row_scales.append(found.row_scale)
+                yield found.values
 
         self._write(name, pieces())
-        self._write(f"{name}.scale", scales)
+        self._write(f"{name}.group_scale", group_scales)
+        self._write(f"{name}.row_scale", row_scales)
 
     def _write(self, name: str, pieces: Iterable[NDArray[Any]]) -> None:
         tensor, offset = self._places[name]
@@ -271,16 +253,6 @@ def _program_problems(program: Program) -> list[str]:
         if turned & set(op.inputs[2:] if op.kind is OpKind.ATTENTION else op.inputs):
             found.append("the cpu target turns only queries and keys by their position")
     return list(dict.fromkeys(found))
-
-
-def _quantization_problems(program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
-    shapes = {param.name: param.shape for param in params}
-    names = quantized_params(program, params, options)
-    return [
-        f"{name}: rows of {shapes[name][1]} are too long for integers, the limit is {MAX_INT8_DEPTH}; do not quantize"
-        for name in sorted(names)
-        if shapes[name][1] > MAX_INT8_DEPTH
-    ]
 
 
 def _int(value: object) -> int:

@@ -245,7 +245,6 @@ def llm_arguments(options: BuildOptions) -> dict[str, Any]:
 def _option_problems(options: BuildOptions) -> list[str]:
     given = options.of(TensorrtLlmOptions)
     rules = [
-        (options.group_size == 0, "group_size is for the cpu target: TensorRT-LLM's int4 has a scale per output"),
         (
             options.kv_cache_dtype == "auto",
             f"kv_cache_dtype {options.kv_cache_dtype}: TensorRT-LLM wants scales from calibration for it; leave it out",

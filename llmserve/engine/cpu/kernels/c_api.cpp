@@ -61,8 +61,7 @@ llmserve::Error time_tactic(const char* variant, const llmserve::LinearTrial& tr
   const llmserve::KernelTable* kernels = nullptr;
   if (llmserve::Error error = find_variant(variant, &kernels)) return error;
   const auto in_range = [](size_t value) { return value >= 1 && value <= kMost; };
-  const bool has_groups = trial.weight_type != llmserve::DType::kI4 || (trial.group_size >= 4 && trial.group_size % 4 == 0);
-  if (!in_range(trial.depth) || !in_range(trial.columns) || !in_range(trial.num_rows) || !has_groups ||
+  if (!in_range(trial.depth) || !in_range(trial.columns) || !in_range(trial.num_rows) ||
       trial.tactic >= llmserve::tactics_for(*kernels, trial.weight_type).size()) {
     return llmserve::invalid("a trial of a linear layer that cannot be");
   }
@@ -93,7 +92,7 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 2; }
+uint32_t llmserve_abi_version(void) { return 3; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
@@ -133,10 +132,8 @@ int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size
 }
 
 int llmserve_time_tactic(const char* variant, uint32_t weight_type, uint32_t depth, uint32_t columns,
-                         uint32_t group_size, uint32_t num_rows, uint32_t tactic, double* seconds, char* text,
-                         size_t text_bytes) {
-  const llmserve::LinearTrial trial = {static_cast<llmserve::DType>(weight_type), depth, columns, group_size, num_rows,
-                                       tactic};
+                         uint32_t num_rows, uint32_t tactic, double* seconds, char* text, size_t text_bytes) {
+  const llmserve::LinearTrial trial = {static_cast<llmserve::DType>(weight_type), depth, columns, num_rows, tactic};
   return guarded(text, text_bytes, [&] { return time_tactic(variant, trial, seconds); });
 }
 

@@ -15,10 +15,7 @@ float convert(const float* x, size_t head_dim, T* y) {
 }
 
 float convert(const float* x, size_t head_dim, int8_t* y) {
-  auto* shifted = reinterpret_cast<uint8_t*>(y);
-  const float scale = quantize_row(x, head_dim, shifted);
-  for (size_t i = 0; i < head_dim; ++i) shifted[i] ^= 128;  // as a signed number
-  return scale;
+  return quantize_row(x, head_dim, y);
 }
 
 template <class T>

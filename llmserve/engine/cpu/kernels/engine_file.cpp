@@ -80,7 +80,7 @@ Error EngineFile::open(const std::string& path) {
 Error EngineFile::check_header() const {
   const FileHeader& h = header();
   if (std::memcmp(h.magic, kMagic, sizeof(kMagic)) != 0) return bad_file("is not an engine file");
-  if (h.version < kOldestFormatVersion) {
+  if (h.version < kFormatVersion) {
     return bad_file("has format version " + std::to_string(h.version) +
                     ": built by an older llmserve; rebuild with: llmserve build CHECKPOINT");
   }

@@ -43,9 +43,9 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) 
     case OpKind::kLinear:
       return linear(op, tasks);
     case OpKind::kLinearInt8:
-      return linear_int8(op, tasks);
+      return linear_grouped(op, tasks, engine_.kernels_->linear_int8);
     case OpKind::kLinearInt4:
-      return linear_int4(op, tasks);
+      return linear_grouped(op, tasks, engine_.kernels_->linear_int4);
     case OpKind::kAttention:
       return attention(op, tasks, thread);
     case OpKind::kQuantize:
@@ -110,12 +110,8 @@ void Executor::quantize(const OpRecord& op, size_t begin, size_t end, float* scr
       }
       x = {scratch, width};
     }
-    if (static_cast<OpKind>(op.kind) == OpKind::kQuantize) {
-      kernels.quantize(x, width, 1, view<uint8_t>(op.out, row), view<float>(op.in[1], row));
-    } else {
-      const auto [scale, sums] = row_facts(op.in[1], row);
-      kernels.quantize_int4(x, width, op.groups, 1, view<int8_t>(op.out, row), scale, sums);
-    }
+    const int32_t zero_point = static_cast<OpKind>(op.kind) == OpKind::kQuantize ? 128 : 8;
+    kernels.quantize(x, width, zero_point, 1, quantized_rows(op.out, op.in[1], row));
   }
 }
 
@@ -168,48 +164,28 @@ void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
   over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear(args, chosen, begin, end); });
 }
 
-void Executor::linear_int8(const OpRecord& op, TaskCounter& tasks) {
-  const LinearInt8Args args = {
-      .x = view<const uint8_t>(op.in[0]),
-      .x_scale = view<const float>(op.in[2]),
-      .num_rows = num_rows(op),
-      .depth = op.in[0].width,
-      .columns = op.out.width,
-      .weight = engine_.file_.tensor<int8_t>(op.tensors[0]),
-      .weight_scale = engine_.file_.tensor<float>(op.tensors[2]),
-      .weight_row_sum = engine_.file_.tensor<int32_t>(op.tensors[3]),
-      .bias = engine_.file_.tensor<float>(op.tensors[1]),
-      .residual = view<const float>(op.in[1]),
-      .y = view<float>(op.out),
-  };
-  const size_t chosen = tactic(op);
-  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int8(args, chosen, begin, end); });
+// Values, and a row's facts: the scales of its groups and, behind them, what removes the weights' zero point.
+QuantizedRows Executor::quantized_rows(const Operand& values, const Operand& facts, size_t first_row) const {
+  const auto scales = view<float>(facts, first_row);
+  const View<int32_t> offsets = {view<int32_t>(facts, first_row).data + facts.width / 2, scales.stride};
+  return {view<int8_t>(values, first_row), scales, offsets};
 }
 
-// A row's scale and, behind it, the sums of its groups.
-std::pair<View<float>, View<int32_t>> Executor::row_facts(const Operand& operand, size_t first_row) const {
-  const auto scale = view<float>(operand, first_row);
-  return {scale, {view<int32_t>(operand, first_row).data + 1, scale.stride}};
-}
-
-void Executor::linear_int4(const OpRecord& op, TaskCounter& tasks) {
-  const auto [scale, sums] = row_facts(op.in[2], 0);
-  const LinearInt4Args args = {
-      .x = view<const int8_t>(op.in[0]),
-      .x_scale = {scale.data, scale.stride},
-      .x_sums = {sums.data, sums.stride},
+void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::linear_int8) kernel) {
+  const LinearGroupedArgs args = {
+      .x = quantized_rows(op.in[0], op.in[2], 0),
       .num_rows = num_rows(op),
       .depth = op.in[0].width,
-      .group_size = op.groups,
       .columns = op.out.width,
       .weight = engine_.file_.tensor<uint8_t>(op.tensors[0]),
-      .weight_scale = engine_.file_.tensor<void>(op.tensors[2]),
+      .group_scale = engine_.file_.tensor<void>(op.tensors[2]),
+      .column_scale = engine_.file_.tensor<float>(op.tensors[3]),
       .bias = engine_.file_.tensor<float>(op.tensors[1]),
       .residual = view<const float>(op.in[1]),
       .y = view<float>(op.out),
   };
   const size_t chosen = tactic(op);
-  over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear_int4(args, chosen, begin, end); });
+  over_panels(op, tasks, [&](size_t begin, size_t end) { kernel(args, chosen, begin, end); });
 }
 
 // Angles in f32 as transformers computes them, their cosines and sines in f64.

@@ -16,8 +16,7 @@ class Executor {
  private:
   void execute(const OpRecord& op, TaskCounter& tasks, unsigned thread);
   void linear(const OpRecord& op, TaskCounter& tasks);
-  void linear_int8(const OpRecord& op, TaskCounter& tasks);
-  void linear_int4(const OpRecord& op, TaskCounter& tasks);
+  void linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::linear_int8) kernel);
   void rope_table(const OpRecord& op, size_t begin, size_t end);
   void attention(const OpRecord& op, TaskCounter& tasks, unsigned thread);
   void select_rows(const OpRecord& op, size_t begin, size_t end);
@@ -30,7 +29,7 @@ class Executor {
   size_t num_rows(const OpRecord& op) const { return op.selected ? step_.num_selected : step_.num_tokens; }
   template <class Fn>
   void over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn);
-  std::pair<View<float>, View<int32_t>> row_facts(const Operand& operand, size_t first_row) const;
+  QuantizedRows quantized_rows(const Operand& values, const Operand& facts, size_t first_row) const;
   float* scratch(unsigned thread) const;
   size_t tactic(const OpRecord& op) const;
   float* logits() const;

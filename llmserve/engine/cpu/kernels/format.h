@@ -7,8 +7,12 @@
 //
 //   f32, f16  [panel][input][output]
 //   bf16      [panel][input][16][2]: outputs i and 16 + i side by side, so that a shift or a mask makes sixteen floats
-//   i8        [panel][input / 4][output][4], the inputs filled up with zeros too
+//   u8        [panel][input / 4][output][4], each plus 128, the inputs filled up with zeros too
 //   i4        [panel][input / 4][16][4] bytes: output i in the low half, output 16 + i in the high one, each plus 8
+//
+// Quantized weights have a scale for every thirty-two inputs of an output, binary16 [panel][group][32], and one for the
+// output. An activation has one for every thirty-two inputs of a row. The facts of such a row are, one after the other, its
+// scales, f32, and for each group minus the weights' zero point times the sum of its values, i32.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +21,7 @@
 namespace llmserve {
 
 inline constexpr char kMagic[8] = {'L', 'L', 'M', 'S', 'E', 'N', 'G', '\n'};
-inline constexpr uint32_t kFormatVersion = 4;
-inline constexpr uint32_t kOldestFormatVersion = 3;  // without the operations after kLinearInt4, and without soft caps
+inline constexpr uint32_t kFormatVersion = 5;
 inline constexpr uint32_t kPanelPacking = 1;
 inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
@@ -26,7 +29,7 @@ inline constexpr uint32_t kMaxHeadDim = 4096;
 
 enum class Layout : uint32_t { kRows, kPanels, kCount };
 
-enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI32, kI4, kCount };
+enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI32, kI4, kCount };  // integers with a zero point: see above
 
 constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
   if (type == DType::kF32 || type == DType::kI32) return 4;
@@ -37,18 +40,17 @@ constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
 enum class OpKind : uint32_t {
   kEmbed,         // -> f32; table
   kRmsNorm,       // x -> f32; weight; groups, scalar = eps
-  kQuantize,      // x, scales (written) -> u8 with zero point 128; norm weight?; before
+  kQuantize,      // x, row facts (written) -> i8, for kLinearInt8; norm weight?; before
   kLinear,        // x, residual? -> f32; weight, bias?
-  kLinearInt8,    // x u8, residual?, scales -> f32; weight i8, bias?, weight scales, weight row sums
+  kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
   kCacheWrite,    // k, v, rope table of k?; layer
   kAttention,     // q, rope table of q? -> f32; ALiBi slopes?; layer, num_heads, window, scalar = scale, soft_cap
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
   kSelectRows,    // x -> f32
-  kQuantizeInt4,  // x, row facts (written) -> i8; norm weight?; before, groups = inputs per scale of the weights. Row
-                  // facts: the scale, f32, then for each group -8 times the sum of its values, i32
-  kLinearInt4,    // x i8, residual?, row facts -> f32; weight i4, bias?, scales f16 [panel][group][32]; groups
+  kQuantizeInt4,  // as kQuantize, for kLinearInt4
+  kLinearInt4,    // as kLinearInt8; weight i4
   kGatedGeluTanh,  // as kGatedSilu
   kGatedGelu,
   kScale,    // -> f32, in place; scalar = factor

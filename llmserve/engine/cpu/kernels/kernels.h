@@ -32,30 +32,26 @@ struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
   View<float> y;
 };
 
-struct LinearInt8Args {  // y = (x - 128) @ weight.T * x_scale * weight_scale (+ bias) (+ residual)
-  View<const uint8_t> x;      // readable to a multiple of four
-  View<const float> x_scale;  // one per row
-  size_t num_rows;
-  size_t depth;
-  size_t columns;
-  const int8_t* weight;  // in panels
-  const float* weight_scale;      // [columns]
-  const int32_t* weight_row_sum;  // [columns], removes the zero point
-  const float* bias;
-  View<const float> residual;
-  View<float> y;
+// Inputs that share a scale, of activations and of weights.
+inline constexpr size_t kQuantizedGroup = 32;
+inline constexpr size_t num_quantized_groups(size_t width) { return (width + kQuantizedGroup - 1) / kQuantizedGroup; }
+
+// Rows of integers: x = value * the scale of its group.
+struct QuantizedRows {
+  View<int8_t> values;    // with zeros to a multiple of four
+  View<float> scales;     // per group
+  View<int32_t> offsets;  // per group: minus the weights' zero point times the sum of its values
 };
 
-struct LinearInt4Args {  // y = x_scale * sum over groups of (x @ weight.T within the group) * weight_scale (+ ...)
-  View<const int8_t> x;      // readable to a multiple of four
-  View<const float> x_scale;
-  View<const int32_t> x_sums;  // per group: -8 times the sum of its values, which removes the weights' offset
+// y = column scale * sum over groups of (x @ (weight - zero point).T within the group) * group scale (+ bias) (+ residual)
+struct LinearGroupedArgs {
+  QuantizedRows x;
   size_t num_rows;
   size_t depth;
-  size_t group_size;  // a multiple of four
   size_t columns;
-  const uint8_t* weight;       // in panels
-  const void* weight_scale;    // binary16 [panel][group][32]
+  const uint8_t* weight;      // of eight or four bits, in panels
+  const void* group_scale;    // binary16 [panel][group][32]
+  const float* column_scale;  // [columns]
   const float* bias;
   View<const float> residual;
   View<float> y;
@@ -112,15 +108,12 @@ struct KernelTable {
   void (*embed)(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
   void (*rms_norm)(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
                    View<float> y);
-  // y = round(x / scale) + 128, scale = max |x| / 127 of the row
-  void (*quantize)(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale);
-  // y = round(x / scale), scale as above; sums = -8 times the sum of each group of y
-  void (*quantize_int4)(View<const float> x, size_t width, size_t group_size, size_t num_rows, View<int8_t> y,
-                        View<float> scale, View<int32_t> sums);
+  // y = round(x / scale), scale = max |x| / 127 of each group, with what removes the weights' zero point
+  void (*quantize)(View<const float> x, size_t width, int32_t zero_point, size_t num_rows, QuantizedRows y);
   // Panels [panel_begin, panel_end) of every row, with one of the tactics below.
   void (*linear)(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
-  void (*linear_int8)(const LinearInt8Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
-  void (*linear_int4)(const LinearInt4Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
+  void (*linear_int8)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
+  void (*linear_int4)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   std::span<const LinearTactic> float_tactics;
   std::span<const LinearTactic> int8_tactics;
   std::span<const LinearTactic> int4_tactics;

@@ -44,19 +44,19 @@ float multiply_chains(float seed, size_t rounds) {
 }
 
 template <size_t kChains>
-int32_t multiply_int8_chains(const uint8_t* quad, const int8_t* weights, size_t rounds) {
-  const QuadInput x = broadcast_quad(quad);
-  const QuadWeights w = load_quads(weights);
-  QuadSums sums[kChains];
+int32_t multiply_int8_chains(const int8_t* quad, const uint8_t* weights, size_t rounds) {
+  const ByteInput x = broadcast_for_bytes(quad);
+  const ByteWeights w = load_bytes(weights);
+  ByteSums sums[kChains];
 #pragma GCC unroll 16
-  for (size_t c = 0; c < kChains; ++c) sums[c] = zero_quads();
+  for (size_t c = 0; c < kChains; ++c) sums[c] = start_bytes(0);
   for (size_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
     for (size_t c = 0; c < kChains; ++c) add_products(sums[c], x, w);
   }
   F32x16 all = zero();
 #pragma GCC unroll 16
-  for (size_t c = 0; c < kChains; ++c) all = all + to_f32(total(sums[c], broadcast_i32(0)));
+  for (size_t c = 0; c < kChains; ++c) all = all + to_f32(total(sums[c]));
   return static_cast<int32_t>(reduce_add(all));
 }
 
@@ -76,7 +76,7 @@ uint64_t multiply(const LimitInput& input, size_t way) {
 }
 
 uint64_t multiply_int8(const LimitInput& input, size_t way) {
-  using Loop = int32_t (*)(const uint8_t*, const int8_t*, size_t);
+  using Loop = int32_t (*)(const int8_t*, const uint8_t*, size_t);
   constexpr Loop kLoops[] = {multiply_int8_chains<3>, multiply_int8_chains<6>, multiply_int8_chains<10>,
                              multiply_int8_chains<16>};
   constexpr size_t kChains[] = {3, 6, 10, 16};

@@ -53,12 +53,12 @@ size_t share(const LimitRequest& request) {
 }
 
 struct Operands {
-  uint8_t quad[4] = {201, 201, 55, 55};
-  int8_t weights[64];
+  int8_t quad[4] = {101, -101, -55, 55};
+  uint8_t weights[64];
 
   Operands() {
     for (int i = 0; i < 64; i += 4) {
-      for (int j = 0; j < 4; ++j) weights[i + j] = static_cast<int8_t>((j % 2 ? -1 : 1) * (5 + i + j / 2));
+      for (int j = 0; j < 4; ++j) weights[i + j] = static_cast<uint8_t>(130 + i + j / 2);
     }
   }
 };

@@ -17,8 +17,8 @@ struct LimitInput {
   const float* data;      // kRead: `count` floats
   size_t count;           // kRead: floats, a multiple of 256; otherwise rounds of the loop
   float factor;           // kMultiply: in (0, 1)
-  const uint8_t* quad;    // kMultiplyInt8: four inputs, and four weights for each of sixteen columns, whose products
-  const int8_t* weights;  // cancel out, so that no sum ever overflows
+  const int8_t* quad;      // kMultiplyInt8: four inputs, and four weights for each of sixteen columns, whose products
+  const uint8_t* weights;  // cancel out, so that no sum ever overflows
   float* sink;            // takes a result, so that no loop can be left out
 };
 

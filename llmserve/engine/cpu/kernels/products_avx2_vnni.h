@@ -9,11 +9,11 @@ namespace llmserve::LLMSERVE_VARIANT {
 inline constexpr LinearTactic kInt8Tactics[] = {{2, 2, false}, {6, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{2, 2, false}, {6, 1, false}};
 
-using QuadWeights = I32x16;
-using QuadSums = I32x16;
-struct QuadInput {
+using ByteWeights = NibbleWeights;
+struct ByteInput {
   __m256i v;
 };
+using ByteSums = I32x16;
 // sums += products of unsigned bytes with signed ones. In assembly: GCC 12 copies the accumulator around the intrinsic.
 inline void add_dots(__m256i& sums, __m256i u8, __m256i s8) {
 #if defined(__AVXVNNI__)
@@ -22,35 +22,21 @@ inline void add_dots(__m256i& sums, __m256i u8, __m256i s8) {
   asm("vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(u8), "x"(s8));
 #endif
 }
-inline QuadWeights load_quads(const int8_t* p) { return load_i32(reinterpret_cast<const int32_t*>(p)); }
-inline QuadInput broadcast_quad(const uint8_t* p) {
-  int32_t quad;
-  __builtin_memcpy(&quad, p, 4);
-  return {_mm256_set1_epi32(quad)};
+inline ByteWeights load_bytes(const uint8_t* p) {
+  const auto* source = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(source), _mm256_loadu_si256(source + 1)};
 }
-inline QuadSums zero_quads() { return broadcast_i32(0); }
-inline void add_products(QuadSums& sums, QuadInput x, const QuadWeights& w) {
-  add_dots(sums.lo, x.v, w.lo);
-  add_dots(sums.hi, x.v, w.hi);
+inline ByteInput broadcast_for_bytes(const int8_t* p) { return {broadcast_quad(p)}; }
+inline ByteSums start_bytes(int32_t offset) { return broadcast_i32(offset); }
+inline void add_products(ByteSums& sums, ByteInput x, const ByteWeights& w) {
+  add_dots(sums.lo, w.lo, x.v);
+  add_dots(sums.hi, w.hi, x.v);
 }
-inline I32x16 total(const QuadSums& sums, I32x16 row_sums) { return sums - times_128(row_sums); }
+inline I32x16 total(const ByteSums& sums) { return sums; }
 
-// Weights of four bits, 0 to 15, and signed inputs.
-struct NibbleInput {
-  __m256i v;
-};
-template <size_t kHalf>
-inline I32x16 load_nibbles(const uint8_t* p) {
-  const auto part = [p](size_t i) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);
-    return _mm256_and_si256(kHalf ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
-  };
-  return {part(0), part(1)};
-}
-inline NibbleInput broadcast_quad(const int8_t* p) { return {broadcast_quad(reinterpret_cast<const uint8_t*>(p)).v}; }
-inline void add_nibble_products(I32x16& sums, NibbleInput x, const I32x16& weights) {
-  add_dots(sums.lo, weights.lo, x.v);
-  add_dots(sums.hi, weights.hi, x.v);
-}
+using NibbleInput = ByteInput;
+using NibbleSums = ByteSums;
+inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
+inline NibbleSums start_nibbles(int32_t offset) { return start_bytes(offset); }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -3,11 +3,10 @@
 #include <cmath>
 
 #include "engine_file.h"
+#include "kernels.h"
 
 namespace llmserve {
 namespace {
-
-constexpr uint32_t kMaxInt8Depth = 65536;  // 255 * 127 * depth must fit in 32 bits
 
 // What must hold for one op. Each check that fails leaves `ok` false.
 class OpCheck {
@@ -27,20 +26,18 @@ class OpCheck {
         require(op_.groups > 0 && op_.out.width % op_.groups == 0);
         if (ok_) vector(op_.tensors[0], DType::kF32, op_.out.width / op_.groups);
         break;
-      case OpKind::kQuantize:
-        quantize(1);
-        break;
       case OpKind::kLinear:
         linear(4);
         break;
-      case OpKind::kLinearInt8:
-        linear_int8();
-        break;
+      case OpKind::kQuantize:
       case OpKind::kQuantizeInt4:
-        quantize(1 + num_groups(op_.out.width));
+        quantize();
+        break;
+      case OpKind::kLinearInt8:
+        linear_grouped(DType::kI8);
         break;
       case OpKind::kLinearInt4:
-        linear_int4();
+        linear_grouped(DType::kI4);
         break;
       case OpKind::kRopeTable:
         output(4);
@@ -150,48 +147,31 @@ class OpCheck {
     optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
   }
 
-  void linear_int8() {
-    linear(1);
-    operand(op_.in[2], 4);
-    packed_bytes(DType::kI8);
-    vector(op_.tensors[2], DType::kF32, op_.out.width);
-    vector(op_.tensors[3], DType::kI32, op_.out.width);
-  }
-
-  void quantize(uint64_t num_facts) {
+  void quantize() {
     operand(op_.in[0], 4);
     operand(op_.in[1], 4);
     operand(op_.out, 1);
     const auto before = static_cast<Before>(op_.before);
     const uint64_t parts = before == Before::kNothing || before == Before::kRmsNorm ? 1 : 2;
-    require(before < Before::kCount && op_.in[0].width == parts * op_.out.width && op_.in[1].width == num_facts);
+    require(before < Before::kCount && op_.in[0].width == parts * op_.out.width);
+    require(op_.in[1].width == 2 * num_quantized_groups(op_.out.width));
     if (before == Before::kRmsNorm) vector(op_.tensors[0], DType::kF32, op_.out.width);
   }
 
-  // Groups of inputs that share a scale, of a row of `width`; more than any row has when the size makes no sense.
-  uint64_t num_groups(uint64_t width) const {
-    const bool sensible = op_.groups >= 4 && op_.groups % 4 == 0 && width <= kMaxInt8Depth;
-    return sensible ? (width + op_.groups - 1) / op_.groups : UINT32_MAX;
-  }
-
-  void linear_int4() {
+  // Weights of this layer's shape, and an input that can be read four bytes at a time.
+  void linear_grouped(DType type) {
     linear(1);
     operand(op_.in[2], 4);
-    const uint64_t groups = num_groups(op_.in[0].width);
-    packed_bytes(DType::kI4);
-    require(op_.in[2].width == 1 + groups);
+    const uint64_t groups = num_quantized_groups(op_.in[0].width);
+    require(op_.in[2].width == 2 * groups);
+    const TensorRecord* t = tensor(op_.tensors[0]);
+    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == op_.out.width && t->cols == op_.in[0].width);
+    require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
     const uint64_t panels = (uint64_t{op_.out.width} + kPanelColumns - 1) / kPanelColumns;
     const TensorRecord* scales = tensor(op_.tensors[2]);
     require(scales && scales->dtype == static_cast<uint32_t>(DType::kF16) && scales->rows == panels * groups &&
             scales->cols == kPanelColumns && !in_panels(*scales));
-  }
-
-  // Int8 or int4 weights of this layer's shape, and an input that can be read four bytes at a time.
-  void packed_bytes(DType type) {
-    const TensorRecord* t = tensor(op_.tensors[0]);
-    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == op_.out.width && t->cols == op_.in[0].width &&
-            t->cols <= kMaxInt8Depth);
-    require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
+    vector(op_.tensors[3], DType::kF32, op_.out.width);
   }
 
   // Of heads, or of the first part of each; or none.

@@ -40,8 +40,8 @@ inline void rotate_head(const float* x, const float* table, size_t rotary_dim, s
   __builtin_memcpy(y + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(float));
 }
 
-// y = round(x / scale) + 128; returns scale = max |x| / 127.
-inline float quantize_row(const float* x, size_t width, uint8_t* y) {
+// y = round(x / scale); returns scale = max |x| / 127.
+inline float quantize_row(const float* x, size_t width, int8_t* y) {
   F32x16 largest = zero();
   for_lanes(
       width, [&](size_t i) { largest = max(largest, abs(load(x + i))); },
@@ -49,10 +49,10 @@ inline float quantize_row(const float* x, size_t width, uint8_t* y) {
   const float peak = reduce_max(largest);
   const F32x16 inverse = broadcast(peak > 0.0f ? 127.0f / peak : 0.0f);
   for_lanes(
-      width, [&](size_t i) { store_u8(y + i, load(x + i) * inverse); },
+      width, [&](size_t i) { store_i8(y + i, load(x + i) * inverse); },
       [&](size_t i, size_t n) {
-        uint8_t lanes[kLanes];
-        store_u8(lanes, load_partial(x + i, n) * inverse);
+        int8_t lanes[kLanes];
+        store_i8(lanes, load_partial(x + i, n) * inverse);
         __builtin_memcpy(y + i, lanes, n);
       });
   return peak / 127.0f;

@@ -131,24 +131,17 @@ void rms_norm(View<const float> x, const float* weight, float eps, size_t groups
   }
 }
 
-void quantize(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale) {
-  for (size_t r = 0; r < num_rows; ++r) *scale.row(r) = quantize_row(x.row(r), width, y.row(r));
-}
-
-void quantize_int4(View<const float> x, size_t width, size_t group_size, size_t num_rows, View<int8_t> y,
-                   View<float> scale, View<int32_t> sums) {
+void quantize(View<const float> x, size_t width, int32_t zero_point, size_t num_rows, QuantizedRows y) {
   for (size_t r = 0; r < num_rows; ++r) {
-    auto* shifted = reinterpret_cast<uint8_t*>(y.row(r));
-    quantize({x.row(r), 0}, width, 1, {shifted, 0}, {scale.row(r), 0});
-    for (size_t begin = 0, group = 0; begin < width; begin += group_size, ++group) {
-      const size_t end = begin + group_size < width ? begin + group_size : width;
+    for (size_t begin = 0, group = 0; begin < width; begin += kQuantizedGroup, ++group) {
+      const size_t count = width - begin < kQuantizedGroup ? width - begin : kQuantizedGroup;
+      int8_t* values = y.values.row(r) + begin;
+      y.scales.row(r)[group] = quantize_row(x.row(r) + begin, count, values);
       int32_t sum = 0;
-      for (size_t i = begin; i < end; ++i) {
-        sum += int32_t{shifted[i]} - 128;
-        shifted[i] ^= 128;  // as a signed number
-      }
-      sums.row(r)[group] = -8 * sum;
+      for (size_t i = 0; i < count; ++i) sum += values[i];
+      y.offsets.row(r)[group] = -zero_point * sum;
     }
+    for (size_t i = width; i % 4 != 0; ++i) y.values.row(r)[i] = 0;  // products of what fills up a quad must be nothing
   }
 }
 

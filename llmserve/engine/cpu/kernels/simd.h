@@ -3,9 +3,9 @@
 // Sixteen lanes everywhere, and one reduction tree, fix the order of every sum. Lanes fold in halves: 16 -> 8 -> 4, then
 // (0 + 2) + (1 + 3).
 //
-// Products of integers are exact: four at a time for each of sixteen columns, of bytes (QuadInput u8 * QuadWeights s8) or
-// of signed bytes with weights of four bits (NibbleInput). `total(sums, row_sums)` is the sum of (x - 128) * w, given that
-// of w.
+// Products of integers are exact: four at a time for each of sixteen columns, of signed inputs (ByteInput, NibbleInput) and
+// unsigned weights of eight or four bits (ByteWeights, NibbleWeights), whose zero point is 128 or 8. Sums begin with
+// start_bytes(offset) or start_nibbles(offset), where offset is minus the zero point times the sum of the inputs.
 #pragma once
 
 #include <cmath>
@@ -43,18 +43,9 @@ inline void store_partial(T* target, F32x16 value, size_t count) {
   for (size_t i = 0; i < count; ++i) from_float(lanes[i], target + i);
 }
 
-inline I32x16 load_partial(const int32_t* source, size_t count) {
-  int32_t lanes[kLanes] = {};
-  for (size_t i = 0; i < count; ++i) lanes[i] = source[i];
-  return load_i32(lanes);
-}
-
 // All sixteen lanes, or fewer at an edge.
 inline F32x16 load_lanes(const float* source, size_t count) {
   return count == kLanes ? load(source) : load_partial(source, count);
-}
-inline I32x16 load_lanes(const int32_t* source, size_t count) {
-  return count == kLanes ? load_i32(source) : load_partial(source, count);
 }
 inline void store_lanes(float* target, F32x16 value, size_t count) {
   return count == kLanes ? store(target, value) : store_partial(target, value, count);

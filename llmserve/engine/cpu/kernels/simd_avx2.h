@@ -85,13 +85,11 @@ inline float reduce_max(F32x16 a) {
   return _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
 }
 
-// Nearest integers (ties to even) of values in [-127, 127], plus 128.
-inline void store_u8(uint8_t* p, F32x16 a) {
-  const __m256i zero_point = _mm256_set1_epi32(128);
-  const __m256i lo = _mm256_add_epi32(_mm256_cvtps_epi32(a.lo), zero_point);
-  const __m256i hi = _mm256_add_epi32(_mm256_cvtps_epi32(a.hi), zero_point);
-  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
-  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+// Nearest integers (ties to even) of values in [-127, 127].
+inline void store_i8(int8_t* p, F32x16 a) {
+  const __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
@@ -114,13 +112,26 @@ struct I32x16 {
   __m256i lo;
   __m256i hi;
 };
-inline I32x16 load_i32(const int32_t* p) {
-  const auto* source = reinterpret_cast<const __m256i*>(p);
-  return {_mm256_loadu_si256(source), _mm256_loadu_si256(source + 1)};
-}
-inline I32x16 operator-(I32x16 a, I32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
-inline I32x16 times_128(I32x16 a) { return {_mm256_slli_epi32(a.lo, 7), _mm256_slli_epi32(a.hi, 7)}; }
 inline I32x16 broadcast_i32(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
 inline F32x16 to_f32(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline __m256i broadcast_quad(const int8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return _mm256_set1_epi32(quad);
+}
+
+// Weights of four bits, 0 to 15, as bytes.
+struct NibbleWeights {
+  __m256i lo;
+  __m256i hi;
+};
+template <size_t kHalf>
+inline NibbleWeights load_nibbles(const uint8_t* p) {
+  const auto part = [p](size_t i) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);
+    return _mm256_and_si256(kHalf ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
+  };
+  return {part(0), part(1)};
+}
 
 }  // namespace llmserve::LLMSERVE_VARIANT

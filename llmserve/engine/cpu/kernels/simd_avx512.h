@@ -68,10 +68,9 @@ inline float reduce_add(F32x16 a) {
 }
 inline float reduce_max(F32x16 a) { return _mm512_reduce_max_ps(a.v); }
 
-// Nearest integers (ties to even) of values in [-127, 127], plus 128.
-inline void store_u8(uint8_t* p, F32x16 a) {
-  const __m512i rounded = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(128));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(rounded));
+// Nearest integers (ties to even) of values in [-127, 127].
+inline void store_i8(int8_t* p, F32x16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
 
 // Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
@@ -89,46 +88,39 @@ inline F32x16 load_half(const BFloat16* p) {  // the first half in the low words
 struct I32x16 {
   __m512i v;
 };
-inline I32x16 load_i32(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
-inline I32x16 operator-(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-inline I32x16 times_128(I32x16 a) { return {_mm512_slli_epi32(a.v, 7)}; }
 inline F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
-struct QuadWeights {
+struct ByteWeights {
   __m512i v;
 };
-struct QuadInput {
+struct ByteInput {
   __m512i v;
 };
-struct QuadSums {
+struct ByteSums {
   __m512i v;
 };
-inline QuadWeights load_quads(const int8_t* p) { return {_mm512_loadu_si512(p)}; }
-inline QuadInput broadcast_quad(const uint8_t* p) {
+inline ByteWeights load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline ByteInput broadcast_for_bytes(const int8_t* p) {
   int32_t quad;
   __builtin_memcpy(&quad, p, 4);
   return {_mm512_set1_epi32(quad)};
 }
-inline QuadSums zero_quads() { return {_mm512_setzero_si512()}; }
+inline ByteSums start_bytes(int32_t offset) { return {_mm512_set1_epi32(offset)}; }
 // In assembly: GCC 12 copies the accumulator around the intrinsic, which halves the speed.
-inline void add_products(QuadSums& sums, QuadInput x, QuadWeights w) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(x.v), "v"(w.v));
+inline void add_products(ByteSums& sums, ByteInput x, ByteWeights w) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(w.v), "v"(x.v));
 }
-inline I32x16 total(QuadSums sums, I32x16 row_sums) { return I32x16{sums.v} - times_128(row_sums); }
+inline I32x16 total(ByteSums sums) { return {sums.v}; }
 
-// Weights of four bits, 0 to 15, and signed inputs.
-struct NibbleInput {
-  __m512i v;
-};
-inline I32x16 broadcast_i32(int32_t value) { return {_mm512_set1_epi32(value)}; }
+using NibbleWeights = ByteWeights;
+using NibbleInput = ByteInput;
+using NibbleSums = ByteSums;
 template <size_t kHalf>
-inline I32x16 load_nibbles(const uint8_t* p) {
+inline NibbleWeights load_nibbles(const uint8_t* p) {
   const __m512i bytes = _mm512_loadu_si512(p);
   return {_mm512_and_si512(kHalf ? _mm512_srli_epi16(bytes, 4) : bytes, _mm512_set1_epi8(15))};
 }
-inline NibbleInput broadcast_quad(const int8_t* p) { return {broadcast_quad(reinterpret_cast<const uint8_t*>(p)).v}; }
-inline void add_nibble_products(I32x16& sums, NibbleInput x, I32x16 weights) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(weights.v), "v"(x.v));
-}
+inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
+inline NibbleSums start_nibbles(int32_t offset) { return start_bytes(offset); }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

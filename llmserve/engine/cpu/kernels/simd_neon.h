@@ -110,13 +110,12 @@ inline float reduce_max(F32x16 a) {
   return vgetq_lane_f32(max4(pair, vextq_f32(pair, pair, 1)), 0);
 }
 
-// Nearest integers (ties to even) of values in [-127, 127], plus 128.
-inline void store_u8(uint8_t* p, F32x16 a) {
+// Nearest integers (ties to even) of values in [-127, 127].
+inline void store_i8(int8_t* p, F32x16 a) {
   const auto narrow = [](float32x4_t low, float32x4_t high) {
     return vmovn_high_s32(vmovn_s32(vcvtnq_s32_f32(low)), vcvtnq_s32_f32(high));
   };
-  const int8x16_t bytes = vmovn_high_s16(vmovn_s16(narrow(a.part[0], a.part[1])), narrow(a.part[2], a.part[3]));
-  vst1q_u8(p, veorq_u8(vreinterpretq_u8_s8(bytes), vdupq_n_u8(128)));
+  vst1q_s8(p, vmovn_high_s16(vmovn_s16(narrow(a.part[0], a.part[1])), narrow(a.part[2], a.part[3])));
 }
 
 // Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
@@ -136,9 +135,6 @@ inline F32x16 load_half(const BFloat16* p) {  // the first half in the low words
 struct I32x16 {
   int32x4_t part[4];
 };
-inline I32x16 load_i32(const int32_t* p) {
-  return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
-}
 inline I32x16 broadcast_i32(int32_t value) {
   const int32x4_t part = vdupq_n_s32(value);
   return {{part, part, part, part}};
@@ -147,47 +143,47 @@ inline F32x16 to_f32(I32x16 a) {
   return {{vcvtq_f32_s32(a.part[0]), vcvtq_f32_s32(a.part[1]), vcvtq_f32_s32(a.part[2]), vcvtq_f32_s32(a.part[3])}};
 }
 
-// Four times four signed bytes; a part of the weights holds four columns. Inputs lose their zero point when they are
-// loaded, since the instruction wants both sides signed.
-struct QuadWeights {
+// Four times four signed bytes; a part of the weights holds four columns. The instruction wants both sides signed, so
+// weights of eight bits lose their zero point when they are loaded, and sums of them begin at zero.
+struct ByteWeights {
   int8x16_t part[4];
 };
-struct QuadInput {
+struct ByteInput {
   int8x16_t v;
 };
-using QuadSums = I32x16;
-inline QuadWeights load_quads(const int8_t* p) {
-  return {{vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)}};
+using ByteSums = I32x16;
+inline ByteWeights load_bytes(const uint8_t* p) {
+  const auto part = [p](size_t i) {
+    return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 16 * i), vdupq_n_u8(128)));
+  };
+  return {{part(0), part(1), part(2), part(3)}};
 }
-inline QuadInput broadcast_quad(const int8_t* p) {
+inline ByteInput broadcast_for_bytes(const int8_t* p) {
   int32_t quad;
   __builtin_memcpy(&quad, p, 4);
   return {vreinterpretq_s8_s32(vdupq_n_s32(quad))};
 }
-inline QuadInput broadcast_quad(const uint8_t* p) {
-  return {veorq_s8(broadcast_quad(reinterpret_cast<const int8_t*>(p)).v, vdupq_n_s8(-128))};
-}
-inline QuadSums zero_quads() { return broadcast_i32(0); }
-inline void add_products(QuadSums& sums, QuadInput x, const QuadWeights& w) {
+inline ByteSums start_bytes(int32_t) { return broadcast_i32(0); }
+inline void add_products(ByteSums& sums, ByteInput x, const ByteWeights& w) {
   sums.part[0] = vdotq_s32(sums.part[0], x.v, w.part[0]);
   sums.part[1] = vdotq_s32(sums.part[1], x.v, w.part[1]);
   sums.part[2] = vdotq_s32(sums.part[2], x.v, w.part[2]);
   sums.part[3] = vdotq_s32(sums.part[3], x.v, w.part[3]);
 }
-inline I32x16 total(const QuadSums& sums, I32x16) { return sums; }
+inline I32x16 total(const ByteSums& sums) { return sums; }
 
-// Weights of four bits, 0 to 15, and signed inputs.
-using NibbleInput = QuadInput;
+using NibbleWeights = ByteWeights;
+using NibbleInput = ByteInput;
+using NibbleSums = ByteSums;
 template <size_t kHalf>
-inline QuadWeights load_nibbles(const uint8_t* p) {
+inline NibbleWeights load_nibbles(const uint8_t* p) {
   const auto part = [p](size_t i) {
     const uint8x16_t bytes = vld1q_u8(p + 16 * i);
     return vreinterpretq_s8_u8(kHalf ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15)));
   };
   return {{part(0), part(1), part(2), part(3)}};
 }
-inline void add_nibble_products(I32x16& sums, NibbleInput x, const QuadWeights& weights) {
-  add_products(sums, x, weights);
-}
+inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
+inline NibbleSums start_nibbles(int32_t offset) { return broadcast_i32(offset); }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -89,10 +89,10 @@ inline float reduce_max(F32x16 a) {
   return best;
 }
 
-// Nearest integers (ties to even) of values in [-127, 127], plus 128.
-inline void store_u8(uint8_t* p, F32x16 v) {
-  const F32x16 shifted = v + broadcast(12582912.0f + 128.0f);
-  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(bit_cast_to<uint32_t>(float{shifted.part[i / 4][i % 4]}));
+// Nearest integers (ties to even) of values in [-127, 127].
+inline void store_i8(int8_t* p, F32x16 v) {
+  const F32x16 shifted = v + broadcast(12582912.0f);  // 1.5 * 2^23: the integer is in the low bits
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(bit_cast_to<uint32_t>(float{shifted.part[i / 4][i % 4]}));
 }
 
 // Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
@@ -112,67 +112,53 @@ typedef int32_t QuadInts __attribute__((vector_size(16)));
 struct I32x16 {
   QuadInts part[4];
 };
-inline I32x16 load_i32(const int32_t* p) {
-  I32x16 out;
-  __builtin_memcpy(&out, p, sizeof(out));
-  return out;
-}
-inline I32x16 operator-(I32x16 a, I32x16 b) {  // modulo 2^32, as on the other variants
-  for (int i = 0; i < 4; ++i) {
-    a.part[i] = bit_cast_to<QuadInts>(bit_cast_to<QuadBits>(a.part[i]) - bit_cast_to<QuadBits>(b.part[i]));
-  }
-  return a;
-}
-inline I32x16 times_128(I32x16 a) {
-  for (int i = 0; i < 4; ++i) a.part[i] = bit_cast_to<QuadInts>(bit_cast_to<QuadBits>(a.part[i]) << 7);
-  return a;
-}
 inline F32x16 to_f32(I32x16 a) {
   return map([&](int i) { return __builtin_convertvector(a.part[i], Quad); });
 }
 
-struct QuadWeights {
-  const int8_t* p;
-};
-struct QuadInput {
+// Products of four bytes for each of sixteen columns; `shift` picks one half of a byte.
+struct ByteWeights {
   const uint8_t* p;
-};
-struct QuadSums {
-  int32_t column[16];
-};
-inline QuadWeights load_quads(const int8_t* p) { return {p}; }
-inline QuadInput broadcast_quad(const uint8_t* p) { return {p}; }
-inline QuadSums zero_quads() { return {}; }
-inline void add_products(QuadSums& sums, QuadInput x, QuadWeights w) {
-  for (size_t c = 0; c < 16; ++c) {
-    for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * int32_t{w.p[4 * c + i]};
-  }
-}
-inline I32x16 total(const QuadSums& sums, I32x16 row_sums) { return load_i32(sums.column) - times_128(row_sums); }
-
-// Weights of four bits, 0 to 15, and signed inputs.
-struct NibbleInput {
-  const int8_t* p;
 };
 struct NibbleWeights {
   const uint8_t* p;
   int shift;
 };
-inline I32x16 broadcast_i32(int32_t value) {
-  const QuadInts quad = {value, value, value, value};
-  return {{quad, quad, quad, quad}};
-}
+struct ByteInput {
+  const int8_t* p;
+};
+using NibbleInput = ByteInput;
+struct ByteSums {
+  int32_t column[16];
+};
+using NibbleSums = ByteSums;
+inline ByteWeights load_bytes(const uint8_t* p) { return {p}; }
 template <size_t kHalf>
 inline NibbleWeights load_nibbles(const uint8_t* p) {
   return {p, kHalf ? 4 : 0};
 }
-inline NibbleInput broadcast_quad(const int8_t* p) { return {p}; }
-inline void add_nibble_products(I32x16& sums, NibbleInput x, NibbleWeights weights) {
+inline ByteInput broadcast_for_bytes(const int8_t* p) { return {p}; }
+inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return {p}; }
+inline ByteSums start_bytes(int32_t offset) {
+  ByteSums sums;
+  for (int32_t& sum : sums.column) sum = offset;
+  return sums;
+}
+inline NibbleSums start_nibbles(int32_t offset) { return start_bytes(offset); }
+inline void add_products(ByteSums& sums, ByteInput x, ByteWeights w) {
   for (size_t c = 0; c < 16; ++c) {
-    int32_t sum = 0;
-    for (size_t i = 0; i < 4; ++i) sum += int32_t{x.p[i]} * (weights.p[4 * c + i] >> weights.shift & 15);
-    sums.part[c / 4][c % 4] += sum;
+    for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * int32_t{w.p[4 * c + i]};
   }
+}
+inline void add_products(NibbleSums& sums, NibbleInput x, NibbleWeights w) {
+  for (size_t c = 0; c < 16; ++c) {
+    for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * (w.p[4 * c + i] >> w.shift & 15);
+  }
+}
+inline I32x16 total(const ByteSums& sums) {
+  I32x16 out;
+  __builtin_memcpy(&out, &sums, sizeof(out));
+  return out;
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -26,8 +26,8 @@ class Operands {
         num_copies_(weight_bytes_ < kSmallBytes ? 1 : std::max<size_t>(1, kColdBytes / weight_bytes_)),
         weights_(weight_bytes_ * num_copies_, std::byte{0x11}),
         row_values_(trial.num_rows * (trial.depth + 3), 1.0f),
-        column_values_(padded_columns() * (1 + num_groups()), 1.0f),
-        sums_(std::max(trial.num_rows * num_groups(), trial.columns)),
+        column_values_(padded_columns() * num_quantized_groups(trial.depth), 1.0f),
+        offsets_(trial.num_rows * num_quantized_groups(trial.depth)),
         y_(trial.num_rows * trial.columns) {}
 
   size_t num_panels() const { return padded_columns() / kPanelColumns; }
@@ -35,19 +35,16 @@ class Operands {
   void run(const KernelTable& kernels, size_t turn) {
     const LinearTrial& t = trial_;
     const std::byte* weight = weights_.data() + turn % num_copies_ * weight_bytes_;
-    const View<const float> scales = {row_values_.data(), 1};
     const View<float> y = {y_.data(), t.columns};
-    const size_t quads = (t.depth + 3) / 4 * 4;
-    if (t.weight_type == DType::kI8) {
-      const LinearInt8Args args = {{bytes<uint8_t>(), quads}, scales, t.num_rows, t.depth, t.columns,
-                                   reinterpret_cast<const int8_t*>(weight), column_values_.data(), sums_.data(),
-                                   nullptr, {}, y};
-      kernels.linear_int8(args, t.tactic, 0, num_panels());
-    } else if (t.weight_type == DType::kI4) {
-      const LinearInt4Args args = {{bytes<int8_t>(), quads}, scales, {sums_.data(), num_groups()}, t.num_rows, t.depth,
-                                   t.group_size, t.columns, reinterpret_cast<const uint8_t*>(weight),
-                                   column_values_.data(), nullptr, {}, y};
-      kernels.linear_int4(args, t.tactic, 0, num_panels());
+    if (t.weight_type == DType::kI8 || t.weight_type == DType::kI4) {
+      const size_t groups = num_quantized_groups(t.depth);
+      const LinearGroupedArgs args = {
+          {{reinterpret_cast<int8_t*>(row_values_.data()), (t.depth + 3) / 4 * 4}, {row_values_.data(), groups},
+           {offsets_.data(), groups}},
+          t.num_rows, t.depth, t.columns, reinterpret_cast<const uint8_t*>(weight), column_values_.data(),
+          column_values_.data(), nullptr, {}, y};
+      const auto kernel = t.weight_type == DType::kI8 ? kernels.linear_int8 : kernels.linear_int4;
+      kernel(args, t.tactic, 0, num_panels());
     } else {
       const LinearArgs args = {{row_values_.data(), t.depth}, t.num_rows, t.depth, t.columns, weight, t.weight_type,
                                nullptr, {}, y};
@@ -57,11 +54,6 @@ class Operands {
 
  private:
   size_t padded_columns() const { return (trial_.columns + kPanelColumns - 1) / kPanelColumns * kPanelColumns; }
-  size_t num_groups() const { return trial_.group_size ? (trial_.depth + trial_.group_size - 1) / trial_.group_size : 0; }
-  template <class T>
-  const T* bytes() const {
-    return reinterpret_cast<const T*>(row_values_.data());
-  }
 
   const LinearTrial trial_;
   const size_t weight_bytes_;
@@ -69,7 +61,7 @@ class Operands {
   std::vector<std::byte> weights_;
   std::vector<float> row_values_;
   std::vector<float> column_values_;
-  std::vector<int32_t> sums_;
+  std::vector<int32_t> offsets_;
   std::vector<float> y_;
 };
 

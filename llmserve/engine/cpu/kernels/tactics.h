@@ -19,7 +19,6 @@ struct LinearTrial {
   DType weight_type;
   size_t depth;
   size_t columns;
-  size_t group_size;  // of four-bit weights
   size_t num_rows;
   size_t tactic;
 };

@@ -8,12 +8,10 @@ namespace llmserve::LLMSERVE_VARIANT {
 void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
 void rms_norm(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
               View<float> y);
-void quantize(View<const float> x, size_t width, size_t num_rows, View<uint8_t> y, View<float> scale);
-void quantize_int4(View<const float> x, size_t width, size_t group_size, size_t num_rows, View<int8_t> y,
-                   View<float> scale, View<int32_t> sums);
-void linear_int4(const LinearInt4Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
+void quantize(View<const float> x, size_t width, int32_t zero_point, size_t num_rows, QuantizedRows y);
 void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
-void linear_int8(const LinearInt8Args& args, size_t tactic, size_t panel_begin, size_t panel_end);
+void linear_int8(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
+void linear_int4(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void cache_write(const CacheWriteArgs& args);
 void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);

@@ -35,7 +35,6 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .embed = variant::embed,
       .rms_norm = variant::rms_norm,
       .quantize = variant::quantize,
-      .quantize_int4 = variant::quantize_int4,
       .linear = variant::linear,
       .linear_int8 = variant::linear_int8,
       .linear_int4 = variant::linear_int4,

@@ -116,8 +116,9 @@ def test_quantized_layers_quantize_their_input_first() -> None:
     assert counts(result)[OpCode.RMS_NORM] == 2 * 3, "of queries and keys; the others are part of the quantization"
     by_name = {tensor.name: tensor for tensor in result.tensors}
     assert by_name["0.qkv"].dtype is DType.INT8
-    assert (by_name["0.qkv.scale"].dtype, by_name["0.qkv.scale"].cols) == (DType.FLOAT32, 100)
-    assert (by_name["0.qkv.row_sum"].dtype, by_name["0.qkv.row_sum"].cols) == (DType.INT32, 100)
+    groups = by_name["0.qkv.group_scale"]  # 100 outputs are four panels, 42 inputs two groups
+    assert (groups.dtype, groups.rows, groups.cols) == (DType.FLOAT16, 4 * 2, 32)
+    assert (by_name["0.qkv.row_scale"].dtype, by_name["0.qkv.row_scale"].cols) == (DType.FLOAT32, 100)
     assert by_name["embed"].dtype is DType.FLOAT16
     assert by_name["norm"].dtype is DType.FLOAT32
 
@@ -133,7 +134,7 @@ def test_a_tied_head_is_stored_once_unless_it_is_quantized() -> None:
     g = graph()
     g.logits(g.select_rows(g.embed("embed", 8)), "head")
     params = [Param(name, (8, 8), ("embedding",), ((8, 8),), quantizable=name == "head") for name in ("embed", "head")]
-    for quantization, names in (("", {"embed"}), ("int8", {"embed", "head", "head.scale", "head.row_sum"})):
+    for quantization, names in (("", {"embed"}), ("int8", {"embed", "head", "head.group_scale", "head.row_scale"})):
         quantized = quantized_params(g.program(), params, BuildOptions(quantization=quantization))
         result = lower(g.program(), params, dtype=DType.FLOAT16, quantized=quantized)
         assert {tensor.name for tensor in result.tensors} == names

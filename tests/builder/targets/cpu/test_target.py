@@ -7,18 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Int4, Int8, quantized_params
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.lowering import lower
-from llmserve.builder.targets.cpu.target import MAX_INT8_DEPTH, CpuTarget
+from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.cpu.layout import FORMAT_VERSION, DType
 from llmserve.models.graph import Attr, CacheShape, Graph, OpKind
-from llmserve.models.spec import Param
 from tests.engine.cpu.networks import LIMITS, odd_network
 
 
@@ -54,16 +52,6 @@ def test_what_the_kernels_cannot_do() -> None:
     assert any("no multiple" in text for text in found)
 
 
-def test_integer_sums_must_fit_in_32_bits() -> None:
-    depth = MAX_INT8_DEPTH + 1
-    g = Graph(CacheShape(1, 1, 2), 4)
-    g.logits(g.select_rows(g.embed("embed", depth)), "head")
-    params = [Param("head", (4, depth), ("head",), ((4, depth),), quantizable=True)]
-    options = dataclasses.replace(LIMITS, quantization="int8")
-    assert "head: rows of 65537 are too long for integers" in CpuTarget().problems(g.program(), params, options)[0]
-    assert CpuTarget().problems(g.program(), params, LIMITS) == []
-
-
 @pytest.mark.parametrize("quantization", ["", "int8", "int4"])
 def test_compile_loads_each_parameter_once_and_reports_every_byte(quantization: str, tmp_path: Path) -> None:
     network = odd_network()
@@ -88,30 +76,3 @@ def test_compile_loads_each_parameter_once_and_reports_every_byte(quantization: 
     assert facts["format_version"] == FORMAT_VERSION
     assert facts["quantized_params"] == (13 if quantization else 0)
     assert facts["operations"]["attention"] == 3
-
-
-def test_quantized_rows() -> None:
-    rows = np.array([[0.0, 0.0], [1.27, -0.635], [-2.54, 0.0127]], np.float32)
-    values, scale = Int8().quantize(rows)
-    np.testing.assert_array_equal(values, [[0, 0], [127, -64], [-127, 1]])
-    np.testing.assert_allclose(scale, [0.0, 0.01, 0.02], rtol=1e-6)
-    rng = np.random.default_rng(0)
-    many = rng.standard_normal((50, 300)).astype(np.float32)
-    values, scale = Int8().quantize(many)
-    assert np.abs(values.astype(np.float32) * scale[:, None] - many).max() <= scale.max() / 2 * 1.0001
-    assert (np.abs(values).max(axis=1) == 127).all()
-
-
-def test_quantized_groups() -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.standard_normal((7, 100)).astype(np.float32)
-    rows[2, :32] = 0
-    values, scale = Int4(32).quantize(rows)
-    assert (values.shape, scale.shape) == ((7, 100), (7, 4))
-    assert scale.dtype == np.float16
-    assert (values.min(), values.max()) == (-8, 7)
-    assert not values[2, :32].any()
-    steps = np.repeat(np.abs(scale.astype(np.float32)), 32, axis=1)[:, :100]
-    error = np.abs(Int4(32).round(rows) - rows)
-    assert (error <= 1.001 * steps).all()  # a whole step where the other sign's largest is clipped
-    assert np.median(error / np.where(steps == 0, 1, steps)) < 0.3

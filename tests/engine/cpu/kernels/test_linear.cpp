@@ -1,5 +1,7 @@
 // Linear layers of every number format and tactic, against plain loops in double precision or integers.
+#include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "test_support.h"
 
@@ -45,85 +47,80 @@ void test_linear(const KernelTable& k, Random& random) {
   }
 }
 
-void test_linear_int8_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns) {
-  Guarded<float> x(random.numbers(rows * depth)), scale(random.numbers(columns));
-  const size_t stride = (depth + 3) / 4 * 4, panels = (columns + kPanelColumns - 1) / kPanelColumns;
-  Guarded<uint8_t> quantized(rows * stride);
-  Guarded<float> x_scale(rows);
-  k.quantize({x.data(), depth}, depth, rows, {quantized.data(), stride}, {x_scale.data(), 1});
-  std::vector<int8_t> w(columns * depth);
-  std::vector<int32_t> row_sum(columns);
-  for (size_t i = 0; i < w.size(); ++i) row_sum[i / depth] += w[i] = static_cast<int8_t>(int(random.bits() % 255) - 127);
-  const Guarded<std::byte> weight(packed(reinterpret_cast<const std::byte*>(w.data()), columns, depth, DType::kI8));
-  const Guarded<int32_t> row_sums(row_sum);
-  for (size_t tactic = 0; tactic < k.int8_tactics.size(); ++tactic) {
-    Guarded<float> y(rows * columns);
-    k.linear_int8({{quantized.data(), stride}, {x_scale.data(), 1}, rows, depth, columns,
-                   reinterpret_cast<const int8_t*>(weight.data()), scale.data(), row_sums.data(), nullptr, {},
-                   {y.data(), columns}}, tactic, 0, panels);
-    bool equal = true;
-    for (size_t r = 0; r < rows; ++r) {
-      for (size_t i = 0; i < depth; ++i) {
-        const float restored = static_cast<float>(quantized[r * stride + i] - 128) * x_scale[r];
-        equal = equal && std::fabs(restored - x[r * depth + i]) <= x_scale[r] * 0.5001f;
+// The rows as integers of which each is the nearest to its number.
+bool rounds_to_nearest(const std::vector<float>& x, size_t depth, int32_t zero_point, const QuantizedRows& q) {
+  bool good = true;
+  for (size_t r = 0; r < x.size() / depth; ++r) {
+    for (size_t g = 0; g < num_quantized_groups(depth); ++g) {
+      const float scale = q.scales.row(r)[g];
+      int32_t sum = 0;
+      float largest = 0.0f;
+      for (size_t i = g * kQuantizedGroup; i < depth && i < (g + 1) * kQuantizedGroup; ++i) {
+        const int32_t value = q.values.row(r)[i];
+        sum += value;
+        largest = std::max(largest, std::fabs(x[r * depth + i]));
+        good = good && std::fabs(static_cast<float>(value) * scale - x[r * depth + i]) <= scale * 0.5001f;
       }
-      for (size_t c = 0; c < columns; ++c) {
-        int32_t dot = 0;
-        for (size_t i = 0; i < depth; ++i) dot += (quantized[r * stride + i] - 128) * w[c * depth + i];
-        equal = equal && y[r * columns + c] == static_cast<float>(dot) * (x_scale[r] * scale[c]);
-      }
+      good = good && scale == largest / 127.0f && q.offsets.row(r)[g] == -zero_point * sum;
     }
-    expect(equal, k.name, "linear_int8", depth);
   }
+  return good;
 }
 
-void test_linear_int8(const KernelTable& k, Random& random) {
-  for (size_t depth : kSizes) {
-    for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int8_case(k, random, depth, rows, 1 + random.bits() % 200);
-  }
-  test_linear_int8_case(k, random, 1700, 30, 70);
-}
-
-// Weights of four bits in groups of eight inputs, against integers written out.
-void test_linear_int4_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns) {
-  constexpr size_t kGroup = 8;
+// Weights of eight or four bits, against integers written out.
+void test_grouped_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns, bool bytes) {
   const size_t stride = (depth + 3) / 4 * 4, panels = (columns + kPanelColumns - 1) / kPanelColumns;
-  const size_t groups = (depth + kGroup - 1) / kGroup;
-  Guarded<float> x(random.numbers(rows * depth)), bias(random.numbers(columns)), x_scale(rows);
-  Guarded<int8_t> quantized(rows * stride);
-  Guarded<int32_t> sums(rows * groups);
-  k.quantize_int4({x.data(), depth}, depth, kGroup, rows, {quantized.data(), stride}, {x_scale.data(), 1},
-                  {sums.data(), groups});
+  const size_t groups = num_quantized_groups(depth);
+  const int zero_point = bytes ? 128 : 8;
+  std::vector<float> x = random.numbers(rows * depth);
+  for (size_t i = 0; i < std::min(depth, kQuantizedGroup); ++i) x[i] = 0.0f;
+  Guarded<float> input(x), bias(random.numbers(columns)), x_scales(rows * groups), column_scale(random.numbers(columns));
+  Guarded<int8_t> values(rows * stride);
+  Guarded<int32_t> offsets(rows * groups);
+  const QuantizedRows q = {{values.data(), stride}, {x_scales.data(), groups}, {offsets.data(), groups}};
+  k.quantize({input.data(), depth}, depth, zero_point, rows, q);
+  expect(rounds_to_nearest(x, depth, zero_point, q), k.name, "quantize", depth);
   const Typed scale(random, panels * groups * kPanelColumns, DType::kF16);
   std::vector<int> w(columns * depth);
-  for (int& value : w) value = static_cast<int>(random.bits() % 16) - 8;
-  const Guarded<uint8_t> weight(packed_nibbles(w, columns, depth));
+  for (int& value : w) value = static_cast<int>(random.bits() % (2 * static_cast<unsigned>(zero_point))) - zero_point;
+  const Guarded<uint8_t> weight(bytes ? packed_bytes(w, columns, depth) : packed_nibbles(w, columns, depth));
   const Guarded<std::byte> scales(scale.bytes);
+  const auto kernel = bytes ? k.linear_int8 : k.linear_int4;
+  const std::string name = bytes ? "linear_int8" : "linear_int4";
   std::vector<float> first;
-  for (size_t tactic = 0; tactic < k.int4_tactics.size(); ++tactic) {
+  for (size_t tactic = 0; tactic < (bytes ? k.int8_tactics : k.int4_tactics).size(); ++tactic) {
     Guarded<float> y(rows * columns);
-    k.linear_int4({{quantized.data(), stride}, {x_scale.data(), 1}, {sums.data(), groups}, rows, depth, kGroup, columns,
-                   weight.data(), scales.data(), bias.data(), {}, {y.data(), columns}}, tactic, 0, panels);
+    kernel({q, rows, depth, columns, weight.data(), scales.data(), column_scale.data(), bias.data(), {},
+            {y.data(), columns}}, tactic, 0, panels);
     bool equal = true;
     for (size_t i = 0; i < rows * columns; ++i) {
       const size_t r = i / columns, c = i % columns;
-      double sum = 0.0;
+      double sum = 0.0, size = 0.0;
       for (size_t g = 0; g < groups; ++g) {
         int dot = 0;
-        for (size_t d = g * kGroup; d < depth && d < (g + 1) * kGroup; ++d) dot += quantized[r * stride + d] * w[c * depth + d];
-        sum += dot * double{scale.values[(c / kPanelColumns * groups + g) * kPanelColumns + c % kPanelColumns]};
+        for (size_t d = g * kQuantizedGroup; d < depth && d < (g + 1) * kQuantizedGroup; ++d) {
+          dot += values[r * stride + d] * w[c * depth + d];
+        }
+        const double group_scale = scale.values[(c / kPanelColumns * groups + g) * kPanelColumns + c % kPanelColumns];
+        const double term = dot * double{x_scales[r * groups + g]} * group_scale * double{column_scale[c]};
+        sum += term;
+        size += std::fabs(term);
       }
-      equal = equal && near(y[i], sum * x_scale[r] + bias[c]);
+      equal = equal && std::fabs(y[i] - (sum + bias[c])) <= 1e-6 * (size + std::fabs(double{bias[c]}));
     }
-    expect(equal, k.name, "linear_int4", depth);
+    expect(equal, k.name, name.c_str(), depth);
     if (first.empty()) first.assign(y.data(), y.data() + rows * columns);
-    expect(std::memcmp(first.data(), y.data(), first.size() * sizeof(float)) == 0, k.name, "tactics of linear_int4", tactic);
+    const bool same = std::memcmp(first.data(), y.data(), first.size() * sizeof(float)) == 0;
+    expect(same, k.name, ("tactics of " + name).c_str(), tactic);
   }
 }
 
-void test_linear_int4(const KernelTable& k, Random& random) {
-  for (size_t depth : kSizes) {
-    for (size_t rows : {1, 3, 4, 9, 26}) test_linear_int4_case(k, random, depth, rows, 1 + random.bits() % 200);
+void test_grouped(const KernelTable& k, Random& random) {
+  for (const bool bytes : {true, false}) {
+    for (size_t depth : kSizes) {
+      for (size_t rows : {1, 3, 4, 9, 26}) test_grouped_case(k, random, depth, rows, 1 + random.bits() % 200, bytes);
+    }
+    test_grouped_case(k, random, 1700, 30, 70, bytes);
   }
 }
 
@@ -131,8 +128,7 @@ void test_linear_int4(const KernelTable& k, Random& random) {
 
 void test_linear_layers(const KernelTable& kernels, Random& random) {
   test_linear(kernels, random);
-  test_linear_int8(kernels, random);
-  test_linear_int4(kernels, random);
+  test_grouped(kernels, random);
 }
 
 }  // namespace llmserve

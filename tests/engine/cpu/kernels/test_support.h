@@ -101,17 +101,27 @@ inline bool near(double a, double b) { return std::fabs(a - b) <= 2e-5 * (1.0 + 
 
 // A weight [columns, depth] of elements of `bytes` each as `format.h` packs it.
 inline std::vector<std::byte> packed(const std::byte* rows, size_t columns, size_t depth, DType type) {
-  const size_t bytes = dtype_bytes(type), quad = type == DType::kI8 ? 4 : 1;
-  const size_t padded_depth = (depth + quad - 1) / quad * quad;
-  const size_t num_panels = (columns + kPanelColumns - 1) / kPanelColumns;
-  std::vector<std::byte> out(num_panels * kPanelColumns * padded_depth * bytes);
+  const size_t bytes = dtype_bytes(type), num_panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  std::vector<std::byte> out(num_panels * kPanelColumns * depth * bytes);
   for (size_t n = 0; n < columns; ++n) {
     for (size_t k = 0; k < depth; ++k) {
       const size_t column = n % kPanelColumns;
       const size_t lane = type == DType::kBF16 ? column % 16 * 2 + column / 16 : column;
-      const size_t step = n / kPanelColumns * (padded_depth / quad) + k / quad;
-      const size_t place = (step * kPanelColumns + lane) * quad + k % quad;
+      const size_t place = (n / kPanelColumns * depth + k) * kPanelColumns + lane;
       std::memcpy(&out[place * bytes], rows + (n * depth + k) * bytes, bytes);
+    }
+  }
+  return out;
+}
+
+// Weights from -128 to 127 [columns, depth] as `format.h` packs eight-bit ones.
+inline std::vector<uint8_t> packed_bytes(const std::vector<int>& rows, size_t columns, size_t depth) {
+  const size_t steps = (depth + 3) / 4, num_panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  std::vector<uint8_t> out(num_panels * steps * 128);
+  for (size_t n = 0; n < columns; ++n) {
+    for (size_t k = 0; k < depth; ++k) {
+      const size_t place = ((n / kPanelColumns * steps + k / 4) * kPanelColumns + n % kPanelColumns) * 4 + k % 4;
+      out[place] = static_cast<uint8_t>(rows[n * depth + k] + 128);
     }
   }
   return out;

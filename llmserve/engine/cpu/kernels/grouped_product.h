@@ -1,0 +1,108 @@
+// y = x @ weight.T for weights of eight or four bits, and int8 activations: thirty-two inputs share a scale in both.
+//
+// Within a group sums are exact integers; groups are added in order: the sum times the input's scale, and one fused
+// multiply-add of that with the weight's.
+#pragma once
+
+#include "tiles.h"
+
+namespace llmserve::LLMSERVE_VARIANT {
+
+// Format: how a step of weights is loaded, multiplied and summed up (Input, Sums, kStepBytes, and the functions used here).
+template <class BytesFormat>
+class GroupedProduct {
+ public:
+  struct Format {  // of the tiles: sums are floats
+    using Sums = F32x16;
+    static constexpr size_t kStepBytes = BytesFormat::kStepBytes;
+  };
+  using BlockFormat = void;  // sums that begin anew with every group have no use for blocks
+
+  explicit GroupedProduct(const LinearGroupedArgs& args) : args_(args) {}
+
+  const std::byte* weights() const { return reinterpret_cast<const std::byte*>(args_.weight); }
+  size_t panel_bytes() const { return num_steps() * Format::kStepBytes; }
+  size_t num_steps() const { return (args_.depth + 3) / 4; }
+  size_t num_rows() const { return args_.num_rows; }
+  const std::byte* rows(size_t first) const { return reinterpret_cast<const std::byte*>(args_.x.values.row(first)); }
+  size_t row_bytes() const { return args_.x.values.stride; }
+
+  template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
+  [[gnu::always_inline]] void accumulate(const TileInput& in, size_t row, size_t column,
+                                         F32x16 (&sums)[R * V]) const {
+    const size_t num_groups = num_quantized_groups(args_.depth), scales_per_panel = num_groups * kPanelColumns;
+    const Half* weight_scales = static_cast<const Half*>(args_.group_scale) + column / kPanelColumns * scales_per_panel;
+    TileInput group = in;
+    F32x16 local[R * V];
+    unroll<R * V>([&](auto i) __attribute__((always_inline)) { local[i] = broadcast(0.0f); });
+    for (size_t g = 0; g < num_groups; ++g, weight_scales += kPanelColumns) {
+      const size_t left = in.num_steps - g * kGroupSteps;
+      group.num_steps = left < kGroupSteps ? left : kGroupSteps;
+      group.prefetch = prefetch_at<kFetch>(in, g * kGroupSteps);
+      Exact exact[R * V];
+      unroll<R>([&](auto r) __attribute__((always_inline)) {
+        const Exact start = BytesFormat::start(args_.x.offsets.row(row + r)[g]);
+        unroll<V>([&](auto v) __attribute__((always_inline)) { exact[r * V + v] = start; });
+      });
+      add_group<R, V, kFirst, kFetch>(group, exact);
+      F32x16 weight_scale[V];
+      unroll<V>([&](auto v) __attribute__((always_inline)) {
+        weight_scale[v] = load(weight_scales + (kFirst + v) / 2 * scales_per_panel + (kFirst + v) % 2 * kLanes);
+      });
+      unroll<R>([&](auto r) __attribute__((always_inline)) {
+        const F32x16 input_scale = broadcast(args_.x.scales.row(row + r)[g]);
+        unroll<V>([&](auto v) __attribute__((always_inline)) {
+          const F32x16 sum = to_f32(total(exact[r * V + v])) * input_scale;
+          local[r * V + v] = fma(sum, weight_scale[v], local[r * V + v]);
+        });
+      });
+      group.rows += kQuantizedGroup;
+      group.weights += kGroupSteps * Format::kStepBytes;
+    }
+    unroll<R * V>([&](auto i) __attribute__((always_inline)) { sums[i] = local[i]; });
+  }
+
+  template <size_t R, size_t V>
+  void store(size_t row, size_t column, const F32x16 (&sums)[R * V]) const {
+    store_tile<R, V>(args_, row, column, [&](size_t v, size_t at, size_t count) {
+      const F32x16 scale = load_lanes(args_.column_scale + at, count);
+      return [=, &sums](size_t r) { return sums[r * V + v] * scale; };
+    });
+  }
+
+ private:
+  using Exact = typename BytesFormat::Sums;
+  static constexpr size_t kGroupSteps = kQuantizedGroup / 4;
+
+  // What a group that begins with this step prefetches.
+  template <Fetch kFetch>
+  [[gnu::always_inline]] static const std::byte* prefetch_at(const TileInput& in, size_t step) {
+    const size_t first_steps = in.num_steps - (kFetch.own ? in.last_steps : 0);
+    if (!kFetch.own || step < first_steps) return in.prefetch + 64 * kFetch.lines * step;
+    return in.last_prefetch + 64 * kFetch.lines * (step - first_steps);
+  }
+
+  template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
+  [[gnu::always_inline]] static void add_group(const TileInput& in, Exact (&exact)[R * V]) {
+    Cursor<R> rows(in.rows, in.row_bytes);
+    Cursor<kPanelsOf<V, kFirst>> panels(in.weights, in.panel_bytes);
+    Prefetcher<kFetch> prefetcher(in.prefetch, in.panel_bytes);
+    for (size_t step = in.num_steps; step > 0; --step) {
+      prefetcher.step();
+      typename BytesFormat::Weights weights[V];
+      unroll<V>([&](auto v) __attribute__((always_inline)) {
+        weights[v] = BytesFormat::template load<(kFirst + v) % 2>(panels.at((kFirst + v) / 2));
+      });
+      unroll<R>([&](auto r) __attribute__((always_inline)) {
+        const typename BytesFormat::Input x = BytesFormat::broadcast(rows.at(r));
+        unroll<V>([&](auto v) __attribute__((always_inline)) { add_products(exact[r * V + v], x, weights[v]); });
+      });
+      rows.advance(kInputStepBytes);
+      panels.advance(Format::kStepBytes);
+    }
+  }
+
+  const LinearGroupedArgs& args_;
+};
+
+}  // namespace llmserve::LLMSERVE_VARIANT
