@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from llmserve import __version__
 from llmserve.builder.config import engine_config
 from llmserve.builder.digest import engine_digest, tensor_digest
+from llmserve.builder.equalization import Equalization, Load, equalize, names_read
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.output import check_replaceable, staged_directory
 from llmserve.builder.progress import Progress, SilentProgress
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.selftest import make_selftest, num_passes
 from llmserve.builder.targets.base import CompileJob, Target
@@ -98,21 +100,23 @@ def _write(
     digest = checkpoint.digest(progress.advance)
     source = Source(digest, build.spec.architecture, checkpoint.file_names, checkpoint.rounded)
     weights = CanonicalWeights(build.weights, build.options.dtype)
+    equalization = _equalize(build, weights.load, progress)
+    load = equalization.apply(weights.load)
     progress.phase("compile", build.engine_bytes)
-    job = CompileJob(build.program, build.params, build.options, weights.load, progress.advance, earlier)
-    device = build.target.compile(job, directory)
+    job = CompileJob(build.program, build.params, build.options, load, progress.advance, earlier)
+    device = {**build.target.compile(job, directory), **equalization.facts}
     assert weights.digests.keys() == {param.name for param in build.params}, "the target left a parameter out"
     build.target.tune(directory, earlier, progress)
     if build.target.has_selftest:
         progress.phase("self-test", num_passes(build.options) * _weight_bytes(build))
-        selftest = make_selftest(build.program, build.params, build.options, weights.load, advance=progress.advance)
+        selftest = make_selftest(build.program, build.params, build.options, load, advance=progress.advance)
         selftest.save(directory / SELFTEST_FILE)
     if not (directory / CONFIG_FILE).exists():
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
     manifest = Manifest(
-        engine_digest=engine_digest(build.program, build.options, weights.digests),
+        engine_digest=engine_digest(build.program, build.options, {**weights.digests, **equalization.digests}),
         target=build.target.name,
         device=device,
         source=source,
@@ -123,6 +127,15 @@ def _write(
     )
     (directory / MANIFEST_FILE).write_text(manifest.to_json())
     return manifest
+
+
+def _equalize(build: ResolvedBuild, load: Load, progress: Progress) -> Equalization:
+    quantized = quantized_params(build.program, build.params, build.options)
+    if not quantized or not build.target.rounds_activations:
+        return Equalization({}, {})
+    sizes = {param.name: build.options.itemsize * param.num_elements for param in build.params}
+    progress.phase("equalize", sum(sizes[name] for name in names_read(build.program, quantized)))
+    return equalize(build.program, quantized, load, progress.advance)
 
 
 def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence[str]) -> None:

@@ -26,7 +26,10 @@ def tensor_digest(array: NDArray[Any]) -> str:
 
 
 def engine_digest(program: Program, options: BuildOptions, tensors: Mapping[str, str]) -> str:
-    """SHA-256 over format version, resolved options, the whole Program and the digest of each parameter."""
+    """SHA-256 over format version, resolved options, the whole Program and the digest of each parameter.
+
+    `tensors` also has what parameters are multiplied with before they are rounded.
+    """
     content = {
         "format_version": FORMAT_VERSION,
         "options": options.as_dict(),

@@ -20,6 +20,7 @@ from llmserve.models.spec import DecoderSpec, HfConfig, Param
 class FakeTarget:
     name: str = "fake"
     has_selftest: bool = True
+    rounds_activations: bool = False
     refusals: list[str] = field(default_factory=list)
     memory_bytes: int = 2**40
     after_each: Callable[[str], None] = lambda name: None  # called after each parameter that was written

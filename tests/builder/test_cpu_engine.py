@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_heade
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.selftest import SelfTest, SelfTestResult, prompt_logits
 from llmserve.engine.verify import verify_engine
-from tests.checkpoints import KINDS, make_checkpoint
+from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_tensors
 from tests.engine.directories import seal
 
 OPTIONS = BuildOptions(dtype="float32", max_num_tokens=16, tokens_per_block=16)
@@ -66,6 +67,35 @@ def test_one_quantized_layer_is_exact(tmp_path: Path, kind: str, quantization: s
     make_checkpoint(tmp_path / "one", kind, num_hidden_layers=1)
     build_engine(tmp_path / "one", tmp_path / "engine", replace(OPTIONS, quantization=quantization))
     assert verified(EngineDirectory.open(tmp_path / "engine")).max_error < 1e-5
+
+
+def test_outliers_that_weights_undo_are_equalized_before_they_are_rounded(tmp_path: Path) -> None:
+    """The same network with and without them, as int8 engines: equally far from the one in float32."""
+    plain, planted = tmp_path / "plain", tmp_path / "planted"
+    config = KINDS["llama"] | {"torch_dtype": "float32"}
+    for folder in (plain, planted):
+        make_checkpoint(folder, "llama")
+    tensors = random_tensors(config, dtype="float32", seed=0)
+    for name, tensor in tensors.items():
+        if name.endswith("post_attention_layernorm.weight"):
+            tensor[5] *= 256
+        elif name.endswith(("gate_proj.weight", "up_proj.weight")):
+            tensor[:, 5] /= 256
+    write_tensors(planted, tensors, "safetensors")
+    logits = {}
+    for folder in (plain, planted):
+        for quantization in ("", "int8"):
+            directory = tmp_path / f"{folder.name}-{quantization}"
+            manifest = build_engine(folder, directory, replace(OPTIONS, quantization=quantization))
+            assert ("equalized_channels" in manifest.device) == bool(quantization)
+            assert verified(EngineDirectory.open(directory)).passed
+            with closing(CpuRunner.open(directory / "rank0.engine", num_blocks=4)) as runner:
+                logits[directory.name] = prompt_logits(runner, list(range(3, 43)), sequence_id=0)
+    np.testing.assert_allclose(logits["planted-"], logits["plain-"], atol=1e-4)
+    plain_error, planted_error = (
+        np.abs(logits[f"{name}-int8"] - logits["plain-"]).mean() for name in ("plain", "planted")
+    )
+    assert planted_error < 1.2 * plain_error
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "mistral", "qwen3"])

@@ -22,7 +22,8 @@ class CompileJob:
     program: Program
     params: Sequence[Param]
     options: BuildOptions  # max_seq_len resolved, never 0
-    load: Callable[[str], NDArray[Any]]  # parameter name -> array in `options.dtype` (bfloat16 is ml_dtypes.bfloat16)
+    # parameter name -> array in `options.dtype` (bfloat16 is ml_dtypes.bfloat16), or float32 where it was equalized
+    load: Callable[[str], NDArray[Any]]
     advance: Callable[[str, int], None]  # progress: (what, bytes written since the last call)
     earlier: Path | None = None  # the engine directory that this build will replace, if there is one
 
@@ -43,6 +44,7 @@ class Target(Protocol):
 
     name: str
     has_selftest: bool  # its arithmetic is ours, so the reference path can prove the engine
+    rounds_activations: bool  # where weights are quantized, so that outliers are better moved into weights before
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         """Why this network cannot be compiled with these options; each says what to do. Empty when it can."""

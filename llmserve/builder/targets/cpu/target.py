@@ -75,6 +75,7 @@ class CpuTarget:
 
     name = "cpu"
     has_selftest = True
+    rounds_activations = True
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         return [*_option_problems(options), *_program_problems(program)]

@@ -55,6 +55,7 @@ class TensorrtLlmTarget:
 
     name = "tensorrt_llm"
     has_selftest = False
+    rounds_activations = False
 
     def __init__(
         self,

@@ -1,0 +1,247 @@
+"""Moves powers of two between what makes an activation and what multiplies it, so that both round better.
+
+A channel that is large in an activation costs the others of its group their precision, and meets small weights. What
+makes it (a norm's weight, a row of the up-projection or of the values) is divided by a power of two, the columns that
+read it are multiplied by it: the network computes the same numbers, to the bit. This is SmoothQuant (arXiv 2211.10438)
+with its strength of 0.5, but for the sizes of activations, which are estimated from weights alone: embedding times norm
+for what is normalized, lengths of rows for what comes out of a linear layer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.digest import tensor_digest
+from llmserve.builder.quantization import LINEAR_KINDS
+from llmserve.models.graph import Op, OpKind, Program
+
+Load: TypeAlias = Callable[[str], NDArray[Any]]
+Vector: TypeAlias = NDArray[np.float64]
+Factors: TypeAlias = Mapping[str, NDArray[np.float32]]
+ROWS_AT_ONCE = 256
+LEAST_EXPONENT = 2  # a smaller one is within what the estimate is wrong by, and did more harm than good
+LARGEST_EXPONENT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Equalization:
+    """Powers of two that parameters are multiplied with: rows of matrices, elements of vectors; columns of matrices."""
+
+    rows: Factors
+    columns: Factors
+
+    @property
+    def num_channels(self) -> int:
+        """How many were changed."""
+        return sum(int((factors != 1).sum()) for factors in self.columns.values())
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Of every set of factors, by a name of its own."""
+        sets = {"rows": self.rows, "columns": self.columns}
+        return {f"{name}.{kind}": tensor_digest(made) for kind, all_of in sets.items() for name, made in all_of.items()}
+
+    @property
+    def facts(self) -> Mapping[str, int]:
+        """For the manifest; nothing where nothing was looked at."""
+        return {"equalized_channels": self.num_channels} if self.columns else {}
+
+    def apply(self, load: Load) -> Load:
+        """`load`, with the parameters multiplied; those are float32."""
+
+        def load_equalized(name: str) -> NDArray[Any]:
+            array = load(name)
+            if name in self.rows:
+                factors = self.rows[name]
+                array = array.astype(np.float32) * (factors[:, None] if array.ndim == 2 else factors)
+            if name in self.columns:
+                array = array.astype(np.float32) * self.columns[name]
+            return array
+
+        return load_equalized
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Channels of a value between what makes them and the matrices that read them.
+
+    The maker is a norm's weight, or rows [start, start + width) of a matrix, whose bias goes along.
+    """
+
+    maker: tuple[str, ...]
+    start: int
+    width: int
+    readers: tuple[str, ...]
+    heads: tuple[int, int] = (1, 1)  # of values: KV heads, and how many query heads read each
+
+    def per_channel(self, columns: Vector) -> Vector:
+        """The largest for each channel, of what is known for the columns of a reader."""
+        kv_heads, queries = self.heads
+        found: Vector = columns.reshape(kv_heads, queries, -1).max(axis=1).reshape(-1)
+        return found
+
+    def per_column(self, channels: NDArray[np.float32]) -> NDArray[np.float32]:
+        kv_heads, queries = self.heads
+        return np.repeat(channels.reshape(kv_heads, 1, -1), queries, axis=1).reshape(-1)
+
+
+def equalize(
+    program: Program, quantized: Collection[str], load: Load, advance: Callable[[str, int], None]
+) -> Equalization:
+    """Reads the matrices among `quantized`, and the embedding; `advance` is told their names and bytes."""
+    norms, others = _joints(program, quantized)
+    embedding = next(op.weights[0] for op in program.ops if op.kind is OpKind.EMBED)
+    residual = np.sqrt(_mean_squares(load(embedding)))
+    sizes = {joint.maker[0]: np.abs(load(joint.maker[0]).astype(np.float64)) * residual for joint in norms}
+    of_inputs = {name: sizes[joint.maker[0]] for joint in norms for name in joint.readers}
+    rows: dict[str, NDArray[np.float32]] = {}
+    columns: dict[str, NDArray[np.float32]] = {}
+
+    def read(name: str) -> NDArray[Any]:
+        weight = load(name)
+        advance(name, weight.nbytes)
+        return weight
+
+    def share(joint: Joint, made: Vector, peaks: Mapping[str, Vector]) -> None:
+        """`made`: sizes of all that the maker makes. `peaks`: the largest of each column of the readers."""
+        channels = slice(joint.start, joint.start + joint.width)
+        peak = np.max([joint.per_channel(peaks[name]) for name in joint.readers], axis=0)
+        factors = powers_of_two(made[channels], peak)
+        for name in joint.maker:
+            rows.setdefault(name, np.ones(len(made), np.float32))[channels] /= factors
+        columns.update({name: joint.per_column(factors) for name in joint.readers})
+
+    behind, before = _matrices(norms, others)
+    peaks = {name: _column_peaks(read(name)) for name in behind}
+    for name in before:
+        weight = read(name)
+        lengths = _row_lengths(weight, of_inputs.get(name, np.ones(weight.shape[1])))
+        for joint in others:
+            if joint.maker[0] == name:
+                share(joint, lengths, peaks)
+        peaks[name] = _column_peaks(weight, rows.get(name))  # a large row that is divided is large no more
+    for joint in norms:
+        share(joint, sizes[joint.maker[0]], peaks)
+    return Equalization(rows, columns)
+
+
+def names_read(program: Program, quantized: Collection[str]) -> list[str]:
+    """The matrices of which `equalize` tells, as often as it reads them."""
+    behind, before = _matrices(*_joints(program, quantized))
+    return [*behind, *before]
+
+
+def _matrices(norms: Sequence[Joint], others: Sequence[Joint]) -> tuple[list[str], list[str]]:
+    """Those that read what matrices make, and those that make it or read what a norm makes."""
+    behind = [name for joint in others for name in joint.readers]
+    before = [*(joint.maker[0] for joint in others), *(name for joint in norms for name in joint.readers)]
+    return list(dict.fromkeys(behind)), list(dict.fromkeys(before))
+
+
+def powers_of_two(size: Vector, peak: Vector) -> NDArray[np.float32]:
+    """What channels of these sizes are divided by, and the columns that read them multiplied with."""
+    known = (size > 0) & (peak > 0)
+    if not known.any():
+        return np.ones(len(size), np.float32)
+    wanted = np.log2(size, where=known, out=np.zeros_like(size)) - np.log2(peak, where=known, out=np.zeros_like(peak))
+    exponents = np.where(known, np.rint((wanted - np.median(wanted[known])) / 2), 0)
+    exponents[np.abs(exponents) < LEAST_EXPONENT] = 0
+    factors: NDArray[np.float32] = np.exp2(np.clip(exponents, -LARGEST_EXPONENT, LARGEST_EXPONENT)).astype(np.float32)
+    return factors
+
+
+def _column_peaks(weight: NDArray[Any], factors: NDArray[np.float32] | None = None) -> Vector:
+    """The largest of each column, once the rows are multiplied with `factors`."""
+    peaks = np.zeros(weight.shape[1])
+    for begin in range(0, len(weight), ROWS_AT_ONCE):
+        rows = np.abs(weight[begin : begin + ROWS_AT_ONCE].astype(np.float64))
+        scaled = rows if factors is None else rows * factors[begin : begin + ROWS_AT_ONCE, None]
+        peaks = np.maximum(peaks, scaled.max(axis=0))
+    return peaks
+
+
+def _row_lengths(weight: NDArray[Any], sizes: Vector) -> Vector:
+    """Of each row times the sizes of its inputs. In float64, so that no power of two depends on the order of sums."""
+    pieces = range(0, len(weight), ROWS_AT_ONCE)
+    products = (weight[begin : begin + ROWS_AT_ONCE].astype(np.float64) * sizes for begin in pieces)
+    lengths: Vector = np.sqrt(np.concatenate([np.square(piece).sum(axis=1) for piece in products]))
+    return lengths
+
+
+def _mean_squares(weight: NDArray[Any]) -> Vector:
+    """Of each column."""
+    total = np.zeros(weight.shape[1])
+    for begin in range(0, len(weight), ROWS_AT_ONCE):
+        total += np.square(weight[begin : begin + ROWS_AT_ONCE].astype(np.float64)).sum(axis=0)
+    return total / len(weight)
+
+
+def _joints(program: Program, quantized: Collection[str]) -> tuple[list[Joint], list[Joint]]:
+    """Of norms, and of linear layers; only where every reader is quantized and everything is used for this alone."""
+    graph = _Uses(program, quantized)
+    norms, others = [], []
+    for op in program.ops:
+        readers = graph.readers(op.output)
+        if not readers:
+            continue
+        if op.kind is OpKind.RMS_NORM and op.attrs["groups"] == 1 and not op.number("offset") and graph.is_own(op):
+            norms.append(Joint(op.weights, 0, op.width, readers))
+        elif op.kind is OpKind.GATED_ACTIVATION and (maker := graph.maker(op.inputs[0])) is not None:
+            others.append(Joint(maker.weights, op.width, op.width, readers))
+        elif op.kind is OpKind.ATTENTION and (part := graph.part(op.inputs[2])) is not None:
+            maker, start = part
+            heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
+            width = heads[1] * int(op.number("head_dim"))
+            others.append(Joint(maker.weights, start, width, readers, (heads[1], heads[0] // heads[1])))
+    return norms, others
+
+
+class _Uses:
+    """Who reads what."""
+
+    def __init__(self, program: Program, quantized: Collection[str]) -> None:
+        self._quantized = quantized
+        self._made_by = {op.output: op for op in program.ops}
+        self._weights = Counter(name for op in program.ops for name in op.weights)
+        self._read_by: dict[str, list[Op]] = {}
+        for op in program.ops:
+            for name in op.inputs:
+                self._read_by.setdefault(name, []).append(op)
+
+    def is_own(self, op: Op) -> bool:
+        """Whether no other op reads its weights."""
+        return all(self._weights[name] == 1 for name in op.weights)
+
+    def readers(self, value: str) -> tuple[str, ...]:
+        """The matrices that multiply a value; none if somebody else reads it."""
+        ops = self._read_by.get(value, [])
+        sound = all(op.kind in LINEAR_KINDS and op.weights[0] in self._quantized and self.is_own(op) for op in ops)
+        return tuple(op.weights[0] for op in ops) if sound else ()
+
+    def maker(self, value: str) -> Op | None:
+        """The linear layer that makes a value with one reader."""
+        op = self._made_by[value]
+        return op if op.kind is OpKind.LINEAR and self.is_own(op) and len(self._read_by[value]) == 1 else None
+
+    def part(self, value: str) -> tuple[Op, int] | None:
+        """The linear layer of which a value with one reader is a part that nobody else reads, and where it begins."""
+        op = self._made_by[value]
+        if op.kind is not OpKind.SLICE:
+            return None if (maker := self.maker(value)) is None else (maker, 0)
+        maker, others = self._made_by[op.inputs[0]], [other for other in self._read_by[op.inputs[0]] if other is not op]
+        if maker.kind is not OpKind.LINEAR or not self.is_own(maker) or len(self._read_by[value]) != 1:
+            return None
+        return (maker, int(op.number("start"))) if all(_are_apart(op, other) for other in others) else None
+
+
+def _are_apart(one: Op, other: Op) -> bool:
+    if other.kind is not OpKind.SLICE:
+        return False
+    begin, other_begin = int(one.number("start")), int(other.number("start"))
+    return begin + one.width <= other_begin or other_begin + other.width <= begin
