@@ -29,6 +29,8 @@ def parse_config_text(text: str) -> tuple[ModelConfig, list[str]]:
             if start is None or "has no field named" not in str(error):
                 return ModelConfig(), problems
             text = _without_field(text, start)
+        except ValueError as error:  # a number that no enum has: protobuf's parser lets its own assignment fail
+            return ModelConfig(), [*problems, str(error)]
         else:
             return config, problems
     return ModelConfig(), problems

@@ -55,3 +55,8 @@ def test_unknown_enum_value() -> None:
     _, problems = parse_config_text("input {\n  data_type: TYPE_FLOAT\n}")
     assert problems[0].startswith("line 2, ")
     assert "TYPE_FLOAT" in problems[0]
+
+
+def test_a_number_that_no_enum_has_is_a_problem() -> None:
+    _, problems = parse_config_text('input { name: "X" data_type: 999999999999999999999999999999 }')
+    assert problems == ["Value out of range: 999999999999999999999999999999"]
