@@ -34,7 +34,7 @@ main()
 """
 
 FLAGS = """
-dtype quantization group-size kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target
+dtype quantization kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target
 tp-size pp-size max-input-len max-beam-width gemm-plugin gpt-attention-plugin context-fmha remove-input-padding
 kv-cache-type use-weight-only weight-only-precision workers parallel-build multiple-profiles reduce-fusion
 checkpoint-dir output-dir recipe dry-run show-program help
@@ -92,7 +92,7 @@ def test_the_checkpoint_in_the_words_of_trtllm_build(
 def test_an_engine_names_the_command_that_builds_it_again(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--dtype", "float32", "--quantization", "int4", "--group-size", 32, "--max-seq-len", 50)
+    options = ("--dtype", "float32", "--quantization", "int4", "--max-seq-len", 50)
     assert llmserve(monkeypatch, "build", checkpoint, *options, "--output-dir", tmp_path / "engine") == 0
     digest = capsys.readouterr().out.split()[-1]
     program, *command = shlex.split(rebuild_command(tmp_path / "engine"))
