@@ -61,7 +61,9 @@ def read_vocabulary(reader: MetadataReader, num_rows: int, *, adds_bos: bool) ->
         reader.problems.append(f"tokens appear twice in its vocabulary: {_some(_repeated(tokens))}")
     types = _per_token(reader, "tokenizer.ggml.token_type", "integers", len(tokens), int(TokenType.NORMAL)).tolist()
     if unknown := sorted(set(types) - set(TokenType)):
-        reader.problems.append(f"tokens have types that are not known: {', '.join(map(str, unknown))}")
+        reader.problems.append(f"tokens have types that are not known: {', '.join(map(str, unknown[:MAX_NAMED]))}")
+        known = set(TokenType)
+        types = [kind if kind in known else TokenType.NORMAL for kind in types]  # so that the rest can be looked at
     scores = _per_token(reader, "tokenizer.ggml.scores", "numbers", len(tokens), 0.0).astype(np.float32)
     special = {name: _token_id(reader, key, len(tokens)) for name, key in SPECIAL_KEYS.items() if reader.has(key)}
     named = [_token_id(reader, key, len(tokens)) for key in END_KEYS if reader.has(key)]
