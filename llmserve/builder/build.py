@@ -24,7 +24,7 @@ from llmserve.builder.output import check_replaceable, staged_directory
 from llmserve.builder.progress import Progress, SilentProgress
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.resolve import ResolvedBuild, resolve
-from llmserve.builder.selftest import make_selftest, num_passes
+from llmserve.builder.selftest import make_selftest
 from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.checkpoint.plan import WeightPlan
 from llmserve.checkpoint.reader import Checkpoint
@@ -108,7 +108,7 @@ def _write(
     assert weights.digests.keys() == {param.name for param in build.params}, "the target left a parameter out"
     build.target.tune(directory, earlier, progress)
     if build.target.has_selftest:
-        progress.phase("self-test", num_passes(build.options) * _weight_bytes(build))
+        progress.phase("self-test", _weight_bytes(build))
         selftest = make_selftest(build.program, build.params, build.options, load, advance=progress.advance)
         selftest.save(directory / SELFTEST_FILE)
     if not (directory / CONFIG_FILE).exists():

@@ -1,7 +1,7 @@
 """The Program, interpreted with numpy in float32: slow, obvious, and what every engine is compared with.
 
-One prompt at a time, no cache: a full causal prefill. Parameters are loaded where they are used and released at once,
-so memory stays near one parameter plus the activations.
+No cache: a full causal prefill. Parameters are loaded where they are used, for all prompts at once, and released, so
+memory stays near one parameter plus the activations.
 
 Shapes in names: T tokens, H hidden, V vocabulary, N query heads, G key/value heads, D head size,
 R turned elements of a head.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,14 @@ from llmserve.builder.quantization import Matrix, Scheme, round_activations, rou
 from llmserve.models.graph import Op, OpKind, Program
 
 Load: TypeAlias = Callable[[str], NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One prompt, with or without the rounding of what is computed: activations, keys and values."""
+
+    token_ids: Sequence[int]
+    rounds: bool = True
 
 
 class ReferenceModel:
@@ -41,31 +50,54 @@ class ReferenceModel:
 
     def logits(self, token_ids: Sequence[int]) -> Matrix:
         """Logits after every token of the prompt, float32 [T, V]."""
+        return self.logits_of([Run(token_ids)])[0]
+
+    def logits_of(self, runs: Sequence[Run]) -> list[Matrix]:
+        """The same for several runs, side by side: every parameter is loaded once for all of them."""
+        tokens = [self._checked(run.token_ids) for run in runs]
+        last_use = {name: i for i, op in enumerate(self._program.ops) for name in op.inputs}
+        values: list[dict[str, Matrix]] = [{} for _ in runs]
+        for i, op in enumerate(self._program.ops):
+            weights = self._weights(op)
+            for run, ids, known in zip(runs, tokens, values, strict=True):
+                inputs = [known[name] for name in op.inputs]
+                if op.kind is OpKind.EMBED:
+                    known[op.output] = self._embed(op, ids, weights[0])
+                else:
+                    known[op.output] = self._run(op, inputs, weights, rounds=run.rounds)
+                assert known[op.output].shape[1] == op.width
+                for name in op.inputs:
+                    if last_use[name] == i:
+                        known.pop(name, None)
+            del weights  # before the next ones are loaded
+        return [known[self._program.ops[-1].output] for known in values]
+
+    def _checked(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
         tokens = np.asarray(token_ids, dtype=np.int64)
         if tokens.ndim != 1 or not len(tokens) or tokens.min() < 0 or tokens.max() >= self._program.vocab_size:
             raise ValueError(f"token_ids must be a non-empty list of ids below {self._program.vocab_size}")
-        last_use = {name: i for i, op in enumerate(self._program.ops) for name in op.inputs}
-        values: dict[str, Matrix] = {}
-        for i, op in enumerate(self._program.ops):
-            values[op.output] = self._run(op, [values[name] for name in op.inputs], tokens)
-            for name in op.inputs:
-                if last_use[name] == i:
-                    values.pop(name, None)
-        return values[self._program.ops[-1].output]
+        return tokens
 
-    def _run(self, op: Op, inputs: Sequence[Matrix], tokens: NDArray[np.int64]) -> Matrix:
-        if op.kind is OpKind.EMBED:  # only the rows in use become float32
-            rows = np.asarray(self._load(op.weights[0])[tokens], dtype=np.float32)
-            return rows * np.float32(op.number("scale"))
-        if op.kind is OpKind.ATTENTION and self._int8_cache:
+    def _weights(self, op: Op) -> list[NDArray[Any]]:
+        """What `op` computes with. Of an embedding only the rows in use become float32."""
+        loaded = [self._load(name) for name in op.weights]
+        if op.kind is OpKind.EMBED:
+            return loaded
+        weights: list[NDArray[Any]] = [array.astype(np.float32) for array in loaded]
+        if weights and (scheme := self._quantized.get(op.weights[0])) is not None:
+            weights[0] = round_weight(scheme, weights[0])
+        return weights
+
+    def _embed(self, op: Op, tokens: NDArray[np.int64], table: NDArray[Any]) -> Matrix:
+        return np.asarray(table[tokens], dtype=np.float32) * np.float32(op.number("scale"))
+
+    def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], *, rounds: bool) -> Matrix:
+        if rounds and op.kind is OpKind.ATTENTION and self._int8_cache:
             q, *cached = inputs
             inputs = [q, *(_round_heads(x, self._program.cache.head_dim) for x in cached)]
-        weights = [self._load(name).astype(np.float32) for name in op.weights]
-        scheme = self._quantized.get(op.weights[0]) if op.weights else None
-        if scheme is not None:
-            inputs, weights[0] = [round_activations(x) for x in inputs], round_weight(scheme, weights[0])
+        if rounds and op.weights and op.weights[0] in self._quantized:
+            inputs = [round_activations(x) for x in inputs]
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
-        assert y.shape[1] == op.width
         return y
 
 

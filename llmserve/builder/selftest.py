@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Scheme, quantized_params, round_weight
-from llmserve.builder.reference import ReferenceModel
+from llmserve.builder.quantization import quantized_params
+from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.engine.selftest import SelfTest
 from llmserve.models.graph import Program
 from llmserve.models.spec import Param
@@ -35,7 +35,7 @@ Load: TypeAlias = Callable[[str], NDArray[Any]]
 def make_selftest(
     program: Program, params: Sequence[Param], options: BuildOptions, load: Load, *, advance: Callable[[str, int], None]
 ) -> SelfTest:
-    """`load` gives a parameter in the engine's dtype; it is called `num_passes` times for each, one at a time."""
+    """`load` gives a parameter in the engine's dtype; it is called once for each op that uses one."""
 
     def load_and_count(name: str) -> NDArray[Any]:
         weight = load(name)
@@ -46,11 +46,14 @@ def make_selftest(
     prompts = make_prompts(program.vocab_size, options)
     int8_cache = options.cache_dtype == "int8"
     reference = ReferenceModel(program, load_and_count, quantized=quantized, int8_cache=int8_cache)
-    logits = [reference.logits(prompt) for prompt in prompts]
+    runs = [Run(prompt) for prompt in prompts]
     tolerance = TOLERANCES[options.dtype]
     if options.rounds_what_it_computes:
-        change = change_by_rounding(program, prompts, logits, load=load_and_count, quantized=quantized)
-        tolerance += ROUNDING_CHANGES_ACCEPTED * change
+        runs += [Run(prompt, rounds=False) for prompt in prompts]
+    logits = reference.logits_of(runs)
+    if exact := logits[len(prompts) :]:
+        logits = logits[: len(prompts)]
+        tolerance += ROUNDING_CHANGES_ACCEPTED * change_by_rounding(logits, exact)
     top_two = np.concatenate([np.partition(rows, -2, axis=1)[:, -2:] for rows in logits])
     return SelfTest(
         token_ids=np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
@@ -63,23 +66,10 @@ def make_selftest(
     )
 
 
-def change_by_rounding(
-    program: Program,
-    prompts: Sequence[Prompt],
-    logits: Sequence[Logits],
-    *,
-    load: Load,
-    quantized: Mapping[str, Scheme],
-) -> float:
+def change_by_rounding(logits: Sequence[Logits], exact: Sequence[Logits]) -> float:
     """How far `logits` are from those with the same rounded weights, but exact activations, keys and values, relative
     to the largest."""
-
-    def load_rounded(name: str) -> NDArray[Any]:
-        weight = load(name)
-        return round_weight(quantized[name], weight.astype(np.float32)) if name in quantized else weight
-
-    exact = ReferenceModel(program, load_rounded)
-    changes = [np.abs(rows - exact.logits(prompt)).max() for prompt, rows in zip(prompts, logits, strict=True)]
+    changes = [np.abs(rows - wanted).max() for rows, wanted in zip(logits, exact, strict=True)]
     return float(max(changes) / max(np.abs(rows).max() for rows in logits))
 
 
@@ -91,8 +81,3 @@ def make_prompts(vocab_size: int, options: BuildOptions) -> list[Prompt]:
         tuple((2654435761 * (position + 100 * n + 1)) % 2**32 % vocab_size for position in range(length))
         for n, length in enumerate(lengths)
     ]
-
-
-def num_passes(options: BuildOptions) -> int:
-    """How often `make_selftest` reads the weights."""
-    return len(make_prompts(1, options)) * (2 if options.rounds_what_it_computes else 1)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.selftest import MAX_PROMPT_LENGTH, make_prompts
+from llmserve.builder.selftest import MAX_PROMPT_LENGTH, TOLERANCES, make_prompts, make_selftest
+from tests.engine.cpu.networks import odd_network
 
 OPTIONS = BuildOptions(max_seq_len=4096)
 
@@ -22,3 +25,16 @@ def test_prompts_are_spread_over_the_vocabulary_and_differ() -> None:
     assert all(0 <= token < 1000 for token in ids)
     assert len(set(ids)) > 0.9 * len(ids)
     assert prompts == make_prompts(1000, OPTIONS)
+
+
+def test_every_parameter_is_read_once_for_all_prompts_and_both_roundings() -> None:
+    network = odd_network()
+    options = replace(OPTIONS, dtype="float16", quantization="int8", max_seq_len=96)
+    read: Counter[str] = Counter()
+    load = partial(network.load, dtype="float16")
+    selftest = make_selftest(
+        network.program, network.params, options, load, advance=lambda name, _: read.update([name])
+    )
+    assert read == dict.fromkeys(network.arrays, 1)
+    assert len(selftest.prompt_lengths) == 3
+    assert selftest.tolerance > 1.5 * TOLERANCES["float16"]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Scheme, in_groups, quantized_params
+from llmserve.builder.quantization import Matrix, Scheme, in_groups, quantized_params
 from llmserve.builder.reference import ReferenceModel, scaled_and_capped
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
@@ -86,9 +86,9 @@ class FakeQuantModel(ReferenceModel):
         self._arrays = rounded
         self._schemes = quantized
 
-    def _run(self, op: Op, inputs: Sequence[NDArray[np.float32]], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], *, rounds: bool) -> Matrix:
         if not op.weights or op.weights[0] not in self._schemes:
-            return super()._run(op, inputs, tokens)
+            return super()._run(op, inputs, weights, rounds=rounds)
         y = integer_product(inputs[0], self._arrays[op.weights[0]], self._schemes[op.weights[0]])
         y = y + self._arrays[op.weights[1]] if len(op.weights) > 1 else y
         return scaled_and_capped(op, y) if op.kind is OpKind.LOGITS else y
