@@ -1,8 +1,9 @@
 """What has come from one client and is not understood yet.
 
 A read brings up to 256 KiB, and there may be many of them in one turn of the event loop. Some bytes cost far more to
-understand than to send: requests ahead of their answers, chunks and frames with next to nothing in them. So they are
-parsed a slice at a time, and each connection for a moment only: then it is everybody else's turn.
+understand than to send: requests ahead of their answers, chunks and frames with next to nothing in them. And there may
+be many clients. So bytes are parsed a slice at a time, those of a connection for a moment and those of all connections
+for a few: then it is everybody else's turn.
 """
 
 from __future__ import annotations
@@ -11,9 +12,56 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 SLICE_BYTES = 8 * 1024
 TURN_S = 0.001  # of parsing, for one connection in one turn of the loop
+ALL_TURN_S = 0.005  # for all of them
+
+
+class Turns:
+    """Of one event loop: which connections have more to parse, and how long all have parsed in this turn."""
+
+    _of_loops: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._spent_s = 0.0
+        self._due: deque[Incoming] = deque()  # who waited longest comes first
+        self._is_counting = False  # the end of this turn will be noticed
+
+    @classmethod
+    def here(cls) -> Turns:
+        return cls._of_loops.setdefault(asyncio.get_running_loop(), cls())
+
+    @property
+    def is_over(self) -> bool:
+        return self._spent_s >= ALL_TURN_S
+
+    def spend(self, seconds: float) -> None:
+        self._spent_s += seconds
+        self._count()
+
+    def wait(self, incoming: Incoming) -> None:
+        self._due.append(incoming)
+        self._count()
+
+    def _count(self) -> None:
+        if not self._is_counting:
+            self._is_counting = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_counting = False
+        self.number += 1
+        self._spent_s = 0.0
+        for _ in range(len(self._due)):
+            if self.is_over:
+                break
+            self._due.popleft().go_on()
+        if self._due:
+            self._count()
 
 
 class Incoming:
@@ -21,20 +69,21 @@ class Incoming:
         """`parse` takes what comes, in order; it may call `hold` and `drop`."""
         self.transport: asyncio.Transport | None = None
         self._parse = parse
-        self._loop = asyncio.get_running_loop()
+        self._turns = Turns.here()
         self._waiting: deque[memoryview] = deque()
         self._is_held = False
         self._is_reading = True
-        self._spent_s = 0.0  # in this turn of the loop
-        self._is_counting = False  # that turn's end will be noticed
+        self._is_due = False
+        self._turn = 0  # that it has last parsed in
+        self._spent_s = 0.0  # in that turn
 
     def take(self, data: bytes) -> None:
         if len(data) <= SLICE_BYTES and not self._waiting and not self._is_held:
             self._parse(data)
             return
         self._waiting.append(memoryview(data))
-        self._count_turn()
-        self._go_on()
+        if not self._is_due:
+            self._work()
 
     def hold(self) -> None:
         """Parse no more, and read no more, until `release`. What has been read waits."""
@@ -44,8 +93,13 @@ class Incoming:
     def release(self) -> None:
         if self._is_held:
             self._is_held = False
-            self._count_turn()
+            self._wait()
             self._read(not self._waiting)
+
+    def go_on(self) -> None:
+        """In a turn that it has waited for."""
+        self._is_due = False
+        self._work()
 
     def drop(self) -> None:
         """Whatever waits is of no use. Reading goes on, for whoever sends must get to our last words."""
@@ -53,28 +107,25 @@ class Incoming:
         self._read(True)
         self.transport = None
 
-    def _count_turn(self) -> None:
-        if not self._is_counting:
-            self._is_counting = True
-            self._loop.call_soon(self._next_turn)
+    def _wait(self) -> None:
+        if self._waiting and not self._is_held and not self._is_due:
+            self._is_due = True
+            self._turns.wait(self)
 
-    def _next_turn(self) -> None:
-        self._is_counting = False
-        self._spent_s = 0.0
-        if self._waiting:
-            self._count_turn()
-            self._go_on()
-
-    def _go_on(self) -> None:
+    def _work(self) -> None:
+        if self._turn != self._turns.number:
+            self._turn, self._spent_s = self._turns.number, 0.0
         started = time.monotonic()
-        while self._waiting and not self._is_held and self._spent_s < TURN_S:
+        while self._waiting and not self._is_held and self._spent_s < TURN_S and not self._turns.is_over:
             first = self._waiting.popleft()
             if len(first) > SLICE_BYTES:
                 self._waiting.appendleft(first[SLICE_BYTES:])
             self._parse(first[:SLICE_BYTES])
             now = time.monotonic()
             self._spent_s += now - started
+            self._turns.spend(now - started)
             started = now
+        self._wait()
         self._read(not self._waiting and not self._is_held)
 
     def _read(self, wanted: bool) -> None:

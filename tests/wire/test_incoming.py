@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.wire.incoming import SLICE_BYTES, TURN_S, Incoming
+from llmserve.wire.incoming import ALL_TURN_S, SLICE_BYTES, TURN_S, Incoming
 
 
 class Transport(asyncio.Transport):
@@ -98,3 +99,30 @@ def test_everything_arrives_in_order(sizes: list[int], acts: list[str]) -> None:
         assert transport.reads
 
     asyncio.run(run())
+
+
+async def test_all_connections_together_leave_turns_to_others_and_none_waits_for_ever() -> None:
+    num_connections, parsed = 40, [0] * 40
+
+    def parser(number: int) -> Callable[[bytes | memoryview], None]:
+        def parse(data: bytes | memoryview) -> None:
+            time.sleep(TURN_S)
+            parsed[number] += 1
+
+        return parse
+
+    everybody = [Incoming(parser(number)) for number in range(num_connections)]
+    for incoming in everybody:
+        incoming.transport = Transport()
+        incoming.take(bytes(4 * SLICE_BYTES))
+    most = round(ALL_TURN_S / TURN_S) + 1
+    assert sum(parsed) <= most
+    turns = 0
+    while sum(parsed) < 4 * num_connections:
+        before = sum(parsed)
+        await asyncio.sleep(0)
+        turns += 1
+        assert sum(parsed) - before <= most
+        assert max(parsed) - min(parsed) <= 2
+        assert turns < 500
+    assert parsed == [4] * num_connections
