@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
 import grpc
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.errors import InvalidArgument, ResourceExhausted
+from llmserve.frontends.http.numbers import Numbers
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import frame
@@ -224,6 +226,17 @@ def test_the_count_is_the_sum_of_the_shares(acts: list[tuple[str, int, int]]) ->
         for _ in range(count):
             share.release()
     assert memory.taken_bytes == 0
+
+
+def test_numbers_from_json_count_for_what_they_take() -> None:
+    share = RequestMemory().share()
+    numbers = Numbers(share)
+    numbers.add([1] * 1000)
+    assert share.num_bytes == 4 * 1000
+    numbers.add([2**40, 1.5])
+    assert share.num_bytes == 4 * 1000 + 8 * 2
+    numbers.array(np.dtype(np.float32))
+    assert share.num_bytes == 4 * 1000 + 8 * 2 + 4 * 1002
 
 
 async def test_work_keeps_its_share_when_its_caller_has_gone() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from llmserve.frontends.grpc.packed_values import Values, decode_field, join_fields
+from llmserve.frontends.grpc.packed_values import Values, decode_field, decoded_bytes, join_fields
 from llmserve.frontends.grpc.wire_fields import LENGTH_DELIMITED, encoded_field, fields_of
 from llmserve.frontends.shared.data_source import MAX_TEXTS, TEXT_BYTES
 from llmserve.wire.event_loop import INLINE_BYTES
@@ -152,7 +152,7 @@ class _Budget:
             if number not in CONTENT_NAMES:
                 continue
             if kind == LENGTH_DELIMITED and number != BYTES_CONTENTS:
-                self._share.grow(8 * len(value))  # a byte is at most a number of eight
+                self._share.grow(decoded_bytes(number, len(value)))
             else:
                 self._num_values += 1
                 if self._num_values > MAX_TEXTS:

@@ -19,6 +19,11 @@ FLOATS = {6: FIXED32, 7: FIXED64}
 PIECE_BYTES = 64 * 1024
 
 
+def decoded_bytes(number: int, num_packed: int) -> int:
+    """The most that packed numbers of a field take once they are decoded: floats stay where they are."""
+    return 0 if number in FLOATS else num_packed * np.dtype(DTYPES[number]).itemsize
+
+
 def decode_field(number: int, kind: int, value: memoryview) -> NDArray[Any] | bytes:
     """One field: numbers, packed or one alone, or a text. Raises `DecodeError`."""
     if number not in DTYPES:

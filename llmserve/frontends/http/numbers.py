@@ -50,8 +50,9 @@ class Numbers:
         kinds = set(map(type, leaves))
         if not (self.kinds | kinds <= {int, float} or self.kinds | kinds == {bool}):
             raise ValueError("neither numbers nor truth values")
-        self._share.grow(8 * len(leaves))
-        self._pieces.append(_compact(leaves, kinds))
+        piece = _compact(leaves, kinds)
+        self._share.grow(piece.nbytes)
+        self._pieces.append(piece)
         self.kinds |= kinds
         self.num_values += len(leaves)
 

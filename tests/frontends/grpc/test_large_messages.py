@@ -145,3 +145,20 @@ def test_large_answers_are_the_same_messages(datatype: str) -> None:
     streamed = large_stream_message(response, decoupled=True)
     expected = stream_message(response, decoupled=True)
     assert service_pb2.ModelStreamInferResponse.FromString(b"".join(streamed.parts)) == expected
+
+
+@pytest.mark.parametrize(
+    ("datatype", "name", "num_bytes"),
+    [
+        ("FP32", "fp32_contents", 0),
+        ("INT32", "int_contents", 4 * 40_000),
+        ("INT64", "int64_contents", 8 * 40_000),
+        ("BOOL", "bool_contents", 40_000),
+    ],
+)
+def test_numbers_count_for_what_they_take_beside_their_message(datatype: str, name: str, num_bytes: int) -> None:
+    """Each is one byte long here, but for floats, which stay where they are."""
+    share = MEMORY.share()
+    (parsed,) = parse_large(message([(datatype, [40_000], {name: [1] * 40_000})], []), share).inputs
+    assert len(getattr(parsed.contents, name)) == 40_000
+    assert share.num_bytes == num_bytes
