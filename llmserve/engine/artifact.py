@@ -19,6 +19,7 @@ from llmserve.engine.manifest import Manifest
 from llmserve.errors import EngineFileError, NotFound, raise_problems
 
 MANIFEST_FILE = "manifest.json"
+RETIRED_OPTIONS = frozenset({"group_size"})  # of builds that older manifests name
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"
 SELFTEST_FILE = "selftest.npz"
@@ -128,7 +129,7 @@ def rebuild_command(directory: Path) -> str:
     flags = [
         f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
         for name, value in given.items()
-        if value
+        if value and name not in RETIRED_OPTIONS
     ]
     return " ".join(["llmserve build CHECKPOINT", *flags, f"--output-dir {shlex.quote(str(directory))}"])
 

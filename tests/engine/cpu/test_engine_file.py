@@ -150,7 +150,13 @@ def test_files_of_an_older_version_say_how_to_build_them_again(version: int, tmp
     path.write_bytes(patched(good, version=version))
     wanted = "built by an older llmserve; rebuild with: llmserve build CHECKPOINT"
     assert all(wanted in text for text in refusals(path))
-    options = {"dtype": "float16", "quantization": "", "max_seq_len": 96, "tensorrt_llm": {"tp_size": 2, "flag": True}}
+    options = {
+        "dtype": "float16",
+        "quantization": "",
+        "group_size": 64,
+        "max_seq_len": 96,
+        "tensorrt_llm": {"tp_size": 2, "flag": True},
+    }
     (tmp_path / "manifest.json").write_text(json.dumps({"format_version": 0, "options": options}))
     command = f"CHECKPOINT --dtype float16 --max-seq-len 96 --tp-size 2 --flag --output-dir {tmp_path}"
     assert refusals(path)[0].endswith(command)
