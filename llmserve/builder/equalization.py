@@ -121,9 +121,9 @@ def equalize(
     peaks = {name: _column_peaks(read(name)) for name in behind}
     for name in before:
         weight = read(name)
-        lengths = _row_lengths(weight, of_inputs.get(name, np.ones(weight.shape[1])))
-        for joint in others:
-            if joint.maker[0] == name:
+        if made := [joint for joint in others if joint.maker[0] == name]:
+            lengths = _row_lengths(weight, of_inputs.get(name, np.ones(weight.shape[1])))
+            for joint in made:
                 share(joint, lengths, peaks)
         peaks[name] = _column_peaks(weight, rows.get(name))  # a large row that is divided is large no more
     for joint in norms:
@@ -158,19 +158,20 @@ def powers_of_two(size: Vector, peak: Vector) -> NDArray[np.float32]:
 
 def _column_peaks(weight: NDArray[Any], factors: NDArray[np.float32] | None = None) -> Vector:
     """The largest of each column, once the rows are multiplied with `factors`."""
-    peaks = np.zeros(weight.shape[1])
+    peaks = np.zeros(weight.shape[1], np.float32)
     for begin in range(0, len(weight), ROWS_AT_ONCE):
-        rows = np.abs(weight[begin : begin + ROWS_AT_ONCE].astype(np.float64))
-        scaled = rows if factors is None else rows * factors[begin : begin + ROWS_AT_ONCE, None]
-        peaks = np.maximum(peaks, scaled.max(axis=0))
-    return peaks
+        rows = weight[begin : begin + ROWS_AT_ONCE].astype(np.float32)
+        if factors is not None:
+            rows *= factors[begin : begin + ROWS_AT_ONCE, None]
+        peaks = np.maximum(peaks, np.abs(rows, out=rows).max(axis=0))
+    return peaks.astype(np.float64)
 
 
 def _row_lengths(weight: NDArray[Any], sizes: Vector) -> Vector:
     """Of each row times the sizes of its inputs. In float64, so that no power of two depends on the order of sums."""
     pieces = range(0, len(weight), ROWS_AT_ONCE)
-    products = (weight[begin : begin + ROWS_AT_ONCE].astype(np.float64) * sizes for begin in pieces)
-    lengths: Vector = np.sqrt(np.concatenate([np.square(piece).sum(axis=1) for piece in products]))
+    rows = (weight[begin : begin + ROWS_AT_ONCE].astype(np.float64) for begin in pieces)
+    lengths: Vector = np.sqrt(np.concatenate([np.einsum("nk,nk,k->n", piece, piece, sizes**2) for piece in rows]))
     return lengths
 
 

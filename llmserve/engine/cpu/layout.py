@@ -37,12 +37,11 @@ class DType(IntEnum):
     FLOAT16 = 1
     BFLOAT16 = 2
     INT8 = 3
-    INT32 = 4
-    INT4 = 5
+    INT4 = 4
 
     @property
     def bits(self) -> int:
-        return {"FLOAT32": 32, "FLOAT16": 16, "BFLOAT16": 16, "INT8": 8, "INT32": 32, "INT4": 4}[self.name]
+        return {"FLOAT32": 32, "FLOAT16": 16, "BFLOAT16": 16, "INT8": 8, "INT4": 4}[self.name]
 
 
 ZERO_POINTS = {DType.INT8: 128, DType.INT4: 8}

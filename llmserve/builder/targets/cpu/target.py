@@ -52,7 +52,6 @@ NUMPY_TYPES: Mapping[DType, Any] = {
     DType.FLOAT16: np.float16,
     DType.BFLOAT16: ml_dtypes.bfloat16,
     DType.INT8: np.int8,
-    DType.INT32: np.int32,
     DType.INT4: np.int8,
 }
 

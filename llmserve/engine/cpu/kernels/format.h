@@ -29,10 +29,10 @@ inline constexpr uint32_t kMaxHeadDim = 4096;
 
 enum class Layout : uint32_t { kRows, kPanels, kCount };
 
-enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI32, kI4, kCount };  // integers with a zero point: see above
+enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI4, kCount };
 
 constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
-  if (type == DType::kF32 || type == DType::kI32) return 4;
+  if (type == DType::kF32) return 4;
   return type == DType::kF16 || type == DType::kBF16 ? 2 : 1;
 }
 
