@@ -8,25 +8,26 @@ import logging
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmserve import __version__
+from llmserve.builder.background import Advance, Background
 from llmserve.builder.config import engine_config
 from llmserve.builder.digest import engine_digest, tensor_digest
-from llmserve.builder.equalization import Equalization, Load, equalize, names_read
+from llmserve.builder.equalization import Equalization, equalize, names_read
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.output import check_replaceable, staged_directory
+from llmserve.builder.output import check_replaceable, flush, staged_directory
+from llmserve.builder.pieces import Cores, Each
 from llmserve.builder.progress import Progress, SilentProgress
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.selftest import make_selftest
 from llmserve.builder.targets.base import CompileJob, Target
-from llmserve.checkpoint.plan import WeightPlan
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import (
     CACHE_FILE,
@@ -39,6 +40,7 @@ from llmserve.engine.artifact import (
     TOKENIZER_FILES,
     hash_file,
 )
+from llmserve.engine.cores import num_threads
 from llmserve.engine.manifest import FileRecord, Manifest, Source
 from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported, raise_problems
 
@@ -53,14 +55,17 @@ def build_engine(
     *,
     progress: Progress | None = None,
     target: Target | None = None,
+    threads: int = 0,
 ) -> Manifest:
     """Compile `checkpoint_dir` into `output_dir`, which appears complete or not at all.
 
     An engine that is already there is replaced; anything else there is refused (`AlreadyExists`). What can be wrong
     with checkpoint and options is found before a weight is read (`CheckpointError`, `RecipeError`, `Unsupported`).
-    Holds about one tensor in memory. `target` overrides the one that `options` names.
+    Holds a few pieces of tensors in memory. `target` overrides the one that `options` names. `threads` may be 0: one
+    for each core; no byte depends on it.
     """
     check_replaceable(output_dir)
+    threads = num_threads(threads)
     with Checkpoint.open(checkpoint_dir) as checkpoint:
         build = resolve(checkpoint, options, target=target)
         raise_problems(
@@ -69,73 +74,81 @@ def build_engine(
         for note in build.notes:
             logger.warning("%s", note)
         try:
-            with staged_directory(output_dir) as directory:
+            with staged_directory(output_dir) as directory, Background() as background, Cores(threads) as cores:
                 _check_disk_space(directory, build)
-                return _write(checkpoint, build, directory, progress or SilentProgress(), output_dir)
+                work = _Work(progress or SilentProgress(), cores.each, background)
+                return _write(checkpoint, build, directory, work, output_dir)
         except OSError as error:
             failure = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
             raise failure(f"the build of {output_dir} failed: {error}") from error
 
 
-class CanonicalWeights:
-    """Parameters in the engine's dtype, each hashed when it is first loaded."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """How a build works and says where it is."""
 
-    def __init__(self, weights: WeightPlan, dtype: str) -> None:
-        self._weights = weights
-        self._dtype = dtype
-        self.digests: dict[str, str] = {}
-
-    def load(self, name: str) -> NDArray[Any]:
-        array = self._weights.load(name, self._dtype)
-        if name not in self.digests:
-            self.digests[name] = tensor_digest(array)
-        return array
+    progress: Progress
+    each: Each
+    background: Background
 
 
-def _write(
-    checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, progress: Progress, earlier: Path
-) -> Manifest:
-    sizes = [(checkpoint.folder / name).stat().st_size for name in checkpoint.file_names]
-    progress.phase("hash the checkpoint", sum(sizes))
-    digest = checkpoint.digest(progress.advance)
-    source = Source(digest, build.spec.architecture, checkpoint.file_names, checkpoint.rounded)
-    weights = CanonicalWeights(build.weights, build.options.dtype)
-    equalization = _equalize(build, weights.load, progress)
-    load = equalization.apply(weights.load)
+def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: _Work, earlier: Path) -> Manifest:
+    progress, dtype = work.progress, build.options.dtype
+    hashed = work.background.start(partial(_digests, checkpoint, build))
+    equalization = _equalize(build, work)
+    load = equalization.apply(lambda name: build.weights.rows(name, dtype))
     progress.phase("compile", build.engine_bytes)
-    job = CompileJob(build.program, build.params, build.options, load, progress.advance, earlier)
+    job = CompileJob(build.program, build.params, build.options, load, progress.advance, earlier, work.each)
     device = {**build.target.compile(job, directory), **equalization.facts}
-    assert weights.digests.keys() == {param.name for param in build.params}, "the target left a parameter out"
-    build.target.tune(directory, earlier, progress)
-    if build.target.has_selftest:
-        progress.phase("self-test", _weight_bytes(build))
-        selftest = make_selftest(build.program, build.params, build.options, load, advance=progress.advance)
-        selftest.save(directory / SELFTEST_FILE)
     if not (directory / CONFIG_FILE).exists():
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
+    progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + _weight_bytes(build))
+    source, tensors = hashed.result(progress)  # before the target times anything
+    build.target.tune(directory, earlier, progress)
+    written = _files(directory)
+    records = work.background.start(partial(_file_records, directory, written))
+    if build.target.has_selftest:
+        progress.phase("self-test", _weight_bytes(build))
+        test = make_selftest(build.program, build.params, build.options, load, advance=progress.advance, each=work.each)
+        test.save(directory / SELFTEST_FILE)
+    progress.phase("seal", sum(file.stat().st_size for file in written))
+    late = [file for file in _files(directory) if file not in written]
+    files = {**records.result(progress), **_file_records(directory, late)}
     manifest = Manifest(
-        engine_digest=engine_digest(build.program, build.options, {**weights.digests, **equalization.digests}),
+        engine_digest=engine_digest(build.program, build.options, {**tensors, **equalization.digests}),
         target=build.target.name,
         device=device,
         source=source,
         options=build.options.as_dict(),
-        tensors=weights.digests,
-        files=_file_records(directory, progress),
+        tensors=tensors,
+        files=dict(sorted(files.items())),
         tools={"llmserve": __version__, "numpy": np.__version__, "python": platform.python_version()},
     )
     (directory / MANIFEST_FILE).write_text(manifest.to_json())
     return manifest
 
 
-def _equalize(build: ResolvedBuild, load: Load, progress: Progress) -> Equalization:
+def _digests(checkpoint: Checkpoint, build: ResolvedBuild, advance: Advance) -> tuple[Source, dict[str, str]]:
+    """Of the checkpoint's files, and of each parameter in the engine's dtype."""
+    digest = checkpoint.digest(advance)
+    source = Source(digest, build.spec.architecture, checkpoint.file_names, checkpoint.rounded)
+    names = [param.name for param in build.params]
+    rows = ((name, build.weights.rows(name, build.options.dtype)) for name in names)
+    return source, {name: tensor_digest(weight, partial(advance, name)) for name, weight in rows}
+
+
+def _equalize(build: ResolvedBuild, work: _Work) -> Equalization:
     quantized = quantized_params(build.program, build.params, build.options)
     if not quantized or not build.target.rounds_activations:
         return Equalization({}, {})
     sizes = {param.name: build.options.itemsize * param.num_elements for param in build.params}
-    progress.phase("equalize", sum(sizes[name] for name in names_read(build.program, quantized)))
-    return equalize(build.program, quantized, load, progress.advance)
+    work.progress.phase("equalize", sum(sizes[name] for name in names_read(build.program, quantized)))
+    dtype = build.options.dtype
+    return equalize(
+        build.program, quantized, lambda name: build.weights.rows(name, dtype), work.progress.advance, work.each
+    )
 
 
 def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence[str]) -> None:
@@ -150,15 +163,25 @@ def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence
             (directory / copied_name).write_bytes(content)
 
 
-def _file_records(directory: Path, progress: Progress) -> dict[str, FileRecord]:
-    files = sorted(file for file in directory.rglob("*") if file.is_file() and file.name != CACHE_FILE)
-    progress.phase("seal", sum(file.stat().st_size for file in files))
-    return {
-        file.relative_to(directory).as_posix(): FileRecord(
-            file.stat().st_size, hash_file(file, partial(progress.advance, file.name))
-        )
-        for file in files
-    }
+def _files(directory: Path) -> list[Path]:
+    """What the manifest names."""
+    return sorted(file for file in directory.rglob("*") if file.is_file() and file.name != CACHE_FILE)
+
+
+def _file_records(
+    directory: Path, files: Sequence[Path], advance: Advance = lambda name, num_bytes: None
+) -> dict[str, FileRecord]:
+    """They are on the disk then: what has been written early need not be waited for at the end."""
+    records = {}
+    for file in files:
+        flush(file)
+        sha256 = hash_file(file, partial(advance, file.name))
+        records[file.relative_to(directory).as_posix()] = FileRecord(file.stat().st_size, sha256)
+    return records
+
+
+def _checkpoint_bytes(checkpoint: Checkpoint) -> int:
+    return sum((checkpoint.folder / name).stat().st_size for name in checkpoint.file_names)
 
 
 def _weight_bytes(build: ResolvedBuild) -> int:

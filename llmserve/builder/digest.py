@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.engine.manifest import FORMAT_VERSION
 from llmserve.models.graph import Program
 
 
-def tensor_digest(array: NDArray[Any]) -> str:
-    """SHA-256 over dtype, shape and little-endian row-major bytes. Contiguous arrays are hashed in place."""
-    digest = hashlib.sha256(f"{array.dtype.name} {array.shape} ".encode())
-    contiguous = np.ascontiguousarray(array)
-    if contiguous.nbytes:
-        digest.update(contiguous.reshape(-1).view(np.uint8).data)
+class Tensor(Weight, Protocol):
+    """A weight that knows its dtype. An array is one."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+def tensor_digest(tensor: Tensor, advance: Callable[[int], None] = lambda num_bytes: None) -> str:
+    """SHA-256 over dtype, shape and little-endian row-major bytes. `advance` is told the bytes of each piece."""
+    digest = hashlib.sha256(f"{tensor.dtype.name} {tensor.shape} ".encode())
+    for rows in row_pieces(tensor.shape):
+        piece = np.ascontiguousarray(tensor[rows])
+        digest.update(piece.reshape(-1).view(np.uint8).data)
+        advance(piece.nbytes)
     return digest.hexdigest()
 
 

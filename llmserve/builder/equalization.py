@@ -12,19 +12,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.digest import tensor_digest
+from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.quantization import LINEAR_KINDS
 from llmserve.models.graph import Op, OpKind, Program
 
-Load: TypeAlias = Callable[[str], NDArray[Any]]
+Load: TypeAlias = Callable[[str], Weight]
 Vector: TypeAlias = NDArray[np.float64]
 Factors: TypeAlias = Mapping[str, NDArray[np.float32]]
-ROWS_AT_ONCE = 256
 LEAST_EXPONENT = 2  # a smaller one is within what the estimate is wrong by, and did more harm than good
 LARGEST_EXPONENT = 20
 
@@ -55,16 +56,32 @@ class Equalization:
     def apply(self, load: Load) -> Load:
         """`load`, with the parameters multiplied; those are float32."""
 
-        def load_equalized(name: str) -> NDArray[Any]:
-            array = load(name)
-            if name in self.rows:
-                factors = self.rows[name]
-                array = array.astype(np.float32) * (factors[:, None] if array.ndim == 2 else factors)
-            if name in self.columns:
-                array = array.astype(np.float32) * self.columns[name]
-            return array
+        def load_equalized(name: str) -> Weight:
+            weight, rows, columns = load(name), self.rows.get(name), self.columns.get(name)
+            return weight if rows is None and columns is None else _Multiplied(weight, rows, columns)
 
         return load_equalized
+
+
+@dataclass(frozen=True, slots=True)
+class _Multiplied:
+    """A weight times its factors, in float32."""
+
+    weight: Weight
+    rows: NDArray[np.float32] | None
+    columns: NDArray[np.float32] | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    def __getitem__(self, rows: slice, /) -> NDArray[np.float32]:
+        piece = self.weight[rows].astype(np.float32)
+        if self.rows is not None:
+            piece *= self.rows[rows, None] if piece.ndim == 2 else self.rows[rows]
+        if self.columns is not None:
+            piece *= self.columns
+        return piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,40 +109,40 @@ class Joint:
 
 
 def equalize(
-    program: Program, quantized: Collection[str], load: Load, advance: Callable[[str, int], None]
+    program: Program,
+    quantized: Collection[str],
+    load: Load,
+    advance: Callable[[str, int], None],
+    each: Each = one_by_one,
 ) -> Equalization:
     """Reads the matrices among `quantized`, and the embedding; `advance` is told their names and bytes."""
     norms, others = _joints(program, quantized)
     embedding = next(op.weights[0] for op in program.ops if op.kind is OpKind.EMBED)
-    residual = np.sqrt(_mean_squares(load(embedding)))
-    sizes = {joint.maker[0]: np.abs(load(joint.maker[0]).astype(np.float64)) * residual for joint in norms}
+    residual = np.sqrt(_mean_squares(load(embedding), each))
+    sizes = {joint.maker[0]: np.abs(load(joint.maker[0])[:].astype(np.float64)) * residual for joint in norms}
     of_inputs = {name: sizes[joint.maker[0]] for joint in norms for name in joint.readers}
     rows: dict[str, NDArray[np.float32]] = {}
     columns: dict[str, NDArray[np.float32]] = {}
 
-    def read(name: str) -> NDArray[Any]:
-        weight = load(name)
-        advance(name, weight.nbytes)
-        return weight
-
     def share(joint: Joint, made: Vector, peaks: Mapping[str, Vector]) -> None:
-        """`made`: sizes of all that the maker makes. `peaks`: the largest of each column of the readers."""
-        channels = slice(joint.start, joint.start + joint.width)
+        """`made`: sizes of what the maker makes. `peaks`: the largest of each column of the readers."""
         peak = np.max([joint.per_channel(peaks[name]) for name in joint.readers], axis=0)
-        factors = powers_of_two(made[channels], peak)
+        factors = powers_of_two(made, peak)
         for name in joint.maker:
-            rows.setdefault(name, np.ones(len(made), np.float32))[channels] /= factors
+            of_maker = rows.setdefault(name, np.ones(load(name).shape[0], np.float32))
+            of_maker[joint.start : joint.start + joint.width] /= factors
         columns.update({name: joint.per_column(factors) for name in joint.readers})
 
     behind, before = _matrices(norms, others)
-    peaks = {name: _column_peaks(read(name)) for name in behind}
+    peaks = {name: _column_peaks(load(name), None, partial(advance, name), each) for name in behind}
     for name in before:
-        weight = read(name)
-        if made := [joint for joint in others if joint.maker[0] == name]:
-            lengths = _row_lengths(weight, of_inputs.get(name, np.ones(weight.shape[1])))
-            for joint in made:
-                share(joint, lengths, peaks)
-        peaks[name] = _column_peaks(weight, rows.get(name))  # a large row that is divided is large no more
+        weight = load(name)
+        for joint in others:
+            if joint.maker[0] == name:
+                inputs = of_inputs.get(name, np.ones(weight.shape[1]))
+                share(joint, _row_lengths(weight, joint, inputs, each), peaks)
+        # a large row that is divided is large no more
+        peaks[name] = _column_peaks(weight, rows.get(name), partial(advance, name), each)
     for joint in norms:
         share(joint, sizes[joint.maker[0]], peaks)
     return Equalization(rows, columns)
@@ -156,31 +173,49 @@ def powers_of_two(size: Vector, peak: Vector) -> NDArray[np.float32]:
     return factors
 
 
-def _column_peaks(weight: NDArray[Any], factors: NDArray[np.float32] | None = None) -> Vector:
-    """The largest of each column, once the rows are multiplied with `factors`."""
-    peaks = np.zeros(weight.shape[1], np.float32)
-    for begin in range(0, len(weight), ROWS_AT_ONCE):
-        rows = weight[begin : begin + ROWS_AT_ONCE].astype(np.float32)
+def _column_peaks(
+    weight: Weight, factors: NDArray[np.float32] | None, advance: Callable[[int], None], each: Each
+) -> Vector:
+    """The largest of each column, once the rows are multiplied with `factors`. `advance` is told the bytes read."""
+
+    def of_piece(rows: slice) -> tuple[int, NDArray[np.float32]]:
+        piece = weight[rows]
+        values = piece.astype(np.float32)
         if factors is not None:
-            rows *= factors[begin : begin + ROWS_AT_ONCE, None]
-        peaks = np.maximum(peaks, np.abs(rows, out=rows).max(axis=0))
+            values *= factors[rows, None]
+        return piece.nbytes, np.abs(values, out=values).max(axis=0)
+
+    peaks = np.zeros(weight.shape[1], np.float32)
+    for num_bytes, found in each(of_piece, row_pieces(weight.shape)):
+        np.maximum(peaks, found, out=peaks)
+        advance(num_bytes)
     return peaks.astype(np.float64)
 
 
-def _row_lengths(weight: NDArray[Any], sizes: Vector) -> Vector:
-    """Of each row times the sizes of its inputs. In float64, so that no power of two depends on the order of sums."""
-    pieces = range(0, len(weight), ROWS_AT_ONCE)
-    rows = (weight[begin : begin + ROWS_AT_ONCE].astype(np.float64) for begin in pieces)
-    lengths: Vector = np.sqrt(np.concatenate([np.einsum("nk,nk,k->n", piece, piece, sizes**2) for piece in rows]))
-    return lengths
+def _row_lengths(weight: Weight, joint: Joint, sizes: Vector, each: Each) -> Vector:
+    """Of the joint's rows times the sizes of their inputs. In float64, so that no power of two depends on the order of
+    sums."""
+
+    def of_piece(rows: slice) -> Vector:
+        values = weight[joint.start + rows.start : joint.start + rows.stop] * sizes
+        lengths: Vector = np.sqrt(np.einsum("nk,nk->n", values, values))
+        return lengths
+
+    return np.concatenate(list(each(of_piece, row_pieces((joint.width, weight.shape[1])))))
 
 
-def _mean_squares(weight: NDArray[Any]) -> Vector:
+def _mean_squares(weight: Weight, each: Each) -> Vector:
     """Of each column."""
+
+    def of_piece(rows: slice) -> Vector:
+        values = weight[rows].astype(np.float64)
+        found: Vector = np.square(values, out=values).sum(axis=0)
+        return found
+
     total = np.zeros(weight.shape[1])
-    for begin in range(0, len(weight), ROWS_AT_ONCE):
-        total += np.square(weight[begin : begin + ROWS_AT_ONCE].astype(np.float64)).sum(axis=0)
-    return total / len(weight)
+    for found in each(of_piece, row_pieces(weight.shape)):
+        total += found
+    return total / weight.shape[0]
 
 
 def _joints(program: Program, quantized: Collection[str]) -> tuple[list[Joint], list[Joint]]:

@@ -97,10 +97,11 @@ def _put_back(aside: Path, output: Path) -> None:
 
 def _flush_to_disk(directory: Path) -> None:
     for path in (*directory.rglob("*"), directory):
-        _flush(path)
+        flush(path)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """To the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -119,7 +120,7 @@ def _put_in_place(staging: Path, output: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
             with suppress(FileNotFoundError):  # another build of the same output was faster
                 output.rename(old)
-        _flush(output.parent)
+        flush(output.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         aside.remove()

@@ -1,7 +1,7 @@
 """The Program, interpreted with numpy in float32: slow, obvious, and what every engine is compared with.
 
-No cache: a full causal prefill. Parameters are loaded where they are used, for all prompts at once, and released, so
-memory stays near one parameter plus the activations.
+No cache: a full causal prefill. Matrices are read where they are used, a piece of rows at a time and for all prompts
+at once, so memory stays near the activations.
 
 Shapes in names: T tokens, H hidden, V vocabulary, N query heads, G key/value heads, D head size,
 R turned elements of a head.
@@ -14,15 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import Matrix, Scheme, round_activations, round_to_int8, round_weight
+from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
+from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Scheme, round_activations, round_to_int8, round_weight
 from llmserve.models.graph import Op, OpKind, Program
 
-Load: TypeAlias = Callable[[str], NDArray[Any]]
+Load: TypeAlias = Callable[[str], Weight]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,21 @@ class ReferenceModel:
     """
 
     def __init__(
-        self, program: Program, load: Load, *, quantized: Mapping[str, Scheme] | None = None, int8_cache: bool = False
+        self,
+        program: Program,
+        load: Load,
+        *,
+        quantized: Mapping[str, Scheme] | None = None,
+        int8_cache: bool = False,
+        each: Each = one_by_one,
+        advance: Callable[[str, int], None] = lambda name, num_elements: None,
     ) -> None:
         self._program = program
         self._load = load
         self._quantized = quantized or {}
         self._int8_cache = int8_cache
+        self._each = each
+        self._advance = advance
 
     def logits(self, token_ids: Sequence[int]) -> Matrix:
         """Logits after every token of the prompt, float32 [T, V]."""
@@ -58,18 +68,20 @@ class ReferenceModel:
         last_use = {name: i for i, op in enumerate(self._program.ops) for name in op.inputs}
         values: list[dict[str, Matrix]] = [{} for _ in runs]
         for i, op in enumerate(self._program.ops):
-            weights = self._weights(op)
-            for run, ids, known in zip(runs, tokens, values, strict=True):
-                inputs = [known[name] for name in op.inputs]
-                if op.kind is OpKind.EMBED:
-                    known[op.output] = self._embed(op, ids, weights[0])
-                else:
-                    known[op.output] = self._run(op, inputs, weights, rounds=run.rounds)
-                assert known[op.output].shape[1] == op.width
+            inputs = [[known[name] for name in op.inputs] for known in values]
+            if op.kind is OpKind.EMBED:
+                outputs = self._embed(op, tokens)
+            elif op.kind in LINEAR_KINDS:
+                outputs = self._linear(op, [x for (x,) in inputs], runs)
+            else:
+                weights = [self._small(name) for name in op.weights]
+                outputs = [self._run(op, of_run, weights, run) for of_run, run in zip(inputs, runs, strict=True)]
+            for known, output in zip(values, outputs, strict=True):
+                assert output.shape[1] == op.width
+                known[op.output] = output
                 for name in op.inputs:
                     if last_use[name] == i:
                         known.pop(name, None)
-            del weights  # before the next ones are loaded
         return [known[self._program.ops[-1].output] for known in values]
 
     def _checked(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
@@ -78,25 +90,49 @@ class ReferenceModel:
             raise ValueError(f"token_ids must be a non-empty list of ids below {self._program.vocab_size}")
         return tokens
 
-    def _weights(self, op: Op) -> list[NDArray[Any]]:
-        """What `op` computes with. Of an embedding only the rows in use become float32."""
-        loaded = [self._load(name) for name in op.weights]
-        if op.kind is OpKind.EMBED:
-            return loaded
-        weights: list[NDArray[Any]] = [array.astype(np.float32) for array in loaded]
-        if weights and (scheme := self._quantized.get(op.weights[0])) is not None:
-            weights[0] = round_weight(scheme, weights[0])
-        return weights
+    def _embed(self, op: Op, tokens: Sequence[NDArray[np.int64]]) -> list[Matrix]:
+        """Of the table only the rows in use are read."""
+        (name,) = op.weights
+        table, scale = self._load(name), np.float32(op.number("scale"))
+        self._advance(name, math.prod(table.shape))
+        return [np.concatenate([table[id_ : id_ + 1] for id_ in ids]).astype(np.float32) * scale for ids in tokens]
 
-    def _embed(self, op: Op, tokens: NDArray[np.int64], table: NDArray[Any]) -> Matrix:
-        return np.asarray(table[tokens], dtype=np.float32) * np.float32(op.number("scale"))
+    def _small(self, name: str) -> Matrix:
+        """All of what is no matrix."""
+        weight = self._load(name)[:].astype(np.float32)
+        self._advance(name, weight.size)
+        return weight
 
-    def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], *, rounds: bool) -> Matrix:
-        if rounds and op.kind is OpKind.ATTENTION and self._int8_cache:
+    def _linear(self, op: Op, inputs: Sequence[Matrix], runs: Sequence[Run]) -> list[Matrix]:
+        """A matrix is read once for all runs."""
+        name, *biases = op.weights
+        source, scheme = self._load(name), self._quantized.get(name)
+        rounded = [
+            round_activations(x) if run.rounds and scheme is not None else x
+            for x, run in zip(inputs, runs, strict=True)
+        ]
+        stacked = np.concatenate(rounded)
+
+        def product(rows: slice) -> Matrix:
+            weight = source[rows].astype(np.float32)
+            y: Matrix = stacked @ (weight if scheme is None else round_weight(scheme, weight)).T
+            return y
+
+        columns = []
+        for piece in self._each(product, row_pieces(source.shape)):
+            columns.append(piece)
+            self._advance(name, piece.shape[1] * source.shape[1])
+        y = np.concatenate(columns, axis=1)
+        for bias in biases:
+            y += self._small(bias)
+        if op.kind is OpKind.LOGITS:
+            y = scaled_and_capped(op, y)
+        return np.split(y, np.cumsum([len(x) for x in inputs])[:-1])
+
+    def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], run: Run) -> Matrix:
+        if run.rounds and op.kind is OpKind.ATTENTION and self._int8_cache:
             q, *cached = inputs
             inputs = [q, *(_round_heads(x, self._program.cache.head_dim) for x in cached)]
-        if rounds and op.weights and op.weights[0] in self._quantized:
-            inputs = [round_activations(x) for x in inputs]
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         return y
 
@@ -107,11 +143,6 @@ def _rms_norm(op: Op, x: Matrix, weight: Matrix) -> Matrix:
     weight = weight + np.float32(op.number("offset"))
     normalized: Matrix = groups / np.sqrt(mean_square + np.float32(op.number("eps"))) * weight
     return normalized.reshape(x.shape)
-
-
-def _linear(op: Op, x: Matrix, weight: Matrix, bias: Matrix | None = None) -> Matrix:
-    y: Matrix = x @ weight.T
-    return y if bias is None else y + bias
 
 
 def _slice(op: Op, x: Matrix) -> Matrix:
@@ -199,10 +230,6 @@ def _gelu(x: Matrix) -> Matrix:
     return y
 
 
-def _logits(op: Op, x: Matrix, weight: Matrix) -> Matrix:
-    return scaled_and_capped(op, _linear(op, x, weight))
-
-
 def scaled_and_capped(op: Op, logits: Matrix) -> Matrix:
     return _soft_capped(logits * np.float32(op.number("scale")), op.number("soft_cap"))
 
@@ -217,14 +244,12 @@ def _select_rows(op: Op, x: Matrix) -> Matrix:
 
 ERF = np.vectorize(math.erf, otypes=[np.float64])  # slow; few networks have it
 ACTIVATIONS: Mapping[str, Callable[[Matrix], Matrix]] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
-OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {
+OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and products
     OpKind.RMS_NORM: _rms_norm,
-    OpKind.LINEAR: _linear,
     OpKind.SLICE: _slice,
     OpKind.ROPE: _rope,
     OpKind.ATTENTION: _attention,
     OpKind.GATED_ACTIVATION: _gated_activation,
     OpKind.ADD: _add,
     OpKind.SELECT_ROWS: _select_rows,
-    OpKind.LOGITS: _logits,
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.pieces import Each, Weight, one_by_one
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.engine.selftest import SelfTest
@@ -29,28 +31,36 @@ ROUNDING_CHANGES_ACCEPTED = 2.0
 
 Prompt: TypeAlias = tuple[int, ...]
 Logits: TypeAlias = NDArray[np.float32]
-Load: TypeAlias = Callable[[str], NDArray[Any]]
+Load: TypeAlias = Callable[[str], Weight]
 
 
 def make_selftest(
-    program: Program, params: Sequence[Param], options: BuildOptions, load: Load, *, advance: Callable[[str, int], None]
+    program: Program,
+    params: Sequence[Param],
+    options: BuildOptions,
+    load: Load,
+    *,
+    advance: Callable[[str, int], None],
+    each: Each = one_by_one,
 ) -> SelfTest:
-    """`load` gives a parameter in the engine's dtype; it is called once for each op that uses one."""
+    """`load` gives a parameter in the engine's dtype; it is called once for each op that uses one.
 
-    def load_and_count(name: str) -> NDArray[Any]:
-        weight = load(name)
-        advance(name, weight.nbytes)
-        return weight
-
+    `advance` is told the bytes that were done, as they are in the engine's dtype.
+    """
     quantized = quantized_params(program, params, options)
     prompts = make_prompts(program.vocab_size, options)
     int8_cache = options.cache_dtype == "int8"
-    reference = ReferenceModel(program, load_and_count, quantized=quantized, int8_cache=int8_cache)
+
+    def count(name: str, num_elements: int) -> None:
+        advance(name, options.itemsize * num_elements)
+
+    reference = ReferenceModel(program, load, quantized=quantized, int8_cache=int8_cache, each=each, advance=count)
     runs = [Run(prompt) for prompt in prompts]
     tolerance = TOLERANCES[options.dtype]
     if options.rounds_what_it_computes:
         runs += [Run(prompt, rounds=False) for prompt in prompts]
-    logits = reference.logits_of(runs)
+    with threadpool_limits(1, "blas"):  # the pieces have the cores; and no sum depends on how many there are
+        logits = reference.logits_of(runs)
     if exact := logits[len(prompts) :]:
         logits = logits[: len(prompts)]
         tolerance += ROUNDING_CHANGES_ACCEPTED * change_by_rounding(logits, exact)

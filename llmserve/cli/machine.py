@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import psutil
 
 from llmserve import __version__
-from llmserve.engine.cpu.cores import quota_cores, usable_cores
+from llmserve.engine.cores import quota_cores, usable_cores
 from llmserve.engine.cpu.library import available_isas, chosen_isa
 from llmserve.engine.memory import available_memory_bytes, memory_limit_bytes
 from llmserve.engine.nvidia import Gpu, visible_gpus

@@ -10,6 +10,7 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
+from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.errors import (
     AlreadyExists,
@@ -100,9 +101,21 @@ def test_the_digest_follows_weights_and_options_and_nothing_else(checkpoint: Pat
 def test_progress_counts_every_byte(checkpoint: Path, tmp_path: Path) -> None:
     progress = RecordedProgress()
     build_engine(checkpoint, tmp_path / "e", FLOAT32, progress=progress, target=FakeTarget())
-    assert [name for name, _ in progress.phases] == ["hash the checkpoint", "compile", "self-test", "seal"]
-    for name, total in progress.phases[1:]:
+    assert [name for name, _ in progress.phases] == ["compile", "hash the checkpoint", "self-test", "seal"]
+    for name, total in progress.phases:
         assert progress.done[name] == total > 0
+
+
+def test_what_is_hashed_beside_the_build_is_found_wrong_all_the_same(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(self: Checkpoint, progress: object) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Checkpoint, "digest", damaged)
+    with pytest.raises(InvalidArgument, match="Input/output error"):
+        build(checkpoint, tmp_path / "e")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_problems_of_the_options_come_in_one_message(checkpoint: Path, tmp_path: Path) -> None:

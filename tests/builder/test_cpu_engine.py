@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmserve.builder import pieces
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
@@ -119,6 +120,23 @@ def test_two_builds_have_the_same_bytes(tmp_path: Path, quantization: str) -> No
     timings = [content.pop(CACHE_FILE) for content in files]
     assert all(timings)  # which differ
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("quantization", ["", "int8", "int4"])
+def test_the_number_of_threads_changes_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    """With pieces so small that every matrix has several."""
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 32 * 64)
+    checkpoint = make_checkpoint(tmp_path / "c", "baichuan2-7b", dtype="bfloat16")
+    contents = []
+    for threads in (1, 2, 5):
+        options = replace(OPTIONS, dtype="float16", quantization=quantization)
+        build_engine(checkpoint, tmp_path / "e", options, threads=threads)
+        contents.append({path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()})
+        del contents[-1][CACHE_FILE]
+    assert contents[0] == contents[1] == contents[2]
+    assert verified(EngineDirectory.open(tmp_path / "e")).passed
 
 
 def test_a_second_build_reuses_the_timings_of_the_first(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.engine.cpu.cores import usable_cores
+from llmserve.engine.cores import usable_cores
 from llmserve.engine.cpu.library import chosen_isa
 from llmserve.engine.cpu.limits import Limit, measure_limit
 from llmserve.evaluation.machine import machine_name

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.pieces import Each, Weight, one_by_one
 from llmserve.builder.progress import Progress
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
@@ -22,10 +23,15 @@ class CompileJob:
     program: Program
     params: Sequence[Param]
     options: BuildOptions  # max_seq_len resolved, never 0
-    # parameter name -> array in `options.dtype` (bfloat16 is ml_dtypes.bfloat16), or float32 where it was equalized
-    load: Callable[[str], NDArray[Any]]
+    # parameter name -> weight in `options.dtype` (bfloat16 is ml_dtypes.bfloat16), or float32 where it was equalized
+    weight: Callable[[str], Weight]
     advance: Callable[[str, int], None]  # progress: (what, bytes written since the last call)
     earlier: Path | None = None  # the engine directory that this build will replace, if there is one
+    each: Each = one_by_one
+
+    def load(self, name: str) -> NDArray[Any]:
+        """The whole weight, as an array."""
+        return self.weight(name)[:]
 
 
 def unknown_attributes(program: Program, known: Mapping[OpKind, Collection[str]]) -> list[str]:
@@ -77,7 +83,7 @@ class Target(Protocol):
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
         """Write the engine's files into `directory`; return device facts for the manifest.
 
-        Loads each parameter once and holds about one at a time. A config.json that it leaves there is kept.
+        Opens each parameter once and holds at most one at a time. A config.json that it leaves there is kept.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from llmserve.engine.cpu.cores import num_threads
+from llmserve.engine.cores import num_threads
 from llmserve.engine.cpu.library import chosen_isa, load_library
 from llmserve.engine.memory import available_memory_bytes
 

@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
-from llmserve.engine.cpu.cores import num_threads
+from llmserve.engine.cores import num_threads
 from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.library import available_isas, chosen_isa, load_library
 from llmserve.engine.cpu.step import FlatStep, StepMemory

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import Matrix, Scheme, in_groups, quantized_params
-from llmserve.builder.reference import ReferenceModel, scaled_and_capped
+from llmserve.builder.reference import ReferenceModel, Run, scaled_and_capped
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.artifact import ENGINE_FILE
@@ -86,10 +86,13 @@ class FakeQuantModel(ReferenceModel):
         self._arrays = rounded
         self._schemes = quantized
 
-    def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], *, rounds: bool) -> Matrix:
-        if not op.weights or op.weights[0] not in self._schemes:
-            return super()._run(op, inputs, weights, rounds=rounds)
-        y = integer_product(inputs[0], self._arrays[op.weights[0]], self._schemes[op.weights[0]])
+    def _linear(self, op: Op, inputs: Sequence[Matrix], runs: Sequence[Run]) -> list[Matrix]:
+        if op.weights[0] not in self._schemes:
+            return super()._linear(op, inputs, runs)
+        return [self._integer_linear(op, x) for x in inputs]
+
+    def _integer_linear(self, op: Op, x: Matrix) -> Matrix:
+        y = integer_product(x, self._arrays[op.weights[0]], self._schemes[op.weights[0]])
         y = y + self._arrays[op.weights[1]] if len(op.weights) > 1 else y
         return scaled_and_capped(op, y) if op.kind is OpKind.LOGITS else y
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llmserve.core import SamplingParams
-from llmserve.engine.cpu import cores as cpu_cores
+from llmserve.engine import cores as cpu_cores
 from llmserve.engine.cpu import library, runner
 from llmserve.engine.cpu.library import Library, available_isas
 from llmserve.engine.cpu.runner import CpuRunner, read_header
@@ -104,7 +104,7 @@ def test_too_many_threads_are_an_error_that_leaves_none_behind(path: Path) -> No
     code = """
         import os, resource, sys
         from pathlib import Path
-        from llmserve.engine.cpu import cores
+        from llmserve.engine import cores
         from llmserve.engine.cpu.runner import CpuRunner
         from llmserve.errors import InternalError
 

@@ -1,23 +1,25 @@
 """The `cpu` target: writes the engine file of the embedded engine.
 
 All shapes are known before a weight is read, so the header and the place of every tensor are fixed first; then each
-parameter is loaded once, converted, and written where it belongs.
+parameter is loaded once, converted, and written where it belongs, pieces of rows on several cores at a time.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
+from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
@@ -32,7 +34,6 @@ from llmserve.engine.cpu.layout import (
     EngineHeader,
     Layout,
     Metadata,
-    TensorEntry,
     cache_bytes_per_head,
     encode_metadata,
     pack_panels,
@@ -45,7 +46,6 @@ from llmserve.models.spec import DecoderSpec, HfConfig, Param
 
 MAX_WIDTH = 1 << 24
 MAX_BLOCK = 1 << 16
-ROWS_AT_ONCE = 32 * PANEL_COLUMNS  # of a weight while it is quantized and packed
 
 NUMPY_TYPES: Mapping[DType, Any] = {
     DType.FLOAT32: np.float32,
@@ -104,14 +104,10 @@ class CpuTarget:
 
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
         lowered, metadata = _plan(job.program, job.params, job.options)
-        with (directory / ENGINE_FILE).open("wb+") as file:
+        with (directory / ENGINE_FILE).open("wb+", buffering=0) as file:
             file.truncate(metadata.file_bytes)
             with closing(LargePages(file)) as pages:
-                file.write(metadata.blob)
-                writer = TensorWriter(file, pages, lowered, metadata, job)
-                writer.write_constants()
-                for param in job.params:
-                    writer.write_param(param.name)
+                TensorWriter(PlacedFile(file.fileno(), pages), lowered, metadata, job).write_all()
         return {
             "packing": PACKING,
             "isa": "any",
@@ -133,71 +129,78 @@ def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
     return CpuTarget()
 
 
+class PlacedFile:
+    """A file whose parts are written in any order, by several threads."""
+
+    def __init__(self, descriptor: int, pages: LargePages) -> None:
+        self._descriptor = descriptor
+        self._pages = pages
+
+    def write(self, offset: int, content: NDArray[Any]) -> None:
+        left = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
+        self._pages.prepare(offset, len(left))
+        while left:
+            written = os.pwrite(self._descriptor, left, offset)
+            left, offset = left[written:], offset + written
+
+
 class TensorWriter:
     """Puts numbers where the plan says."""
 
-    def __init__(
-        self, file: BinaryIO, pages: LargePages, lowered: Lowered, metadata: Metadata, job: CompileJob
-    ) -> None:
+    def __init__(self, file: PlacedFile, lowered: Lowered, metadata: Metadata, job: CompileJob) -> None:
         self._file = file
-        self._pages = pages
         self._lowered = lowered
+        self._metadata = metadata
         self._job = job
         self._places = {
             tensor.name: (tensor, offset) for tensor, offset in zip(lowered.tensors, metadata.offsets, strict=True)
         }
 
-    def write_constants(self) -> None:
+    def write_all(self) -> None:
+        self._file.write(0, np.frombuffer(self._metadata.blob, np.uint8))
         for name, values in self._lowered.constants.items():
-            self._write(name, [np.array(values, np.float32)])
+            self._job.advance(name, self._write(name, 0, np.array(values, np.float32)))
+        for name, num_bytes in self._job.each(self._write_piece, self._pieces()):
+            self._job.advance(name, num_bytes)
 
-    def write_param(self, name: str) -> None:
-        array = self._job.load(name)  # a parameter that is stored under another name is loaded for its digest
-        if name not in self._places:
-            return
-        if name in self._lowered.quantized:
-            self._write_quantized(name, array)
-        else:
-            self._write(name, _row_pieces(self._with_offset(name, array)))
+    def _pieces(self) -> Iterator[tuple[str, Weight, slice]]:
+        for param in self._job.params:
+            weight = self._job.weight(param.name)
+            if param.name in self._places:  # else it is stored under another name
+                yield from ((param.name, weight, rows) for rows in row_pieces(weight.shape))
+
+    def _write_piece(self, piece: tuple[str, Weight, slice]) -> tuple[str, int]:
+        """Name and bytes."""
+        name, weight, rows = piece
+        values, begin = weight[rows], rows.start
+        if (scheme := self._lowered.quantized.get(name)) is None:
+            return name, self._write_rows(name, begin, self._with_offset(name, values))
+        found = scheme.quantize(values.astype(np.float32))
+        group_scale = pack_panels(found.group_scale, DType.FLOAT16)
+        num_bytes = self._write_rows(name, begin, found.values)
+        num_bytes += self._write(f"{name}.group_scale", begin // PANEL_COLUMNS, group_scale)
+        num_bytes += self._write(f"{name}.row_scale", begin, found.row_scale)
+        return name, num_bytes
 
     def _with_offset(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         offset = self._lowered.offsets.get(name, 0.0)
         return array.astype(np.float32) + np.float32(offset) if offset else array
 
-    def _write_quantized(self, name: str, array: NDArray[Any]) -> None:
-        scheme = self._lowered.quantized[name]
-        group_scales, row_scales = [], []
+    def _write_rows(self, name: str, begin: int, rows: NDArray[Any]) -> int:
+        """Rows of a tensor, or elements of a vector, from `begin` on, in its own dtype and layout."""
+        tensor, _ = self._places[name]
+        values = np.ascontiguousarray(rows, NUMPY_TYPES[tensor.dtype])
+        if tensor.layout is Layout.ROWS:
+            return self._write(name, begin, values)
+        return self._write(name, begin // PANEL_COLUMNS, pack_panels(values, tensor.dtype))
 
-        def pieces() -> Iterator[NDArray[Any]]:
-            for rows in _row_pieces(array):
-                found = scheme.quantize(rows.astype(np.float32))
-                group_scales.append(pack_panels(found.group_scale, DType.FLOAT16))
-                row_scales.append(found.row_scale)
-                yield found.values
-
-        self._write(name, pieces())
-        self._write(f"{name}.group_scale", group_scales)
-        self._write(f"{name}.row_scale", row_scales)
-
-    def _write(self, name: str, pieces: Iterable[NDArray[Any]]) -> None:
+    def _write(self, name: str, begin: int, content: NDArray[Any]) -> int:
+        """Rows or panels as they are in the file, from number `begin` on. How many bytes they are."""
         tensor, offset = self._places[name]
-        self._file.seek(offset)
-        self._pages.prepare(offset, tensor.num_bytes)
-        for piece in pieces:
-            values = _packed(np.ascontiguousarray(piece, NUMPY_TYPES[tensor.dtype]), tensor)
-            self._file.write(values.reshape(-1).view(np.uint8).data)
-        written = self._file.tell() - offset
-        assert written == tensor.num_bytes, f"{name}: {written} bytes instead of {tensor.num_bytes}"
-        self._job.advance(name, written)
-
-
-def _row_pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    for begin in range(0, len(array), ROWS_AT_ONCE):
-        yield array[begin : begin + ROWS_AT_ONCE]
-
-
-def _packed(rows: NDArray[Any], tensor: TensorEntry) -> NDArray[Any]:
-    return pack_panels(rows, tensor.dtype) if tensor.layout is Layout.PANELS else rows
+        place = offset + begin * content[0].nbytes
+        assert place + content.nbytes <= offset + tensor.num_bytes, f"{name} is larger than its place"
+        self._file.write(place, content)
+        return content.nbytes
 
 
 def _plan(program: Program, params: Sequence[Param], options: BuildOptions) -> tuple[Lowered, Metadata]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.engine import cgroups
-from llmserve.engine.cpu import cores
+from llmserve.engine import cgroups, cores
 from llmserve.errors import InvalidArgument
 
 ALL_CORES = len(os.sched_getaffinity(0))

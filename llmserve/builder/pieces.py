@@ -1,0 +1,78 @@
+"""Weights in pieces of rows, on several cores: a build works on some hundred thousand numbers at a time.
+
+So memory stays far below the largest weight, and what a piece leaves behind stays in the cache. A piece depends on
+nothing but its place, so the number of threads changes no byte of what is made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from numpy.typing import NDArray
+
+PIECE_ELEMENTS = 1 << 17
+PIECE_ROWS = 32  # of which a piece has a multiple: whole panels of every target
+PIECES_AHEAD = 2  # for each thread
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Weight(Protocol):
+    """A parameter whose rows are had in pieces, by several threads if need be. An array is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]: ...
+
+
+class Each(Protocol):
+    """What `function` returns for each of `items`, in their order; perhaps computed on several cores."""
+
+    def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]: ...
+
+
+def one_by_one(function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+    return map(function, items)
+
+
+def row_pieces(shape: Sequence[int]) -> list[slice]:
+    """Rows of a weight of this shape that are worked on together."""
+    num_rows, *others = shape
+    row_elements = others[0] if others else 1
+    step = max(1, PIECE_ELEMENTS // max(1, row_elements) // PIECE_ROWS) * PIECE_ROWS
+    return [slice(begin, min(begin + step, num_rows)) for begin in range(0, num_rows, step)]
+
+
+class Cores:
+    """Threads for pieces: numpy and files let go of the interpreter's lock. Leaving waits for what has begun."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_waiting = PIECES_AHEAD * num_threads
+        self._executor = ThreadPoolExecutor(num_threads, "piece")
+
+    def each(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(self._executor.submit(function, item))
+                if len(waiting) > self._num_waiting:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._executor.shutdown(cancel_futures=True)
