@@ -1,12 +1,12 @@
 """How weights and activations are rounded to few bits, and which parameters are. The same for every target.
 
 Thirty-two inputs of an output share a scale, and thirty-two inputs of a token, whose activations are rounded to int8
-whatever the bits of the weights. Everything is symmetric, and nothing is calibrated.
+whatever the bits of the weights. Nothing is calibrated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -20,18 +20,50 @@ from llmserve.models.spec import Param
 LINEAR_KINDS = (OpKind.LINEAR, OpKind.LOGITS)
 QUANTIZED_GROUP = 32  # inputs that share a scale
 ROUNDED_ROWS = 256  # at a time, to keep temporaries small
+MOST_INT4, ZERO_STEPS, LARGEST_CODE = 15, 16, 255
+SEARCHED_ELEMENTS = 1 << 15  # of four bits at a time: temporaries that stay in a cache
+REFINEMENTS = 3  # of scales and zero points of four bits
+MOST_BITS = 4.9  # of a weight of the layers, on average, with int4
 
 Matrix: TypeAlias = NDArray[np.float32]
+Vector: TypeAlias = NDArray[np.float32]
 Groups: TypeAlias = NDArray[np.float32]  # [N, groups, QUANTIZED_GROUP]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A weight [N, K] is approximately `values * group_scale * row_scale`, each group scale for its inputs."""
+    """A weight [N, K] is approximately `values * group_scales * row_scale`, each group scale for its inputs; with
+    `zeros`, (values - zeros / ZERO_STEPS) in the place of values, and group scales are squares of `scales`."""
 
-    values: NDArray[np.int8]  # [N, K]
-    group_scale: NDArray[np.float16]  # [N, groups], relative to the row's largest: at most 1
+    values: NDArray[np.int8] | NDArray[np.uint8]  # [N, K]
+    scales: NDArray[np.float16] | NDArray[np.uint8]  # [N, groups]
     row_scale: NDArray[np.float32]  # [N]
+    zeros: NDArray[np.uint8] | None = None  # [N, groups]
+
+    @property
+    def group_scales(self) -> Matrix:
+        """[N, groups], what `scales` stand for."""
+        scales = self.scales.astype(np.float32)
+        return scales if self.zeros is None else scales * scales
+
+    @property
+    def centered(self) -> Matrix:
+        """[N, K], values minus zero points: exact."""
+        values = self.values.astype(np.float32)
+        if self.zeros is not None:
+            values -= _of_columns(self.zeros.astype(np.float32) / np.float32(ZERO_STEPS), values.shape[1])
+        return values
+
+    @property
+    def weight(self) -> Matrix:
+        """[N, K], what an engine multiplies with."""
+        scale = self.group_scales * self.row_scale[:, None]
+        rounded: Matrix = self.centered * _of_columns(scale, self.values.shape[1])
+        return rounded
+
+
+def _of_columns(of_groups: Matrix, num_columns: int) -> Matrix:
+    return np.repeat(of_groups, QUANTIZED_GROUP, axis=1)[:, :num_columns]
 
 
 class Scheme(Protocol):
@@ -40,41 +72,140 @@ class Scheme(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def bits(self) -> float:
+        """Of a weight, with its part of what its group has; an output's scale comes on top."""
+
     def quantize(self, rows: Matrix) -> Quantized:
         """`rows` [N, K] in this format."""
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Rows [begin, end) of a weight, and their number format."""
+
+    scheme: Scheme
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Int8:
-    """Values from -127 to 127: the largest of a group becomes 127."""
+    """Values from -127 to 127: the largest of a group becomes 127. Group scales are relative to the row's largest."""
 
     name: str = "int8"
+    bits: float = 8 + 16 / QUANTIZED_GROUP
 
     def quantize(self, rows: Matrix) -> Quantized:
         groups = in_groups(rows)
-        return _quantize(rows, groups, np.abs(groups).max(axis=2) / np.float32(127), lowest=-127, highest=127)
+        scale = np.abs(groups).max(axis=2) / np.float32(127)
+        row_scale = scale.max(axis=1)
+        scales = (scale / np.where(row_scale > 0, row_scale, np.float32(1))[:, None]).astype(np.float16)
+        stored = scales.astype(np.float32) * row_scale[:, None]
+        safe = np.where(stored == 0, np.float32(1), stored)
+        values = np.clip(np.rint(groups / safe[:, :, None]), -127, 127).astype(np.int8)
+        return Quantized(values.reshape(len(rows), -1)[:, : rows.shape[1]], scales, row_scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Int4:
-    """Values from -8 to 7: the largest of a group, with its sign, becomes -8."""
+    """Values from 0 to 15 with a zero point in sixteenths of a step. Scales and zero points have a byte each.
+
+    A scale is the square of its code, so that groups a thousand times smaller than the row's largest still have one.
+    Each group begins with what cuts nothing off; then the scale and the zero point that are best for its values, and
+    the values that are best for these, are found in turn.
+    """
 
     name: str = "int4"
+    bits: float = 4 + 16 / QUANTIZED_GROUP
 
     def quantize(self, rows: Matrix) -> Quantized:
-        groups = in_groups(rows)
-        largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
-        return _quantize(rows, groups, largest / np.float32(-8), lowest=-8, highest=7)
+        count, cols = rows.shape
+        groups = (count, -(-cols // QUANTIZED_GROUP))
+        found = Quantized(
+            np.empty(rows.shape, np.uint8), np.empty(groups, np.uint8), np.empty(count, np.float32),
+            np.empty(groups, np.uint8),
+        )  # fmt: skip
+        step = max(1, SEARCHED_ELEMENTS // cols)
+        for begin in range(0, count, step):
+            _search_int4(rows, found, slice(begin, begin + step))
+        return found
 
 
-def _quantize(rows: Matrix, groups: Groups, scale: Matrix, *, lowest: int, highest: int) -> Quantized:
-    """Values are chosen for the scales as they are stored."""
-    row_scale = np.abs(scale).max(axis=1)
-    group_scale = (scale / np.where(row_scale > 0, row_scale, np.float32(1))[:, None]).astype(np.float16)
-    stored = group_scale.astype(np.float32) * row_scale[:, None]
-    safe = np.where(stored == 0, np.float32(1), stored)
-    values = np.clip(np.rint(groups / safe[:, :, None]), lowest, highest).astype(np.int8)
-    return Quantized(values.reshape(len(rows), -1)[:, : rows.shape[1]], group_scale, row_scale)
+def _search_int4(weight: Matrix, found: Quantized, rows: slice) -> None:
+    """Fills some rows of `found`."""
+    groups = in_groups(weight[rows])
+    count, num_groups, _ = groups.shape
+    by_place = np.ascontiguousarray(groups.reshape(-1, QUANTIZED_GROUP).T)
+    low, high = np.minimum(by_place.min(axis=0), 0), np.maximum(by_place.max(axis=0), 0)
+    scales = (high - low) / np.float32(MOST_INT4)
+    row_scale = scales.reshape(count, num_groups).max(axis=1) / np.float32(LARGEST_CODE**2)
+    search = _Int4Search(by_place, np.repeat(row_scale, num_groups))
+    values = search.look_at(scales, _quotients(-low, scales))
+    for _ in range(REFINEMENTS):
+        values = search.look_at(*_best_for(values, by_place, scales))
+    found.values[rows] = search.values.T.reshape(count, -1)[:, : weight.shape[1]]
+    found.scales[rows] = search.codes.reshape(count, num_groups)
+    found.row_scale[rows] = row_scale
+    assert found.zeros is not None
+    found.zeros[rows] = search.zeros.reshape(count, num_groups)
+
+
+class _Int4Search:
+    """The best of what was looked at, for groups that are columns [QUANTIZED_GROUP, M].
+
+    Everything is done element by element, and sums are taken in order: the result is the same on every machine.
+    """
+
+    def __init__(self, groups: Matrix, row_scales: Vector) -> None:
+        """`row_scales` of the rows that the groups belong to."""
+        self._groups, self._row_scales = groups, row_scales
+        self._errors = np.full(groups.shape[1], np.inf, np.float32)
+        self.values = np.zeros(groups.shape, np.uint8)
+        self.codes = np.zeros(groups.shape[1], np.uint8)
+        self.zeros = np.zeros(groups.shape[1], np.uint8)
+
+    def look_at(self, scales: Vector, zeros: Vector) -> Matrix:
+        """The values that are best for the nearest scales and zero points that can be stored, as floats."""
+        codes = np.minimum(np.rint(np.sqrt(_quotients(scales, self._row_scales))), LARGEST_CODE)
+        zero_codes = np.clip(np.rint(zeros * ZERO_STEPS), 0, MOST_INT4 * ZERO_STEPS)
+        scale, zero = codes * codes * self._row_scales, zero_codes / np.float32(ZERO_STEPS)
+        values = self._groups * _quotients(np.ones_like(scale), scale)
+        values += zero
+        np.rint(values, out=values)
+        np.clip(values, 0, MOST_INT4, out=values)
+        errors: Matrix = np.subtract(values, zero, dtype=np.float32)
+        errors *= scale
+        errors -= self._groups
+        errors *= errors
+        total = _sum(errors)
+        better = total < self._errors
+        np.copyto(self._errors, total, where=better)
+        np.copyto(self.codes, codes.astype(np.uint8), where=better)
+        np.copyto(self.zeros, zero_codes.astype(np.uint8), where=better)
+        np.copyto(self.values, values.astype(np.uint8), where=better)
+        return values
+
+
+def _best_for(values: Matrix, groups: Matrix, largest: Vector) -> tuple[Vector, Vector]:
+    """Scales, up to the largest, and zero points with the smallest squared error for values [QUANTIZED_GROUP, M]."""
+    mean_value, mean_weight = (_sum(matrix) / np.float32(QUANTIZED_GROUP) for matrix in (values, groups))
+    deviations: Matrix = np.subtract(values, mean_value, dtype=np.float32)
+    scales = _quotients(_sum(deviations * groups), _sum(deviations * deviations))
+    scales = np.clip(scales, 0, largest)
+    return scales, mean_value - _quotients(mean_weight, scales)
+
+
+def _quotients(dividends: Vector, divisors: Vector) -> Vector:
+    """Nothing divided by nothing is nothing."""
+    return np.divide(dividends, divisors, where=divisors > 0, out=np.zeros_like(dividends))
+
+
+def _sum(rows: Matrix) -> Vector:
+    total: Vector = rows[0].copy()
+    for row in rows[1:]:
+        total += row
+    return total
 
 
 def in_groups(rows: Matrix) -> Groups:
@@ -88,14 +219,17 @@ def in_groups(rows: Matrix) -> Groups:
     return padded.reshape(count, num_groups, QUANTIZED_GROUP)
 
 
-def round_weight(scheme: Scheme, matrix: Matrix) -> Matrix:
-    """The values that `matrix` has after quantization; a few rows at a time: one copy of it and little more."""
+def round_weight(parts: Sequence[Part], matrix: Matrix, begin: int = 0) -> Matrix:
+    """The values that rows of a weight, from row `begin` on, have after quantization.
+
+    A few at a time: one copy of them and little more.
+    """
     result = np.empty_like(matrix)
-    for start in range(0, len(matrix), ROUNDED_ROWS):
-        rows = slice(start, start + ROUNDED_ROWS)
-        found = scheme.quantize(matrix[rows])
-        scale = found.group_scale.astype(np.float32) * found.row_scale[:, None]
-        result[rows] = found.values * np.repeat(scale, QUANTIZED_GROUP, axis=1)[:, : matrix.shape[1]]
+    for part in parts:
+        end = min(part.end - begin, len(matrix))
+        for start in range(max(part.begin - begin, 0), end, ROUNDED_ROWS):
+            rows = slice(start, min(start + ROUNDED_ROWS, end))
+            result[rows] = part.scheme.quantize(matrix[rows]).weight
     return result
 
 
@@ -112,22 +246,64 @@ def round_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return rounded
 
 
-def quantized_params(program: Program, params: Sequence[Param], options: BuildOptions) -> Mapping[str, Scheme]:
-    """Parameters that are quantized: quantizable ones that only linear layers read, as their matrix.
+def quantized_params(program: Program, params: Sequence[Param], options: BuildOptions) -> Mapping[str, Sequence[Part]]:
+    """Parameters that are quantized, and how: quantizable ones that only linear layers read, as their matrix.
 
-    With int4 the head stays int8: logits are compared with each other, and it is a small part of a model.
+    With int4 the head stays int8: logits are compared with each other, and it is a small part of a model. So do the
+    values of the attention, and then what reads its output, as far as MOST_BITS allows: their error costs most for
+    their size, as K-quants found too.
     """
     if not options.quantization:
         return {}
-    wanted = {param.name for param in params if param.quantizable}
+    shapes = {param.name: param.shape for param in params if param.quantizable}
     matrices = {op.weights[0]: op.kind for op in program.ops if op.kind in LINEAR_KINDS}
     elsewhere = {name for op in program.ops for name in (op.weights[1:] if op.kind in LINEAR_KINDS else op.weights)}
-    layers: Scheme = Int4() if options.quantization == "int4" else Int8()
-    return {
-        name: Int8() if kind is OpKind.LOGITS else layers
-        for name, kind in matrices.items()
-        if name in wanted and name not in elsewhere
-    }
+    names = {name: kind for name, kind in matrices.items() if name in shapes and name not in elsewhere}
+    if options.quantization == "int8":
+        return {name: _whole(Int8(), shapes[name]) for name in names}
+    layers = {name: shapes[name] for name, kind in names.items() if kind is not OpKind.LOGITS}
+    found = {name: _whole(Int8() if kind is OpKind.LOGITS else Int4(), shapes[name]) for name, kind in names.items()}
+    return {**found, **_with_more_bits(program, layers)}
+
+
+def _whole(scheme: Scheme, shape: Sequence[int]) -> tuple[Part, ...]:
+    return (Part(scheme, 0, shape[0]),)
+
+
+def _with_more_bits(program: Program, layers: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[Part]]:
+    """Of matrices that have four bits, those of which rows get eight."""
+    total = sum(rows * cols for rows, cols in layers.values())
+    used = sum(rows * cols * (Int4().bits + 32 / cols) for rows, cols in layers.values())
+    found: dict[str, Sequence[Part]] = {}
+    for name, begin, end in (*_value_rows(program), *_readers_of_attention(program)):
+        if name not in layers or name in found:
+            continue
+        rows, cols = layers[name]
+        more = (end - begin) * cols * (Int8().bits - Int4().bits)
+        if used + more <= MOST_BITS * total:
+            used += more
+            parts = (Part(Int4(), 0, begin), Part(Int8(), begin, end), Part(Int4(), end, rows))
+            found[name] = tuple(part for part in parts if part.begin < part.end)
+    return found
+
+
+def _value_rows(program: Program) -> Iterator[tuple[str, int, int]]:
+    """Matrices and the rows of them that make values of the attention, layer by layer."""
+    made_by = {op.output: op for op in program.ops}
+    for op in program.ops:
+        if op.kind is OpKind.ATTENTION:
+            maker, start, width = made_by[op.inputs[2]], 0, made_by[op.inputs[2]].width
+            if maker.kind is OpKind.SLICE:
+                maker, start = made_by[maker.inputs[0]], int(maker.number("start"))
+            if maker.kind is OpKind.LINEAR:
+                yield maker.weights[0], start, start + width
+
+
+def _readers_of_attention(program: Program) -> Iterator[tuple[str, int, int]]:
+    attended = {op.output for op in program.ops if op.kind is OpKind.ATTENTION}
+    for op in program.ops:
+        if op.kind is OpKind.LINEAR and op.inputs[0] in attended:
+            yield op.weights[0], 0, op.width
 
 
 def stored_names(params: Sequence[Param], quantized: Collection[str]) -> Mapping[str, str]:

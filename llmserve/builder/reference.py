@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
-from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Scheme, round_activations, round_to_int8, round_weight
+from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Part, round_activations, round_to_int8, round_weight
 from llmserve.models.graph import Op, OpKind, Program
 
 Load: TypeAlias = Callable[[str], Weight]
@@ -46,7 +46,7 @@ class ReferenceModel:
         program: Program,
         load: Load,
         *,
-        quantized: Mapping[str, Scheme] | None = None,
+        quantized: Mapping[str, Sequence[Part]] | None = None,
         int8_cache: bool = False,
         each: Each = one_by_one,
         advance: Callable[[str, int], None] = lambda name, num_elements: None,
@@ -106,16 +106,15 @@ class ReferenceModel:
     def _linear(self, op: Op, inputs: Sequence[Matrix], runs: Sequence[Run]) -> list[Matrix]:
         """A matrix is read once for all runs."""
         name, *biases = op.weights
-        source, scheme = self._load(name), self._quantized.get(name)
+        source, parts = self._load(name), self._quantized.get(name)
         rounded = [
-            round_activations(x) if run.rounds and scheme is not None else x
-            for x, run in zip(inputs, runs, strict=True)
+            round_activations(x) if run.rounds and parts is not None else x for x, run in zip(inputs, runs, strict=True)
         ]
         stacked = np.concatenate(rounded)
 
         def product(rows: slice) -> Matrix:
             weight = source[rows].astype(np.float32)
-            y: Matrix = stacked @ (weight if scheme is None else round_weight(scheme, weight)).T
+            y: Matrix = stacked @ (weight if parts is None else round_weight(parts, weight, rows.start)).T
             return y
 
         columns = []

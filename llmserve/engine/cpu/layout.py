@@ -24,7 +24,7 @@ from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
 
 MAGIC = b"LLMSENG\n"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 PACKING = "panels32"
 PACKING_CODE = 1
 PANEL_COLUMNS = 32
@@ -44,7 +44,7 @@ class DType(IntEnum):
         return {"FLOAT32": 32, "FLOAT16": 16, "BFLOAT16": 16, "INT8": 8, "INT4": 4}[self.name]
 
 
-ZERO_POINTS = {DType.INT8: 128, DType.INT4: 8}
+ZERO_POINT = 128  # of weights of eight bits
 
 
 class Layout(IntEnum):
@@ -66,12 +66,11 @@ class OpCode(IntEnum):
     GATED_SILU = 8
     ADD = 9
     SELECT_ROWS = 10
-    QUANTIZE_INT4 = 11
-    LINEAR_INT4 = 12
-    GATED_GELU_TANH = 13
-    GATED_GELU = 14
-    SCALE = 15
-    SOFT_CAP = 16
+    LINEAR_INT4 = 11
+    GATED_GELU_TANH = 12
+    GATED_GELU = 13
+    SCALE = 14
+    SOFT_CAP = 15
 
 
 class Before(IntEnum):
@@ -160,12 +159,12 @@ def panel_depth(cols: int, dtype: DType) -> int:
 def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
     """`rows` [N, K] of a weight in the order of `kernels/format.h`, filled up with zeros; they must begin a panel.
 
-    Integers come as int8, four-bit ones in [-8, 7]; in the file they have a zero point.
+    Integers of eight bits come as int8, and have a zero point in the file; those of four bits as uint8, 0 to 15.
     """
     count, cols = rows.shape
     panels, depth = -(-count // PANEL_COLUMNS), panel_depth(cols, dtype)
-    if dtype in ZERO_POINTS:
-        rows = rows.view(np.uint8) + np.uint8(ZERO_POINTS[dtype])
+    if dtype is DType.INT8:
+        rows = rows.view(np.uint8) + np.uint8(ZERO_POINT)
     padded = np.zeros((panels * PANEL_COLUMNS, depth), rows.dtype)
     padded[:count, :cols] = rows
     if dtype is DType.INT4:
@@ -176,6 +175,15 @@ def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
     if dtype is DType.BFLOAT16:
         return np.ascontiguousarray(padded.reshape(panels, 2, PANEL_COLUMNS // 2, depth).transpose(0, 3, 2, 1))
     return np.ascontiguousarray(padded.reshape(panels, PANEL_COLUMNS, depth).transpose(0, 2, 1))
+
+
+def pack_groups(scales: NDArray[Any], zeros: NDArray[Any] | None) -> NDArray[Any]:
+    """What groups [N, groups] of a quantized weight have, in the order of `kernels/format.h`: binary16 scales, or
+    codes of scales and zero points side by side. The rows must begin a panel."""
+    if zeros is None:
+        return pack_panels(scales, DType.FLOAT16)
+    codes = [pack_panels(array, DType.FLOAT16) for array in (scales, zeros)]
+    return np.concatenate(codes, axis=2).view(np.int8)
 
 
 def _round_up(value: int, step: int) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Matrix, Scheme, in_groups, quantized_params
+from llmserve.builder.quantization import Matrix, Part, Scheme, in_groups, quantized_params
 from llmserve.builder.reference import ReferenceModel, Run, scaled_and_capped
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
@@ -79,20 +79,22 @@ class FakeQuantModel(ReferenceModel):
         arrays: Mapping[str, NDArray[Any]],
         options: BuildOptions,
         *,
-        quantized: Mapping[str, Scheme],
+        quantized: Mapping[str, Sequence[Part]],
     ) -> None:
         rounded = {name: array.astype(FLOATS[options.dtype]).astype(np.float32) for name, array in arrays.items()}
         super().__init__(program, lambda name: rounded[name], int8_cache=options.cache_dtype == "int8")
         self._arrays = rounded
-        self._schemes = quantized
+        self._parts = quantized
 
     def _linear(self, op: Op, inputs: Sequence[Matrix], runs: Sequence[Run]) -> list[Matrix]:
-        if op.weights[0] not in self._schemes:
+        if op.weights[0] not in self._parts:
             return super()._linear(op, inputs, runs)
         return [self._integer_linear(op, x) for x in inputs]
 
     def _integer_linear(self, op: Op, x: Matrix) -> Matrix:
-        y = integer_product(x, self._arrays[op.weights[0]], self._schemes[op.weights[0]])
+        weight, parts = self._arrays[op.weights[0]], self._parts[op.weights[0]]
+        products = [integer_product(x, weight[part.begin : part.end], part.scheme) for part in parts]
+        y: Matrix = np.concatenate(products, axis=1)
         y = y + self._arrays[op.weights[1]] if len(op.weights) > 1 else y
         return scaled_and_capped(op, y) if op.kind is OpKind.LOGITS else y
 
@@ -103,9 +105,9 @@ def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme:
     peak = np.abs(groups).max(axis=2, keepdims=True)
     inverse = np.where(peak > 0, np.float32(127) / np.where(peak > 0, peak, 1), 0).astype(np.float32)
     found = scheme.quantize(weight)
-    values = in_groups(found.values.astype(np.float32))
+    values = in_groups(found.centered)
     exact = np.einsum("rgi,cgi->gcr", np.rint(groups * inverse), values, dtype=float)
-    scales = (peak / np.float32(127))[:, :, 0].T[:, None] * found.group_scale.astype(np.float64).T[:, :, None]
+    scales = (peak / np.float32(127))[:, :, 0].T[:, None] * found.group_scales.astype(np.float64).T[:, :, None]
     product: NDArray[np.float32] = ((exact * scales).sum(axis=0).T * found.row_scale).astype(np.float32)
     return product
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmserve.builder import quantization
 from llmserve.builder.quantization import Int4, Int8, Scheme
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
@@ -19,7 +20,7 @@ from llmserve.models.registry import architecture_for
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
-from tests.engine.cpu.networks import LIMITS, Network, all_logits, integer_product, random_ids
+from tests.engine.cpu.networks import LIMITS, Network, all_logits, integer_product, odd_network, random_ids
 from tests.engine.cpu.other_process import ISAS, PROGRAM
 from tests.oracle import relative_error
 
@@ -129,6 +130,19 @@ def test_one_quantized_layer_is_exact(
     runner = open_runner(network.compile(tmp_path / "layer.engine", options), isa=isa, threads=2)
     found = all_logits(runner, list(range(columns)))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_of_eight_bits_beside_rows_of_four(
+    isa: str, tmp_path: Path, open_runner: OpenRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, options = odd_network(), dataclasses.replace(LIMITS, quantization="int4")
+    of_four = network.reference(options).logits(ids := random_ids(83, 50))
+    monkeypatch.setattr(quantization, "MOST_BITS", 9.0)
+    wanted = network.reference(options).logits(ids)
+    runner = open_runner(network.compile(tmp_path / "mixed.engine", options), isa=isa, threads=2)
+    assert relative_error(all_logits(runner, ids), wanted) < 2e-2
+    assert relative_error(of_four, wanted) > 2e-2, "more bits should be visible"
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("float16", ""), ("bfloat16", "int8"), ("float32", "int4")])

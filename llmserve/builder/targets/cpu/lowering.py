@@ -15,45 +15,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Scheme, stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Part, Scheme, stored_names
+from llmserve.builder.targets.cpu.buffers import LOGITS_BUFFER, NOWHERE, Buffers, Place
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
 
-NO_BUFFER = -1
-LOGITS_BUFFER = -2
-ROW_ALIGNMENT = 64  # bytes
 ACTIVATIONS = {  # by itself, and before a quantization
     "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
     "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
     "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
 }
 
-GROUPED = {  # what makes the integers of a row, and what multiplies them with weights of a scheme
-    "int8": (OpCode.QUANTIZE, OpCode.LINEAR_INT8),
-    "int4": (OpCode.QUANTIZE_INT4, OpCode.LINEAR_INT4),
+GROUPED = {"int8": OpCode.LINEAR_INT8, "int4": OpCode.LINEAR_INT4}  # what multiplies with weights of a scheme
+GROUP_TENSORS = {  # what a panel's group has: type and columns
+    "int8": (DType.FLOAT16, PANEL_COLUMNS),
+    "int4": (DType.INT8, 2 * PANEL_COLUMNS),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Columns [offset, offset + width) of a buffer whose rows are `stride` elements apart."""
+class Rows:
+    """A tensor of the file that holds rows [begin, end) of a parameter, in a format of few bits or as they are."""
 
-    buffer: int
-    offset: int
-    width: int
-    stride: int
-
-    @property
-    def record(self) -> tuple[int, int, int, int]:
-        return (self.buffer, self.offset, self.width, self.stride)
-
-    def overlaps(self, other: Place) -> bool:
-        apart = self.offset + self.width <= other.offset or other.offset + other.width <= self.offset
-        return self.buffer == other.buffer and not apart
-
-
-NOWHERE = Place(NO_BUFFER, 0, 0, 0)
+    tensor: str
+    begin: int
+    end: int
+    scheme: Scheme | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,8 @@ class Lowered:
     tensors: tuple[TensorEntry, ...]
     constants: Mapping[str, tuple[float, ...]]  # tensors that no parameter holds: rotary frequencies, ALiBi slopes
     offsets: Mapping[str, float]  # what is added to a parameter before it is written: a norm's offset to its weight
-    quantized: Mapping[str, Scheme]  # parameters kept as integers
+    stored: Mapping[str, Sequence[Rows]]  # parameter -> where its rows are; some are stored under another's name
+    num_quantized: int  # parameters kept as integers
     buffers: tuple[int, ...]  # bytes per row
 
     def op_records(self) -> NDArray[Any]:
@@ -90,56 +79,11 @@ class Lowered:
         return records
 
 
-class Buffers:
-    """Who lives where. A buffer is free when no value in it will be read again."""
-
-    def __init__(self, uses: Counter[str]) -> None:
-        self.bytes_per_row: list[int] = []
-        self._uses = uses
-        self._places: dict[str, Place] = {}
-
-    def __getitem__(self, value: str) -> Place:
-        return self._places[value]
-
-    def assign(self, value: str, place: Place) -> Place:
-        self._places[value] = place
-        return place
-
-    def new(self, value: str, width: int, item_bytes: int = 4) -> Place:
-        """A place of its own, in the free buffer that wastes or grows least."""
-        wanted = -(-width * item_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
-        taken = {self._places[name].buffer for name in self._alive()}
-        free = [index for index in range(len(self.bytes_per_row)) if index not in taken]
-        if free:
-            index = min(free, key=lambda i: (self.bytes_per_row[i] < wanted, abs(self.bytes_per_row[i] - wanted)))
-            self.bytes_per_row[index] = max(self.bytes_per_row[index], wanted)
-        else:
-            index = len(self.bytes_per_row)
-            self.bytes_per_row.append(wanted)
-        stride = width if item_bytes == 4 else -(-width // 4) * 4  # bytes are read in fours
-        return self.assign(value, Place(index, 0, width, stride))
-
-    def over(self, value: str, source: str) -> Place:
-        """The place of `source` itself when this op is its last reader, else a new one."""
-        place = self._places[source]
-        others = (name for name in self._alive() if name != source)
-        if self._uses[source] == 1 and not any(self._places[name].overlaps(place) for name in others):
-            return self.assign(value, place)
-        return self.new(value, place.width)
-
-    def read(self, values: Sequence[str]) -> None:
-        """One use of each is over."""
-        self._uses.subtract(values)
-
-    def _alive(self) -> list[str]:
-        return [name for name in self._places if self._uses[name] > 0]
-
-
 class Lowering:
     """One pass over the Program, in order."""
 
     def __init__(
-        self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Scheme]
+        self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[Part]]
     ) -> None:
         self._program = program
         self._params = {param.name: param for param in params}
@@ -152,6 +96,7 @@ class Lowering:
         self._buffers = Buffers(self._uses)
         self._ops: list[DeviceOp] = []
         self._tensors: dict[str, TensorEntry] = {}
+        self._rows: dict[str, list[Rows]] = {}
         self._constants: dict[str, tuple[float, ...]] = {}
         self._offsets: dict[str, float] = {}
         self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
@@ -169,7 +114,8 @@ class Lowering:
             tuple(self._tensors.values()),
             self._constants,
             self._offsets,
-            self._quantized,
+            self._rows,
+            len(self._quantized),
             tuple(self._buffers.bytes_per_row),
         )
 
@@ -296,21 +242,24 @@ class Lowering:
         self._buffers.read((*op.inputs, *add.inputs))
 
     def _product(self, op: Op, place_output: Any, residual: Place) -> None:
-        weight = op.weights[0]
-        bias = self._vector(op.weights[1]) if len(op.weights) > 1 else NO_TENSOR
+        weight, *biases = op.weights
         if weight not in self._quantized:
-            tensors = (self._param(weight), bias)
+            tensors = (self._param(weight), *(self._vector(bias) for bias in biases))
             source = self._buffers[op.inputs[0]]
             self._emit(OpCode.LINEAR, op, place_output(), inputs=(source, residual), tensors=tensors)
             return
-        quantize, multiply = GROUPED[self._quantized[weight].name]
-        values, facts = self._quantize(op, quantize)
+        values, facts = self._quantize(op)
         output = place_output()
-        weight_tensors = (self._param(weight), bias, self._group_scales(weight), self._row_scales(weight))
-        self._emit(multiply, op, output, inputs=(values, residual, facts), tensors=weight_tensors)
+        for part in self._quantized[weight]:
+            columns = part.begin, part.end
+            numbers, groups, row_scales = self._grouped(weight, part)
+            bias = self._bias(biases[0], part) if biases else NO_TENSOR
+            inputs = (values, residual.columns(*columns), facts)
+            tensors = (numbers, bias, groups, row_scales)
+            self._emit(GROUPED[part.scheme.name], op, output.columns(*columns), inputs=inputs, tensors=tensors)
         self._buffers.read((f"{op.output}.int8", f"{op.output}.facts"))
 
-    def _quantize(self, op: Op, code: OpCode) -> tuple[Place, Place]:
+    def _quantize(self, op: Op) -> tuple[Place, Place]:
         """Int8 values of the input of `op`, and the facts of each row: two numbers for each of its groups."""
         first = self._before.get(op.inputs[0])
         source = self._buffers[first.inputs[0] if first else op.inputs[0]]
@@ -326,7 +275,7 @@ class Lowering:
             tensors = (self._norm_weight(first),)
         elif first is not None:
             _, fields["before"] = ACTIVATIONS[str(first.attrs["activation"])]
-        self._emit(code, op, values, inputs=(source, facts), tensors=tensors, fields=fields)
+        self._emit(OpCode.QUANTIZE, op, values, inputs=(source, facts), tensors=tensors, fields=fields)
         self._buffers.read(first.inputs if first else ())
         return values, facts
 
@@ -341,8 +290,20 @@ class Lowering:
     def _param(self, name: str) -> int:
         rows, cols = self._params[name].shape
         stored = self._stored[name]
-        dtype = DType[self._quantized[name].name.upper()] if name in self._quantized else self._dtype
-        return self._tensor(stored, dtype, rows, cols, Layout.PANELS if stored in self._packed else Layout.ROWS)
+        layout = Layout.PANELS if stored in self._packed else Layout.ROWS
+        self._keep(stored, Rows(stored, 0, rows))
+        return self._tensor(stored, self._dtype, rows, cols, layout)
+
+    def _grouped(self, weight: str, part: Part) -> tuple[int, int, int]:
+        """The tensors of a quantized part: its values, and what its groups and its outputs have."""
+        rows, cols = part.end - part.begin, self._params[weight].shape[1]
+        name, groups = self._keep_part(weight, part), -(-rows // PANEL_COLUMNS) * _num_groups(cols)
+        group_type, group_columns = GROUP_TENSORS[part.scheme.name]
+        return (
+            self._tensor(name, DType[part.scheme.name.upper()], rows, cols, Layout.PANELS),
+            self._tensor(f"{name}.groups", group_type, groups, group_columns),
+            self._tensor(f"{name}.row_scale", DType.FLOAT32, 1, rows),
+        )
 
     def _norm_weight(self, op: Op) -> int:
         """A norm multiplies with offset + weight; the sum is taken in float32 when the engine is written."""
@@ -351,15 +312,24 @@ class Lowering:
         return self._vector(name)
 
     def _vector(self, name: str) -> int:
-        return self._tensor(name, DType.FLOAT32, 1, self._params[name].num_elements)
+        count = self._params[name].num_elements
+        self._keep(name, Rows(name, 0, count))
+        return self._tensor(name, DType.FLOAT32, 1, count)
 
-    def _group_scales(self, weight: str) -> int:
-        rows, cols = self._params[weight].shape
-        panels = -(-rows // PANEL_COLUMNS)
-        return self._tensor(f"{weight}.group_scale", DType.FLOAT16, panels * _num_groups(cols), PANEL_COLUMNS)
+    def _bias(self, name: str, part: Part) -> int:
+        return self._tensor(self._keep_part(name, part), DType.FLOAT32, 1, part.end - part.begin)
 
-    def _row_scales(self, weight: str) -> int:
-        return self._tensor(f"{weight}.row_scale", DType.FLOAT32, 1, self._params[weight].shape[0])
+    def _keep_part(self, name: str, part: Part) -> str:
+        """The name of the tensor for these rows of a parameter: its own for all of them."""
+        is_all = part.end - part.begin == self._params[name].shape[0]
+        tensor = name if is_all else f"{name}[{part.begin}:{part.end}]"
+        self._keep(name, Rows(tensor, part.begin, part.end, part.scheme if self._params[name].quantizable else None))
+        return tensor
+
+    def _keep(self, name: str, rows: Rows) -> None:
+        known = self._rows.setdefault(name, [])
+        if rows not in known:
+            known.append(rows)
 
     def _constant(self, kind: str, values: Any) -> int:
         """A tensor for `values`; equal ones are stored once."""
@@ -376,7 +346,9 @@ class Lowering:
         return list(self._tensors).index(name)
 
 
-def lower(program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Scheme]) -> Lowered:
+def lower(
+    program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[Part]]
+) -> Lowered:
     return Lowering(program, params, dtype=dtype, quantized=quantized).run()
 
 

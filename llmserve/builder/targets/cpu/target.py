@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +24,7 @@ from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
-from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, lower
+from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Rows, lower
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
@@ -36,6 +36,7 @@ from llmserve.engine.cpu.layout import (
     Metadata,
     cache_bytes_per_head,
     encode_metadata,
+    pack_groups,
     pack_panels,
 )
 from llmserve.engine.cpu.limits import Limit, measure_limit
@@ -52,7 +53,7 @@ NUMPY_TYPES: Mapping[DType, Any] = {
     DType.FLOAT16: np.float16,
     DType.BFLOAT16: ml_dtypes.bfloat16,
     DType.INT8: np.int8,
-    DType.INT4: np.int8,
+    DType.INT4: np.uint8,
 }
 
 
@@ -113,7 +114,7 @@ class CpuTarget:
             "isa": "any",
             "format_version": FORMAT_VERSION,
             "operations": dict(Counter(op.code.name.lower() for op in lowered.ops)),
-            "quantized_params": len(lowered.quantized),
+            "quantized_params": lowered.num_quantized,
         }
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
@@ -144,6 +145,16 @@ class PlacedFile:
             left, offset = left[written:], offset + written
 
 
+class Piece(NamedTuple):
+    """Some rows of a tensor, and where they come from."""
+
+    param: str
+    weight: Weight
+    rows: Rows
+    begin: int  # within the tensor
+    end: int
+
+
 class TensorWriter:
     """Puts numbers where the plan says."""
 
@@ -163,22 +174,22 @@ class TensorWriter:
         for name, num_bytes in self._job.each(self._write_piece, self._pieces()):
             self._job.advance(name, num_bytes)
 
-    def _pieces(self) -> Iterator[tuple[str, Weight, slice]]:
+    def _pieces(self) -> Iterator[Piece]:
         for param in self._job.params:
             weight = self._job.weight(param.name)
-            if param.name in self._places:  # else it is stored under another name
-                yield from ((param.name, weight, rows) for rows in row_pieces(weight.shape))
+            for rows in self._lowered.stored.get(param.name, ()):  # none where it is stored under another name
+                for piece in row_pieces((rows.end - rows.begin, *weight.shape[1:])):
+                    yield Piece(param.name, weight, rows, piece.start, piece.stop)
 
-    def _write_piece(self, piece: tuple[str, Weight, slice]) -> tuple[str, int]:
-        """Name and bytes."""
-        name, weight, rows = piece
-        values, begin = weight[rows], rows.start
-        if (scheme := self._lowered.quantized.get(name)) is None:
-            return name, self._write_rows(name, begin, self._with_offset(name, values))
+    def _write_piece(self, piece: Piece) -> tuple[str, int]:
+        """Name of the tensor, and bytes."""
+        name, scheme, begin = piece.rows.tensor, piece.rows.scheme, piece.begin
+        values = piece.weight[piece.rows.begin + begin : piece.rows.begin + piece.end]
+        if scheme is None:
+            return name, self._write_rows(name, begin, self._with_offset(piece.param, values))
         found = scheme.quantize(values.astype(np.float32))
-        group_scale = pack_panels(found.group_scale, DType.FLOAT16)
         num_bytes = self._write_rows(name, begin, found.values)
-        num_bytes += self._write(f"{name}.group_scale", begin // PANEL_COLUMNS, group_scale)
+        num_bytes += self._write(f"{name}.groups", begin // PANEL_COLUMNS, pack_groups(found.scales, found.zeros))
         num_bytes += self._write(f"{name}.row_scale", begin, found.row_scale)
         return name, num_bytes
 

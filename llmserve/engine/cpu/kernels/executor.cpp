@@ -49,7 +49,6 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) 
     case OpKind::kAttention:
       return attention(op, tasks, thread);
     case OpKind::kQuantize:
-    case OpKind::kQuantizeInt4:
       return tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { quantize(op, begin, end, scratch(thread)); });
     case OpKind::kRopeTable:
       return over_rows(&Executor::rope_table);
@@ -110,8 +109,7 @@ void Executor::quantize(const OpRecord& op, size_t begin, size_t end, float* scr
       }
       x = {scratch, width};
     }
-    const int32_t zero_point = static_cast<OpKind>(op.kind) == OpKind::kQuantize ? 128 : 8;
-    kernels.quantize(x, width, zero_point, 1, quantized_rows(op.out, op.in[1], row));
+    kernels.quantize(x, width, 1, quantized_rows(op.out, op.in[1], row));
   }
 }
 
@@ -178,7 +176,7 @@ void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(K
       .depth = op.in[0].width,
       .columns = op.out.width,
       .weight = engine_.file_.tensor<uint8_t>(op.tensors[0]),
-      .group_scale = engine_.file_.tensor<void>(op.tensors[2]),
+      .groups = engine_.file_.tensor<void>(op.tensors[2]),
       .column_scale = engine_.file_.tensor<float>(op.tensors[3]),
       .bias = engine_.file_.tensor<float>(op.tensors[1]),
       .residual = view<const float>(op.in[1]),

@@ -8,11 +8,14 @@
 //   f32, f16  [panel][input][output]
 //   bf16      [panel][input][16][2]: outputs i and 16 + i side by side, so that a shift or a mask makes sixteen floats
 //   u8        [panel][input / 4][output][4], each plus 128, the inputs filled up with zeros too
-//   i4        [panel][input / 4][16][4] bytes: output i in the low half, output 16 + i in the high one, each plus 8
+//   i4        [panel][input / 4][16][4] bytes: output i in the low half, output 16 + i in the high one, 0 to 15
 //
-// Quantized weights have a scale for every thirty-two inputs of an output, binary16 [panel][group][32], and one for the
-// output. An activation has one for every thirty-two inputs of a row. The facts of such a row are, one after the other, its
-// scales, f32, and for each group minus the weights' zero point times the sum of its values, i32.
+// Quantized weights have a scale for every thirty-two inputs of an output, and one for the output. Of eight bits: binary16
+// [panel][group][32]. Of four bits: codes, u8 [panel][group][64], thirty-two square roots of scales, and then thirty-two
+// zero points in sixteenths.
+//
+// An activation has a scale for every thirty-two inputs of a row. The facts of such a row are, one after the other, its
+// scales, f32, and for each group -128 times the sum of its values, i32.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +24,7 @@
 namespace llmserve {
 
 inline constexpr char kMagic[8] = {'L', 'L', 'M', 'S', 'E', 'N', 'G', '\n'};
-inline constexpr uint32_t kFormatVersion = 5;
+inline constexpr uint32_t kFormatVersion = 6;
 inline constexpr uint32_t kPanelPacking = 1;
 inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
@@ -40,7 +43,7 @@ constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
 enum class OpKind : uint32_t {
   kEmbed,         // -> f32; table
   kRmsNorm,       // x -> f32; weight; groups, scalar = eps
-  kQuantize,      // x, row facts (written) -> i8, for kLinearInt8; norm weight?; before
+  kQuantize,      // x, row facts (written) -> i8, for kLinearInt8 and kLinearInt4; norm weight?; before
   kLinear,        // x, residual? -> f32; weight, bias?
   kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
@@ -49,8 +52,7 @@ enum class OpKind : uint32_t {
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
   kSelectRows,    // x -> f32
-  kQuantizeInt4,  // as kQuantize, for kLinearInt4
-  kLinearInt4,    // as kLinearInt8; weight i4
+  kLinearInt4,    // as kLinearInt8; weight i4, and codes u8 instead of group scales
   kGatedGeluTanh,  // as kGatedSilu
   kGatedGelu,
   kScale,    // -> f32, in place; scalar = factor

@@ -1,14 +1,16 @@
 // y = x @ weight.T for weights of eight or four bits, and int8 activations: thirty-two inputs share a scale in both.
 //
-// Within a group sums are exact integers; groups are added in order: the sum times the input's scale, and one fused
-// multiply-add of that with the weight's.
+// Within a group sums are exact; groups are added in order: the sum times the input's scale, and one fused multiply-add of
+// that with the weight's.
 #pragma once
 
 #include "tiles.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// Format: how a step of weights is loaded, multiplied and summed up (Input, Sums, kStepBytes, and the functions used here).
+// Format: how a step of weights is loaded, multiplied and summed up (Input, Sums, kStepBytes, and the functions used here),
+// and what a group of inputs has for each output: kGroupBytes for a panel, of which `group` takes a vector's part. It gives
+// `sum`, of the exact sums and the input's offset, and `scale`.
 template <class BytesFormat>
 class GroupedProduct {
  public:
@@ -30,12 +32,12 @@ class GroupedProduct {
   template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
   [[gnu::always_inline]] void accumulate(const TileInput& in, size_t row, size_t column,
                                          F32x16 (&sums)[R * V]) const {
-    const size_t num_groups = num_quantized_groups(args_.depth), scales_per_panel = num_groups * kPanelColumns;
-    const Half* weight_scales = static_cast<const Half*>(args_.group_scale) + column / kPanelColumns * scales_per_panel;
+    const size_t num_groups = num_quantized_groups(args_.depth), bytes_per_panel = num_groups * BytesFormat::kGroupBytes;
+    const std::byte* groups = static_cast<const std::byte*>(args_.groups) + column / kPanelColumns * bytes_per_panel;
     TileInput group = in;
     F32x16 local[R * V];
     unroll<R * V>([&](auto i) __attribute__((always_inline)) { local[i] = broadcast(0.0f); });
-    for (size_t g = 0; g < num_groups; ++g, weight_scales += kPanelColumns) {
+    for (size_t g = 0; g < num_groups; ++g, groups += BytesFormat::kGroupBytes) {
       const size_t left = in.num_steps - g * kGroupSteps;
       group.num_steps = left < kGroupSteps ? left : kGroupSteps;
       group.prefetch = prefetch_at<kFetch>(in, g * kGroupSteps);
@@ -45,15 +47,16 @@ class GroupedProduct {
         unroll<V>([&](auto v) __attribute__((always_inline)) { exact[r * V + v] = start; });
       });
       add_group<R, V, kFirst, kFetch>(group, exact);
-      F32x16 weight_scale[V];
+      typename BytesFormat::Group of_weights[V];
       unroll<V>([&](auto v) __attribute__((always_inline)) {
-        weight_scale[v] = load(weight_scales + (kFirst + v) / 2 * scales_per_panel + (kFirst + v) % 2 * kLanes);
+        of_weights[v] = BytesFormat::template group<(kFirst + v) % 2>(groups + (kFirst + v) / 2 * bytes_per_panel);
       });
       unroll<R>([&](auto r) __attribute__((always_inline)) {
         const F32x16 input_scale = broadcast(args_.x.scales.row(row + r)[g]);
+        const auto offset = BytesFormat::offset(args_.x.offsets.row(row + r)[g]);
         unroll<V>([&](auto v) __attribute__((always_inline)) {
-          const F32x16 sum = to_f32(total(exact[r * V + v])) * input_scale;
-          local[r * V + v] = fma(sum, weight_scale[v], local[r * V + v]);
+          const F32x16 sum = of_weights[v].sum(total(exact[r * V + v]), offset) * input_scale;
+          local[r * V + v] = fma(sum, of_weights[v].scale, local[r * V + v]);
         });
       });
       group.rows += kQuantizedGroup;

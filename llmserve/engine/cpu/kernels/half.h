@@ -18,6 +18,7 @@ template <class To, class From>
 
 inline float to_float(float value) { return value; }
 inline float to_float(int8_t value) { return value; }
+inline float to_float(uint8_t value) { return value; }
 
 inline float to_float(BFloat16 value) { return bit_cast_to<float>(uint32_t{value.bits} << 16); }
 

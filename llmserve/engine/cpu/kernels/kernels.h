@@ -34,13 +34,15 @@ struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
 
 // Inputs that share a scale, of activations and of weights.
 inline constexpr size_t kQuantizedGroup = 32;
+inline constexpr int32_t kZeroPoint = 128;  // of weights of eight bits
+inline constexpr int32_t kZeroPointSteps = 16;  // zero points of weights of four bits are multiples of 1 / 16
 inline constexpr size_t num_quantized_groups(size_t width) { return (width + kQuantizedGroup - 1) / kQuantizedGroup; }
 
 // Rows of integers: x = value * the scale of its group.
 struct QuantizedRows {
   View<int8_t> values;    // with zeros to a multiple of four
   View<float> scales;     // per group
-  View<int32_t> offsets;  // per group: minus the weights' zero point times the sum of its values
+  View<int32_t> offsets;  // per group: -kZeroPoint times the sum of its values
 };
 
 // y = column scale * sum over groups of (x @ (weight - zero point).T within the group) * group scale (+ bias) (+ residual)
@@ -50,7 +52,7 @@ struct LinearGroupedArgs {
   size_t depth;
   size_t columns;
   const uint8_t* weight;      // of eight or four bits, in panels
-  const void* group_scale;    // binary16 [panel][group][32]
+  const void* groups;         // what each group of inputs has for the panel's outputs (format.h)
   const float* column_scale;  // [columns]
   const float* bias;
   View<const float> residual;
@@ -108,8 +110,8 @@ struct KernelTable {
   void (*embed)(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
   void (*rms_norm)(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
                    View<float> y);
-  // y = round(x / scale), scale = max |x| / 127 of each group, with what removes the weights' zero point
-  void (*quantize)(View<const float> x, size_t width, int32_t zero_point, size_t num_rows, QuantizedRows y);
+  // y = round(x / scale), scale = max |x| / 127 of each group, with what removes the weights' zero points
+  void (*quantize)(View<const float> x, size_t width, size_t num_rows, QuantizedRows y);
   // Panels [panel_begin, panel_end) of every row, with one of the tactics below.
   void (*linear)(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   void (*linear_int8)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);

@@ -10,6 +10,7 @@ struct EightBits {
   using Input = ByteInput;
   using Sums = ByteSums;
   static constexpr size_t kStepBytes = kPanelColumns * 4;
+  static constexpr size_t kGroupBytes = kPanelColumns * sizeof(Half);
 
   static Sums start(int32_t offset) { return start_bytes(offset); }
   template <size_t kHalf>
@@ -17,6 +18,17 @@ struct EightBits {
     return load_bytes(reinterpret_cast<const uint8_t*>(p) + 4 * kLanes * kHalf);
   }
   static Input broadcast(const std::byte* p) { return broadcast_for_bytes(reinterpret_cast<const int8_t*>(p)); }
+
+  struct Nothing {};  // is left of the offset: sums began with it
+  static Nothing offset(int32_t) { return {}; }
+  struct Group {
+    F32x16 scale;
+    F32x16 sum(I32x16 exact, Nothing) const { return to_f32(exact); }
+  };
+  template <size_t kHalf>
+  static Group group(const std::byte* p) {
+    return {LLMSERVE_VARIANT::load(reinterpret_cast<const Half*>(p) + kHalf * kLanes)};
+  }
 };
 
 }  // namespace

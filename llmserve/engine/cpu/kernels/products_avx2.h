@@ -49,7 +49,7 @@ struct NibbleInput {
 };
 using NibbleSums = I32x16;
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return {broadcast_quad(p)}; }
-inline NibbleSums start_nibbles(int32_t offset) { return broadcast_i32(offset); }
+inline NibbleSums start_nibbles() { return broadcast_i32(0); }
 inline void add_products(NibbleSums& sums, NibbleInput x, const NibbleWeights& weights) {
   const __m256i ones = _mm256_set1_epi16(1);
   sums.lo = _mm256_add_epi32(sums.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.lo, x.v), ones));

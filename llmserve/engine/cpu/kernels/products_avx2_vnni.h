@@ -37,6 +37,6 @@ inline I32x16 total(const ByteSums& sums) { return sums; }
 using NibbleInput = ByteInput;
 using NibbleSums = ByteSums;
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
-inline NibbleSums start_nibbles(int32_t offset) { return start_bytes(offset); }
+inline NibbleSums start_nibbles() { return start_bytes(0); }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

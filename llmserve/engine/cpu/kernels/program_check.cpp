@@ -30,7 +30,6 @@ class OpCheck {
         linear(4);
         break;
       case OpKind::kQuantize:
-      case OpKind::kQuantizeInt4:
         quantize();
         break;
       case OpKind::kLinearInt8:
@@ -169,8 +168,9 @@ class OpCheck {
     require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
     const uint64_t panels = (uint64_t{op_.out.width} + kPanelColumns - 1) / kPanelColumns;
     const TensorRecord* scales = tensor(op_.tensors[2]);
-    require(scales && scales->dtype == static_cast<uint32_t>(DType::kF16) && scales->rows == panels * groups &&
-            scales->cols == kPanelColumns && !in_panels(*scales));
+    const bool codes = type == DType::kI4;
+    require(scales && scales->dtype == static_cast<uint32_t>(codes ? DType::kI8 : DType::kF16) &&
+            scales->rows == panels * groups && scales->cols == (codes ? 2 : 1) * kPanelColumns && !in_panels(*scales));
     vector(op_.tensors[3], DType::kF32, op_.out.width);
   }
 

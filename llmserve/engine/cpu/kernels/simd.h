@@ -4,8 +4,8 @@
 // (0 + 2) + (1 + 3).
 //
 // Products of integers are exact: four at a time for each of sixteen columns, of signed inputs (ByteInput, NibbleInput) and
-// unsigned weights of eight or four bits (ByteWeights, NibbleWeights), whose zero point is 128 or 8. Sums begin with
-// start_bytes(offset) or start_nibbles(offset), where offset is minus the zero point times the sum of the inputs.
+// unsigned weights of eight or four bits (ByteWeights, NibbleWeights). Sums of bytes begin with start_bytes(offset), where
+// offset is minus their zero point, 128, times the sum of the inputs; those of nibbles begin with start_nibbles(), nothing.
 #pragma once
 
 #include <cmath>

@@ -30,6 +30,9 @@ inline __m256 load8(const BFloat16* p) {
 inline __m256 load8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
+inline __m256 load8(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 template <class T>
 inline F32x16 load(const T* p) {
   return {load8(p), load8(p + 8)};

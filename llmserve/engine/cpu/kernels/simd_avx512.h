@@ -32,6 +32,9 @@ inline F32x16 load(const BFloat16* p) {
 inline F32x16 load(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
+inline F32x16 load(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 inline void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
 inline void store(Half* p, F32x16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
@@ -121,6 +124,6 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
   return {_mm512_and_si512(kHalf ? _mm512_srli_epi16(bytes, 4) : bytes, _mm512_set1_epi8(15))};
 }
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
-inline NibbleSums start_nibbles(int32_t offset) { return start_bytes(offset); }
+inline NibbleSums start_nibbles() { return start_bytes(0); }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -42,6 +42,12 @@ inline F32x16 load(const int8_t* p) {
   return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
            vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
 }
+inline F32x16 load(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
+  return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_high_u16(low)),
+           vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_high_u16(high))}};
+}
 inline void store(float* p, F32x16 a) {
   for (size_t i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.part[i]);
 }
@@ -184,6 +190,6 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
   return {{part(0), part(1), part(2), part(3)}};
 }
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
-inline NibbleSums start_nibbles(int32_t offset) { return broadcast_i32(offset); }
+inline NibbleSums start_nibbles() { return broadcast_i32(0); }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -144,7 +144,7 @@ inline ByteSums start_bytes(int32_t offset) {
   for (int32_t& sum : sums.column) sum = offset;
   return sums;
 }
-inline NibbleSums start_nibbles(int32_t offset) { return start_bytes(offset); }
+inline NibbleSums start_nibbles() { return start_bytes(0); }
 inline void add_products(ByteSums& sums, ByteInput x, ByteWeights w) {
   for (size_t c = 0; c < 16; ++c) {
     for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * int32_t{w.p[4 * c + i]};

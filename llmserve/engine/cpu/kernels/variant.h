@@ -8,7 +8,7 @@ namespace llmserve::LLMSERVE_VARIANT {
 void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
 void rms_norm(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
               View<float> y);
-void quantize(View<const float> x, size_t width, int32_t zero_point, size_t num_rows, QuantizedRows y);
+void quantize(View<const float> x, size_t width, size_t num_rows, QuantizedRows y);
 void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void linear_int8(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void linear_int4(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);

@@ -7,10 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from llmserve.builder import quantization as rounding
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params
-from llmserve.builder.targets.cpu.lowering import NO_BUFFER, DeviceOp, Lowered, Place, lower
-from llmserve.engine.cpu.layout import Before, DType, OpCode
+from llmserve.builder.targets.cpu.buffers import NO_BUFFER, Place
+from llmserve.builder.targets.cpu.lowering import DeviceOp, Lowered, lower
+from llmserve.engine.cpu.layout import LINEAR_CODES, NO_TENSOR, Before, DType, OpCode
 from llmserve.models.graph import CacheShape, Graph, Program
 from llmserve.models.spec import Param
 from tests.engine.cpu.networks import Network, odd_network
@@ -116,11 +118,30 @@ def test_quantized_layers_quantize_their_input_first() -> None:
     assert counts(result)[OpCode.RMS_NORM] == 2 * 3, "of queries and keys; the others are part of the quantization"
     by_name = {tensor.name: tensor for tensor in result.tensors}
     assert by_name["0.qkv"].dtype is DType.INT8
-    groups = by_name["0.qkv.group_scale"]  # 100 outputs are four panels, 42 inputs two groups
+    groups = by_name["0.qkv.groups"]  # 100 outputs are four panels, 42 inputs two groups
     assert (groups.dtype, groups.rows, groups.cols) == (DType.FLOAT16, 4 * 2, 32)
     assert (by_name["0.qkv.row_scale"].dtype, by_name["0.qkv.row_scale"].cols) == (DType.FLOAT32, 100)
     assert by_name["embed"].dtype is DType.FLOAT16
     assert by_name["norm"].dtype is DType.FLOAT32
+
+
+def test_rows_that_make_values_have_eight_bits_beside_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "MOST_BITS", 9.0)
+    network = odd_network()
+    result = lowered(network, "int4")
+    of_layer = [op for op in result.ops if op.code in (OpCode.LINEAR_INT4, OpCode.LINEAR_INT8)][:3]
+    tensors = [[result.tensors[index].name for index in op.tensors] for op in of_layer]
+    assert tensors == [
+        [f"0.{part}" for part in ("qkv[0:80]", "qkv_bias[0:80]", "qkv[0:80].groups", "qkv[0:80].row_scale")],
+        [f"0.{part}" for part in ("qkv[80:100]", "qkv_bias[80:100]", "qkv[80:100].groups", "qkv[80:100].row_scale")],
+        ["0.out", result.tensors[NO_TENSOR].name, "0.out.groups", "0.out.row_scale"],
+    ]
+    assert counts(result)[OpCode.QUANTIZE] == 13, "both products read the same integers"
+    left, right = of_layer[0].output, of_layer[1].output
+    assert (left.width, right.width, right.offset) == (80, 20, left.offset + 80)
+    assert [(rows.tensor, rows.begin, rows.end) for rows in result.stored["0.qkv"]] == [
+        ("0.qkv[0:80]", 0, 80), ("0.qkv[80:100]", 80, 100)
+    ]  # fmt: skip
 
 
 def test_a_tied_embedding_is_not_quantized() -> None:
@@ -134,7 +155,7 @@ def test_a_tied_head_is_stored_once_unless_it_is_quantized() -> None:
     g = graph()
     g.logits(g.select_rows(g.embed("embed", 8)), "head")
     params = [Param(name, (8, 8), ("embedding",), ((8, 8),), quantizable=name == "head") for name in ("embed", "head")]
-    for quantization, names in (("", {"embed"}), ("int8", {"embed", "head", "head.group_scale", "head.row_scale"})):
+    for quantization, names in (("", {"embed"}), ("int8", {"embed", "head", "head.groups", "head.row_scale"})):
         quantized = quantized_params(g.program(), params, BuildOptions(quantization=quantization))
         result = lower(g.program(), params, dtype=DType.FLOAT16, quantized=quantized)
         assert {tensor.name for tensor in result.tensors} == names
@@ -152,7 +173,7 @@ def test_ops_after_select_rows_work_on_the_selected_rows() -> None:
 
 
 def reads_and_writes(op: DeviceOp) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    if op.code in (OpCode.QUANTIZE, OpCode.QUANTIZE_INT4):
+    if op.code is OpCode.QUANTIZE:
         return op.inputs[:1], (op.output, op.inputs[1])
     return op.inputs, (op.output,)
 
@@ -162,7 +183,7 @@ def reads_and_writes(op: DeviceOp) -> tuple[tuple[Place, ...], tuple[Place, ...]
 def test_matrix_products_never_write_what_they_read(alibi: bool, quantization: str) -> None:
     """Threads read all of the input while others already write; only the residual may be the output itself."""
     for op in lowered(odd_network(alibi=alibi), quantization).ops:
-        if op.code not in (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.ATTENTION, OpCode.QUANTIZE, OpCode.SELECT_ROWS):
+        if op.code not in (*LINEAR_CODES, OpCode.ATTENTION, OpCode.QUANTIZE, OpCode.SELECT_ROWS):
             continue
         reads, writes = reads_and_writes(op)
         sources = (reads[0], *reads[2:])

@@ -48,7 +48,7 @@ void test_linear(const KernelTable& k, Random& random) {
 }
 
 // The rows as integers of which each is the nearest to its number.
-bool rounds_to_nearest(const std::vector<float>& x, size_t depth, int32_t zero_point, const QuantizedRows& q) {
+bool rounds_to_nearest(const std::vector<float>& x, size_t depth, const QuantizedRows& q) {
   bool good = true;
   for (size_t r = 0; r < x.size() / depth; ++r) {
     for (size_t g = 0; g < num_quantized_groups(depth); ++g) {
@@ -61,48 +61,72 @@ bool rounds_to_nearest(const std::vector<float>& x, size_t depth, int32_t zero_p
         largest = std::max(largest, std::fabs(x[r * depth + i]));
         good = good && std::fabs(static_cast<float>(value) * scale - x[r * depth + i]) <= scale * 0.5001f;
       }
-      good = good && scale == largest / 127.0f && q.offsets.row(r)[g] == -zero_point * sum;
+      good = good && scale == largest / 127.0f && q.offsets.row(r)[g] == -kZeroPoint * sum;
     }
   }
   return good;
+}
+
+// What groups of inputs have, as numbers: the scale and the zero point of each panel's group for each output.
+struct Groups {
+  std::vector<std::byte> bytes;  // as in the file
+  std::vector<float> scales, zeros;
+};
+
+Groups scales_of_bytes(Random& random, size_t count) {
+  Typed scales(random, count, DType::kF16);
+  return {scales.bytes, scales.values, std::vector<float>(count)};
+}
+
+Groups codes_of_nibbles(Random& random, size_t count) {
+  Groups groups = {std::vector<std::byte>(2 * count), std::vector<float>(count), std::vector<float>(count)};
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t root = random.bits() % 256, zero = random.bits() % 241;
+    const size_t place = i / kPanelColumns * 2 * kPanelColumns + i % kPanelColumns;
+    groups.bytes[place] = static_cast<std::byte>(root);
+    groups.bytes[place + kPanelColumns] = static_cast<std::byte>(zero);
+    groups.scales[i] = static_cast<float>(root * root);
+    groups.zeros[i] = static_cast<float>(zero) / 16.0f;
+  }
+  return groups;
 }
 
 // Weights of eight or four bits, against integers written out.
 void test_grouped_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns, bool bytes) {
   const size_t stride = (depth + 3) / 4 * 4, panels = (columns + kPanelColumns - 1) / kPanelColumns;
   const size_t groups = num_quantized_groups(depth);
-  const int zero_point = bytes ? 128 : 8;
   std::vector<float> x = random.numbers(rows * depth);
   for (size_t i = 0; i < std::min(depth, kQuantizedGroup); ++i) x[i] = 0.0f;
   Guarded<float> input(x), bias(random.numbers(columns)), x_scales(rows * groups), column_scale(random.numbers(columns));
   Guarded<int8_t> values(rows * stride);
   Guarded<int32_t> offsets(rows * groups);
   const QuantizedRows q = {{values.data(), stride}, {x_scales.data(), groups}, {offsets.data(), groups}};
-  k.quantize({input.data(), depth}, depth, zero_point, rows, q);
-  expect(rounds_to_nearest(x, depth, zero_point, q), k.name, "quantize", depth);
-  const Typed scale(random, panels * groups * kPanelColumns, DType::kF16);
+  k.quantize({input.data(), depth}, depth, rows, q);
+  expect(rounds_to_nearest(x, depth, q), k.name, "quantize", depth);
+  const size_t num_scales = panels * groups * kPanelColumns;
+  const Groups of_groups = bytes ? scales_of_bytes(random, num_scales) : codes_of_nibbles(random, num_scales);
   std::vector<int> w(columns * depth);
-  for (int& value : w) value = static_cast<int>(random.bits() % (2 * static_cast<unsigned>(zero_point))) - zero_point;
+  for (int& value : w) value = bytes ? static_cast<int>(random.bits() % 256) - 128 : static_cast<int>(random.bits() % 16);
   const Guarded<uint8_t> weight(bytes ? packed_bytes(w, columns, depth) : packed_nibbles(w, columns, depth));
-  const Guarded<std::byte> scales(scale.bytes);
+  const Guarded<std::byte> group_bytes(of_groups.bytes);
   const auto kernel = bytes ? k.linear_int8 : k.linear_int4;
   const std::string name = bytes ? "linear_int8" : "linear_int4";
   std::vector<float> first;
   for (size_t tactic = 0; tactic < (bytes ? k.int8_tactics : k.int4_tactics).size(); ++tactic) {
     Guarded<float> y(rows * columns);
-    kernel({q, rows, depth, columns, weight.data(), scales.data(), column_scale.data(), bias.data(), {},
+    kernel({q, rows, depth, columns, weight.data(), group_bytes.data(), column_scale.data(), bias.data(), {},
             {y.data(), columns}}, tactic, 0, panels);
     bool equal = true;
     for (size_t i = 0; i < rows * columns; ++i) {
       const size_t r = i / columns, c = i % columns;
       double sum = 0.0, size = 0.0;
       for (size_t g = 0; g < groups; ++g) {
-        int dot = 0;
+        const size_t place = (c / kPanelColumns * groups + g) * kPanelColumns + c % kPanelColumns;
+        double dot = 0.0;
         for (size_t d = g * kQuantizedGroup; d < depth && d < (g + 1) * kQuantizedGroup; ++d) {
-          dot += values[r * stride + d] * w[c * depth + d];
+          dot += values[r * stride + d] * (w[c * depth + d] - double{of_groups.zeros[place]});
         }
-        const double group_scale = scale.values[(c / kPanelColumns * groups + g) * kPanelColumns + c % kPanelColumns];
-        const double term = dot * double{x_scales[r * groups + g]} * group_scale * double{column_scale[c]};
+        const double term = dot * double{x_scales[r * groups + g]} * double{of_groups.scales[place] * column_scale[c]};
         sum += term;
         size += std::fabs(term);
       }

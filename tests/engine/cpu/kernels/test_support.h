@@ -135,7 +135,7 @@ inline std::vector<uint8_t> packed_nibbles(const std::vector<int>& rows, size_t 
     for (size_t k = 0; k < depth; ++k) {
       const size_t column = n % kPanelColumns;
       const size_t place = ((n / kPanelColumns * steps + k / 4) * 16 + column % 16) * 4 + k % 4;
-      out[place] |= static_cast<uint8_t>((rows[n * depth + k] + 8) << (column < 16 ? 0 : 4));
+      out[place] |= static_cast<uint8_t>(rows[n * depth + k] << (column < 16 ? 0 : 4));
     }
   }
   return out;
