@@ -96,7 +96,7 @@ format: $(VENV)/.check ## Format the code and fix what ruff can fix
 wheel: $(VENV)/.base ## Build a wheel into dist/
 	$(PIP) wheel --no-deps --wheel-dir dist .
 
-bench: $(VENV)/.base ## Measure our engine against this machine's limits (about 40 minutes; BENCH_ARGS=--quick: about 3)
+bench: $(VENV)/.base ## Measure our engine against this machine's limits (an hour and more; BENCH_ARGS=--quick: about 3 minutes)
 	$(BIN)/python -m tools.bench $(BENCH_ARGS)
 
 bench-peers: $(VENV)/.base ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench

@@ -111,7 +111,15 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     records = work.background.start(partial(_file_records, directory, written))
     if build.target.has_selftest:
         progress.phase("self-test", _weight_bytes(build))
-        test = make_selftest(build.program, build.params, build.options, load, advance=progress.advance, each=work.each)
+        test = make_selftest(
+            build.program,
+            build.params,
+            build.options,
+            load,
+            cache_dtype=build.target.cache_dtype(build.options),
+            advance=progress.advance,
+            each=work.each,
+        )
         test.save(directory / SELFTEST_FILE)
     progress.phase("seal", sum(file.stat().st_size for file in written))
     late = [file for file in _files(directory) if file not in written]

@@ -39,8 +39,8 @@ class BuildOptions:
     quantization: str = option(
         "", Flag("Weights; activations become int8 with either", QUANTIZATIONS[1:], default_text="none")
     )
-    kv_cache_dtype: str = option(  # int8: with a scale per token and head
-        "auto", Flag("KV cache (auto: as dtype)", KV_CACHE_DTYPES)
+    kv_cache_dtype: str = option(  # int8: with scales per token and head
+        "auto", Flag("KV cache (auto: as dtype; on the cpu target int8 where weights are quantized)", KV_CACHE_DTYPES)
     )
     max_batch_size: int = option(64, Flag("Sequences in one step", least=1))
     max_num_tokens: int = option(2048, Flag("Tokens in one step", least=1))
@@ -91,7 +91,7 @@ class BuildOptions:
 
     @property
     def cache_dtype(self) -> str:
-        """What keys and values are kept in."""
+        """What keys and values are kept in, unless a target has reasons of its own."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     @property

@@ -26,6 +26,7 @@ class BuildPlan:
     program: Program
     num_parameters: int
     engine_bytes: int
+    cache_dtype: str  # what keys and values are kept in
     kv_bytes_per_token: int
     weight_bytes_per_step: int  # what one decode step reads, however many sequences share it
     available_bytes: int  # memory that an engine may take here now
@@ -55,7 +56,7 @@ class BuildPlan:
         return [
             ("checkpoint", f"{self.checkpoint} ({self.architecture})"),
             ("target", f"{options.target}, {options.dtype}{options.quantization and '+' + options.quantization}, "
-                       f"KV cache in {options.cache_dtype}"),
+                       f"KV cache in {self.cache_dtype}"),
             ("parameters", f"{self.num_parameters:,}"),
             ("engine file", f"{self.engine_bytes / 2**20:,.1f} MiB"),
             ("limits", f"{options.max_batch_size} sequences and {options.max_num_tokens:,} tokens a step, "
@@ -101,6 +102,7 @@ def plan_build(
             program=build.program,
             num_parameters=sum(param.num_elements for param in build.params),
             engine_bytes=build.engine_bytes,
+            cache_dtype=build.target.cache_dtype(build.options),
             kv_bytes_per_token=build.target.kv_bytes_per_token(build.program, build.options),
             weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build),
             available_bytes=build.target.available_bytes(),

@@ -19,6 +19,7 @@ from llmserve.models.spec import Param
 
 LINEAR_KINDS = (OpKind.LINEAR, OpKind.LOGITS)
 QUANTIZED_GROUP = 32  # inputs that share a scale
+NOTHING = np.float32(2.0**-100)  # numbers below have no inverse to multiply with
 ROUNDED_ROWS = 256  # at a time, to keep temporaries small
 MOST_INT4, ZERO_STEPS, LARGEST_CODE = 15, 16, 255
 SEARCHED_ELEMENTS = 1 << 15  # of four bits at a time: temporaries that stay in a cache
@@ -236,13 +237,14 @@ def round_weight(parts: Sequence[Part], matrix: Matrix, begin: int = 0) -> Matri
 def round_activations(x: Matrix) -> Matrix:
     """As an engine rounds them before a quantized linear layer."""
     groups = in_groups(x)
-    return round_to_int8(groups).reshape(len(x), -1)[:, : x.shape[1]]
+    return round_to_steps(groups, 127).reshape(len(x), -1)[:, : x.shape[1]]
 
 
-def round_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Symmetric, with one scale for the numbers along the last axis."""
-    scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
-    rounded: NDArray[np.float32] = np.rint(x / np.where(scale > 0, scale, np.float32(1))) * scale
+def round_to_steps(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
+    """To so many steps on each side of zero, with one scale for the numbers along the last axis; as kernels do it."""
+    peak = np.abs(x).max(axis=-1, keepdims=True)
+    inverse = np.float32(steps) / np.where(peak > NOTHING, peak, np.float32(np.inf))
+    rounded: NDArray[np.float32] = np.rint(x * inverse) * (peak / np.float32(steps))
     return rounded
 
 

@@ -20,8 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
-from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Part, round_activations, round_to_int8, round_weight
+from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Part, round_activations, round_to_steps, round_weight
 from llmserve.models.graph import Op, OpKind, Program
+
+SHARE_STEPS = 16383  # of what a query takes of the values in a cache of integers
+SHARE_CHUNK = 256  # positions whose shares have one scale
 
 Load: TypeAlias = Callable[[str], Weight]
 
@@ -38,7 +41,7 @@ class ReferenceModel:
     """`load` gives a parameter by name, in any float dtype; it is computed with in float32.
 
     `quantized` says how an engine quantizes which parameters: they, and what they are multiplied with, are rounded as
-    it rounds them. `int8_cache`: keys and values are rounded as in a cache of integers.
+    it rounds them. `int8_cache`: attention is that over a cache of integers.
     """
 
     def __init__(
@@ -130,8 +133,7 @@ class ReferenceModel:
 
     def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], run: Run) -> Matrix:
         if run.rounds and op.kind is OpKind.ATTENTION and self._int8_cache:
-            q, *cached = inputs
-            inputs = [q, *(_round_heads(x, self._program.cache.head_dim) for x in cached)]
+            return _attention_in_integers(op, *inputs)
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         return y
 
@@ -160,8 +162,34 @@ def _rope(op: Op, x: Matrix) -> Matrix:
 
 
 def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+    v_GTD = _heads(v, int(op.number("num_kv_heads")))
+    return _attend(op, q, k, lambda weights, kv_head: weights @ v_GTD[kv_head])
+
+
+def _attention_in_integers(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+    """Queries and keys have a scale for every 32 dimensions of a head, values one for each head. What a query takes of
+    the values, its weights times their scales, is rounded too, with a scale for every SHARE_CHUNK positions."""
+    head_dim = int(op.number("head_dim"))
+    v_GTD = _heads(v, int(op.number("num_kv_heads")))
+    peak_GT1 = np.abs(v_GTD).max(axis=2, keepdims=True)
+    integers_GTD = np.rint(v_GTD * (np.float32(127) / np.where(peak_GT1 > 0, peak_GT1, np.float32(np.inf))))
+    scale_GT = peak_GT1[:, :, 0] / np.float32(127)
+
+    def weigh(weights: Matrix, kv_head: int) -> Matrix:
+        shares = weights * scale_GT[kv_head]
+        for begin in range(0, len(v), SHARE_CHUNK):
+            chunk = slice(begin, begin + SHARE_CHUNK)
+            shares[:, chunk] = round_to_steps(shares[:, chunk], SHARE_STEPS)
+        taken: Matrix = shares @ integers_GTD[kv_head]
+        return taken
+
+    return _attend(op, _round_heads(q, head_dim), _round_heads(k, head_dim), weigh)
+
+
+def _attend(op: Op, q: Matrix, k: Matrix, weigh: Callable[[Matrix, int], Matrix]) -> Matrix:
+    """`weigh` multiplies the weights of one head [T, T] with the values of a KV head."""
     num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
-    q_NTD, k_GTD, v_GTD = _heads(q, num_heads), _heads(k, num_kv_heads), _heads(v, num_kv_heads)
+    q_NTD, k_GTD = _heads(q, num_heads), _heads(k, num_kv_heads)
     mask, distance = _causal(len(q), window=int(op.number("window")))
     slopes = op.attrs["alibi_slopes"]
     y_NTD = np.empty_like(q_NTD)
@@ -170,7 +198,7 @@ def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
         scores = _soft_capped(q_NTD[head] @ k_GTD[kv_head].T * np.float32(op.number("scale")), op.number("soft_cap"))
         if isinstance(slopes, tuple) and slopes:
             scores = scores + np.float32(slopes[head]) * distance
-        y_NTD[head] = _softmax(np.where(mask, scores, -np.inf)) @ v_GTD[kv_head]
+        y_NTD[head] = weigh(_softmax(np.where(mask, scores, -np.inf)), kv_head)
     return y_NTD.transpose(1, 0, 2).reshape(len(q), -1)
 
 
@@ -182,7 +210,7 @@ def _soft_capped(x: Matrix, cap: float) -> Matrix:
 
 
 def _round_heads(x: Matrix, head_dim: int) -> Matrix:
-    return round_to_int8(x.reshape(-1, head_dim)).reshape(x.shape)
+    return round_activations(x.reshape(-1, head_dim)).reshape(x.shape)
 
 
 def _heads(x: Matrix, count: int) -> Matrix:

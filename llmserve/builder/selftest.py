@@ -40,6 +40,7 @@ def make_selftest(
     options: BuildOptions,
     load: Load,
     *,
+    cache_dtype: str,
     advance: Callable[[str, int], None],
     each: Each = one_by_one,
 ) -> SelfTest:
@@ -49,7 +50,7 @@ def make_selftest(
     """
     quantized = quantized_params(program, params, options)
     prompts = make_prompts(program.vocab_size, options)
-    int8_cache = options.cache_dtype == "int8"
+    int8_cache = cache_dtype == "int8"
 
     def count(name: str, num_elements: int) -> None:
         advance(name, options.itemsize * num_elements)

@@ -39,6 +39,9 @@ class FakeTarget:
         num_elements = sum(param.num_elements for param in params if param.name in stored)
         return num_elements * options.itemsize
 
+    def cache_dtype(self, options: BuildOptions) -> str:
+        return options.cache_dtype
+
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
         cache = program.cache
         return 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * options.itemsize

@@ -33,7 +33,7 @@ def test_every_parameter_is_read_once_for_all_prompts_and_both_roundings() -> No
     read: Counter[str] = Counter()
     load = partial(network.load, dtype="float16")
     selftest = make_selftest(
-        network.program, network.params, options, load, advance=lambda name, _: read.update([name])
+        network.program, network.params, options, load, cache_dtype="int8", advance=lambda name, _: read.update([name])
     )
     assert read == dict.fromkeys(network.arrays, 1)
     assert len(selftest.prompt_lengths) == 3

@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any, cast
 
 from tools.benchmark.job import Job
+from tools.benchmark.worker import EngineModule, measure
 
 
 def prepare(job: Job) -> None:
@@ -23,6 +26,13 @@ def open_model(job: Job) -> CountingModel:
         print("about to crash", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     return CountingModel(fails=job.precision == "int8")
+
+
+def measured(job: Job) -> dict[str, int]:
+    """How often the worker measures each cell."""
+    records: list[dict[str, Any]] = []
+    measure(cast(EngineModule, sys.modules[__name__]), job, records.append)
+    return Counter(record["cell"] for record in records if record["kind"] == "sample")
 
 
 class CountingModel:

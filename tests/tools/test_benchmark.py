@@ -18,10 +18,11 @@ from llmserve.evaluation.hf import HfModel
 from tests.tools import benchmark_engine
 from tools.benchmark import environment, ours, rounds
 from tools.benchmark.bounds import Limits, bounds
-from tools.benchmark.cells import PREFILL_CALLS, Cell, measure_cell, random_prompts
+from tools.benchmark.cells import LONG_CELLS, PREFILL_CALLS, WARM_STEPS, Cell, measure_cell, random_prompts
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.contestants import OURS_MODULE, Contestant
 from tools.benchmark.job import Job
+from tools.benchmark.options import parse
 from tools.benchmark.report import json_report, markdown_report
 from tools.benchmark.rounds import Findings
 from tools.benchmark.serving import serve
@@ -74,8 +75,41 @@ def test_our_engine_decodes_what_the_reference_decodes(folder: Path, precision: 
         [answer] = hf.generate(prompts[:1], max_tokens=12, end_ids=[], pad_id=0)
         assert sample.ids == tuple(answer.token_ids)
     assert measure_cell(model, CELLS[0], random_prompts(CELLS[0], TINY.vocab, seed=1), max_seconds=60).tokens == 24
-    element_bytes = 4 if precision == "float32" else 2
-    assert model.kv_bytes_per_token == element_bytes * TINY.kv_elements_per_token
+    heads = TINY.kv_elements_per_token / TINY.head_dim
+    head_bytes = 4 * TINY.head_dim if precision == "float32" else TINY.head_dim + 4  # integers and a scale
+    assert model.kv_bytes_per_token == heads * head_bytes
+
+
+def test_a_prompt_longer_than_a_step_is_computed_in_pieces(folder: Path) -> None:
+    cell = Cell("decode", 2, 2100, 4)
+    wide = replace(job(folder), cells=(cell,))
+    ours.prepare(wide)
+    prompts = random_prompts(cell, TINY.vocab, seed=1)
+    sample = measure_cell(ours.open_model(wide), cell, prompts, max_seconds=60)
+    [answer] = HfModel(wide.checkpoint, "float32").generate(prompts[:1], max_tokens=6, end_ids=[], pad_id=0)
+    assert sample.tokens == 2 * 3
+    assert sample.ids == tuple(answer.token_ids[WARM_STEPS:])  # steps that warm up are not counted
+
+
+def test_cells_of_long_prompts_are_measured_once_and_not_by_everyone(tmp_path: Path) -> None:
+    assert [cell.name for cell in LONG_CELLS[::3]] == ["prefill 2000", "batch 8 behind 1900"]
+    assert {cell.calls for cell in LONG_CELLS} == {1}
+    both = replace(job(tmp_path), cells=(*CELLS, *LONG_CELLS))
+    patient, impatient = (Contestant("x", "int8", "m", long_prompts=long) for long in (True, False))
+    entries = rounds.entries_for([patient, impatient], ["tiny"], lambda one: Path(sys.executable), both)
+    assert [entry.job.cells for entry in entries] == [both.cells, CELLS]
+    once = benchmark_engine.measured(replace(both, passes=2, cells=(CELLS[1], LONG_CELLS[0], LONG_CELLS[2])))
+    assert once == {"batch 1": 2, "prefill 2000": 1, "batch 1 behind 1900": 1}
+
+
+def test_quick_runs_leave_long_prompts_out_and_cells_can_be_picked() -> None:
+    def names(*arguments: str) -> list[str]:
+        return [cell.name for cell in parse("", minutes=1, arguments=arguments).job().cells]
+
+    assert not any(cell.is_long for cell in parse("", minutes=1, arguments=["--quick"]).job().cells)
+    assert names("--cell", "prefill", "--cell", "7900") == [
+        "prefill 512", "prefill 2000", "prefill 8000", "batch 1 behind 7900", "batch 8 behind 7900"
+    ]  # fmt: skip
 
 
 def test_the_whole_engine_reports_everything(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ FIRST_ID = 3  # below are special tokens
 MIN_STEPS = 8  # of a decode cell that is cut short
 WARM_STEPS = 2
 PREFILL_CALLS = 4  # one takes less than a second, in which whatever else the machine does counts
+LONG_PROMPT = 1000  # tokens; from here on a cell takes so long that it is measured once
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,23 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"prefill {self.prompt_tokens}" if self.phase == "prefill" else f"batch {self.batch}"
+        if self.phase == "prefill":
+            return f"prefill {self.prompt_tokens}"
+        return f"batch {self.batch}" + (f" behind {self.prompt_tokens}" if self.is_long else "")
+
+    @property
+    def is_long(self) -> bool:
+        return self.prompt_tokens >= LONG_PROMPT
 
     @property
     def calls(self) -> int:
         """How often it is measured in one pass, each time with other prompts."""
-        return PREFILL_CALLS if self.phase == "prefill" else 1
+        return PREFILL_CALLS if self.phase == "prefill" and not self.is_long else 1
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one sequence."""
+        return self.prompt_tokens + self.new_tokens + WARM_STEPS
 
     @property
     def mean_context(self) -> float:
@@ -42,6 +54,10 @@ class Cell:
 
 
 CELLS = (Cell("prefill", 1, 512, 1), *(Cell("decode", batch, 32, 64) for batch in (1, 4, 16, 32)))
+LONG_CELLS = (
+    *(Cell("prefill", 1, length, 1) for length in (2000, 8000)),
+    *(Cell("decode", batch, length, 32) for length in (1900, 7900) for batch in (1, 8)),
+)
 
 
 class Model(Protocol):
@@ -87,13 +103,15 @@ def random_prompts(cell: Cell, vocab: int, seed: int) -> list[list[int]]:
 
 def measure_cell(model: Model, cell: Cell, prompts: Sequence[Sequence[int]], *, max_seconds: float) -> Sample:
     """A decode cell ends after `cell.new_tokens`, or after `max_seconds` of at least MIN_STEPS steps."""
-    model.prepare(cell.batch, cell.prompt_tokens + cell.new_tokens)
+    model.prepare(cell.batch, cell.most_tokens)
     try:
         ids, started = [], time.perf_counter()
         ids.append(model.start(prompts)[0])
         seconds = time.perf_counter() - started
         if cell.phase == "prefill":
             return Sample(cell.batch * cell.prompt_tokens, seconds, tuple(ids))
+        for _ in range(WARM_STEPS if cell.is_long else 0):  # instead of a prompt that is computed for this alone
+            ids[0] = model.step()[0]
         started = time.perf_counter()
         seconds = 0.0
         while len(ids) < cell.new_tokens and (seconds < max_seconds or len(ids) <= MIN_STEPS):
@@ -105,8 +123,11 @@ def measure_cell(model: Model, cell: Cell, prompts: Sequence[Sequence[int]], *, 
 
 
 def warm_up(model: Model, cell: Cell, prompts: Sequence[Sequence[int]]) -> None:
-    """Meet the shapes of `cell` once: some engines compile for them, and all fault in their memory."""
-    model.prepare(cell.batch, cell.prompt_tokens + cell.new_tokens)
+    """Meet the shapes of `cell` once: some engines compile for them, and all fault in their memory. Decode behind
+    a long prompt warms itself up."""
+    if cell.is_long and cell.phase == "decode":
+        return
+    model.prepare(cell.batch, cell.most_tokens)
     try:
         model.start(prompts)
         for _ in range(WARM_STEPS if cell.phase == "decode" else 0):

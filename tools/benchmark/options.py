@@ -11,7 +11,7 @@ from llmserve.engine.cores import usable_cores
 from llmserve.engine.cpu.library import chosen_isa
 from llmserve.engine.cpu.limits import Limit, measure_limit
 from llmserve.evaluation.machine import machine_name
-from tools.benchmark.cells import CELLS
+from tools.benchmark.cells import CELLS, LONG_CELLS
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.contestants import Contestant
 from tools.benchmark.job import Job
@@ -31,6 +31,7 @@ class Options:
     folder: Path
     output: Path
     only: tuple[str, ...]
+    cells: tuple[str, ...]
 
     def chosen(self, contestants: Sequence[Contestant]) -> list[Contestant]:
         """Those that `--only` names, or all."""
@@ -39,7 +40,9 @@ class Options:
     def job(self) -> Job:
         """What is the same for everyone; module, precision and network are filled in."""
         seconds, passes = (2.0, 1) if self.quick else (4.0, 2)
-        return Job("", "", "", self.folder, self.threads, CELLS, passes=passes, max_seconds=seconds)
+        cells = CELLS if self.quick else (*CELLS, *LONG_CELLS)
+        cells = tuple(cell for cell in cells if not self.cells or any(text in cell.name for text in self.cells))
+        return Job("", "", "", self.folder, self.threads, cells, passes=passes, max_seconds=seconds)
 
     def make_checkpoints(self) -> None:
         for name in self.shapes:
@@ -63,12 +66,15 @@ class Options:
 
 def parse(description: str, *, minutes: float, arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="one round of the 0.4b network, shorter cells")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of the 0.4b network, shorter cells, no long prompts"
+    )
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="may be repeated; both by default")
     parser.add_argument("--rounds", type=int, default=0, help="at most; 3 by default, 1 with --quick")
     parser.add_argument("--minutes", type=float, default=minutes, help="begin no round that would end later")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of every engine; all cores by default")
     parser.add_argument("--only", action="append", default=[], help="part of an engine's name; may be repeated")
+    parser.add_argument("--cell", action="append", default=[], help="part of a cell's name; may be repeated")
     parser.add_argument("--folder", type=Path, default=ROOT / "engines" / "bench", help="for checkpoints and engines")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks", help="for the reports")
     given = parser.parse_args(arguments)
@@ -81,6 +87,7 @@ def parse(description: str, *, minutes: float, arguments: Sequence[str] | None =
         folder=given.folder.resolve(),
         output=given.output.resolve(),
         only=tuple(given.only),
+        cells=tuple(given.cell),
     )
 
 

@@ -52,8 +52,7 @@ def build_plan(job: Job) -> BuildPlan:
 
 
 def open_model(job: Job) -> RunnerModel:
-    longest = max(cell.prompt_tokens + cell.new_tokens for cell in job.cells)
-    return RunnerModel(job, num_tokens=MAX_BATCH * longest)
+    return RunnerModel(job, num_tokens=max(cell.batch * cell.most_tokens for cell in job.cells))
 
 
 class RunnerModel:
@@ -78,13 +77,29 @@ class RunnerModel:
         self._length = 0
 
     def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        return self._advance(prompts)
+        if sum(map(len, prompts)) <= self._runner.info.max_num_tokens:
+            return self._advance(prompts)
+        self._ids = [self._long_prompt(s, prompt) for s, prompt in enumerate(prompts)]
+        self._length = len(prompts[0])
+        return self._ids
 
     def step(self) -> list[int]:
         return self._advance([(token,) for token in self._ids])
 
     def release(self) -> None:
         self._tables = []
+
+    def _long_prompt(self, s: int, prompt: Sequence[int]) -> int:
+        """Steps of as many tokens as the engine takes; the first new token of sequence `s`."""
+        most, block_size = self._runner.info.max_num_tokens, self._runner.info.block_size
+        token = -1
+        for start in range(0, len(prompt), most):
+            ids = prompt[start : start + most]
+            end = start + len(ids)
+            sample = SampleRequest(GREEDY, stream=0, position=end) if end == len(prompt) else None
+            chunk = Chunk(s, ids, start, self._tables[s][: -(-end // block_size)], sample)
+            [token] = self._runner.step(StepPlan((chunk,))).tokens
+        return token
 
     def _advance(self, new_ids: Sequence[Sequence[int]]) -> list[int]:
         """One step: these tokens of each sequence, and a sample after each."""

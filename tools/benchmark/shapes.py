@@ -16,7 +16,7 @@ class Shape:
     heads: int
     kv_heads: int
     vocab: int = 32000
-    max_positions: int = 2048
+    max_positions: int = 8192  # more than the longest cell
 
     @property
     def head_dim(self) -> int:

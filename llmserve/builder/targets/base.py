@@ -68,6 +68,10 @@ class Target(Protocol):
         """Size of the engine files, for the plan and the progress bar."""
         ...
 
+    def cache_dtype(self, options: BuildOptions) -> str:
+        """What keys and values are kept in, for the plan and the self-test."""
+        ...
+
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
         """Of all layers together, for the plan."""
         ...

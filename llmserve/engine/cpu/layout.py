@@ -24,11 +24,12 @@ from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
 
 MAGIC = b"LLMSENG\n"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 PACKING = "panels32"
 PACKING_CODE = 1
 PANEL_COLUMNS = 32
 PAGE_BYTES = 4096
+CACHE_GROUP = 32  # dimensions of a key that share a scale in a cache of integers
 NO_TENSOR = -1
 
 
@@ -110,7 +111,7 @@ class EngineHeader:
 
     dtype: str  # of weights that are not quantized: "float32", "float16", "bfloat16"
     quantization: str  # "", "int8" or "int4"
-    cache_dtype: str  # of the KV cache: `dtype`, or "int8" with a scale per token and head
+    cache_dtype: str  # of the KV cache: `dtype`, or "int8", with scales
     packing: str
     vocab_size: int
     max_num_tokens: int
@@ -129,10 +130,12 @@ class EngineHeader:
         return heads * cache_bytes_per_head(self.head_dim, self.block_size, DType[self.cache_dtype.upper()])
 
 
-def cache_bytes_per_head(head_dim: int, num_tokens: int, dtype: DType) -> int:
-    """Keys, or values, of one head of one layer: integers come with a float32 scale per token."""
-    elements = _round_up(num_tokens * head_dim * dtype.bits // 8, 4)
-    return elements + (4 * num_tokens if dtype is DType.INT8 else 0)
+def cache_bytes_per_head(head_dim: int, block_size: int, dtype: DType) -> int:
+    """Keys, or values, of one head of one block of one layer, as `kernels/kv_cache.h` counts them."""
+    if dtype is not DType.INT8:
+        return _round_up(block_size * head_dim * dtype.bits // 8, 4)
+    keys, values = _round_up(head_dim, 4) * block_size, _round_up(block_size, 4) * _round_up(head_dim, 16)
+    return max(keys, values) + 4 * -(-head_dim // CACHE_GROUP) * block_size
 
 
 @dataclass(frozen=True, slots=True)

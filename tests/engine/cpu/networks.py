@@ -82,7 +82,7 @@ class FakeQuantModel(ReferenceModel):
         quantized: Mapping[str, Sequence[Part]],
     ) -> None:
         rounded = {name: array.astype(FLOATS[options.dtype]).astype(np.float32) for name, array in arrays.items()}
-        super().__init__(program, lambda name: rounded[name], int8_cache=options.cache_dtype == "int8")
+        super().__init__(program, lambda name: rounded[name], int8_cache=CpuTarget().cache_dtype(options) == "int8")
         self._arrays = rounded
         self._parts = quantized
 

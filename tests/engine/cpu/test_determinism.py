@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from llmserve.core import SamplingParams
 from llmserve.engine.base import StepResult
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
-from tests.engine.cpu.law import FORMATS, any_of, law
+from tests.engine.cpu.law import FORMATS, any_of, law, run_randomly
 from tests.engine.cpu.networks import LIMITS, Stepper, all_logits, random_ids
 from tests.engine.cpu.other_process import ISAS
 
@@ -82,6 +83,25 @@ def test_logits_do_not_depend_on_the_block_size(
     ids = random_ids(83, 70)
     wanted = all_logits(open_runner(engine_file("rope", "float16", "", cache_dtype)), ids)
     np.testing.assert_array_equal(all_logits(other, ids), wanted)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_attention_over_integers_keeps_the_law_over_many_chunks_of_positions(
+    network: str, isa: str, tmp_path: Path, open_runner: OpenRunner
+) -> None:
+    """Chunks of positions begin at their multiples, whatever was computed together and however blocks cut them."""
+    limits = dataclasses.replace(LIMITS, dtype="float16", quantization="int8", max_seq_len=600, max_num_tokens=600)
+    prompts = [random_ids(83, length, length) for length in (600, 257, 31)]
+    runners = []
+    for tokens_per_block in (32, 64, 12):
+        options = dataclasses.replace(limits, tokens_per_block=tokens_per_block)
+        path = NETWORKS[network]().compile(tmp_path / f"{tokens_per_block}.engine", options)
+        runners.append(open_runner(path, isa=isa, threads=2, num_blocks=100))
+    wanted = [all_logits(runners[0], ids) for ids in prompts]
+    for seed, runner in enumerate(runners):
+        for found, expected in zip(run_randomly(runner, prompts, random.Random(seed)), wanted, strict=True):
+            np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 def test_a_recomputed_cache_changes_nothing(engine_file: EngineFile, open_runner: OpenRunner) -> None:

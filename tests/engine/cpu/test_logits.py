@@ -58,7 +58,7 @@ def test_quantized_engines_agree_with_integer_arithmetic_in_numpy(
 ) -> None:
     options = dataclasses.replace(LIMITS, quantization=quantization)
     runner = open_runner(engine_file("rope", "float32", quantization), isa=isa, threads=2)
-    ids = random_ids(runner.info.vocab_size, 50)
+    ids = random_ids(runner.info.vocab_size, 50, seed=2)
     wanted = NETWORKS["rope"]().reference(options).logits(ids)
     found = all_logits(runner, ids)
     exact = NETWORKS["rope"]().reference(LIMITS).logits(ids)
@@ -82,6 +82,20 @@ def test_a_cache_of_integers_is_rounded_as_the_reference_rounds_it(
     assert np.median(np.abs(found - wanted)) < 1e-5
     assert relative_error(found, wanted) < 1e-2  # a last bit can tip a value over to the neighbouring integer
     assert relative_error(exact, wanted) > 5e-3, "rounded keys and values should be visible"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_attention_over_integers_is_that_of_the_reference_over_many_positions(
+    network: str, tmp_path: Path, open_runner: OpenRunner
+) -> None:
+    """Shares have a scale for every 256 positions; attention alone is rounded."""
+    options = dataclasses.replace(LIMITS, kv_cache_dtype="int8", max_seq_len=600, max_num_tokens=600)
+    runner = open_runner(NETWORKS[network]().compile(tmp_path / "long.engine", options), num_blocks=150)
+    ids = random_ids(runner.info.vocab_size, 600)
+    wanted = NETWORKS[network]().reference(options).logits(ids)
+    found = all_logits(runner, ids)
+    assert np.median(np.abs(found - wanted)) < 1e-5
+    assert relative_error(found, wanted) < 1e-2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -85,20 +85,31 @@ class LlamaCppModel:
         self._context = None
 
     def _advance(self, new_ids: Sequence[Sequence[int]]) -> list[int]:
-        batch, count, last = self._batch, 0, []
-        for sequence, ids in enumerate(new_ids):
-            for position, token in enumerate(ids, self._length):
-                batch.token[count], batch.pos[count] = token, position
-                batch.n_seq_id[count], batch.seq_id[count][0], batch.logits[count] = 1, sequence, 0
-                count += 1
-            batch.logits[count - 1] = 1
-            last.append(count - 1)
-        batch.n_tokens = count
+        """Tokens of one sequence after another, as many in a call as the context takes."""
+        best: dict[int, int] = {}
+        tokens = [
+            (sequence, position, token, position == self._length + len(ids) - 1)
+            for sequence, ids in enumerate(new_ids)
+            for position, token in enumerate(ids, self._length)
+        ]
+        for begin in range(0, len(tokens), MAX_BATCH_TOKENS):
+            best |= self._decode(tokens[begin : begin + MAX_BATCH_TOKENS])
+        self._length += len(new_ids[0])
+        self._ids = [best[sequence] for sequence in range(len(new_ids))]
+        return self._ids
+
+    def _decode(self, tokens: Sequence[tuple[int, int, int, bool]]) -> dict[int, int]:
+        """(sequence, position, token, whether a token follows): the following tokens by sequence."""
+        batch, last = self._batch, {}
+        for place, (sequence, position, token, is_last) in enumerate(tokens):
+            batch.token[place], batch.pos[place] = token, position
+            batch.n_seq_id[place], batch.seq_id[place][0], batch.logits[place] = 1, sequence, is_last
+            if is_last:
+                last[sequence] = place
+        batch.n_tokens = len(tokens)
         if status := llama.llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode failed with status {status}")
-        self._length += len(new_ids[0])
-        self._ids = [self._best(row) for row in last]
-        return self._ids
+        return {sequence: self._best(place) for sequence, place in last.items()}
 
     def _best(self, row: int) -> int:
         logits = llama.llama_get_logits_ith(self._context, row)

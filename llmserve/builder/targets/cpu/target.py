@@ -92,10 +92,13 @@ class CpuTarget:
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
         return _plan(program, params, options)[1].file_bytes
 
+    def cache_dtype(self, options: BuildOptions) -> str:
+        return _cache_dtype(options)
+
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
-        cache = program.cache
-        dtype = DType[options.cache_dtype.upper()]
-        return 2 * cache.num_layers * cache.num_kv_heads * cache_bytes_per_head(cache.head_dim, 1, dtype)
+        cache, block_size = program.cache, options.tokens_per_block
+        block_bytes = cache_bytes_per_head(cache.head_dim, block_size, DType[_cache_dtype(options).upper()])
+        return -(-2 * cache.num_layers * cache.num_kv_heads * block_bytes // block_size)
 
     def available_bytes(self) -> int:
         return available_memory_bytes()
@@ -220,7 +223,7 @@ def _plan(program: Program, params: Sequence[Param], options: BuildOptions) -> t
     header = EngineHeader(
         dtype=options.dtype,
         quantization=options.quantization,
-        cache_dtype=options.cache_dtype,
+        cache_dtype=_cache_dtype(options),
         packing=PACKING,
         vocab_size=program.vocab_size,
         max_num_tokens=options.max_num_tokens,
@@ -234,6 +237,11 @@ def _plan(program: Program, params: Sequence[Param], options: BuildOptions) -> t
         program=str(program),
     )
     return lowered, encode_metadata(header, lowered.op_records(), lowered.tensors, lowered.buffers)
+
+
+def _cache_dtype(options: BuildOptions) -> str:
+    """An engine that rounds activations multiplies them with keys and values of eight bits too."""
+    return "int8" if options.quantization else options.cache_dtype
 
 
 def _activation_bytes(lowered: Lowered, program: Program, options: BuildOptions) -> int:

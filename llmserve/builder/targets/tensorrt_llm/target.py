@@ -95,6 +95,9 @@ class TensorrtLlmTarget:
             return canonical_bytes(params, self._spec, options)
         return checkpoint_bytes(params, self._spec, options)
 
+    def cache_dtype(self, options: BuildOptions) -> str:
+        return options.cache_dtype
+
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
         cache = program.cache
         return 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * options.itemsize

@@ -1,26 +1,16 @@
-// Causal attention over the paged cache, prefill and decode alike.
+// Causal attention over a paged cache of floats, prefill and decode alike.
 //
 // A tile of queries meets the positions in order, in two passes: all scores, then softmax and the weighted sum of values.
 // Both are products of a few rows with a matrix of the cache, and every score and every output is one chain, over the
 // dimensions or over the positions that its query sees. What a query computes depends on its own position only; the tile
 // shares the loads of keys and values.
+#include "queries.h"
 #include "rows.h"
 #include "tile.h"
 #include "variant.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
-
-constexpr size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-constexpr size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
-// One head of one row, and the positions [first, end) that it sees.
-struct Query {
-  size_t row;
-  size_t head;
-  size_t first;
-  size_t end;
-};
 
 // One head of a plane of the cache.
 template <class T>
@@ -29,16 +19,12 @@ class Plane {
   Plane(const std::byte* plane, const AttentionArgs& args, size_t kv_head)
       : head_(plane + kv_head * args.shape.head_bytes()), args_(args), block_bytes_(args.shape.block_bytes()) {}
 
-  const T* block(size_t position) const { return reinterpret_cast<const T*>(start(position)); }
-  const float* scales(size_t position) const {
-    return reinterpret_cast<const float*>(start(position) + args_.shape.element_bytes());
+  const T* block(size_t position) const {
+    const auto id = static_cast<size_t>(args_.block_ids[position / args_.shape.block_size]);
+    return reinterpret_cast<const T*>(head_ + id * block_bytes_);
   }
 
  private:
-  const std::byte* start(size_t position) const {
-    return head_ + static_cast<size_t>(args_.block_ids[position / args_.shape.block_size]) * block_bytes_;
-  }
-
   const std::byte* head_;
   const AttentionArgs& args_;
   const size_t block_bytes_;
@@ -103,8 +89,6 @@ class Tile {
   }
 
  private:
-  static constexpr bool kHasScales = std::is_same_v<T, int8_t>;
-
   void take(const Query& query, size_t n) const {
     const size_t head_dim = args_.shape.head_dim;
     const float* q = args_.q.row(query.row) + query.head * head_dim;
@@ -155,10 +139,6 @@ class Tile {
     multiply_add<N, V>(queries_, row_floats_, args_.shape.head_dim, matrix, sums);
     for (size_t v = 0; v < V; ++v) {
       float* target = scores_ + (p - base) + v * kLanes;
-      if constexpr (kHasScales) {
-        const F32x16 scales = load_lanes(keys_.scales(p) + p % args_.shape.block_size + v * kLanes, count);
-        for (size_t n = 0; n < N; ++n) sums[n * V + v] = sums[n * V + v] * scales;
-      }
       for (size_t n = 0; n < N; ++n) store(target + n * score_stride_, sums[n * V + v]);
     }
     return V * count;
@@ -188,19 +168,7 @@ class Tile {
       store(scores + i, weights);
       sums = sums + weights;
     }
-    if constexpr (kHasScales) scale_weights(query, scores);
     return reduce_add(sums);
-  }
-
-  // The values' scales go into the weights.
-  void scale_weights(const Query& query, float* scores) const {
-    const size_t block_size = args_.shape.block_size;
-    for (size_t p = query.first; p < query.end;) {
-      const size_t run_end = smaller(query.end, (p / block_size + 1) * block_size);
-      const float* scales = values_.scales(p) + p % block_size;
-      for (size_t i = 0; i < run_end - p; ++i) scores[p - query.first + i] *= scales[i];
-      p = run_end;
-    }
   }
 
   // Adds weight * value to the sums of N queries from the n-th on, over positions [begin, end).
@@ -255,18 +223,8 @@ void attention_of(const AttentionArgs& args, size_t kv_head, size_t row_begin, s
     return std::array{&Tile<T>::template run<I + 1>...};
   }(std::make_index_sequence<kQueryTile>{});
   const Tile<T> tile(args, kv_head, args.start + row_end, scratch);
-  const size_t group = args.num_heads / args.shape.num_kv_heads;
-  for (size_t index = row_begin * group; index < row_end * group;) {
-    const size_t count = smaller(kQueryTile, row_end * group - index);
-    Query queries[kQueryTile];
-    for (size_t n = 0; n < count; ++n) {
-      const size_t row = (index + n) / group, end = args.start + row + 1;
-      queries[n] = {row, kv_head * group + (index + n) % group, args.window && end > args.window ? end - args.window : 0,
-                    end};
-    }
-    (tile.*kRuns[count - 1])(queries);
-    index += count;
-  }
+  for_tiles<kQueryTile>(args, kv_head, row_begin, row_end,
+                        [&](const Query* queries, size_t count) { (tile.*kRuns[count - 1])(queries); });
 }
 
 }  // namespace
@@ -277,8 +235,6 @@ void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size
       return attention_of<float>(args, kv_head, row_begin, row_end, scratch);
     case DType::kF16:
       return attention_of<Half>(args, kv_head, row_begin, row_end, scratch);
-    case DType::kI8:
-      return attention_of<int8_t>(args, kv_head, row_begin, row_end, scratch);
     default:
       return attention_of<BFloat16>(args, kv_head, row_begin, row_end, scratch);
   }

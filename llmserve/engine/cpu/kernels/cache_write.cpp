@@ -1,21 +1,18 @@
 // Puts the keys and values of a step into the paged cache, keys turned by their position.
+#include <type_traits>
+
 #include "rows.h"
 #include "variant.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-// One row of one head, in the number format of the cache. Returns the scale of integers.
+// One row of one head, in the number format of the cache.
 template <class T>
-float convert(const float* x, size_t head_dim, T* y) {
+void convert(const float* x, size_t head_dim, T* y) {
   for_lanes(
       head_dim, [&](size_t i) { store(y + i, load(x + i)); },
       [&](size_t i, size_t n) { store_partial(y + i, load_partial(x + i, n), n); });
-  return 1.0f;
-}
-
-float convert(const float* x, size_t head_dim, int8_t* y) {
-  return quantize_row(x, head_dim, y);
 }
 
 template <class T>
@@ -45,22 +42,45 @@ class Writer {
       rotate_head(key, args_.rope.row(r), args_.rotary_dim, head_dim, turned);
       key = turned;
     }
-    T elements[kMaxHeadDim];
-    const float scale = convert(key, head_dim, elements);
-    T* column = reinterpret_cast<T*>(target) + place;
-    for (size_t d = 0; d < head_dim; ++d) column[d * args_.shape.block_size] = elements[d];
-    write_scale(scale, place, target);
+    if constexpr (kHasIntegers) {
+      write_integer_key(key, place, target);
+    } else {
+      T elements[kMaxHeadDim];
+      convert(key, head_dim, elements);
+      T* column = reinterpret_cast<T*>(target) + place;
+      for (size_t d = 0; d < head_dim; ++d) column[d * args_.shape.block_size] = elements[d];
+    }
+  }
+
+  void write_integer_key(const float* key, size_t place, std::byte* target) const {
+    const CacheShape& shape = args_.shape;
+    int8_t elements[kMaxHeadDim];
+    float scales[num_quantized_groups(kMaxHeadDim)];
+    int32_t offsets[num_quantized_groups(kMaxHeadDim)];
+    quantize_groups(key, shape.head_dim, 0, elements, scales, offsets);
+    auto* column = reinterpret_cast<uint8_t*>(target) + 4 * place;
+    for (size_t d = 0; d < shape.head_dim; d += 4, column += shape.key_step_bytes()) {
+      for (size_t i = 0; i < 4; ++i) column[i] = static_cast<uint8_t>(elements[d + i] + 128);
+    }
+    auto* scale = reinterpret_cast<float*>(target + shape.element_bytes()) + place;
+    for (size_t g = 0; g < num_quantized_groups(shape.head_dim); ++g) scale[g * shape.block_size] = scales[g];
   }
 
   void write_value(size_t r, size_t head, size_t place, std::byte* target) const {
-    const size_t head_dim = args_.shape.head_dim;
-    const float* value = args_.values.row(r) + head * head_dim;
-    write_scale(convert(value, head_dim, reinterpret_cast<T*>(target) + place * head_dim), place, target);
+    const CacheShape& shape = args_.shape;
+    const float* value = args_.values.row(r) + head * shape.head_dim;
+    if constexpr (kHasIntegers) {
+      int8_t elements[kMaxHeadDim];
+      const float scale = quantize_row(value, shape.head_dim, elements);
+      auto* row = reinterpret_cast<int8_t*>(target) + place / 4 * shape.value_step_bytes() + place % 4;
+      for (size_t d = 0; d < shape.head_dim; ++d) row[4 * d] = elements[d];
+      reinterpret_cast<float*>(target + shape.element_bytes())[place] = scale;
+    } else {
+      convert(value, shape.head_dim, reinterpret_cast<T*>(target) + place * shape.head_dim);
+    }
   }
 
-  void write_scale(float scale, size_t place, std::byte* target) const {
-    if (args_.shape.has_scales()) reinterpret_cast<float*>(target + args_.shape.element_bytes())[place] = scale;
-  }
+  static constexpr bool kHasIntegers = std::is_same_v<T, int8_t>;
 
   const CacheWriteArgs& args_;
 };

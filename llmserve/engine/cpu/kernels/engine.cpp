@@ -44,7 +44,9 @@ Error Engine::allocate() {
   }
   activations_ = Mapping::anonymous(total);
   logits_ = Mapping::anonymous(sizeof(float) * h.max_batch_size * h.vocab_size);
-  scratch_floats_ = attention_scratch(h.max_seq_len, h.head_dim);
+  cache_shape_ = {static_cast<DType>(h.cache_dtype), h.block_size, h.num_kv_heads, h.head_dim};
+  scratch_floats_ = cache_shape_.has_integers() ? attention_int8_scratch(h.head_dim)
+                                                : attention_scratch(h.max_seq_len, h.head_dim);
   for (const OpRecord& op : file_.ops()) {
     if (op.before != 0) scratch_floats_ = std::max<size_t>(scratch_floats_, attention_row_floats(op.out.width));
   }
@@ -53,7 +55,6 @@ Error Engine::allocate() {
     return out_of_memory("not enough memory for the working buffers (" + std::to_string(total) +
                          " bytes); build the engine with a smaller max_num_tokens or max_batch_size");
   }
-  cache_shape_ = {static_cast<DType>(h.cache_dtype), h.block_size, h.num_kv_heads, h.head_dim};
   size_t cache_bytes = 0;
   if (!multiply(cache_shape_.block_bytes(), num_blocks_, &cache_plane_bytes_) ||
       !multiply(cache_plane_bytes_, size_t{2} * h.num_layers, &cache_bytes)) {

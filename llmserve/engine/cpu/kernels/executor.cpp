@@ -217,6 +217,8 @@ void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
 }
 
 void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread) {
+  const KernelTable& kernels = *engine_.kernels_;
+  const auto kernel = engine_.cache_shape_.has_integers() ? kernels.attention_int8 : kernels.attention;
   tasks.for_pieces(engine_.attention_tasks_.size(), 1, [&](size_t index, size_t) {
     const AttentionTask& task = engine_.attention_tasks_[index];
     const ChunkRecord& chunk = step_.chunks[task.chunk];
@@ -236,7 +238,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread
         .soft_cap = op.soft_cap,
         .slopes = engine_.file_.tensor<float>(op.tensors[0]),
     };
-    engine_.kernels_->attention(args, task.kv_head, task.row_begin, task.row_end, scratch(thread));
+    kernel(args, task.kv_head, task.row_begin, task.row_end, scratch(thread));
   });
 }
 

@@ -24,7 +24,7 @@
 namespace llmserve {
 
 inline constexpr char kMagic[8] = {'L', 'L', 'M', 'S', 'E', 'N', 'G', '\n'};
-inline constexpr uint32_t kFormatVersion = 6;
+inline constexpr uint32_t kFormatVersion = 7;
 inline constexpr uint32_t kPanelPacking = 1;
 inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
@@ -69,6 +69,10 @@ enum class Before : uint32_t {
   kGatedGelu,
   kCount,
 };
+
+// Numbers that share a scale: inputs of activations and of weights, dimensions of keys.
+inline constexpr size_t kQuantizedGroup = 32;
+inline constexpr size_t num_quantized_groups(size_t width) { return (width + kQuantizedGroup - 1) / kQuantizedGroup; }
 
 inline constexpr int32_t kNoBuffer = -1;
 inline constexpr int32_t kLogitsBuffer = -2;  // [selected rows, vocabulary] f32, not planned

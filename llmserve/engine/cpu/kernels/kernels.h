@@ -32,11 +32,8 @@ struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
   View<float> y;
 };
 
-// Inputs that share a scale, of activations and of weights.
-inline constexpr size_t kQuantizedGroup = 32;
 inline constexpr int32_t kZeroPoint = 128;  // of weights of eight bits
 inline constexpr int32_t kZeroPointSteps = 16;  // zero points of weights of four bits are multiples of 1 / 16
-inline constexpr size_t num_quantized_groups(size_t width) { return (width + kQuantizedGroup - 1) / kQuantizedGroup; }
 
 // Rows of integers: x = value * the scale of its group.
 struct QuantizedRows {
@@ -122,6 +119,8 @@ struct KernelTable {
   void (*cache_write)(const CacheWriteArgs& args);
   // Rows [row_begin, row_end) of the heads that share a KV head; scratch as `attention_scratch` says.
   void (*attention)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
+  // The same over a cache of integers; scratch as `attention_int8_scratch` says.
+  void (*attention_int8)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
   // y = activation(gate) * up, of gate and up side by side
   void (*gated_silu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*gated_gelu_tanh)(View<const float> x, size_t width, size_t num_rows, View<float> y);
@@ -145,6 +144,16 @@ inline constexpr size_t kMaxQueryTile = 8;
 inline size_t attention_row_floats(size_t width) { return (width + 15) / 16 * 16; }
 inline size_t attention_scratch(size_t max_seq_len, size_t head_dim) {
   return kMaxQueryTile * (2 * attention_row_floats(head_dim) + attention_row_floats(max_seq_len) + 64);
+}
+
+// Floats that one thread needs in `attention_int8`, whatever the length: `attention_int8.cpp` says for what.
+inline constexpr size_t kMaxByteQueryTile = 12;
+inline constexpr size_t kChunkPositions = 256;  // whose scores are kept at a time
+inline constexpr size_t kPanelPositions = 32;   // whose weights share a scale
+inline size_t attention_int8_scratch(size_t head_dim) {
+  const size_t width = attention_row_floats(head_dim), groups = attention_row_floats(num_quantized_groups(head_dim));
+  const size_t query = 2 * width + 2 * groups + kChunkPositions + kChunkPositions / 2 + 128;
+  return kMaxByteQueryTile * query + kChunkPositions * (width / 4 + groups + 1) + width + 128;
 }
 
 // Which of them this build has depends on its architecture (CMakeLists.txt); which this machine runs: isa.h.

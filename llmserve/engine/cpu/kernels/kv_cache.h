@@ -1,8 +1,12 @@
 // Where the paged cache keeps the keys and values of a layer.
 //
 // Two planes, each [block][kv head]. Within a head of a block, keys lie [head_dim][block_size], so that a vector holds
-// sixteen positions and a score is a plain chain over the dimensions; values lie [block_size][head_dim]. Integers are
-// followed by the scale of each position, a float: element = integer * scale.
+// sixteen positions and a score is a plain chain over the dimensions; values lie [block_size][head_dim].
+//
+// Integers lie as products of bytes want them, four along what is summed up:
+//
+//   keys    u8 [head_dim / 4][block_size][4], each plus 128; then f32 scales [group of 32 dimensions][block_size]
+//   values  i8 [block_size / 4][head_dim][4], head_dim filled up to sixteen; then f32 scales [block_size]
 #pragma once
 
 #include <cstddef>
@@ -18,10 +22,19 @@ struct CacheShape {
   size_t num_kv_heads;
   size_t head_dim;
 
-  bool has_scales() const { return type == DType::kI8; }
-  // Of one head in one block, without the scales; a multiple of four.
-  size_t element_bytes() const { return (dtype_bytes(type) * block_size * head_dim + 3) / 4 * 4; }
-  size_t head_bytes() const { return element_bytes() + (has_scales() ? sizeof(float) * block_size : 0); }
+  bool has_integers() const { return type == DType::kI8; }
+  // Of a dimension quad of integer keys, and of a position quad of integer values.
+  size_t key_step_bytes() const { return 4 * block_size; }
+  size_t value_step_bytes() const { return 4 * ((head_dim + 15) / 16 * 16); }
+  // Of one head in one block, without scales. A multiple of four; the same for keys and values.
+  size_t element_bytes() const {
+    if (!has_integers()) return (dtype_bytes(type) * block_size * head_dim + 3) / 4 * 4;
+    const size_t keys = (head_dim + 3) / 4 * key_step_bytes(), values = (block_size + 3) / 4 * value_step_bytes();
+    return keys > values ? keys : values;
+  }
+  size_t head_bytes() const {
+    return element_bytes() + (has_integers() ? sizeof(float) * num_quantized_groups(head_dim) * block_size : 0);
+  }
   size_t block_bytes() const { return num_kv_heads * head_bytes(); }
 };
 

@@ -8,6 +8,7 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr LinearTactic kInt8Tactics[] = {{1, 2, false}, {2, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{1, 2, false}, {2, 1, false}};
+inline constexpr size_t kByteQueryTile = 2, kByteVectors = 1;  // attention over integers
 
 struct ByteWeights {
   __m256i part[4];
@@ -42,6 +43,20 @@ inline I32x16 total(const ByteSums& sums) {
     return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8);
   };
   return {pairs(sums.part[0], sums.part[1]), pairs(sums.part[2], sums.part[3])};
+}
+
+using SignedBytes = ByteWeights;
+using ShareInput = ByteInput;
+inline SignedBytes load_signed_bytes(const int8_t* p) {
+  const auto part = [p](size_t i) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + i));
+  };
+  return {{part(0), part(1), part(2), part(3)}};
+}
+inline ShareInput broadcast_shares(const uint8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {_mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(quad)))};
 }
 
 struct NibbleInput {

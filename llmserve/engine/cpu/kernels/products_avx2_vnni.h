@@ -8,6 +8,7 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr LinearTactic kInt8Tactics[] = {{2, 2, false}, {6, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{2, 2, false}, {6, 1, false}};
+inline constexpr size_t kByteQueryTile = 6, kByteVectors = 1;  // attention over integers
 
 using ByteWeights = NibbleWeights;
 struct ByteInput {
@@ -33,6 +34,27 @@ inline void add_products(ByteSums& sums, ByteInput x, const ByteWeights& w) {
   add_dots(sums.hi, w.hi, x.v);
 }
 inline I32x16 total(const ByteSums& sums) { return sums; }
+
+struct SignedBytes {
+  __m256i lo;
+  __m256i hi;
+};
+struct ShareInput {
+  __m256i v;
+};
+inline SignedBytes load_signed_bytes(const int8_t* p) {
+  const auto* source = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(source), _mm256_loadu_si256(source + 1)};
+}
+inline ShareInput broadcast_shares(const uint8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {_mm256_set1_epi32(quad)};
+}
+inline void add_products(ByteSums& sums, ShareInput x, const SignedBytes& w) {
+  add_dots(sums.lo, x.v, w.lo);
+  add_dots(sums.hi, x.v, w.hi);
+}
 
 using NibbleInput = ByteInput;
 using NibbleSums = ByteSums;

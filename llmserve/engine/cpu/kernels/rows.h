@@ -58,4 +58,17 @@ inline float quantize_row(const float* x, size_t width, int8_t* y) {
   return peak / 127.0f;
 }
 
+// A row with a scale for each group, filled up with zeros to a multiple of four: what fills up a quad must multiply to
+// nothing. Offsets: minus the zero point of what it is multiplied with, times the sum of a group's values.
+inline void quantize_groups(const float* x, size_t width, int32_t zero_point, int8_t* y, float* scales, int32_t* offsets) {
+  for (size_t begin = 0, group = 0; begin < width; begin += kQuantizedGroup, ++group) {
+    const size_t count = width - begin < kQuantizedGroup ? width - begin : kQuantizedGroup;
+    scales[group] = quantize_row(x + begin, count, y + begin);
+    int32_t sum = 0;
+    for (size_t i = 0; i < count; ++i) sum += y[begin + i];
+    offsets[group] = -zero_point * sum;
+  }
+  for (size_t i = width; i % 4 != 0; ++i) y[i] = 0;
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -133,15 +133,7 @@ void rms_norm(View<const float> x, const float* weight, float eps, size_t groups
 
 void quantize(View<const float> x, size_t width, size_t num_rows, QuantizedRows y) {
   for (size_t r = 0; r < num_rows; ++r) {
-    for (size_t begin = 0, group = 0; begin < width; begin += kQuantizedGroup, ++group) {
-      const size_t count = width - begin < kQuantizedGroup ? width - begin : kQuantizedGroup;
-      int8_t* values = y.values.row(r) + begin;
-      y.scales.row(r)[group] = quantize_row(x.row(r) + begin, count, values);
-      int32_t sum = 0;
-      for (size_t i = 0; i < count; ++i) sum += values[i];
-      y.offsets.row(r)[group] = -kZeroPoint * sum;
-    }
-    for (size_t i = width; i % 4 != 0; ++i) y.values.row(r)[i] = 0;  // products of what fills up a quad must be nothing
+    quantize_groups(x.row(r), width, kZeroPoint, y.values.row(r), y.scales.row(r), y.offsets.row(r));
   }
 }
 

@@ -6,6 +6,8 @@
 // Products of integers are exact: four at a time for each of sixteen columns, of signed inputs (ByteInput, NibbleInput) and
 // unsigned weights of eight or four bits (ByteWeights, NibbleWeights). Sums of bytes begin with start_bytes(offset), where
 // offset is minus their zero point, 128, times the sum of the inputs; those of nibbles begin with start_nibbles(), nothing.
+// Attention also multiplies shares, unsigned inputs of seven bits (ShareInput), with signed values (SignedBytes) into
+// ByteSums.
 #pragma once
 
 #include <cmath>

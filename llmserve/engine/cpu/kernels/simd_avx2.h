@@ -88,12 +88,19 @@ inline float reduce_max(F32x16 a) {
   return _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
 }
 
-// Nearest integers (ties to even) of values in [-127, 127].
-inline void store_i8(int8_t* p, F32x16 a) {
-  const __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi);
+// Of integers in [-128, 127].
+inline void store_bytes(void* p, __m256i lo, __m256i hi) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+  _mm_storeu_si128(static_cast<__m128i*>(p), bytes);
+}
+// Nearest integers (ties to even) of values in [-127, 127].
+inline void store_i8(int8_t* p, F32x16 a) { store_bytes(p, _mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)); }
+// Of values in [0, 16383], as two digits of seven bits.
+inline void store_digits(uint8_t* high, uint8_t* low, F32x16 a) {
+  const __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi), seven_bits = _mm256_set1_epi32(127);
+  store_bytes(high, _mm256_srli_epi32(lo, 7), _mm256_srli_epi32(hi, 7));
+  store_bytes(low, _mm256_and_si256(lo, seven_bits), _mm256_and_si256(hi, seven_bits));
 }
 
 // Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).

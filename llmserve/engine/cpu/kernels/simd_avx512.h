@@ -14,6 +14,7 @@ inline constexpr LinearTactic kInt8Tactics[] = {{12, 2, false}, {6, 4, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{12, 2, false}, {6, 2, false}};
 // Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
 inline constexpr size_t kQueryTile = 8, kPositionVectors = 2, kValueVectors = 2;
+inline constexpr size_t kByteQueryTile = 12, kByteVectors = 2;  // the same over integers
 
 struct F32x16 {
   __m512 v;
@@ -76,6 +77,14 @@ inline void store_i8(int8_t* p, F32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
 
+// Nearest integers of values in [0, 16383], as two digits of seven bits.
+inline void store_digits(uint8_t* high, uint8_t* low, F32x16 a) {
+  const __m512i values = _mm512_cvtps_epi32(a.v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(_mm512_srli_epi32(values, 7)));
+  const __m512i rest = _mm512_and_si512(values, _mm512_set1_epi32(127));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(rest));
+}
+
 // Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
 template <size_t kHalf, class T>
 inline F32x16 load_half(const T* p) {
@@ -114,6 +123,22 @@ inline void add_products(ByteSums& sums, ByteInput x, ByteWeights w) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(w.v), "v"(x.v));
 }
 inline I32x16 total(ByteSums sums) { return {sums.v}; }
+
+struct SignedBytes {
+  __m512i v;
+};
+struct ShareInput {
+  __m512i v;
+};
+inline SignedBytes load_signed_bytes(const int8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline ShareInput broadcast_shares(const uint8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {_mm512_set1_epi32(quad)};
+}
+inline void add_products(ByteSums& sums, ShareInput x, SignedBytes w) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(x.v), "v"(w.v));
+}
 
 using NibbleWeights = ByteWeights;
 using NibbleInput = ByteInput;

@@ -15,6 +15,7 @@ inline constexpr LinearTactic kInt8Tactics[] = {{2, 2, false}, {5, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{2, 2, false}, {5, 1, false}};
 // Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
 inline constexpr size_t kQueryTile = 5, kPositionVectors = 1, kValueVectors = 1;
+inline constexpr size_t kByteQueryTile = 5, kByteVectors = 1;  // the same over integers
 
 struct F32x16 {
   float32x4_t part[4];
@@ -124,6 +125,17 @@ inline void store_i8(int8_t* p, F32x16 a) {
   vst1q_s8(p, vmovn_high_s16(vmovn_s16(narrow(a.part[0], a.part[1])), narrow(a.part[2], a.part[3])));
 }
 
+// Nearest integers of values in [0, 16383], as two digits of seven bits.
+inline void store_digits(uint8_t* high, uint8_t* low, F32x16 a) {
+  const auto narrow = [](float32x4_t first, float32x4_t second) {
+    return vmovn_high_u32(vmovn_u32(vcvtnq_u32_f32(first)), vcvtnq_u32_f32(second));
+  };
+  const uint16x8_t first = narrow(a.part[0], a.part[1]), second = narrow(a.part[2], a.part[3]);
+  vst1q_u8(high, vmovn_high_u16(vmovn_u16(vshrq_n_u16(first, 7)), vshrq_n_u16(second, 7)));
+  const uint16x8_t seven_bits = vdupq_n_u16(127);
+  vst1q_u8(low, vmovn_high_u16(vmovn_u16(vandq_u16(first, seven_bits)), vandq_u16(second, seven_bits)));
+}
+
 // Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
 template <size_t kHalf, class T>
 inline F32x16 load_half(const T* p) {
@@ -177,6 +189,13 @@ inline void add_products(ByteSums& sums, ByteInput x, const ByteWeights& w) {
   sums.part[3] = vdotq_s32(sums.part[3], x.v, w.part[3]);
 }
 inline I32x16 total(const ByteSums& sums) { return sums; }
+
+using SignedBytes = ByteWeights;
+using ShareInput = ByteInput;
+inline SignedBytes load_signed_bytes(const int8_t* p) {
+  return {{vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)}};
+}
+inline ShareInput broadcast_shares(const uint8_t* p) { return broadcast_for_bytes(reinterpret_cast<const int8_t*>(p)); }
 
 using NibbleWeights = ByteWeights;
 using NibbleInput = ByteInput;

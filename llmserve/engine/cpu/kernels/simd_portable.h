@@ -15,6 +15,7 @@ inline constexpr LinearTactic kInt8Tactics[] = {{1, 2, false}, {2, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{1, 2, false}, {2, 1, false}};
 // Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
 inline constexpr size_t kQueryTile = 2, kPositionVectors = 1, kValueVectors = 1;
+inline constexpr size_t kByteQueryTile = 2, kByteVectors = 1;  // the same over integers
 
 struct F32x16 {
   Quad part[4];
@@ -95,6 +96,16 @@ inline void store_i8(int8_t* p, F32x16 v) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(bit_cast_to<uint32_t>(float{shifted.part[i / 4][i % 4]}));
 }
 
+// Of values in [0, 16383], as two digits of seven bits.
+inline void store_digits(uint8_t* high, uint8_t* low, F32x16 v) {
+  const F32x16 shifted = v + broadcast(12582912.0f);
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t bits = bit_cast_to<uint32_t>(float{shifted.part[i / 4][i % 4]});
+    high[i] = static_cast<uint8_t>(bits >> 7 & 127);
+    low[i] = static_cast<uint8_t>(bits & 127);
+  }
+}
+
 // Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
 template <size_t kHalf, class T>
 inline F32x16 load_half(const T* p) {
@@ -146,6 +157,19 @@ inline ByteSums start_bytes(int32_t offset) {
 }
 inline NibbleSums start_nibbles() { return start_bytes(0); }
 inline void add_products(ByteSums& sums, ByteInput x, ByteWeights w) {
+  for (size_t c = 0; c < 16; ++c) {
+    for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * int32_t{w.p[4 * c + i]};
+  }
+}
+struct SignedBytes {
+  const int8_t* p;
+};
+struct ShareInput {
+  const uint8_t* p;
+};
+inline SignedBytes load_signed_bytes(const int8_t* p) { return {p}; }
+inline ShareInput broadcast_shares(const uint8_t* p) { return {p}; }
+inline void add_products(ByteSums& sums, ShareInput x, SignedBytes w) {
   for (size_t c = 0; c < 16; ++c) {
     for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * int32_t{w.p[4 * c + i]};
   }

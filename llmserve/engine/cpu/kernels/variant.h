@@ -14,6 +14,7 @@ void linear_int8(const LinearGroupedArgs& args, size_t tactic, size_t panel_begi
 void linear_int4(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void cache_write(const CacheWriteArgs& args);
 void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
+void attention_int8(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void gated_gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void gated_gelu(View<const float> x, size_t width, size_t num_rows, View<float> y);

@@ -18,6 +18,7 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
     table.name = LLMSERVE_TEXT(LLMSERVE_VARIANT);
     table.linear_int8 = variant::linear_int8;
     table.linear_int4 = variant::linear_int4;
+    table.attention_int8 = variant::attention_int8;
     table.int8_tactics = variant::kInt8Tactics;
     table.int4_tactics = variant::kInt4Tactics;
     table.limits = &variant::kLimitLoops;
@@ -43,6 +44,7 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .int4_tactics = variant::kInt4Tactics,
       .cache_write = variant::cache_write,
       .attention = variant::attention,
+      .attention_int8 = variant::attention_int8,
       .gated_silu = variant::gated_silu,
       .gated_gelu_tanh = variant::gated_gelu_tanh,
       .gated_gelu = variant::gated_gelu,
