@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions, DeclaredOption, declared_options
 from llmserve.builder.plan import plan_build
 from llmserve.builder.recipe import Recipe, load_recipe
+from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.facts_table import facts_table
 from llmserve.cli.termination import terminated_as_exception
@@ -108,43 +108,10 @@ def _print_plan(checkpoint: Path, options: BuildOptions, *, show_program: bool) 
 
 
 def _build(checkpoint: Path, output_dir: Path, options: BuildOptions) -> None:
-    with terminated_as_exception(), _ProgressBar() as bar:
-        manifest = build_engine(checkpoint, output_dir, options, progress=bar)
+    with terminated_as_exception(), shown_progress() as progress:
+        manifest = build_engine(checkpoint, output_dir, options, progress=progress)
     num_bytes = sum(record.num_bytes for record in manifest.files.values())
     typer.echo(f"{output_dir}: {manifest.source.architecture} {manifest.dtype}, {num_bytes / 2**20:.1f} MiB")
     if line := runtime_for(manifest.target).built_for(manifest):
         typer.echo(line)
     typer.echo(f"engine digest {manifest.engine_digest}")
-
-
-class _ProgressBar:
-    """The builder's `Progress`, drawn on the terminal (standard error); one line per phase."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, TextColumn("{task.fields[what]}"), console=Console(stderr=True))
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> _ProgressBar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._task is None:
-            return  # refused before the first phase: nothing was drawn
-        if error[0] is None:
-            self._finish_phase()
-        self._bar.stop()
-
-    def phase(self, name: str, total_bytes: int) -> None:
-        self._bar.start()
-        self._finish_phase()
-        self._task = self._bar.add_task(name, total=total_bytes, what="")
-
-    def advance(self, what: str, num_bytes: int) -> None:
-        assert self._task is not None
-        self._bar.update(self._task, advance=num_bytes, what=what)
-
-    def _finish_phase(self) -> None:
-        if self._task is not None:
-            done = self._bar.tasks[self._task].completed
-            self._bar.update(self._task, total=max(done, 1), completed=max(done, 1), what="")
