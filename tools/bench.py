@@ -1,16 +1,19 @@
 """Our engine against the limits that are measured in the same run: `make bench`.
 
 Prefill and decode at several batch sizes for every precision; then the whole engine: Python's share of a step,
-in-flight against static batching, time to the first token under load, opening and memory.
+in-flight against static batching, time to the first token under load, opening and memory. At last a network of
+Baichuan2-7B's shape, from its build to its deletion.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from tools.benchmark import rounds
 from tools.benchmark.contestants import OURS
+from tools.benchmark.large import large_section, measure_large
 from tools.benchmark.options import parse, say
 from tools.benchmark.report import json_report, markdown_report, write_reports
 
@@ -29,10 +32,12 @@ def main() -> None:
     rounds.serve([entry for entry in entries if entry.contestant.precision in SERVED], findings, say)
     machine = options.machine()
     page = markdown_report("llmserve against the machine's limits", machine, entries, findings)
+    large = [] if options.quick else measure_large(options.chosen(OURS), options.job(), options.limits, say)
+    if large:
+        page += f"\n{large_section(large)}\n"
     say(page)
-    paths = write_reports(
-        options.output, f"engine-{options.host_class()}", json_report(machine, entries, findings), page
-    )
+    content = {**json_report(machine, entries, findings), "large": [asdict(one) for one in large]}
+    paths = write_reports(options.output, f"engine-{options.host_class()}", content, page)
     say(f"written: {', '.join(map(str, paths))}")
 
 

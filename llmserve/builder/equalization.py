@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from llmserve.builder.digest import tensor_digest
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.quantization import LINEAR_KINDS
+from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
 
 Load: TypeAlias = Callable[[str], Weight]
@@ -76,7 +77,7 @@ class _Multiplied:
         return self.weight.shape
 
     def __getitem__(self, rows: slice, /) -> NDArray[np.float32]:
-        piece = self.weight[rows].astype(np.float32)
+        piece = to_float32(self.weight[rows])
         if self.rows is not None:
             piece *= self.rows[rows, None] if piece.ndim == 2 else self.rows[rows]
         if self.columns is not None:
@@ -180,7 +181,7 @@ def _column_peaks(
 
     def of_piece(rows: slice) -> tuple[int, NDArray[np.float32]]:
         piece = weight[rows]
-        values = piece.astype(np.float32)
+        values = to_float32(piece)
         if factors is not None:
             values *= factors[rows, None]
         return piece.nbytes, np.abs(values, out=values).max(axis=0)
@@ -197,7 +198,7 @@ def _row_lengths(weight: Weight, joint: Joint, sizes: Vector, each: Each) -> Vec
     sums."""
 
     def of_piece(rows: slice) -> Vector:
-        values = weight[joint.start + rows.start : joint.start + rows.stop] * sizes
+        values = to_float32(weight[joint.start + rows.start : joint.start + rows.stop]) * sizes
         lengths: Vector = np.sqrt(np.einsum("nk,nk->n", values, values))
         return lengths
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Part, round_activations, round_to_steps, round_weight
+from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
 
 SHARE_STEPS = 16383  # of what a query takes of the values in a cache of integers
@@ -116,7 +117,7 @@ class ReferenceModel:
         stacked = np.concatenate(rounded)
 
         def product(rows: slice) -> Matrix:
-            weight = source[rows].astype(np.float32)
+            weight = to_float32(source[rows])
             y: Matrix = stacked @ (weight if parts is None else round_weight(parts, weight, rows.start)).T
             return y
 

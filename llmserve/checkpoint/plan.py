@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from llmserve.checkpoint.floats import is_finite
 from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
 from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Rows, Tensor
 from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import Combine, Param
 
 CHUNK_ELEMENTS = 1 << 22  # rows are converted in pieces of about this size, to keep temporaries small
-EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all of their bits are set in what is infinite, or no number
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's guard
 
 
@@ -167,16 +167,8 @@ def _checked(tensor: Tensor, name: str) -> Tensor:
 
 
 def _check_finite(target: Tensor, source: Tensor, name: str) -> None:
-    if _is_finite(target):
+    if is_finite(target):
         return
-    if not _is_finite(source):
+    if not is_finite(source):
         raise CheckpointError(f"tensor {name} has NaN or infinite values: the checkpoint is damaged")
     raise CheckpointError(f"tensor {name} does not fit {target.dtype} (a value overflows); build with --dtype bfloat16")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Of two-byte floats numpy looks at one at a time; their exponents as integers are found eight times as fast."""
-    exponent = EXPONENTS.get(tensor.dtype.name)
-    if exponent is None:
-        return bool(np.isfinite(tensor).all())
-    return bool(np.bitwise_and(tensor.view(np.uint16), np.uint16(exponent)).max(initial=0) < exponent)

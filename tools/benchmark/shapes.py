@@ -84,11 +84,32 @@ class Shape:
         yield "lm_head.weight", (self.vocab, self.hidden)
 
 
+class BaichuanShape(Shape):
+    """Baichuan2's: one matrix for queries, keys and values; the rows of the output head are divided by their length."""
+
+    def config(self) -> dict[str, Any]:
+        own = {
+            "architectures": ["BaichuanForCausalLM"],
+            "model_type": "baichuan",
+            "position_embedding": "rope",
+            "norm_head": True,
+        }
+        return super().config() | own
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name, dimensions in super().tensors():
+            if name.endswith("q_proj.weight"):
+                yield name.replace("q_proj", "W_pack"), (3 * self.hidden, self.hidden)
+            elif not name.endswith(("k_proj.weight", "v_proj.weight")):
+                yield name, dimensions
+
+
 SHAPES = {
     shape.name: shape
     for shape in (
         Shape("0.4b", hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2),
         Shape("1.1b", hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4),  # TinyLlama's
+        BaichuanShape("7b", 4096, 11008, layers=32, heads=32, kv_heads=32, vocab=125696, max_positions=4096),
         Shape("tiny", hidden=64, intermediate=176, layers=2, heads=4, kv_heads=2, vocab=320),  # for tests
     )
 }

@@ -25,6 +25,7 @@ from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Rows, lower
+from llmserve.checkpoint.floats import to_float32
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
@@ -190,7 +191,7 @@ class TensorWriter:
         values = piece.weight[piece.rows.begin + begin : piece.rows.begin + piece.end]
         if scheme is None:
             return name, self._write_rows(name, begin, self._with_offset(piece.param, values))
-        found = scheme.quantize(values.astype(np.float32))
+        found = scheme.quantize(to_float32(values))
         num_bytes = self._write_rows(name, begin, found.values)
         num_bytes += self._write(f"{name}.groups", begin // PANEL_COLUMNS, pack_groups(found.scales, found.zeros))
         num_bytes += self._write(f"{name}.row_scale", begin, found.row_scale)
