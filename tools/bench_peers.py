@@ -8,18 +8,41 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tools.benchmark import rounds
 from tools.benchmark.contestants import OURS, PEERS, Contestant
 from tools.benchmark.environment import Environment
-from tools.benchmark.options import parse, say
+from tools.benchmark.options import Options, parse, say
+from tools.benchmark.process import ROOT
 from tools.benchmark.report import json_report, markdown_report, write_reports
+from tools.quality.columns import COLUMNS, QUICK_TEXTS
+from tools.quality.contestants import CONTESTANTS
+from tools.quality.losses import Losses
+from tools.quality.measuring import Measurement
+from tools.quality.networks import Networks
+
+QUALITY_COLUMN = "smollm2"
+
+
+def measured_losses(options: Options, python: Path, missing: Mapping[str, str]) -> dict[str, Losses]:
+    """What the roundings whose speeds are measured cost a trained network: by contestant."""
+    chosen = {(one.engine, one.precision) for one in options.chosen((*OURS, *PEERS)) if one.bits <= 8}
+    contestants = [one for one in CONTESTANTS if (one.engine, one.precision) in chosen]
+    [column] = (column for column in COLUMNS if column.name == QUALITY_COLUMN)
+    if options.quick:
+        column = replace(column, num_texts=QUICK_TEXTS)
+    networks = Networks(options.folder.parent / "quality", python, options.threads, say)
+    found = Measurement(networks, python, missing, options.threads, say).run([column], contestants)
+    return {f"{one.engine} {one.precision}": losses for one in contestants
+            if (losses := found.losses.get((one.name, column.name))) is not None}  # fmt: skip
 
 
 def main() -> None:
     options = parse(__doc__ or "", minutes=25)
-    environment = Environment(rounds.ROOT / ".venv-bench", say)
+    environment = Environment(ROOT / ".venv-bench", say)
     missing = environment.install()
     options.make_checkpoints()
 
@@ -31,6 +54,7 @@ def main() -> None:
                 if entry.contestant.module.endswith(f".{module}")}  # fmt: skip
     findings = rounds.prepare([entry for entry in entries if str(entry) not in left_out], say)
     findings.failures.update(left_out)
+    findings.losses = measured_losses(options, environment.python, missing)
     rounds.run_rounds(
         entries, findings, rounds=options.rounds, minutes=options.minutes, measure_limits=options.limits, say=say
     )
@@ -40,9 +64,7 @@ def main() -> None:
     name = f"peers-{options.host_class()}"
     paths = write_reports(options.output, name, json_report(machine, entries, findings), page)
     plot = options.output / f"{name}.svg"
-    drawn = subprocess.run(
-        [environment.python, "-m", "tools.benchmark.plot", paths[0], plot], cwd=rounds.ROOT, check=False
-    )
+    drawn = subprocess.run([environment.python, "-m", "tools.benchmark.plot", paths[0], plot], cwd=ROOT, check=False)
     say(f"written: {', '.join(map(str, (*paths, *([plot] if drawn.returncode == 0 else []))))}")
 
 

@@ -1,11 +1,16 @@
 """A trained network from a GGUF file: build it in three precisions, chat with each, and say what each one costs.
 
+That is its size, its speed, its loss beside float16, and its summaries beside those of transformers in float32.
+
 Run it through `make demo-smollm2`, which fetches the file. Each step prints its command first; the script stops at the
 first one that fails.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +18,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tools.demo import llmserve
+from tools.demo import LLMSERVE, announce, llmserve
 from tools.smollm2 import ENGINES, PRECISIONS, ROOT
 from tools.smollm2.loss import loss, next_token_logits
 from tools.smollm2.source import gguf_file
 from tools.smollm2.speed import NEW_TOKENS, PROMPT_TOKENS, measure
 
 QUESTION = "What is the capital of France?"
+SUITE = "eval/suites/docstrings-chat.yaml"
 Facts = Mapping[str, str]  # column -> what it says of one engine
 
 
@@ -31,9 +37,24 @@ def build_and_chat(checkpoint: Path, precision: str, engine: Path) -> None:
     llmserve(f"Ask it, in {precision}", *chat)
 
 
-def facts_of(engine: Path, baseline: Path) -> Facts:
-    """A row of the table. `baseline`: the engine of the same checkpoint that the loss is counted from."""
-    return size(engine) | speed(engine) | loss_of(engine, baseline)
+def summarize(checkpoint: Path, precision: str, engine: Path) -> Path:
+    """The report of `llmserve eval`. An engine that fails the gate ends nothing here: the table says so."""
+    report = Path("eval-results") / f"{engine.name}-docstrings-chat.json"
+    (ROOT / report).unlink(missing_ok=True)
+    arguments = ["eval", str(engine.relative_to(ROOT)), "--hf-model-dir", str(checkpoint.relative_to(ROOT))]
+    arguments += ["--suite", SUITE, "--output", str(report)]
+    title = f"Summarize docstrings in {precision}, beside transformers in float32"
+    announce(title, arguments)
+    code = subprocess.run([LLMSERVE, *arguments], cwd=ROOT, check=False).returncode
+    if not (ROOT / report).is_file():
+        sys.exit(f"demo: '{title}' failed with exit code {code}")
+    return ROOT / report
+
+
+def facts_of(engine: Path, baseline: Path, report: Path) -> Facts:
+    """A row of the table. `baseline`: the engine of the same checkpoint that the loss is counted from; `report`: of
+    `llmserve eval`."""
+    return size(engine) | speed(engine) | loss_of(engine, baseline) | verdict_of(report)
 
 
 def size(engine: Path) -> dict[str, str]:
@@ -56,6 +77,15 @@ def loss_of(engine: Path, baseline: Path) -> dict[str, str]:
     }
 
 
+def verdict_of(report: Path) -> dict[str, str]:
+    content = json.loads(report.read_text())
+    rouge = content["rouge"]["rougeL"]
+    return {
+        f"ROUGE-L of {content['suite']['num_samples']} (float32)": f"{rouge['engine']:.1f} ({rouge['baseline']:.1f})",
+        "gate": content["verdict"],
+    }
+
+
 def print_table(rows: Mapping[str, Facts]) -> None:
     table = Table(title="SmolLM2-135M-Instruct on this machine, one sequence at a time")
     table.add_column("precision")
@@ -72,7 +102,9 @@ def main() -> None:
     engines = {precision: ENGINES / f"smollm2-135m-instruct-{precision}" for precision in PRECISIONS}
     for precision, engine in engines.items():
         build_and_chat(checkpoint, precision, engine)
-    print_table({precision: facts_of(engine, engines["float16"]) for precision, engine in engines.items()})
+    reports = {precision: summarize(checkpoint, precision, engine) for precision, engine in engines.items()}
+    base = engines["float16"]
+    print_table({precision: facts_of(engine, base, reports[precision]) for precision, engine in engines.items()})
     print(f"Done in {time.monotonic() - started:.0f} s. Next: llmserve serve {engines['float16'].relative_to(ROOT)}")
 
 

@@ -23,13 +23,15 @@ from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.contestants import OURS_MODULE, Contestant
 from tools.benchmark.job import Job
 from tools.benchmark.options import parse
+from tools.benchmark.process import ROOT
 from tools.benchmark.report import json_report, markdown_report
 from tools.benchmark.rounds import Findings
 from tools.benchmark.serving import serve
 from tools.benchmark.shapes import SHAPES
 from tools.benchmark.statistics import Spread, quantile
-from tools.benchmark.table import ratios_of, rows_of
+from tools.benchmark.table import ratios_at_no_greater_loss, ratios_of, rows_of
 from tools.benchmark.workload import Task, arriving, ideal_gain, mixed_tasks, static_batches
+from tools.quality.losses import Losses
 
 TINY = SHAPES["tiny"]
 CELLS = (Cell("prefill", 1, 24, 1), Cell("decode", 1, 4, 12), Cell("decode", 3, 4, 12))
@@ -208,6 +210,33 @@ def test_ratios_are_to_the_best_peer_at_equal_precision(tmp_path: Path) -> None:
     assert [r.value for r in ratios] == pytest.approx([1.2, 0.9])
 
 
+def losses_of(mean: float) -> Losses:
+    divergence = np.random.default_rng(0).uniform(0.9 * mean, 1.1 * mean, 200)
+    return Losses(divergence, divergence < 1, np.full(20, 10), bits_per_weight=8.0)
+
+
+def test_a_peer_that_loses_more_is_no_measure_of_speed(tmp_path: Path) -> None:
+    cell = "batch 1"
+    rates = {("llmserve", "int8"): 60.0, ("llmserve", "float16"): 30.0, ("a", "int8"): 50.0, ("b", "int8"): 80.0}
+    rates |= {("b", "int4"): 500.0, ("b", "float16"): 20.0, ("c", "int8"): 90.0}
+    entries, findings = findings_of({one: {cell: rate} for one, rate in rates.items()}, tmp_path)
+    means = {"llmserve int8": 0.01, "a int8": 0.005, "b int8": 0.02, "b int4": 0.2}
+    findings.losses = {name: losses_of(mean) for name, mean in means.items()}
+    [ratio] = ratios_at_no_greater_loss(rows_of(entries, findings))
+    assert (str(ratio.contestant), str(ratio.best_peer)) == ("llmserve int8", "a int8")
+    assert ratio.value == pytest.approx(1.2)
+    page = markdown_report("Title", "a machine", entries, findings)
+    assert "| engine | batch 1 | mean KL, nats |" in page
+    assert "| llmserve float16 | 30 |  |" in page
+    assert "| b int4 | 500 | 0.2" in page
+    assert "| ours over the best peer that does not lose more | batch 1 |" in page
+    content = json_report("a machine", entries, findings)
+    assert content["losses"]["b int8"]["positions"] == 200
+    assert content["ratios_at_no_greater_loss"][0]["best_peer"] == "a int8"
+    findings.losses = {}
+    assert ratios_at_no_greater_loss(rows_of(entries, findings)) == []
+
+
 def test_a_failing_engine_is_reported_and_stops_nobody(tmp_path: Path) -> None:
     contestants = [Contestant("counting", name, COUNTING) for name in ("float16", "int4", "int8", "float32")]
     entries = rounds.entries_for(contestants, ["tiny"], lambda one: Path(sys.executable), job(tmp_path))
@@ -235,7 +264,7 @@ def test_a_failing_engine_is_reported_and_stops_nobody(tmp_path: Path) -> None:
 def test_peak_memory_is_not_that_of_the_parent() -> None:
     held = np.ones(2**26)  # 512 MiB
     program = "from tools.benchmark.worker import peak_bytes; print(peak_bytes())"
-    child = subprocess.run([sys.executable, "-c", program], cwd=rounds.ROOT, capture_output=True, text=True, check=True)
+    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(child.stdout) < held.nbytes / 2
 
 

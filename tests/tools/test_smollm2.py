@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -36,14 +37,38 @@ def test_the_file_is_found_in_what_pip_has_put_there(tmp_path: Path) -> None:
 def test_a_row_of_the_table(engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(speed, "ROUNDS", 1)
     monkeypatch.setenv("COLUMNS", "200")
-    facts = demo_smollm2.facts_of(engine, engine)
-    assert list(facts) == ["engine file", "prompt of 512 tokens", "answer of 64", "KL from e", "same best token"]
-    assert all(float(said.split()[0].rstrip("%")) >= 0 for said in facts.values())
+    report = engine.parent / "report.json"
+    rouge = {"rougeL": {"engine": 15.04, "baseline": 15.5}}
+    report.write_text(json.dumps({"suite": {"num_samples": 40}, "rouge": rouge, "verdict": "inconclusive"}))
+    facts = demo_smollm2.facts_of(engine, engine, report)
+    names = ["engine file", "prompt of 512 tokens", "answer of 64", "KL from e", "same best token"]
+    assert list(facts) == [*names, "ROUGE-L of 40 (float32)", "gate"]
+    assert all(float(facts[name].split()[0].rstrip("%")) >= 0 for name in names)
+    assert (facts["ROUGE-L of 40 (float32)"], facts["gate"]) == ("15.0 (15.5)", "inconclusive")
     assert (facts["KL from e"], facts["same best token"].split()[0]) == ("0.0000 nats", "100.0%")
     demo_smollm2.print_table({"float16": facts})
     printed = capsys.readouterr().out
     assert facts["answer of 64"] in printed
     assert "float16" in printed
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_an_engine_that_fails_the_gate_stays_in_the_table(
+    writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "llmserve"
+    program.write_text(f"#!/bin/sh\n{'echo made > eval-results/e-docstrings-chat.json' if writes else ':'}\nexit 1\n")
+    program.chmod(0o755)
+    (tmp_path / "eval-results").mkdir()
+    monkeypatch.setattr(demo_smollm2, "ROOT", tmp_path)
+    monkeypatch.setattr(demo_smollm2, "LLMSERVE", str(program))
+    (tmp_path / "eval-results" / "e-docstrings-chat.json").write_text("of another run")
+    if writes:
+        assert demo_smollm2.summarize(tmp_path / "m.gguf", "int4", tmp_path / "e").read_text() == "made\n"
+    else:
+        with pytest.raises(SystemExit, match="in int4, beside transformers in float32' failed with exit code 1"):
+            demo_smollm2.summarize(tmp_path / "m.gguf", "int4", tmp_path / "e")
+    assert "llmserve eval e --hf-model-dir m.gguf --suite eval/suites/docstrings-chat.yaml" in capsys.readouterr().out
 
 
 def test_what_rounding_costs(engine: Path) -> None:

@@ -5,10 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tools.benchmark.cells import Cell
 from tools.benchmark.shapes import SHAPES, Shape
+
+
+class Prepared(Protocol):
+    """What a peer must know to make its own files from a checkpoint."""
+
+    @property
+    def precision(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def checkpoint(self) -> Path: ...
+
+    def file(self, name: str) -> Path:
+        """Of what is made from the checkpoint for this engine and kept."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

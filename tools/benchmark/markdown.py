@@ -17,8 +17,9 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def rate_table(rows: Sequence[Row]) -> str:
-    """Tokens per second: median (lowest-highest)."""
-    return _by_cell(rows, lambda row: row.rate.text())
+    """Tokens per second: median (lowest-highest); and what was lost, where that was measured."""
+    losses = {str(row.contestant): f"{row.losses.mean:.4f}" for row in rows if row.losses is not None}
+    return _by_cell(rows, lambda row: row.rate.text(), {"mean KL, nats": losses} if losses else {})
 
 
 def fraction_table(rows: Sequence[Row]) -> str:
@@ -28,14 +29,14 @@ def fraction_table(rows: Sequence[Row]) -> str:
     )
 
 
-def ratio_table(ratios: Sequence[Ratio]) -> str:
+def ratio_table(ratios: Sequence[Ratio], title: str = "ours over the best peer") -> str:
     cells = _unique(ratio.cell for ratio in ratios)
     found = {(ratio.contestant, ratio.cell): ratio for ratio in ratios}
     lines = [
         [str(one), *(f"{r.value:.2f} ({r.best_peer})" if (r := found.get((one, cell))) else "" for cell in cells)]
         for one in _unique(ratio.contestant for ratio in ratios)
     ]
-    return table(["ours over the best peer", *cells], lines)
+    return table([title, *cells], lines)
 
 
 def limits_table(limits: Sequence[Mapping[str, float]]) -> str:
@@ -48,13 +49,21 @@ def limits_table(limits: Sequence[Mapping[str, float]]) -> str:
     return table(["limit", "median (lowest-highest)"], lines)
 
 
-def _by_cell(rows: Sequence[Row], text: Callable[[Row], str]) -> str:
+def _by_cell(
+    rows: Sequence[Row], text: Callable[[Row], str], others: Mapping[str, Mapping[str, str]] | None = None
+) -> str:
+    """`others`: columns after the cells, by contestant; nothing is said of one that a column lacks."""
     cells = _unique(row.cell for row in rows)
     found = {(row.contestant, row.cell): text(row) for row in rows}
     lines = [
-        [str(one), *(found.get((one, cell), "failed") for cell in cells)] for one in _unique(r.contestant for r in rows)
+        [
+            str(one),
+            *(found.get((one, cell), "failed") for cell in cells),
+            *(column.get(str(one), "") for column in (others or {}).values()),
+        ]
+        for one in _unique(row.contestant for row in rows)
     ]
-    return table(["engine", *cells], lines)
+    return table(["engine", *cells, *(others or {})], lines)
 
 
 def _unique(values: Iterable[T]) -> list[T]:

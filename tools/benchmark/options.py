@@ -15,7 +15,7 @@ from tools.benchmark.cells import CELLS, LONG_CELLS
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.contestants import Contestant
 from tools.benchmark.job import Job
-from tools.benchmark.rounds import ROOT
+from tools.benchmark.process import ROOT
 from tools.benchmark.shapes import SHAPES
 
 ALL_SHAPES = ("0.4b", "1.1b")

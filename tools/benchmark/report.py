@@ -11,7 +11,7 @@ from typing import Any
 
 from tools.benchmark.markdown import fraction_table, limits_table, rate_table, ratio_table, table
 from tools.benchmark.rounds import Entry, Findings
-from tools.benchmark.table import Ratio, Row, ratios_of, rows_of
+from tools.benchmark.table import Ratio, Row, ratios_at_no_greater_loss, ratios_of, rows_of
 
 MIB = 2**20
 
@@ -25,6 +25,8 @@ def json_report(machine: str, entries: Sequence[Entry], findings: Findings) -> d
         "versions": {name: records[0]["versions"] for name, records in findings.opened.items()},
         "rows": [_row(row) for row in rows],
         "ratios": [_ratio(ratio) for ratio in ratios_of(rows)],
+        "ratios_at_no_greater_loss": [_ratio(ratio) for ratio in ratios_at_no_greater_loss(rows)],
+        "losses": {name: found.numbers() for name, found in findings.losses.items()},
         "open_seconds": {name: [one["seconds"] for one in records] for name, records in findings.opened.items()},
         "peak_bytes": findings.peak_bytes,
         "serving": findings.serving,
@@ -59,6 +61,8 @@ def markdown_report(title: str, machine: str, entries: Sequence[Entry], findings
                   "multiplication):", fraction_table(chosen)]  # fmt: skip
         if ratios := ratios_of(chosen):
             parts.append(ratio_table(ratios))
+        if ratios := ratios_at_no_greater_loss(chosen):
+            parts.append(ratio_table(ratios, "ours over the best peer that does not lose more"))
     if findings.peak_bytes:
         parts += ["## Opening and memory", _opening_table(findings)]
     if findings.serving:

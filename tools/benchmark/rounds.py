@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +12,10 @@ from typing import Any
 
 from tools.benchmark.cells import Cell
 from tools.benchmark.contestants import Contestant
-from tools.benchmark.environment import last_lines
 from tools.benchmark.job import Job
+from tools.benchmark.process import run_module
+from tools.quality.losses import Losses
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKER = "tools.benchmark.worker"
 TIMEOUTS_S = {"prepare": 1800, "measure": 2400, "serve": 1200}
 
@@ -47,6 +45,7 @@ class Findings:
     serving: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # entry -> what -> numbers
     limits: list[dict[str, float]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    losses: dict[str, Losses] = field(default_factory=dict)  # contestant -> what its rounding costs a trained network
 
     def add(self, entry: str, record: dict[str, Any]) -> None:
         if record["kind"] == "sample":
@@ -137,22 +136,5 @@ def run_worker(command: str, entry: Entry, findings: Findings) -> str:
 
 
 def _execute(command: str, entry: Entry, report: Path) -> str:
-    arguments = [str(entry.python), "-m", WORKER, command, entry.job.to_json(), str(report)]
-    threads = str(entry.job.threads)
-    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-    try:
-        done = subprocess.run(
-            arguments,
-            cwd=ROOT,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUTS_S[command],
-        )
-    except subprocess.TimeoutExpired:
-        return f"{command} took longer than {TIMEOUTS_S[command]} s"
-    except OSError as error:
-        return f"{entry.python} could not be started: {error}"
-    killed = f"killed by signal {-done.returncode}: " if done.returncode < 0 else ""
-    return f"{killed}{last_lines(done.stderr)}" if done.returncode else ""
+    arguments = [WORKER, command, entry.job.to_json(), str(report)]
+    return run_module(entry.python, arguments, threads=entry.job.threads, timeout_s=TIMEOUTS_S[command])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -10,6 +10,7 @@ from tools.benchmark.bounds import Bounds, Limits, bounds
 from tools.benchmark.contestants import Contestant
 from tools.benchmark.rounds import Entry, Findings
 from tools.benchmark.statistics import Spread
+from tools.quality.losses import Losses, compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Row:
     cell: str
     rate: Spread  # tokens per second
     bounds: Bounds
+    losses: Losses | None = None  # of a trained network in this precision
 
     @property
     def fraction(self) -> float:
@@ -28,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ours over the best peer with as many bits per weight."""
+    """Ours over a peer."""
 
     shape: str
     contestant: Contestant
@@ -63,21 +65,45 @@ def rows_of(entries: Sequence[Entry], findings: Findings) -> list[Row]:
                     weight_bytes=opened["weight_bytes"],
                     kv_bytes_per_token=opened["kv_bytes_per_token"],
                 )
-                rows.append(Row(entry.job.shape_name, entry.contestant, cell.name, Spread.of(rates), limit))
+                losses = findings.losses.get(str(entry.contestant))
+                rows.append(Row(entry.job.shape_name, entry.contestant, cell.name, Spread.of(rates), limit, losses))
     return rows
 
 
 def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
-    """For each of our rows that a peer's can be compared with."""
+    """For each of our rows, to the best peer with as many bits per weight."""
+    return _ratios(rows, lambda ours, theirs: theirs.contestant.bits == ours.contestant.bits)
+
+
+def ratios_at_no_greater_loss(rows: Sequence[Row]) -> list[Ratio]:
+    """For each of our rows whose loss was measured, to the best of all peers that cannot be told to lose more."""
+    verdicts: dict[tuple[Contestant, Contestant], bool] = {}
+
+    def counts(ours: Row, theirs: Row) -> bool:
+        pair = ours.contestant, theirs.contestant
+        if pair not in verdicts:
+            verdicts[pair] = ours.losses is not None and _loses_no_more(theirs, ours.losses)
+        return verdicts[pair]
+
+    return _ratios(rows, counts)
+
+
+def _loses_no_more(row: Row, ours: Losses) -> bool:
+    if row.contestant.bits > 8:
+        return True
+    return row.losses is not None and compare(ours, row.losses).verdict != "better"
+
+
+def _ratios(rows: Sequence[Row], counts: Callable[[Row, Row], bool]) -> list[Ratio]:
+    """To the best of the peers that count beside ours."""
     found = []
     for ours in rows:
-        peers = [
-            row
-            for row in rows
-            if not row.contestant.is_ours
-            and (row.shape, row.cell, row.contestant.bits) == (ours.shape, ours.cell, ours.contestant.bits)
+        if not ours.contestant.is_ours:
+            continue
+        others = [
+            row for row in rows if not row.contestant.is_ours and (row.shape, row.cell) == (ours.shape, ours.cell)
         ]
-        if ours.contestant.is_ours and peers:
+        if peers := [row for row in others if counts(ours, row)]:
             best = max(peers, key=lambda row: row.rate.median)
             value = ours.rate.median / best.rate.median
             found.append(Ratio(ours.shape, ours.contestant, ours.cell, best.contestant, value))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
@@ -26,9 +25,9 @@ from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.selftest import prompt_logits
 from llmserve.models.registry import architecture_for
 from llmserve.stages.tokenizer import load_tokenizer
+from tools.quality.divergence import Logits, divergences
 from tools.smollm2.source import gguf_file
 
-Logits = NDArray[np.float32]
 TEXTS = (
     "The capital of France is Paris. It lies on the Seine, and two million people live there.",
     'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
@@ -68,14 +67,7 @@ def reference_logits(checkpoint: Checkpoint) -> Callable[[Sequence[int]], Logits
 
 def mean_divergence(wanted: Logits, found: Logits) -> float:
     """KL divergence of the next token's distribution, averaged over positions."""
-    one, other = (rows - _log_sum(rows) for rows in (wanted.astype(np.float64), found.astype(np.float64)))
-    return float((np.exp(one) * (one - other)).sum(axis=1).mean())
-
-
-def _log_sum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    top = rows.max(axis=1, keepdims=True)
-    total: NDArray[np.float64] = top + np.log(np.exp(rows - top).sum(axis=1, keepdims=True))
-    return total
+    return float(divergences(wanted, found).mean())
 
 
 def main() -> None:

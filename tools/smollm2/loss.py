@@ -12,8 +12,9 @@ import numpy as np
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.stages.tokenizer import load_tokenizer
+from tools.quality.divergence import Logits
 from tools.smollm2 import ROOT
-from tools.smollm2.logits import Logits, engine_logits, mean_divergence
+from tools.smollm2.logits import engine_logits, mean_divergence
 
 TEXTS = ROOT / "eval" / "data" / "docstrings.jsonl"
 NUM_TEXTS = 40

@@ -1,7 +1,9 @@
-"""The checkpoint as a GGUF file in float16; llama.cpp's own quantizer makes the others from it."""
+"""A Llama's checkpoint as a GGUF file, its numbers as they are; llama.cpp's own quantizer makes the others from it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,6 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
-
-from tools.benchmark.shapes import Shape
 
 OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -30,12 +30,14 @@ INSIDE = {
 }
 
 
-def write_gguf(checkpoint: Path, shape: Shape, path: Path) -> None:
+def write_gguf(checkpoint: Path, path: Path) -> None:
+    """`checkpoint`: a Hugging Face folder with one file of weights, in float16 or float32."""
+    config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
-    _add_config(writer, shape)
+    _add_config(writer, config)
     with safe_open(checkpoint / "model.safetensors", framework="numpy") as file:
-        for name, _ in shape.tensors():
-            writer.add_tensor(gguf_name(name), _converted(name, file.get_tensor(name), shape))
+        for name in file.keys():  # noqa: SIM118
+            writer.add_tensor(gguf_name(name), _converted(name, file.get_tensor(name), config))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -50,30 +52,30 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{INSIDE[rest.removesuffix('.weight')]}.weight"
 
 
-def _add_config(writer: Any, shape: Shape) -> None:
-    config = shape.config()
-    writer.add_name(shape.name)
-    writer.add_context_length(shape.max_positions)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.intermediate)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_name("network")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_vocab_size(shape.vocab)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_vocab_size(config["vocab_size"])
+    is_float32 = config["torch_dtype"] == "float32"
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if is_float32 else gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("no_vocab")
 
 
-def _converted(name: str, values: NDArray[Any], shape: Shape) -> NDArray[Any]:
+def _converted(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
     if values.ndim == 1:
         return values.astype(np.float32)
     if name.endswith("q_proj.weight"):
-        return _interleaved(values, shape.heads)
+        return _interleaved(values, config["num_attention_heads"])
     if name.endswith("k_proj.weight"):
-        return _interleaved(values, shape.kv_heads)
+        return _interleaved(values, config["num_key_value_heads"])
     return values
 
 

@@ -11,23 +11,27 @@ import gguf
 import llama_cpp as llama
 import numpy as np
 
-from tools.benchmark.job import Job
+from tools.benchmark.job import Job, Prepared
 from tools.benchmark.peers.gguf_file import write_gguf
 
 # What llama.cpp's users would take; its quantizer keeps the output matrix of Q4_0 in Q6_K.
-FILE_TYPES = {"int8": ("Q8_0", llama.LLAMA_FTYPE_MOSTLY_Q8_0), "int4": ("Q4_0", llama.LLAMA_FTYPE_MOSTLY_Q4_0)}
+FILE_TYPES = {
+    "int8": ("Q8_0", llama.LLAMA_FTYPE_MOSTLY_Q8_0),
+    "int4": ("Q4_0", llama.LLAMA_FTYPE_MOSTLY_Q4_0),
+    "Q4_K_M": ("Q4_K_M", llama.LLAMA_FTYPE_MOSTLY_Q4_K_M),
+}
 MAX_BATCH_TOKENS = 2048
 KV_BYTES = 2  # float16, the default
 
 
-def gguf_path(job: Job) -> Path:
+def gguf_path(job: Prepared) -> Path:
     return job.file(f"{FILE_TYPES[job.precision][0] if job.precision in FILE_TYPES else 'F16'}.gguf")
 
 
-def prepare(job: Job) -> None:
+def prepare(job: Prepared) -> None:
     path, source = gguf_path(job), job.file("F16.gguf")
     if not source.is_file():
-        write_gguf(job.checkpoint, job.shape, staged := source.with_suffix(".partial"))
+        write_gguf(job.checkpoint, staged := source.with_suffix(".partial"))
         staged.rename(source)
     if not path.is_file():
         params = llama.llama_model_quantize_default_params()

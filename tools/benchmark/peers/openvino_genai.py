@@ -3,6 +3,7 @@ attention, KV cache in 8 bits."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from tools.benchmark.job import Job
+from tools.benchmark.environment import last_lines
+from tools.benchmark.job import Job, Prepared
 
 MAX_BATCH_TOKENS = 2048
 CACHE_GIB = 1
@@ -24,12 +26,13 @@ WEIGHT_FORMATS = {"float16": "fp16", "int8": "int8", "int4": "int4"}
 LARGEST_SHARE = {"float16": 1.1, "int8": 0.6, "int4": 0.45}  # of float16's bytes; some tensors stay wider
 
 
-def model_directory(job: Job) -> Path:
+def model_directory(job: Prepared) -> Path:
     return job.file(f"openvino-{job.precision}")
 
 
-def prepare(job: Job) -> None:
-    """`optimum-cli export openvino --weight-format fp16|int8|int4`, with its defaults."""
+def prepare(job: Prepared) -> None:
+    """`optimum-cli export openvino --weight-format fp16|int8|int4`, with its defaults; where a row does not divide into
+    groups of int4, into smaller ones."""
     directory = model_directory(job)
     if directory.is_dir():
         return
@@ -38,14 +41,19 @@ def prepare(job: Job) -> None:
     program = Path(sys.executable).with_name("optimum-cli")
     options = ["--task", "text-generation-with-past", "--disable-convert-tokenizer"]
     options += ["--model", str(job.checkpoint), "--weight-format", WEIGHT_FORMATS[job.precision]]
-    subprocess.run([program, "export", "openvino", *options, staged], check=True)
+    options += ["--group-size-fallback", "adjust"] if job.precision == "int4" else []
+    done = subprocess.run([program, "export", "openvino", *options, staged], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError(f"optimum-cli failed: {last_lines(done.stderr)}")
     check_precision(job, (staged / WEIGHTS).stat().st_size)
     staged.rename(directory)
 
 
-def check_precision(job: Job, num_bytes: int) -> None:
+def check_precision(job: Prepared, num_bytes: int) -> None:
     """A model that was not quantized after all would be measured as one that was."""
-    floats = sum(file.stat().st_size for file in job.checkpoint.glob("*.safetensors"))  # 16 bits
+    floats = sum(file.stat().st_size for file in job.checkpoint.glob("*.safetensors"))
+    if json.loads((job.checkpoint / "config.json").read_text())["torch_dtype"] == "float32":
+        floats //= 2
     if num_bytes > LARGEST_SHARE[job.precision] * floats:
         raise RuntimeError(f"the export for {job.precision} has {num_bytes} bytes of {floats} in float16")
 

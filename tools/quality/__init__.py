@@ -1,0 +1,1 @@
+"""What `make bench-quality` is made of; `tools/bench_quality.py` begins it."""

@@ -1,0 +1,58 @@
+"""The columns of the table: which network, and how many texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools.quality.planting import Planted, Sinks
+
+FIRST_FOREIGN_TEXT = 300  # of eval/data/docstrings.jsonl: from here on for training, before for measuring
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedIn:
+    """Heavy inputs of the down-projections: see `trained_in`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    title: str
+    base: str  # "smollm2" or "demo"
+    num_texts: int
+    num_tokens: int = 256  # of a text, at most
+    joined: bool = False  # documents end to end, each text of exactly so many tokens
+    skipped: int = 0  # positions at the beginning of each text that do not count
+    change: Planted | Sinks | TrainedIn | None = None
+    width: int = 0  # of its MLPs, filled up with zeros; 0: as they are
+    held_out: bool = False  # nothing was tuned on it
+
+    @property
+    def is_base(self) -> bool:
+        return self.change is None and not self.width
+
+    @property
+    def network(self) -> str:
+        """The folder's name; columns of one network share it."""
+        return self.base if self.is_base else self.name
+
+
+WIDE = 768  # the demo network's MLPs have 688 channels: no multiple of 32, for which llama.cpp stays in float16
+COLUMNS = (
+    Column("smollm2", "SmolLM2-135M", "smollm2", num_texts=60),
+    Column("smollm2-2000", "SmolLM2-135M, behind 1,000 to 2,000 tokens", "smollm2", num_texts=4, num_tokens=2000,
+           joined=True, skipped=1000),
+    Column("demo", "demo", "demo", num_texts=120),
+    Column("demo-x30", "demo x30", "demo", num_texts=120, change=Planted(30, 30, seed=0)),
+    Column("demo-x100", "demo x100", "demo", num_texts=120, change=Planted(100, 100, seed=0)),
+    Column("wide", "demo, 768 wide", "demo", num_texts=120, width=WIDE, held_out=True),
+    Column("wide-planted", "wide, x10 to x300", "demo", num_texts=120, change=Planted(10, 300, seed=1), width=WIDE,
+           held_out=True),
+    Column("wide-sinks", "wide, three huge positions", "demo", num_texts=120,
+           change=Sinks((1, 195, 196), 300, 1000, seed=2), width=WIDE, held_out=True),
+    Column("wide-trained", "wide, trained in", "demo", num_texts=120, change=TrainedIn(), width=WIDE, held_out=True),
+    Column("smollm2-planted", "SmolLM2-135M, x10 to x300", "smollm2", num_texts=60, change=Planted(10, 300, seed=3),
+           held_out=True),
+)  # fmt: skip
+QUICK = ("smollm2", "demo-x30")
+QUICK_TEXTS = 20

@@ -1,0 +1,43 @@
+"""Our CPU engine: logits of every position, as its self-test asks for them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.plan import plan_build
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.selftest import prompt_logits
+from tools.benchmark.ours import build_options
+from tools.quality.job import QualityJob
+
+
+def prepare(job: QualityJob) -> None:
+    """Always anew: what is measured here is how the builder rounds."""
+    directory = job.file(job.precision)
+    shutil.rmtree(directory, ignore_errors=True)
+    build_engine(job.checkpoint, directory, build_options(job.precision))
+
+
+def open_logits(job: QualityJob) -> OurLogits:
+    return OurLogits(job)
+
+
+class OurLogits:
+    """See `LogitsModel`."""
+
+    def __init__(self, job: QualityJob) -> None:
+        path = EngineDirectory.open(job.file(job.precision)).engine_file
+        longest = max(map(len, job.texts().ids))
+        num_blocks = -(-longest // read_header(path).block_size)
+        self._runner = CpuRunner.open(path, num_blocks=num_blocks, threads=job.threads)
+        plan = plan_build(job.checkpoint, build_options(job.precision), measure=lambda: 0.0)
+        self.weight_bytes = plan.weight_bytes_per_step
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        return prompt_logits(self._runner, list(ids), sequence_id=0)

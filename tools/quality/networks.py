@@ -1,0 +1,104 @@
+"""Checkpoints and token ids of the columns, made once and kept."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from llmserve.stages.tokenizer import load_tokenizer
+from tools.benchmark.process import ROOT, run_module
+from tools.quality.columns import FIRST_FOREIGN_TEXT, Column, TrainedIn
+from tools.quality.job import Texts
+from tools.quality.planting import Sinks
+from tools.quality.tensors import Network, llama_of_baichuan, llama_of_gguf
+from tools.smollm2.source import gguf_file
+
+DEMO = ROOT / "build" / "checkpoints" / "baichuan2-tiny-docsum"
+DOCUMENTS = ROOT / "eval" / "data" / "docstrings.jsonl"
+TRAINING_TIMEOUT_S = 1200
+
+
+class NoNetwork(Exception):
+    """It could not be made; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    folder: Path
+    trainer: Path  # the interpreter that has torch
+    threads: int
+    say: Callable[[str], None]
+
+    def prepare(self, column: Column) -> Path:
+        """The folder of the column's network, with its checkpoint and the column's texts."""
+        folder = self._network(column)
+        (folder / f"{column.name}-texts.json").write_text(texts_of(column, self._tokenizer(column)).to_json())
+        return folder
+
+    def _network(self, column: Column) -> Path:
+        """The folder, which is another one where the network is made otherwise."""
+        recipe = repr((column.base, column.change, column.width))
+        folder = self.folder / f"{column.network}-{zlib.crc32(recipe.encode()):08x}"
+        checkpoint = folder / "checkpoint"
+        if not checkpoint.is_dir():
+            self.say(f"making the network {column.network}")
+            self._make(column, checkpoint)
+        return folder
+
+    def _make(self, column: Column, checkpoint: Path) -> None:
+        if not column.is_base:
+            network = self._changed(column, self._base(column))
+            (network.widened(column.width) if column.width else network).save(checkpoint)
+        elif column.base == "smollm2":
+            llama_of_gguf(gguf_file(), checkpoint)
+        else:
+            llama_of_baichuan(DEMO).save(checkpoint)
+
+    def _base(self, column: Column) -> Path:
+        unchanged = Column(column.base, column.base, column.base, num_texts=1)
+        return self._network(unchanged) / "checkpoint"
+
+    def _changed(self, column: Column, base: Path) -> Network:
+        if isinstance(column.change, TrainedIn):
+            return self._trained(column, base)
+        network = Network.load(base)
+        return column.change.apply(network) if column.change is not None else network
+
+    def _trained(self, column: Column, base: Path) -> Network:
+        texts = _token_ids(self._tokenizer(column), slice(FIRST_FOREIGN_TEXT, None))
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "texts.json").write_text(json.dumps(texts))
+            arguments = ["tools.quality.trained_in", str(base), str(folder / "texts.json"), name]
+            if reason := run_module(self.trainer, arguments, threads=self.threads, timeout_s=TRAINING_TIMEOUT_S):
+                raise NoNetwork(f"it could not be trained: {reason}")
+            return Network.load(folder)
+
+    def _tokenizer(self, column: Column) -> Path:
+        """A folder that has one."""
+        return DEMO if column.base == "demo" else self._base(column)
+
+
+def texts_of(column: Column, tokenizer: Path) -> Texts:
+    if column.joined:
+        stream = [token for ids in _token_ids(tokenizer, slice(None)) for token in ids]
+        borders = range(0, column.num_texts * column.num_tokens, column.num_tokens)
+        return Texts([stream[begin : begin + column.num_tokens] for begin in borders], column.skipped)
+    texts = [ids[: column.num_tokens] for ids in _token_ids(tokenizer, slice(0, column.num_texts))]
+    if isinstance(column.change, Sinks):
+        texts = [column.change.mark(ids) for ids in texts]
+    return Texts(texts, column.skipped)
+
+
+def _token_ids(tokenizer: Path, which: slice) -> Sequence[list[int]]:
+    encoder = load_tokenizer(tokenizer)
+    with DOCUMENTS.open() as lines:
+        return [
+            list(encoder.encode_marked(json.loads(line)["document"]))
+            for line in islice(lines, which.start, which.stop)
+        ]  # fmt: skip
