@@ -39,7 +39,7 @@ class Measurement:
 
     def run(self, columns: Sequence[Column], contestants: Sequence[Contestant]) -> Findings:
         findings = Findings()
-        for column in columns:
+        for column in columns if contestants else ():
             try:
                 folder = self.networks.prepare(column)
                 self._column(column, folder, contestants, findings)
