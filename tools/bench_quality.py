@@ -11,7 +11,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from llmserve.engine.cpu.cores import usable_cores
+from llmserve.engine.cores import usable_cores
 from llmserve.engine.cpu.library import chosen_isa
 from llmserve.evaluation.machine import machine_name
 from tools.benchmark.environment import Environment
