@@ -87,7 +87,7 @@ def test_header_says_what_was_built(engine_file: EngineFile) -> None:
     assert header == EngineHeader(
         dtype="float16",
         quantization="int8",
-        cache_dtype="float16",
+        cache_dtype="int8",  # where weights are quantized
         packing="panels32",
         vocab_size=83,
         max_num_tokens=LIMITS.max_num_tokens,
