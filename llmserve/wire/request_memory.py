@@ -21,6 +21,7 @@ UNLIMITED_BYTES = 2**62
 # While something is decoded, a thread that computes gives way to the event loop after this, not 5 ms: the loop asks
 # anew for each connection. All the time, it would cost small requests a tenth: models' threads switch more often, too.
 SWITCH_INTERVAL_S = 0.0005
+USUAL_INTERVAL_S = sys.getswitchinterval()
 MOST_OF_QUICK_BYTES = 1024 * 1024  # of a request that does not wait behind larger ones
 Result = TypeVar("Result")
 
@@ -92,7 +93,6 @@ class RequestMemory:
         self.taken_bytes = 0
         self.lock = threading.Lock()  # of every share's count, and of how many work
         self._num_working = 0
-        self._usual_interval_s = sys.getswitchinterval()
         # Decoding holds the interpreter lock: more threads would not be faster, and leave less of it to the event loop.
         self._quick = ThreadPoolExecutor(1, thread_name_prefix="decode")
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="decode-large")
@@ -127,7 +127,7 @@ class RequestMemory:
     def _add_working(self, count: int) -> None:
         with self.lock:
             self._num_working += count
-            sys.setswitchinterval(SWITCH_INTERVAL_S if self._num_working else self._usual_interval_s)
+            sys.setswitchinterval(SWITCH_INTERVAL_S if self._num_working else USUAL_INTERVAL_S)
 
     def close(self) -> None:
         self._quick.shutdown(wait=False, cancel_futures=True)

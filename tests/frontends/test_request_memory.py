@@ -25,7 +25,7 @@ from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import frame
 from llmserve.wire.http2.messages import framed
-from llmserve.wire.request_memory import RequestMemory, RequestTooLarge
+from llmserve.wire.request_memory import USUAL_INTERVAL_S, RequestMemory, RequestTooLarge
 from tests.frontends.server import HOST, RunningServer, running_server, wait_until
 from tests.frontends.stub_core import StubCore
 from tests.wire.http2.raw_client import RawClient
@@ -259,9 +259,9 @@ async def test_work_keeps_its_share_when_its_caller_has_gone() -> None:
 
 
 async def test_threads_give_way_sooner_while_something_is_decoded() -> None:
-    memory, usual = RequestMemory(), sys.getswitchinterval()
-    assert await memory.work(sys.getswitchinterval, memory.share()) < usual
-    while sys.getswitchinterval() != usual:  # noqa: ASYNC110 - of a thread
+    memory = RequestMemory()
+    assert await memory.work(sys.getswitchinterval, memory.share()) < USUAL_INTERVAL_S
+    while sys.getswitchinterval() != USUAL_INTERVAL_S:  # noqa: ASYNC110 - of a thread
         await asyncio.sleep(0.01)
     memory.close()
 

@@ -99,7 +99,8 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
     value_scales = round_groups(values.values, c.head_dim, c.head_dim);
   }
   bool equal = true;
-  const double tolerance = integers ? 2e-4 : 2e-5;  // a last bit can tip a share over to its neighbour
+  // A last bit can tip a share over to its neighbour; and slopes make scores of hundreds, with fewer bits behind the point.
+  const double tolerance = integers ? 2e-4 : length > 256 ? 1e-4 : 2e-5;
   for (size_t r = 0; r < c.rows; ++r) {
     const size_t end = c.start + r + 1, first = c.window && end > c.window ? end - c.window : 0;
     for (size_t h = 0; h < heads; ++h) {
