@@ -20,7 +20,7 @@ from llmserve.errors import InvalidArgument, ResourceExhausted
 UNLIMITED_BYTES = 2**62
 # While something is decoded, a thread that computes gives way to the event loop after this, not 5 ms: the loop asks
 # anew for each connection. All the time, it would cost small requests a tenth: models' threads switch more often, too.
-SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0002
 USUAL_INTERVAL_S = sys.getswitchinterval()
 MOST_OF_QUICK_BYTES = 1024 * 1024  # of a request that does not wait behind larger ones
 Result = TypeVar("Result")
