@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
@@ -53,6 +54,8 @@ INPUTS = st.fixed_dictionaries(
 )
 REQUESTS = st.fixed_dictionaries({"inputs": st.lists(INPUTS, max_size=3)}, optional={"parameters": ANY_JSON})
 MODELS = st.sampled_from(sorted(CONFIGS))
+HIGH, LOW = r"\\ud[89ab][0-9a-f]{2}", r"\\ud[c-f][0-9a-f]{2}"
+UNPAIRED = re.compile(f"{HIGH}(?!{LOW})")  # escapes as `json.dumps` writes them
 CORE = StubCore()
 MEMORY = SharedMemory(allowed=True)
 REQUESTS_MEMORY = RequestMemory()
@@ -150,10 +153,12 @@ def parsed(parse: Callable[[str], Any], text: str) -> str:
         return f"{error.msg} at {error.pos}"
     except RecursionError:
         return "too deep"
+    except UnicodeEncodeError:
+        return "no text"
 
 
 def comparable(value: Any) -> Any:
-    """Arrays of nothing but numbers as their leaves; integers beside floats as floats."""
+    """Arrays of nothing but numbers as their leaves; integers beside floats, or below every type's, as floats."""
     if isinstance(value, dict):
         return {name: comparable(member) for name, member in value.items()}
     if not isinstance(value, list | Numbers):
@@ -162,7 +167,7 @@ def comparable(value: Any) -> Any:
         [each for piece in value._pieces for each in piece.tolist()] if isinstance(value, Numbers) else leaves_of(value)
     )
     kinds = set(map(type, leaves))
-    if kinds <= {int, float} and float in kinds:
+    if kinds <= {int, float} and (float in kinds or min(leaves, default=0) < -(2**63)):
         return [float(leaf) if abs(leaf) < 1e300 else "large" for leaf in leaves]
     if kinds <= {int, float} or kinds == {bool}:
         return leaves
@@ -174,15 +179,22 @@ def loads_large(text: str) -> Any:
 
 
 @given(ANY_JSON | st.lists(st.integers() | st.floats()), st.integers(0, 200), st.sampled_from(["", ",", "]", "[", " "]))
+@example("\U00010000", 7, ",")  # between the escapes of its two halves
+@example("\U00010000", 12, ",")  # within the second one
+@example([-(2**63) - 1], 0, "")
 def test_large_documents_are_read_as_small_ones_are(document: Any, position: int, mark: str) -> None:
-    """Well-formed and, with a stray mark, malformed; arrays of scalars in pieces of a few characters."""
+    """Well-formed and, with a stray mark, malformed; arrays of scalars in pieces of a few characters.
+
+    A mark in a surrogate pair leaves half of it, which `json.loads` would accept and its callers refuse later.
+    """
     text = json.dumps(document)
     text = text[:position] + mark + text[position:]
     with pytest.MonkeyPatch.context() as small:
         small.setattr(large_json, "MIN_RUN_BYTES", 0)
         small.setattr(large_json, "PIECE_BYTES", 3)
         small.setattr(large_json_text, "TEXT_PIECE_BYTES", 13)
-        assert parsed(loads_large, text) == parsed(json.loads, text)
+        large = parsed(loads_large, text)
+    assert large == parsed(json.loads, text) or (large == "no text" and UNPAIRED.search(text))
 
 
 @pytest.mark.parametrize("text", ["[1,,2]", "[1,]", "[,1]", "[1 2]", "[", "[ ]", "[1,2", "[" * 5000, '{"a": [1, 2}'])
