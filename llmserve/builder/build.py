@@ -24,7 +24,6 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.output import check_replaceable, flush, staged_directory
 from llmserve.builder.pieces import Cores, Each
 from llmserve.builder.progress import Progress, SilentProgress
-from llmserve.builder.quantization import quantized_params
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.selftest import make_selftest
 from llmserve.builder.targets.base import CompileJob, Target
@@ -100,6 +99,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     progress.phase("compile", build.engine_bytes)
     job = CompileJob(build.program, build.params, build.options, load, progress.advance, earlier, work.each)
     device = {**build.target.compile(job, directory), **equalization.facts}
+    device |= {"kept_params": len(build.kept)} if build.kept else {}
     if not (directory / CONFIG_FILE).exists():
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
@@ -124,8 +124,9 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     progress.phase("seal", sum(file.stat().st_size for file in written))
     late = [file for file in _files(directory) if file not in written]
     files = {**records.result(progress), **_file_records(directory, late)}
+    as_stored = {f"{name}.integers": "kept" for name in build.kept}
     manifest = Manifest(
-        engine_digest=engine_digest(build.program, build.options, {**tensors, **equalization.digests}),
+        engine_digest=engine_digest(build.program, build.options, {**tensors, **equalization.digests, **as_stored}),
         target=build.target.name,
         device=device,
         source=source,
@@ -139,16 +140,17 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
 
 
 def _digests(checkpoint: Checkpoint, build: ResolvedBuild, advance: Advance) -> tuple[Source, dict[str, str]]:
-    """Of the checkpoint's files, and of each parameter in the engine's dtype."""
+    """Of the checkpoint's files, and of each parameter in the engine's dtype, or float32 where integers are kept."""
     digest = checkpoint.digest(advance)
     source = Source(digest, build.spec.architecture, checkpoint.file_names, checkpoint.rounded)
-    names = [param.name for param in build.params]
-    rows = ((name, build.weights.rows(name, build.options.dtype)) for name in names)
+    dtypes = {param.name: "float32" if param.name in build.kept else build.options.dtype for param in build.params}
+    rows = ((name, build.weights.rows(name, dtype)) for name, dtype in dtypes.items())
     return source, {name: tensor_digest(weight, partial(advance, name)) for name, weight in rows}
 
 
 def _equalize(build: ResolvedBuild, work: _Work) -> Equalization:
-    quantized = quantized_params(build.program, build.params, build.options)
+    """Columns of integers that are kept stay as they are."""
+    quantized = build.quantized.keys() - build.kept
     if not quantized or not build.target.rounds_activations:
         return Equalization({}, {})
     sizes = {param.name: build.options.itemsize * param.num_elements for param in build.params}

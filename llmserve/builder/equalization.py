@@ -22,6 +22,7 @@ from llmserve.builder.digest import tensor_digest
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.quantization import LINEAR_KINDS
 from llmserve.checkpoint.floats import to_float32
+from llmserve.checkpoint.integers import Integers, integers
 from llmserve.models.graph import Op, OpKind, Program
 
 Load: TypeAlias = Callable[[str], Weight]
@@ -75,6 +76,13 @@ class _Multiplied:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.weight.shape
+
+    def integers(self, rows: slice, /) -> Integers | None:
+        """Powers of two that rows are multiplied with leave them integers."""
+        found = None if self.columns is not None else integers(self.weight, rows)
+        if found is None or self.rows is None:
+            return found
+        return Integers(found.values, found.steps * self.rows[rows, None])
 
     def __getitem__(self, rows: slice, /) -> NDArray[np.float32]:
         piece = to_float32(self.weight[rows])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import quantized_params, stored_names
+from llmserve.builder.quantization import stored_names
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
 from llmserve.checkpoint.reader import Checkpoint
@@ -113,8 +113,7 @@ def plan_build(
 
 def _looked_up_bytes(build: ResolvedBuild) -> int:
     """Bytes of tables of which a step reads only a row per token."""
-    quantized = quantized_params(build.program, build.params, build.options)
-    stored = stored_names(build.params, quantized)
+    stored = stored_names(build.params, build.quantized)
     tables = {stored[op.weights[0]] for op in build.program.ops if op.kind is OpKind.EMBED}
     read_whole = {stored[name] for op in build.program.ops if op.kind is not OpKind.EMBED for name in op.weights}
     looked_up = [param.num_elements for param in build.params if param.name in tables - read_whole]

@@ -1,7 +1,7 @@
 """How weights and activations are rounded to few bits, and which parameters are. The same for every target.
 
 Thirty-two inputs of an output share a scale, and thirty-two inputs of a token, whose activations are rounded to int8
-whatever the bits of the weights. Nothing is calibrated.
+whatever the bits of the weights. Nothing is calibrated. Integers that a checkpoint has already are kept where they fit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.pieces import Weight
+from llmserve.checkpoint.floats import to_float32
+from llmserve.checkpoint.integers import Integers, integers
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
 
@@ -80,6 +83,9 @@ class Scheme(Protocol):
     def quantize(self, rows: Matrix) -> Quantized:
         """`rows` [N, K] in this format."""
 
+    def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
+        """The same numbers to the bit, and in which rows they are; None where this format does not have integers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -107,6 +113,23 @@ class Int8:
         values = np.clip(np.rint(groups / safe[:, :, None]), -127, 127).astype(np.int8)
         return Quantized(values.reshape(len(rows), -1)[:, : rows.shape[1]], scales, row_scale)
 
+    def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
+        """Steps that are binary16 numbers, or such numbers times the largest or a power of two of their row."""
+        largest = np.abs(rows.steps).max(axis=1)
+        row_scale = np.zeros_like(largest)
+        for candidate in (np.ones_like(largest), largest, np.exp2(np.frexp(largest)[1]).astype(np.float32)):
+            known = np.where(candidate > 0, candidate, np.float32(1))
+            exact = (_relative(rows.steps, known).astype(np.float32) * known[:, None] == rows.steps).all(axis=1)
+            row_scale = np.where((row_scale == 0) & exact, known, row_scale)
+        values = rows.values.astype(np.int8)
+        fits = (values == rows.values).all(axis=1) & (row_scale != 0)
+        return Quantized(values, _relative(rows.steps, np.where(fits, row_scale, 1)), row_scale), fits
+
+
+def _relative(scales: Matrix, row_scale: Vector) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):  # infinite then
+        return (scales / row_scale[:, None]).astype(np.float16)
+
 
 @dataclass(frozen=True, slots=True)
 class Int4:
@@ -131,6 +154,10 @@ class Int4:
         for begin in range(0, count, step):
             _search_int4(rows, found, slice(begin, begin + step))
         return found
+
+    def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
+        """Scales of a byte are those of no other format."""
+        return None
 
 
 def _search_int4(weight: Matrix, found: Quantized, rows: slice) -> None:
@@ -220,17 +247,38 @@ def in_groups(rows: Matrix) -> Groups:
     return padded.reshape(count, num_groups, QUANTIZED_GROUP)
 
 
-def round_weight(parts: Sequence[Part], matrix: Matrix, begin: int = 0) -> Matrix:
-    """The values that rows of a weight, from row `begin` on, have after quantization.
+def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized:
+    """Rows of a weight, as they are where it has integers that the format can keep. `rows` has both ends."""
+    stored = integers(weight, rows)
+    found = None if stored is None else scheme.keep(stored)
+    if found is None:
+        return scheme.quantize(to_float32(weight[rows]))
+    kept, fits = found
+    if not fits.all():
+        rounded = scheme.quantize(to_float32(weight[rows]))
+        for mine, other in ((kept.values, rounded.values), (kept.scales, rounded.scales)):
+            np.copyto(mine, other, where=~fits[:, None])
+        np.copyto(kept.row_scale, rounded.row_scale, where=~fits)
+    return kept
+
+
+def keeps_integers(parts: Sequence[Part], weight: Weight) -> bool:
+    """Whether some of the weight is in the checkpoint as integers that are kept, if they fit."""
+    first = ((part.scheme, integers(weight, slice(part.begin, part.begin + 1))) for part in parts)
+    return any(stored is not None and scheme.keep(stored) is not None for scheme, stored in first)
+
+
+def round_weight(parts: Sequence[Part], weight: Weight, rows: slice) -> Matrix:
+    """The values that rows of a weight have after quantization. `rows` has both ends.
 
     A few at a time: one copy of them and little more.
     """
-    result = np.empty_like(matrix)
+    result = np.empty((rows.stop - rows.start, weight.shape[1]), np.float32)
     for part in parts:
-        end = min(part.end - begin, len(matrix))
-        for start in range(max(part.begin - begin, 0), end, ROUNDED_ROWS):
-            rows = slice(start, min(start + ROUNDED_ROWS, end))
-            result[rows] = part.scheme.quantize(matrix[rows]).weight
+        end = min(part.end, rows.stop)
+        for begin in range(max(part.begin, rows.start), end, ROUNDED_ROWS):
+            some = slice(begin, min(begin + ROUNDED_ROWS, end))
+            result[some.start - rows.start : some.stop - rows.start] = quantize_rows(part.scheme, weight, some).weight
     return result
 
 

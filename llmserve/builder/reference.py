@@ -117,8 +117,8 @@ class ReferenceModel:
         stacked = np.concatenate(rounded)
 
         def product(rows: slice) -> Matrix:
-            weight = to_float32(source[rows])
-            y: Matrix = stacked @ (weight if parts is None else round_weight(parts, weight, rows.start)).T
+            weight = to_float32(source[rows]) if parts is None else round_weight(parts, source, rows)
+            y: Matrix = stacked @ weight.T
             return y
 
         columns = []

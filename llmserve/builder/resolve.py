@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import Part, keeps_integers, quantized_params
 from llmserve.builder.targets.base import Target
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
@@ -27,6 +28,8 @@ class ResolvedBuild:
     target: Target
     weights: WeightPlan
     tokenizer_code: TokenizerCode
+    quantized: Mapping[str, Sequence[Part]]  # by parameter
+    kept: Sequence[str]  # of these, the ones whose integers the checkpoint has
     checkpoint_notes: Sequence[str] = ()
 
     @property
@@ -43,11 +46,23 @@ class ResolvedBuild:
         ]
         return [
             *self.checkpoint_notes,
+            *self._rounding_notes(),
             *options.notes(),
             *self.target.notes(options),
             *self.spec.notes(options.max_seq_len),
             *code,
         ]
+
+    def _rounding_notes(self) -> list[str]:
+        """Of a checkpoint that is rounded already."""
+        num_kept, num_quantized = len(self.kept), len(self.quantized)
+        if not self.checkpoint_notes or not num_quantized:
+            return []
+        counts = {
+            "with the checkpoint's own integers and scales": num_kept,
+            f"rounded a second time, to {self.options.quantization}": num_quantized - num_kept,
+        }
+        return ["; ".join(f"{how}: {count} of {num_quantized} weights" for how, count in counts.items() if count)]
 
 
 def target_for(name: str, spec: DecoderSpec, config: HfConfig) -> Target:
@@ -80,7 +95,15 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
     code = find_tokenizer_code(checkpoint.path) if checkpoint.path.is_dir() else TokenizerCode()  # of a GGUF file: none
-    return ResolvedBuild(spec, params, program, options, target, weights, code, checkpoint.notes)
+    quantized = quantized_params(program, params, options)
+    kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
+    return ResolvedBuild(
+        spec, params, program, options, target, weights, code, quantized, kept, checkpoint_notes=checkpoint.notes
+    )
+
+
+def _kept(quantized: Mapping[str, Sequence[Part]], weights: WeightPlan, dtype: str) -> list[str]:
+    return [name for name, parts in quantized.items() if keeps_integers(parts, weights.rows(name, dtype))]
 
 
 def _length_problems(spec: DecoderSpec, options: BuildOptions) -> list[str]:

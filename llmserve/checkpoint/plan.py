@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.checkpoint.floats import is_finite
+from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
 from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Rows, Tensor
 from llmserve.errors import CheckpointError, raise_problems
@@ -55,6 +56,22 @@ class ParamRows:
             first, last = max(begin, part.begin), min(end, part.end)
             self._fill(result[first - begin : last - begin], part, first - part.begin)
         return result
+
+    def integers(self, rows: slice, /) -> Integers | None:
+        """Where all of these rows are integers in the checkpoint, and none is changed on the way."""
+        if self.combine is Combine.NORMALIZE_ROWS or len(self.shape) != 2:
+            return None
+        found = []
+        for part in self.parts:
+            first, last = max(rows.start, part.begin), min(rows.stop, part.end)
+            if first < last:
+                stored = integers(part.source, slice(first - part.begin, last - part.begin))
+                if stored is None:
+                    return None
+                _checked(stored.steps, part.stored_name)
+                found.append(stored)
+        values = np.concatenate([each.values for each in found])
+        return Integers(values, np.concatenate([each.steps for each in found]))
 
     def _fill(self, target: Tensor, part: _Part, first: int) -> None:
         """Cast rows of one source, from `first` on, into their place."""

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from llmserve.cli.facts_table import facts_table
 from llmserve.engine.artifact import PROGRAM_FILE, EngineDirectory
+from llmserve.engine.manifest import Manifest
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.verify import verify_engine
@@ -92,7 +93,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
         ("vocabulary", f"{info.vocab_size:,}"),
         ("engine digest", manifest.engine_digest),
         ("checkpoint digest", manifest.source.digest),
-        *([("checkpoint numbers", f"{manifest.source.rounded}, expanded")] if manifest.source.rounded else ()),
+        *([("checkpoint numbers", _rounded(manifest))] if manifest.source.rounded else ()),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
         ("files", ", ".join(manifest.files)),
         ("runs here", "\n".join(f"no: {problem}" for problem in problems) or "yes"),
@@ -103,3 +104,10 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
 def _plain(facts: Mapping[str, Any]) -> str:
     """The facts that fit a line; the rest is in the JSON form."""
     return ", ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict))
+
+
+def _rounded(manifest: Manifest) -> str:
+    """What numbers of a rounded checkpoint were, and what became of them."""
+    num_kept = manifest.device.get("kept_params", 0)
+    taken = f"kept in {num_kept} weights, elsewhere expanded" if num_kept else "expanded"
+    return f"{manifest.source.rounded}, {taken}"

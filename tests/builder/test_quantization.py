@@ -77,7 +77,7 @@ def test_four_bits_of_groups_of_any_size(size: float) -> None:
     rows = np.random.default_rng(3).standard_normal((100, 96)).astype(np.float32) * np.float32(size)
     rows[:, 32:64] /= 300
     rows[5] = 0
-    error = in_groups(np.abs(round_weight([Part(Int4(), 0, 100)], rows) - rows))
+    error = in_groups(np.abs(round_weight([Part(Int4(), 0, 100)], rows, slice(0, 100)) - rows))
     largest = np.ptp(in_groups(rows), axis=2, keepdims=True)
     assert (error <= 0.15 * largest).all()  # a quarter of the range is cut off at most, from both sides
     assert (error.mean(axis=2) <= 0.03 * largest[:, :, 0]).all()
@@ -86,11 +86,11 @@ def test_four_bits_of_groups_of_any_size(size: float) -> None:
 def test_parts_of_a_weight_are_rounded_each_in_its_own_way() -> None:
     rows = np.random.default_rng(4).standard_normal((700, 40)).astype(np.float32)
     parts = [Part(Int4(), 0, 300), Part(Int8(), 300, 340), Part(Int4(), 340, 700)]
-    whole = round_weight(parts, rows)
+    whole = round_weight(parts, rows, slice(0, 700))
     for part in parts:
         place = slice(part.begin, part.end)
         np.testing.assert_array_equal(whole[place], part.scheme.quantize(rows[place]).weight)
-    np.testing.assert_array_equal(round_weight(parts, rows[310:360], 310), whole[310:360])
+    np.testing.assert_array_equal(round_weight(parts, rows, slice(310, 360)), whole[310:360])
 
 
 def layers(*, kv_heads: int = 8, num_layers: int = 4) -> tuple[Program, list[Param]]:
@@ -137,7 +137,7 @@ def test_weights_keep_the_largest_of_each_group(size: float) -> None:
     """Whatever the size of a row: float16 holds a group's scale relative to its row's largest."""
     rows = np.random.default_rng(0).standard_normal((600, 100)).astype(np.float32) * np.float32(size)
     rows[2, :32] = 0
-    rounded = round_weight([Part(Int8(), 0, 600)], rows)
+    rounded = round_weight([Part(Int8(), 0, 600)], rows, slice(0, 600))
     error, groups = in_groups(np.abs(rounded - rows)), in_groups(rows)
     steps = np.abs(groups).max(axis=2, keepdims=True) / 127
     assert (error <= 0.56 * steps).all()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.checkpoint.integers import STEP_COLUMNS, Integers
 from llmserve.checkpoint.stored_tensor import Tensor
 
 Numbers = Callable[[slice], Tensor]  # some rows [rows, columns]; the slice has both ends
@@ -34,6 +35,20 @@ class ScaledRows:
             with np.errstate(invalid="ignore", over="ignore"):  # reported where the values are used
                 self._expand(slice(first, last), values[first - start : last - start])
         return values
+
+    def integers(self, rows: slice, /) -> Integers | None:
+        width = self.shape[1] // self.scales.shape[1]  # of a block
+        if self.block_of is not None or (width % STEP_COLUMNS and width < self.shape[1]):
+            return None
+        numbers = self.numbers(rows)
+        blocks = np.arange(rows.start, rows.stop) // self.block_rows
+        if any(stored.dtype.kind not in "iu" for stored in (numbers, self.zeros) if stored is not None):
+            return None
+        values = numbers.astype(np.int16)
+        if self.zeros is not None:
+            values -= np.repeat(self.zeros[blocks].astype(np.int16), width, axis=1)
+        steps = self.scales[blocks].astype(np.float32)
+        return Integers(values, np.repeat(steps, -(-width // STEP_COLUMNS), axis=1))
 
     def _expand(self, rows: slice, target: Tensor) -> None:
         numbers = self.numbers(rows)

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 Blocks: TypeAlias = NDArray[Any]  # [blocks] of a type's layout
 Values: TypeAlias = NDArray[np.float32]  # [blocks, elements]
 Bytes: TypeAlias = NDArray[np.uint8]
+SignedBytes: TypeAlias = NDArray[np.int8]
 
 FOUR = np.uint8(4)
 SMALL, LARGE = 32, 256  # elements of a block: of the first types, and of those with a K
@@ -29,6 +30,7 @@ class BlockType:
     num_elements: int
     layout: np.dtype[Any]
     expand: Callable[[Blocks], Values] | None = None  # None: the elements are numbers already
+    integers: Callable[[Blocks], SignedBytes] | None = None  # where an element is one of these, times the block's `d`
 
     @property
     def num_bytes(self) -> int:
@@ -50,12 +52,25 @@ def _column(scales: NDArray[Any]) -> Values:
     return scales.astype(np.float32)[..., np.newaxis]
 
 
+def _eight_bits(blocks: Blocks) -> SignedBytes:
+    values: SignedBytes = blocks["qs"]
+    return values
+
+
+def _four_bits_signed(blocks: Blocks) -> SignedBytes:
+    return _halves(blocks["qs"]).view(np.int8) - np.int8(8)
+
+
+def _five_bits_signed(blocks: Blocks) -> SignedBytes:
+    return _five_bits(blocks).view(np.int8) - np.int8(16)
+
+
 def _q8_0(blocks: Blocks) -> Values:
-    return blocks["qs"] * _column(blocks["d"])
+    return _eight_bits(blocks) * _column(blocks["d"])
 
 
 def _q4_0(blocks: Blocks) -> Values:
-    return _column(blocks["d"]) * (_halves(blocks["qs"]).view(np.int8) - np.int8(8))
+    return _column(blocks["d"]) * _four_bits_signed(blocks)
 
 
 def _q4_1(blocks: Blocks) -> Values:
@@ -67,7 +82,7 @@ def _five_bits(blocks: Blocks) -> Bytes:
 
 
 def _q5_0(blocks: Blocks) -> Values:
-    return _column(blocks["d"]) * (_five_bits(blocks).view(np.int8) - np.int8(16))
+    return _column(blocks["d"]) * _five_bits_signed(blocks)
 
 
 def _q5_1(blocks: Blocks) -> Values:
@@ -126,11 +141,11 @@ _HALF = ("<f2", 1)
 TYPES: Mapping[int, BlockType] = {  # by the number in the file
     0: BlockType("F32", 1, np.dtype("<f4")),
     1: BlockType("F16", 1, np.dtype("<f2")),
-    2: BlockType("Q4_0", SMALL, _layout(d=_HALF, qs=("u1", 16)), _q4_0),
+    2: BlockType("Q4_0", SMALL, _layout(d=_HALF, qs=("u1", 16)), _q4_0, _four_bits_signed),
     3: BlockType("Q4_1", SMALL, _layout(d=_HALF, m=_HALF, qs=("u1", 16)), _q4_1),
-    6: BlockType("Q5_0", SMALL, _layout(d=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_0),
+    6: BlockType("Q5_0", SMALL, _layout(d=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_0, _five_bits_signed),
     7: BlockType("Q5_1", SMALL, _layout(d=_HALF, m=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_1),
-    8: BlockType("Q8_0", SMALL, _layout(d=_HALF, qs=("i1", 32)), _q8_0),
+    8: BlockType("Q8_0", SMALL, _layout(d=_HALF, qs=("i1", 32)), _q8_0, _eight_bits),
     12: BlockType("Q4_K", LARGE, _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qs=("u1", 128)), _q4_k),
     13: BlockType("Q5_K", LARGE, _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qh=("u1", 32), qs=("u1", 128)), _q5_k),
     14: BlockType("Q6_K", LARGE, _layout(ql=("u1", 128), qh=("u1", 64), scales=("i1", 16), d=_HALF), _q6_k),

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.checkpoint.gguf.block_types import BlockType
+from llmserve.checkpoint.integers import Integers
 from llmserve.checkpoint.stored_tensor import Tensor
 
 STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
@@ -27,10 +28,20 @@ class ExpandedRows:
         """In float32, or in the file's own type where that is a float; then a view of the file, if it can be one."""
         if len(self.shape) == 1:  # its blocks are not those of a row
             return self._reordered(self._expand(self.packed))[rows]
+        return self._expand(self._chosen(rows)).reshape(-1, *self.shape[1:])
+
+    def integers(self, rows: slice, /) -> Integers | None:
+        if self.kind.integers is None or len(self.shape) != 2 or self.shift:
+            return None
+        blocks: Tensor = self._chosen(rows).view(self.kind.layout).reshape(rows.stop - rows.start, -1)
+        values = self.kind.integers(blocks.reshape(-1))
+        return Integers(values.reshape(len(blocks), -1), blocks["d"].astype(np.float32))
+
+    def _chosen(self, rows: slice) -> NDArray[np.uint8]:
+        """Bytes of rows of more than one element."""
         row_bytes = self.shape[-1] // self.kind.num_elements * self.kind.num_bytes
         packed = self.packed.reshape(*self.shape[:-1], row_bytes)
-        chosen = packed[rows] if self.order is None else packed[self.order[rows]]
-        return self._expand(chosen.reshape(-1)).reshape(-1, *self.shape[1:])
+        return (packed[rows] if self.order is None else packed[self.order[rows]]).reshape(-1)
 
     def _reordered(self, values: Tensor) -> Tensor:
         return values if self.order is None else values[self.order]

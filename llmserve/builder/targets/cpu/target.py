@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.progress import Progress
-from llmserve.builder.quantization import quantized_params
+from llmserve.builder.quantization import quantize_rows, quantized_params
 from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Rows, lower
-from llmserve.checkpoint.floats import to_float32
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
@@ -188,10 +187,10 @@ class TensorWriter:
     def _write_piece(self, piece: Piece) -> tuple[str, int]:
         """Name of the tensor, and bytes."""
         name, scheme, begin = piece.rows.tensor, piece.rows.scheme, piece.begin
-        values = piece.weight[piece.rows.begin + begin : piece.rows.begin + piece.end]
+        rows = slice(piece.rows.begin + begin, piece.rows.begin + piece.end)
         if scheme is None:
-            return name, self._write_rows(name, begin, self._with_offset(piece.param, values))
-        found = scheme.quantize(to_float32(values))
+            return name, self._write_rows(name, begin, self._with_offset(piece.param, piece.weight[rows]))
+        found = quantize_rows(scheme, piece.weight, rows)
         num_bytes = self._write_rows(name, begin, found.values)
         num_bytes += self._write(f"{name}.groups", begin // PANEL_COLUMNS, pack_groups(found.scales, found.zeros))
         num_bytes += self._write(f"{name}.row_scale", begin, found.row_scale)
