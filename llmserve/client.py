@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -37,6 +38,7 @@ TAKEN_TYPES: Mapping[str, tuple[type, ...]] = {
 }  # fmt: skip
 CONNECT_FAILURES = ("failed to connect", "connections to all backends failing", "dns resolution failed")
 
+PLAIN_SCHEMES, TLS_SCHEMES = ("grpc://", "http://"), ("grpcs://", "https://")
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 ERROR_OF_CODE: Mapping[str, type[LlmserveError]] = {
     error.code.value: error
@@ -62,16 +64,48 @@ class TextDelta:
     warning: str = ""  # in an answer's last delta: what of the request was cut to fit, or ignored
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a server may want from a client, and whom the client trusts. Keys are sent as they are: over grpcs:// only
+    the server reads them."""
+
+    api_key: str = field(default="", repr=False)
+    root_certificates: Path | None = None  # PEM, of who may sign the server's; None: those of this machine
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+
+    def credentials(self, url: str) -> grpc.ChannelCredentials | None:
+        """None for a connection without TLS. Raises `InvalidArgument` when the certificates cannot be read."""
+        if not url.startswith(TLS_SCHEMES):
+            if self.root_certificates is not None:
+                raise InvalidArgument(f"certificates are for TLS, which grpcs://{_target(url)} would have")
+            return None
+        try:
+            roots = None if self.root_certificates is None else self.root_certificates.read_bytes()
+        except OSError as error:
+            raise InvalidArgument(f"the certificates cannot be read: {error}") from error
+        return grpc.ssl_channel_credentials(roots)
+
+
 class Client:
     """Blocking; one connection, any number of threads.
 
     Not for programs that go on after Ctrl-C: an interrupt inside gRPC's blocking code can leave the connection locked.
     """
 
-    def __init__(self, url: str, *, model: str = "ensemble") -> None:
+    def __init__(self, url: str, *, model: str = "ensemble", access: Access = Access()) -> None:
+        """`url` is HOST:PORT; after grpcs:// it is reached over TLS."""
         self.url = _target(url)
         self.model = model
-        self._channel = grpc.insecure_channel(self.url, options=CHANNEL_OPTIONS)
+        self._metadata = access.metadata
+        secure = access.credentials(url)
+        self._channel = (
+            grpc.insecure_channel(self.url, CHANNEL_OPTIONS)
+            if secure is None
+            else grpc.secure_channel(self.url, secure, CHANNEL_OPTIONS)
+        )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._config: ModelConfig | None = None
 
@@ -90,7 +124,8 @@ class Client:
         """The model's config. `Unavailable` when no server answers, `NotFound` when it has no such model."""
         if self._config is None:
             try:
-                self._config = self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=self.model)).config
+                request = service_pb2.ModelConfigRequest(name=self.model)
+                self._config = self._stub.ModelConfig(request, metadata=self._metadata).config
             except grpc.RpcError as error:
                 raise _failure(self.url, error) from error
         return self._config
@@ -108,7 +143,7 @@ class Client:
         """Deltas as they arrive; with `stream=False` one delta per sequence."""
         tensors = {"max_tokens": max_tokens, "stream": stream, **parameters}
         request = build_request(self.config(), prompt, tensors, request_id=request_id)
-        call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout_s)
+        call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=self._metadata)
         try:
             for message in call:
                 yield parse_response(message)
@@ -121,10 +156,17 @@ class Client:
 class AsyncClient:
     """The same for asyncio: one connection, any number of tasks of one event loop."""
 
-    def __init__(self, url: str, *, model: str = "ensemble") -> None:
+    def __init__(self, url: str, *, model: str = "ensemble", access: Access = Access()) -> None:
+        """See `Client`."""
         self.url = _target(url)
         self.model = model
-        self._channel = grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
+        self._metadata = access.metadata
+        secure = access.credentials(url)
+        self._channel = (
+            grpc.aio.insecure_channel(self.url, CHANNEL_OPTIONS)
+            if secure is None
+            else grpc.aio.secure_channel(self.url, secure, CHANNEL_OPTIONS)
+        )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._config: ModelConfig | None = None
 
@@ -143,7 +185,8 @@ class AsyncClient:
         """See `Client.config`."""
         if self._config is None:
             try:
-                reply = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=self.model))
+                request = service_pb2.ModelConfigRequest(name=self.model)
+                reply = await self._stub.ModelConfig(request, metadata=self._metadata)
             except grpc.RpcError as error:
                 raise _failure(self.url, error) from error
             self._config = reply.config
@@ -162,7 +205,7 @@ class AsyncClient:
         """See `Client.generate`. Iterate inside `aclosing`, or a loop that is left early is cancelled late."""
         tensors = {"max_tokens": max_tokens, "stream": stream, **parameters}
         request = build_request(await self.config(), prompt, tensors, request_id=request_id)
-        call = self._stub.ModelStreamInfer(timeout=timeout_s)
+        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=self._metadata)
         try:
             await call.write(request)
             await call.done_writing()
@@ -244,7 +287,9 @@ def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
 
 
 def _target(url: str) -> str:
-    return url.removeprefix("grpc://").removeprefix("http://").rstrip("/")
+    for scheme in (*PLAIN_SCHEMES, *TLS_SCHEMES):
+        url = url.removeprefix(scheme)
+    return url.rstrip("/")
 
 
 def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:

@@ -12,9 +12,12 @@ from llmserve.cli.serve_options import ServeOptions
 from llmserve.serving.settings import ControlMode
 
 if TYPE_CHECKING:
+    from llmserve.frontends.shared.api_keys import ApiKeys
+    from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.frontends.shared.restrictions import Api, Restrictions
 
 HTTP_VARIABLE, GRPC_VARIABLE = "LLMSERVE_HTTP_RESTRICTED_API", "LLMSERVE_GRPC_RESTRICTED_PROTOCOL"
+KEY_VARIABLES = {"LLMSERVE_API_KEY": ("environment", False), "LLMSERVE_ADMIN_API_KEY": ("environment-admin", True)}
 
 
 def http_restrictions(options: ServeOptions) -> Restrictions:
@@ -33,15 +36,31 @@ def grpc_restrictions(options: ServeOptions) -> Restrictions:
     return parse_restrictions(given, "--grpc-restricted-protocol", kind="protocol", prefix=GRPC_PREFIX)
 
 
+def make_api_keys(options: ServeOptions) -> ApiKeys | None:
+    """Of the file and of the environment, which models' processes do not inherit. Raises `InvalidArgument`."""
+    from llmserve.frontends.shared.api_keys import ApiKeys, owner_of_key
+
+    given = {variable: os.environ.pop(variable, "") for variable in KEY_VARIABLES}
+    fixed = [
+        owner_of_key(name, given[variable], is_admin=is_admin, source=variable)
+        for variable, (name, is_admin) in KEY_VARIABLES.items()
+        if given[variable]
+    ]
+    return ApiKeys(options.api_keys, fixed) if fixed or options.api_keys is not None else None
+
+
 def _with_environment(options: Sequence[str] | None, variable: str) -> list[str]:
     """Both count: a restriction is never lost to another one. Models' processes do not inherit the variable."""
     return [*(options or ()), *os.environ.pop(variable, "").split()]
 
 
-def exposures(options: ServeOptions, http: Restrictions, grpc: Restrictions) -> Iterator[str]:
+def exposures(options: ServeOptions, extensions: Extensions) -> Iterator[str]:
     """What whoever reaches a port could do there with the server's rights, a line for each of these things."""
     from llmserve.frontends.shared.restrictions import Api
 
+    if extensions.api_keys is not None:
+        return
+    http, grpc = extensions.http_restrictions, extensions.grpc_restrictions
     if options.model_control_mode == ControlMode.EXPLICIT:
         for port, flag in _open_ports(options, Api.MODEL_REPOSITORY, http, grpc):
             yield (

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.errors import LlmserveError, Unavailable
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ HELP = "Ctrl-C stops an answer; Ctrl-D, or Ctrl-C at the prompt, ends the chat."
 
 
 def command(
-    url: Annotated[str, typer.Option(help="The server's gRPC address.")] = "localhost:8001",
+    url: Annotated[str, typer.Option(help="The server's gRPC address; grpcs://HOST:PORT for TLS.")] = "localhost:8001",
     once: Annotated[str | None, typer.Option(help="Ask this, print the answer and exit.", show_default=False)] = None,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
     model: Annotated[str, typer.Option(help="Model to talk to.")] = "ensemble",
@@ -41,6 +42,8 @@ def command(
         Path | None,
         typer.Option(help="Engine or checkpoint whose chat format is applied if the model takes only text."),
     ] = None,
+    api_key: ApiKeyOption = "",
+    root_certificates: RootCertificatesOption = None,
 ) -> None:
     """Chat with a served model; the conversation so far is sent with every question."""
     given = {
@@ -48,7 +51,8 @@ def command(
         "seed": seed,
     }  # fmt: skip
     sampling = {name: value for name, value in given.items() if value is not None}
-    opening = _open(url, model, {"max_tokens": max_tokens, **sampling}, system=system, tokenizer_dir=tokenizer_dir)
+    place = Place(url, model, api_key, root_certificates)
+    opening = _open(place, {"max_tokens": max_tokens, **sampling}, system=system, tokenizer_dir=tokenizer_dir)
     with asyncio.Runner() as runner:
         chat = runner.run(opening)
         try:
@@ -60,15 +64,24 @@ def command(
             runner.run(chat.client.close())
 
 
+class Place(NamedTuple):
+    """Who is talked to, and what they want for it."""
+
+    url: str
+    model: str
+    api_key: str
+    root_certificates: Path | None
+
+
 async def _open(
-    url: str, model: str, parameters: Mapping[str, int | float], *, system: str, tokenizer_dir: Path | None
+    place: Place, parameters: Mapping[str, int | float], *, system: str, tokenizer_dir: Path | None
 ) -> Chat:
     """A conversation that has not begun; says at once when nobody is there."""
     # the other commands need no gRPC
     from llmserve.cli.chat_prompts import more_inputs, prompts_for
-    from llmserve.client import AsyncClient
+    from llmserve.client import Access, AsyncClient
 
-    client = AsyncClient(url, model=model)
+    client = AsyncClient(place.url, model=place.model, access=Access(place.api_key, place.root_certificates))
     try:
         prompts = await prompts_for(client, tokenizer_dir)
         chat = Chat(client, prompts, more_inputs(await client.config(), parameters), system)

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.cli.termination import terminated_as_exception
 
 RESULTS = Path("eval-results")
@@ -26,7 +27,9 @@ def command(
         Path, typer.Option(help="The checkpoint that the engine was built from: a folder, or FILE.gguf.")
     ],
     suite: Annotated[Path, typer.Option(help="Suite file, such as eval/suites/docstrings.yaml.")],
-    url: Annotated[str, typer.Option(help="HOST:PORT (gRPC) of a running server, judged instead.")] = "",
+    url: Annotated[
+        str, typer.Option(help="HOST:PORT (gRPC) of a running server, judged instead; grpcs:// for TLS.")
+    ] = "",
     num_samples: Annotated[int | None, typer.Option(help="Only the first so many.", show_default="the suite's")] = None,
     dtype: Annotated[
         str,
@@ -41,12 +44,15 @@ def command(
     baseline_batch_size: Annotated[int, typer.Option(help="Prompts at a time when it is computed.")] = 1,
     concurrency: Annotated[int, typer.Option(help="Requests in flight at the engine.")] = 8,
     threads: Annotated[int, typer.Option(help="Of the engine in this process; 0: every core.")] = 0,
+    api_key: ApiKeyOption = "",
+    root_certificates: RootCertificatesOption = None,
     output: Annotated[
         Path | None, typer.Option(help="Report file.", show_default="eval-results/ENGINE-SUITE.json (--url: server-)")
     ] = None,
 ) -> None:
     """Compare an engine with the Hugging Face baseline: ROUGE, latency, tokens/s, and a verdict."""
     # imported here: the other commands need neither gRPC nor the statistics
+    from llmserve.client import Access
     from llmserve.evaluation.run import EvalOptions, evaluate
     from llmserve.evaluation.table import render
 
@@ -61,6 +67,7 @@ def command(
         baseline_batch_size=baseline_batch_size,
         concurrency=concurrency,
         threads=threads,
+        access=Access(api_key, root_certificates),
     )
     with terminated_as_exception(), _ProgressBars() as bars:
         report = evaluate(options, bars)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmserve.cli.access import exposures, grpc_restrictions, http_restrictions
+from llmserve.cli.access import exposures, grpc_restrictions, http_restrictions, make_api_keys
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.serve_options import ServeOptions
@@ -54,7 +54,7 @@ def serve(options: ServeOptions) -> None:
     from llmserve.cli.server import ServerProcess
 
     extensions = make_extensions(options)
-    for exposure in exposures(options, extensions.http_restrictions, extensions.grpc_restrictions):
+    for exposure in exposures(options, extensions):
         logger.warning(exposure)
     settings = server_settings(options)
     backend_settings = parse_backend_settings(options.backend_config or ())
@@ -85,6 +85,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
     """What the front ends share; from here on the log flags decide what is printed."""
     from llmserve.cli.request_memory import request_memory
     from llmserve.cli.tracing import make_tracer
+    from llmserve.frontends.shared.api_keys import HEADERS
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
     from llmserve.frontends.shared.log_settings import FORMATS, LogControl, LogSettings
@@ -108,7 +109,8 @@ def make_extensions(options: ServeOptions) -> Extensions:
             raise InvalidArgument(f"--log-file {options.log_file} cannot be written: {error}") from error
     logs = LogControl(settings, logger=logging.getLogger("llmserve"), handlers=logging.getLogger().handlers)
     http, grpc = http_restrictions(options), grpc_restrictions(options)
-    forward, secret = ForwardedHeaders.matching, http.headers() | grpc.headers()
+    keys = make_api_keys(options)
+    forward, secret = ForwardedHeaders.matching, http.headers() | grpc.headers() | (HEADERS if keys else frozenset())
     return Extensions(
         memory=SharedMemory(allowed=options.allow_client_shm),
         tracer=tracer,
@@ -117,6 +119,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
         grpc_headers=forward(options.grpc_header_forward_pattern, "--grpc-header-forward-pattern", secret),
         http_restrictions=http,
         grpc_restrictions=grpc,
+        api_keys=keys,
         requests=request_memory(options.request_memory, options.request_memory_each),
         grpc_compression=options.grpc_infer_response_compression_level.zlib_level,
     )

@@ -193,6 +193,12 @@ class ListenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file of API keys: every call but health takes one.", show_default=False, rich_help_panel=ACCESS
+        ),
+    ] = None
     http_restricted_api: Annotated[
         list[str] | None,
         typer.Option(

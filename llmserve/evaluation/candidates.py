@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from llmserve.client import AsyncClient
+from llmserve.client import Access, AsyncClient
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
@@ -107,8 +107,8 @@ async def engine_candidate(path: Path, *, max_tokens: int, threads: int) -> Asyn
 
 
 @asynccontextmanager
-async def server_candidate(url: str, *, max_tokens: int) -> AsyncGenerator[ServerCandidate, None]:
-    async with AsyncClient(url) as client:
+async def server_candidate(url: str, access: Access, *, max_tokens: int) -> AsyncGenerator[ServerCandidate, None]:
+    async with AsyncClient(url, access=access) as client:
         yield ServerCandidate(client, max_tokens)
 
 

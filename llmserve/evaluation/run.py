@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from llmserve.checkpoint.reader import Checkpoint
+from llmserve.client import Access
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation import hf
@@ -61,6 +62,7 @@ class EvalOptions:
     baseline_batch_size: int = 1
     concurrency: int = 8
     threads: int = 0  # of the engine; 0: every core
+    access: Access = field(default_factory=Access)  # to the server
 
     def problems(self) -> list[str]:
         rules = [
@@ -179,7 +181,7 @@ async def _run_engine(options: EvalOptions, suite: Suite, samples: Sequence[Samp
 
 def _open_candidate(options: EvalOptions, max_tokens: int) -> AbstractAsyncContextManager[Candidate]:
     if options.url:
-        return server_candidate(options.url, max_tokens=max_tokens)
+        return server_candidate(options.url, options.access, max_tokens=max_tokens)
     assert options.engine is not None, "checked with the options"
     return engine_candidate(options.engine, max_tokens=max_tokens, threads=options.threads)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ from llmserve.cli.access import (
     grpc_restrictions,
     http_restrictions,
     is_loopback,
+    make_api_keys,
 )
 from llmserve.cli.serve_options import ServeOptions
+from llmserve.client import Access, Client
+from llmserve.errors import LlmserveError
+from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.serving.settings import ControlMode
-from tests.cli.test_serve import Server, identity_model, run, servers, start
+from tests.cli.test_serve import LLMSERVE, Server, identity_model, run, servers, start
 from tests.frontends.server import HOST, wait_until
 
 __all__ = ["servers"]
@@ -34,7 +39,12 @@ HTTP_KEY, GRPC_KEY = "model-repository,shared-memory:admin-key=one", "model-repo
 
 def said(**options: Any) -> list[str]:
     made = ServeOptions(**options)
-    return list(exposures(made, http_restrictions(made), grpc_restrictions(made)))
+    extensions = Extensions(
+        http_restrictions=http_restrictions(made),
+        grpc_restrictions=grpc_restrictions(made),
+        api_keys=make_api_keys(made),
+    )
+    return list(exposures(made, extensions))
 
 
 def test_restricted_groups_over_both_protocols(tmp_path: Path, servers: list[Server]) -> None:
@@ -147,3 +157,40 @@ def test_wrong_restrictions_are_said_at_start(tmp_path: Path, flag: str, words: 
     result = run("--model-repository", str(identity_model(tmp_path, "m")), flag)
     text = " ".join(result.stderr.split())
     assert (result.returncode, words in text, "topsecret" in text) == (2, True, False), result.stderr
+
+
+def test_api_keys_from_the_command_line_to_the_client(tmp_path: Path, servers: list[Server]) -> None:
+    made = subprocess.run([*LLMSERVE, "api-key", "team-a"], capture_output=True, text=True, check=True).stdout
+    key, _, entry = made.partition("\n")
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n{entry}")
+    repository = identity_model(tmp_path / "repository", "m")
+    servers.append(server := start(f"--model-repository={repository}", "--api-keys", str(file)))
+    assert server.http("GET", "/v2/health/live")[0] == 200
+    assert server.http("GET", "/v2")[0] == 401
+    url = f"{HOST}:{server.port('GRPCInferenceService')}"
+    with Client(url, model="m") as client, pytest.raises(LlmserveError, match="wants an API key"):
+        client.config()
+    with Client(url, model="m", access=Access(key)) as client:
+        assert client.config().name == "m"
+    asked = [*LLMSERVE, "chat", "--url", url, "--model", "m", "--once", "hello"]
+    without = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert "wants an API key" in without.stderr
+    answered = subprocess.run(
+        asked, capture_output=True, text=True, timeout=60, env={**os.environ, "LLMSERVE_API_KEY": key}
+    )
+    assert "API key" not in answered.stderr
+    assert key not in "".join(server.printed)
+
+
+def test_keys_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMSERVE_API_KEY", "user-0123456789abcdef")
+    monkeypatch.setenv("LLMSERVE_ADMIN_API_KEY", "admin-0123456789abcdef")
+    keys = make_api_keys(ServeOptions())
+    assert keys is not None
+    owners = [keys.owner(f"{name}-0123456789abcdef".encode()) for name in ("user", "admin")]
+    assert [owner.is_admin for owner in owners if owner] == [False, True]
+    assert "LLMSERVE_API_KEY" not in os.environ
+    assert make_api_keys(ServeOptions()) is None
+    monkeypatch.setenv("LLMSERVE_API_KEY", "user-0123456789abcdef")
+    assert said(**OPEN) == []

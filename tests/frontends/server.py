@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from llmserve.frontends.grpc.inference_service import start_grpc
 from llmserve.frontends.http.inference_api import start_http
 from llmserve.frontends.http.metrics_port import start_metrics
+from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
 from llmserve.frontends.shared.restrictions import Restrictions
@@ -58,6 +59,7 @@ def running_server(
     requests: RequestMemory | None = None,
     restrictions: tuple[Restrictions, Restrictions] = (Restrictions(), Restrictions()),
     allows_shared_memory: bool = True,
+    api_keys: ApiKeys | None = None,
 ) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop. `restrictions`: those of HTTP, those of gRPC."""
     loop = asyncio.new_event_loop()
@@ -75,6 +77,7 @@ def running_server(
             requests=requests or RequestMemory(),
             http_restrictions=restrictions[0],
             grpc_restrictions=restrictions[1],
+            api_keys=api_keys,
             memory=SharedMemory(allowed=allows_shared_memory),
         )
         grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)

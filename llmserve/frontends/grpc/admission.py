@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from grpc import StatusCode
 
-from llmserve.frontends.shared.restrictions import API_OF_RPC, Key, Restrictions
+from llmserve.frontends.shared.api_keys import ApiKeys, Lack
+from llmserve.frontends.shared.restrictions import API_OF_RPC, Api, Key, Restrictions
 from llmserve.wire.http2.headers import Metadata
 from llmserve.wire.http2.messages import BadMessage
 from llmserve.wire.http2.method import Method
 
+Refuse: TypeAlias = Callable[[Metadata], BadMessage | None]
 
-def restricted(methods: Mapping[str, Method], restrictions: Restrictions) -> dict[str, Method]:
+CODE_OF_LACK: Mapping[Lack, StatusCode] = {
+    Lack.NO_KEY: StatusCode.UNAUTHENTICATED,
+    Lack.WRONG_KEY: StatusCode.UNAUTHENTICATED,
+    Lack.NO_ADMIN: StatusCode.PERMISSION_DENIED,
+}
+
+
+def restricted(
+    methods: Mapping[str, Method], restrictions: Restrictions, keys: ApiKeys | None = None
+) -> dict[str, Method]:
     """`methods` by path, each with what opens it. Every one belongs to a group."""
     apis = {path: API_OF_RPC[path.rpartition("/")[2]] for path in methods}
-    return {
-        path: _opened_by(restrictions.keys[api], method) if (api := apis[path]) in restrictions.keys else method
-        for path, method in methods.items()
-    }
+    return {path: replace(method, refuse=_refuse(apis[path], restrictions, keys)) for path, method in methods.items()}
 
 
-def _opened_by(key: Key, method: Method) -> Method:
+def _refuse(api: Api, restrictions: Restrictions, keys: ApiKeys | None) -> Refuse | None:
+    """None: nothing is refused."""
+    key = restrictions.keys.get(api)
+    if key is None and keys is None:
+        return None
+
     def refuse(metadata: Metadata) -> BadMessage | None:
-        if key.opens(metadata):
-            return None
-        return BadMessage(StatusCode.UNAVAILABLE, f"This protocol is restricted, expecting header '{key.header}'")
+        lack = None if keys is None else keys.lack(api, lambda name: _first(metadata, name))
+        if lack is not None:
+            return BadMessage(CODE_OF_LACK[lack], lack.value)
+        return None if key is None else _unless_open(key, metadata)
 
-    return replace(method, refuse=refuse)
+    return refuse
+
+
+def _unless_open(key: Key, metadata: Metadata) -> BadMessage | None:
+    if key.opens(metadata):
+        return None
+    return BadMessage(StatusCode.UNAVAILABLE, f"This protocol is restricted, expecting header '{key.header}'")
+
+
+def _first(metadata: Metadata, name: str) -> str | bytes | None:
+    return next((value for key, value in metadata if key == name), None)

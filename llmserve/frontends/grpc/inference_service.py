@@ -163,5 +163,5 @@ async def start_grpc(
     """
     extensions = extensions or Extensions()
     methods = {**methods_of(InferenceService(core, extensions)), **health_methods(core)}
-    allowed = restricted(methods, extensions.grpc_restrictions)
+    allowed = restricted(methods, extensions.grpc_restrictions, extensions.api_keys)
     return await serve(allowed, host, port, limits=limits, tls=tls, memory=extensions.requests)

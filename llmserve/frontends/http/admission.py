@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from llmserve.frontends.http.error_answers import TEXT, refused
 from llmserve.frontends.http.routes import Guard
+from llmserve.frontends.shared.api_keys import ApiKeys, Lack
 from llmserve.frontends.shared.restrictions import Api, Key, Restrictions
 from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.http1.request import Request
 
-FORBIDDEN = 403
+UNAUTHORIZED, FORBIDDEN = 401, 403
+STATUS_OF_LACK: Mapping[Lack, int] = {
+    Lack.NO_KEY: UNAUTHORIZED,
+    Lack.WRONG_KEY: UNAUTHORIZED,
+    Lack.NO_ADMIN: FORBIDDEN,
+}
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
 # A page that a browser shows can send a POST to any port that its machine reaches, loopback included, and needs no
 # permission for it. These calls let it run code and read memory there.
 NOT_FOR_PAGES = frozenset((Api.MODEL_REPOSITORY, Api.SHARED_MEMORY))
 
 
-def guard_of(api: Api, restrictions: Restrictions) -> Guard | None:
+def guard_of(api: Api, restrictions: Restrictions, keys: ApiKeys | None = None) -> Guard | None:
     """What refuses requests of a group; None: nothing does."""
     key = restrictions.keys.get(api)
+    guards: list[Guard] = []
+    if keys is not None:
+        guards.append(partial(_unless_known, keys, api))
     if key is not None:
-        return lambda request: _unless_open(key, request)
-    return _unless_of_a_page if api in NOT_FOR_PAGES else None
+        guards.append(partial(_unless_open, key))
+    elif api in NOT_FOR_PAGES:
+        guards.append(_unless_of_a_page)
+    if len(guards) < 2:
+        return guards[0] if guards else None
+    return lambda request: next(filter(None, (guard(request) for guard in guards)), None)
+
+
+def _unless_known(keys: ApiKeys, api: Api, request: Request) -> WholeAnswer | None:
+    lack = keys.lack(api, lambda name: request.header(name.encode()))
+    if lack is None:
+        return None
+    status = STATUS_OF_LACK[lack]
+    return refused(lack.value, status, headers=CHALLENGE if status == UNAUTHORIZED else {})
 
 
 def _unless_open(key: Key, request: Request) -> WholeAnswer | None:

@@ -280,7 +280,7 @@ def _handlers(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
 def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> Handler:
     """What answers every request."""
     routes = Routes()
-    guards = {api: guard_of(api, extensions.http_restrictions) for api in Api}
+    guards = {api: guard_of(api, extensions.http_restrictions, extensions.api_keys) for api in Api}
     for method, path, handler in _handlers(InferenceApi(core, extensions, max_input_bytes)):
         handler = answers_errors(handler, TEXT if path.endswith("/ready") else JSON)
         routes.add(method, path, handler, guards[API_OF_PATH[path]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
 from llmserve.frontends.shared.log_settings import LogControl
 from llmserve.frontends.shared.restrictions import Restrictions
@@ -23,6 +24,7 @@ class Extensions:
     grpc_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
     http_restrictions: Restrictions = field(default_factory=Restrictions)
     grpc_restrictions: Restrictions = field(default_factory=Restrictions)
+    api_keys: ApiKeys | None = None  # None: nobody needs one
     requests: RequestMemory = field(default_factory=RequestMemory)
     grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
 

@@ -1,0 +1,30 @@
+"""`llmserve api-key`: a new API key, and the entry by which a server knows it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Annotated
+
+import typer
+
+KEY_BYTES = 32
+PREFIX = "sk-"  # by which people, and programs that look for leaked secrets, know what it is
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="Of its owner.", show_default=False)],
+    admin: Annotated[bool, typer.Option("--admin", help="For calls that change the server, too.")] = False,
+) -> None:
+    """Make an API key: the key on the first line, for its owner; then the entry for the file of serve --api-keys."""
+    # imported here: the other commands need no front end
+    from llmserve.errors import InvalidArgument
+    from llmserve.frontends.shared.api_keys import NAME
+
+    if not NAME.fullmatch(name):
+        raise InvalidArgument(f"{name!r} is no name: up to 64 letters, digits, dots, dashes and underscores")
+    key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    typer.echo(key)
+    typer.echo(f"  - name: {name}\n    sha256: {hashlib.sha256(key.encode()).hexdigest()}")
+    if admin:
+        typer.echo("    admin: true")

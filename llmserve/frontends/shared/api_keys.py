@@ -1,0 +1,185 @@
+"""Who may call at all: API keys, each with the name of its owner, in a file that is read again when it changes.
+
+The server keeps digests. A key is compared by its digest with that of every owner, each in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.frontends.shared.restrictions import Api
+
+HEADERS = frozenset(("authorization", "x-api-key"))
+SCHEME = "bearer "  # before the key; a bare one is taken, too
+SHORTEST_KEY = 16  # characters: no guessing
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+FIELDS = ("name", "key", "sha256", "admin")
+CHECK_INTERVAL_S = 1.0  # of the file
+
+WITHOUT_KEY = frozenset((Api.HEALTH,))  # probes have none
+FOR_ADMINS = frozenset((Api.MODEL_REPOSITORY, Api.SHARED_MEMORY, Api.TRACE, Api.LOGGING))
+
+HeaderOf: TypeAlias = Callable[[str], str | bytes | None]
+Version: TypeAlias = tuple[int, int, int]  # of a file
+
+logger = logging.getLogger(__name__)
+
+
+class Lack(Enum):
+    """Why a call is refused."""
+
+    NO_KEY = "this server wants an API key: send the header 'Authorization: Bearer KEY'"
+    WRONG_KEY = "this API key is not valid"
+    NO_ADMIN = "this call takes an API key with admin rights"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOwner:
+    name: str
+    digest: bytes = field(repr=False)  # SHA-256 of the key
+    is_admin: bool = False
+
+
+class ApiKeys:
+    """`fixed` owners are there whatever the file says."""
+
+    def __init__(self, file: Path | None, fixed: Sequence[KeyOwner] = ()) -> None:
+        """Raises `InvalidArgument` when the file cannot be read or is wrong."""
+        self._file = file
+        self._fixed = tuple(fixed)
+        self._owners = self._fixed
+        self._version: Version | None = None
+        self._next_check = 0.0
+        if file is not None:
+            self._version = _version(file)
+            self._owners = (*self._fixed, *read_owners(file))
+        if not self._owners:
+            raise InvalidArgument(f"{file} has no key: nobody could call this server")
+
+    def lack(self, api: Api, header: HeaderOf) -> Lack | None:
+        """What keeps a request with these headers from a group of calls; names are in lower case."""
+        if api in WITHOUT_KEY:
+            return None
+        given = _given_key(header)
+        if given is None:
+            return Lack.NO_KEY
+        owner = self.owner(given)
+        if owner is None:
+            return Lack.WRONG_KEY
+        return Lack.NO_ADMIN if api in FOR_ADMINS and not owner.is_admin else None
+
+    def owner(self, key: bytes) -> KeyOwner | None:
+        self._reread()
+        digest = hashlib.sha256(key).digest()
+        found = [owner for owner in self._owners if hmac.compare_digest(owner.digest, digest)]
+        return found[0] if found else None
+
+    def _reread(self) -> None:
+        """A file that is wrong, or gone, changes nothing, and the log says so once."""
+        now = time.monotonic()
+        if self._file is None or now < self._next_check:
+            return
+        self._next_check = now + CHECK_INTERVAL_S
+        version = _version(self._file)
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self._owners = (*self._fixed, *read_owners(self._file))
+            logger.info("%s was read again: %d API keys", self._file, len(self._owners))
+        except InvalidArgument as error:
+            logger.error("the API keys stay as they were: %s", error)
+
+
+def read_owners(file: Path) -> tuple[KeyOwner, ...]:
+    """Raises one `InvalidArgument` with everything that is wrong, and no key in it."""
+    try:
+        document = yaml.safe_load(file.read_bytes())
+    except OSError as error:
+        raise InvalidArgument(f"the API keys cannot be read: {error}") from error
+    except yaml.YAMLError:
+        raise InvalidArgument(f"{file} is no YAML") from None  # whose message would quote a part of it
+    entries = document.get("keys") if isinstance(document, Mapping) and set(document) == {"keys"} else None
+    if not isinstance(entries, list):
+        raise InvalidArgument(f"{file} must be a mapping with one entry, `keys`, which is a list")
+    problems: list[str] = []
+    owners = [owner for number, entry in enumerate(entries, 1) if (owner := _owner(entry, number, problems))]
+    for what, values in (("name", [owner.name for owner in owners]), ("key", [owner.digest for owner in owners])):
+        repeated = [value for value, count in Counter(values).items() if count > 1]
+        names = sorted({owner.name for owner in owners if (owner.name if what == "name" else owner.digest) in repeated})
+        problems += [f"the same {what} is there twice: {', '.join(names)}"] if names else []
+    raise_problems(InvalidArgument, f"the API keys in {file} are wrong", problems)
+    return tuple(owners)
+
+
+def owner_of_key(name: str, key: str, *, is_admin: bool, source: str) -> KeyOwner:
+    """Raises `InvalidArgument`, which names the source, for a key that is no key."""
+    problems = _key_problems(key)
+    raise_problems(InvalidArgument, source, problems)
+    return KeyOwner(name, hashlib.sha256(key.encode()).digest(), is_admin)
+
+
+def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
+    """None where something is wrong, which is added to `problems`."""
+    if not isinstance(entry, Mapping):
+        problems.append(f"entry {number} is no mapping of {', '.join(FIELDS)}")
+        return None
+    name: Any = entry.get("name")
+    key, digest, is_admin = entry.get("key"), entry.get("sha256"), entry.get("admin")
+    place = f"entry {number}" if not isinstance(name, str) else f"entry {number} ({name})"
+    found = [f"unknown field {field!r}" for field in entry if field not in FIELDS]
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        found.append("name must be up to 64 letters, digits, dots, dashes and underscores")
+    if (key is None) == (digest is None):
+        found.append("give either key or sha256")
+    elif key is not None:
+        found += _key_problems(key)
+    elif not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        found.append("sha256 must be the SHA-256 of the key, 64 hexadecimal digits in lower case")
+    if not isinstance(is_admin, bool | None):
+        found.append("admin must be true or false")
+    problems += [f"{place}: {problem}" for problem in found]
+    if found:
+        return None
+    stored = bytes.fromhex(str(digest)) if key is None else hashlib.sha256(key.encode()).digest()
+    return KeyOwner(name, stored, bool(is_admin))
+
+
+def _key_problems(key: Any) -> list[str]:
+    if isinstance(key, str) and len(key) >= SHORTEST_KEY and key.isascii() and key.isprintable() and " " not in key:
+        return []
+    return [f"a key must be at least {SHORTEST_KEY} printable ASCII characters without spaces, in quotes"]
+
+
+def _given_key(header: HeaderOf) -> bytes | None:
+    given = header("authorization")
+    given = header("x-api-key") if given is None else given
+    if given is None:
+        return None
+    text = given.decode("latin-1") if isinstance(given, bytes) else given
+    if text[: len(SCHEME)].lower() == SCHEME:
+        text = text[len(SCHEME) :]
+    return text.strip().encode("latin-1", "replace")
+
+
+def _version(file: Path) -> Version | None:
+    """None where it is not there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
