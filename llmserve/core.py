@@ -81,6 +81,17 @@ class BeamSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whom requests are for. Tenants that compete for an engine share it by their weights."""
+
+    name: str = ""
+    weight: float = 1.0  # positive
+
+
+EVERYBODY = Tenant()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt for `Engine.submit`. Token ids only: text never enters an engine."""
 
@@ -96,6 +107,7 @@ class GenerateRequest:
     return_log_probs: bool = False
     priority: int = 0  # higher is scheduled first
     deadline: float | None = None  # time.monotonic() seconds after which nobody waits
+    tenant: Tenant = EVERYBODY
 
     @property
     def num_answers(self) -> int:

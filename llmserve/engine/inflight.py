@@ -13,13 +13,17 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
-from llmserve.core import GenerateRequest, TokenEvent
+from llmserve.core import GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats, Runner
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
-from llmserve.errors import InternalError, LlmserveError, Unavailable
+from llmserve.errors import InternalError, LlmserveError, ResourceExhausted, Unavailable
+from llmserve.scheduler.fairness import has_queue_share
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler, Update
 from llmserve.scheduler.sequence import Sequence, sequences_for
@@ -28,6 +32,14 @@ from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 30.0  # a step cannot be interrupted; after this the thread is left to end by itself
+
+
+class _Load(NamedTuple):
+    """What the step thread has left of sequences when it last looked."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_sequences: Mapping[Tenant, int] = MappingProxyType({})  # of each tenant, waiting or running
 
 
 class InflightEngine:
@@ -56,7 +68,7 @@ class InflightEngine:
         self._leaving: list[int] = []
         self._outbox = Outbox()
         self._end = EngineEnd()
-        self._load = (0, 0)  # sequences waiting and running, as the step thread last left them
+        self._load = _Load()
         self._num_steps = 0
         self._stats = self._snapshot(StepPlan(()))
         self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)
@@ -103,13 +115,21 @@ class InflightEngine:
     def _enqueue(self, sequences: list[Sequence], stream: TokenStream) -> None:
         with self._lock:
             self._end.check()
-            num_waiting, num_running = self._load
-            self._scheduler.config.check_room(
-                len(sequences), num_waiting=num_waiting + len(self._arriving), num_running=num_running
-            )
+            self._check_room(sequences)
             self._arriving += sequences
             self._streams.update((sequence.id, stream) for sequence in sequences)
             self._wake.notify()
+
+    def _check_room(self, sequences: list[Sequence]) -> None:
+        load, config = self._load, self._scheduler.config
+        try:
+            config.check_room(
+                len(sequences), num_waiting=load.num_waiting + len(self._arriving), num_running=load.num_running
+            )
+        except ResourceExhausted:
+            counts = Counter(load.num_sequences) + Counter(sequence.tenant for sequence in self._arriving)
+            if not has_queue_share(sequences[0].tenant, len(sequences), counts, config):
+                raise
 
     def _leave(self, sequences: list[Sequence]) -> None:
         """The consumer is gone. What still runs, so that the step thread is awake, is freed before the next step."""
@@ -179,7 +199,8 @@ class InflightEngine:
 
     def _publish_load(self) -> None:
         """With the lock held, by the step thread: consumers must not count sequences that are just changing places."""
-        self._load = (len(self._scheduler.waiting), len(self._scheduler.running))
+        scheduler = self._scheduler
+        self._load = _Load(len(scheduler.waiting), len(scheduler.running), scheduler.num_sequences)
 
     def _leave_loops(self, closed: list[asyncio.AbstractEventLoop]) -> None:
         """Cancel the sequences whose consumers lived on a loop that is gone."""

@@ -13,6 +13,8 @@ queue is sorted by place, and nobody starts before the first that can: a large p
 Why nobody starves. The running sequence with the best place is never preempted, and its length is limited, so it ends;
 so every running sequence ends or is preempted, and the head of the queue starts. A later arrival gets in front of a
 waiting sequence only by priority, so at most `priority_step` of them per level of difference do.
+
+All of this is within a tenant. Between tenants `fairness.py` decides.
 """
 
 from __future__ import annotations
@@ -21,16 +23,20 @@ import bisect
 import heapq
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
+from typing import TypeAlias
 
-from llmserve.core import TokenEvent
+from llmserve.core import Tenant, TokenEvent
 from llmserve.scheduler.blocks import BlockPool
+from llmserve.scheduler.fairness import Fairness, Rank
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerConfig
 
 Update = tuple[int, TokenEvent]  # sequence id, what it has to tell
+Order: TypeAlias = Callable[[Sequence], tuple[Rank, tuple[int, int]]]  # the last one gives way
+UNRANKED: Rank = (0.0, 0.0)
 
 
 class Scheduler:
@@ -51,10 +57,16 @@ class Scheduler:
         self._wall_clock_ns = wall_clock_ns
         self._sequences: dict[int, Sequence] = {}  # waiting and running
         self._deadlines: list[tuple[float, int]] = []  # heap; may name sequences that have ended
+        self._fairness = Fairness(config, self._num_guaranteed)
 
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)
+
+    @property
+    def num_sequences(self) -> Mapping[Tenant, int]:
+        """Waiting or running, of every tenant that has some."""
+        return self._fairness.num_sequences()
 
     @property
     def num_paused(self) -> int:
@@ -64,6 +76,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Put a valid sequence into the queue. Ids must grow with arrival."""
         self._sequences[sequence.id] = sequence
+        self._fairness.arrive(sequence.tenant)
         bisect.insort(self.waiting, sequence, key=self._place)
         if (deadline := sequence.request.deadline) is not None:
             heapq.heappush(self._deadlines, (deadline, sequence.id))
@@ -93,11 +106,16 @@ class Scheduler:
         decoding one gets its token in every step, whatever prompts arrive.
         """
         draft = _Draft(self.config.max_num_tokens)
-        for sequence in sorted(self.running.values(), key=lambda s: (s.num_pending > 1, self._place(s))):
+        is_contested = self._fairness.is_contested
+        if is_contested:
+            self._admit_fairly()
+        order = self._order()
+        for sequence in sorted(self.running.values(), key=lambda s: (s.num_pending > 1, order(s))):
             # an earlier one may have preempted this one
-            if draft.num_left and sequence.id in self.running and self._grow(sequence):
-                draft.take(sequence)
-        self._start_waiting(draft)
+            if draft.num_left and sequence.id in self.running and self._grow(sequence, order):
+                self._take(draft, sequence)
+        if not is_contested:
+            self._start_waiting(draft)
         return StepPlan(tuple(draft.chunks)) if draft.chunks else None
 
     def commit(self, plan: StepPlan, tokens: Seq[int], log_probs: Seq[float]) -> list[Update]:
@@ -120,6 +138,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert every invariant; cheap enough to run whenever the scheduler is idle."""
         self.pool.check_integrity(sequence.block_table for sequence in self.running.values())
+        self._fairness.check_integrity(self._sequences.values())
         assert len(self.waiting) + len(self.running) == len(self._sequences), "a sequence is lost"
         assert self.waiting == sorted(self.waiting, key=self._place), "the queue is out of order"
         assert not any(sequence.block_table for sequence in self.waiting), "a waiting sequence owns blocks"
@@ -142,10 +161,65 @@ class Scheduler:
                 continue
             if not self._start(sequence):
                 break
-            draft.take(sequence)
+            self._take(draft, sequence)
             started.add(sequence)
         if started:
             self.waiting = [sequence for sequence in self.waiting if sequence not in started]
+
+    def _admit_fairly(self) -> None:
+        """Start what waits, the tenant with the lowest rank first; others give way where they have more than is fair.
+
+        As much as a step can compute beside the sequences that decode; how much of it does, its order decides.
+        """
+        num_left = self.config.max_num_tokens - sum(s.num_pending == 1 for s in self.running.values())
+        queues: dict[Tenant, list[Sequence]] = {}
+        for sequence in reversed(self.waiting):
+            queues.setdefault(sequence.tenant, []).append(sequence)
+        while queues and num_left > 0:
+            ranks = self._fairness.ranks(self.running.values())
+            tenant = min(queues, key=lambda tenant: (ranks[tenant], self._place(queues[tenant][-1])))
+            sequence = queues[tenant].pop()
+            if not queues[tenant]:
+                del queues[tenant]
+            if self._waits_for_leader(sequence):
+                continue
+            if not self._can_start(sequence) and not self._displace_for(sequence):
+                break
+            self._leave_queue(sequence)
+            num_left -= sequence.num_pending
+
+    def _can_start(self, sequence: Sequence) -> bool:
+        """Starts it, if there is a place in the batch and blocks for it."""
+        return len(self.running) < self.config.max_num_running and self._start(sequence)
+
+    def _displace_for(self, newcomer: Sequence) -> bool:
+        """Preempt sequences of tenants that have more than is fair until `newcomer` has started; nobody when it could
+        not start even so, or would have more itself."""
+        running = self.running.values()
+        if not self._fairness.may_displace(newcomer, running):
+            return False
+        leaving = list(self._fairness.displaceable(newcomer, running, self._place))
+        staying = [sequence for sequence in running if sequence not in leaving]
+        kept = {block for sequence in staying for block in sequence.block_table}
+        num_freed = len({block for sequence in leaving for block in sequence.block_table} - kept)
+        if not leaving or self.pool.num_free + num_freed - self._num_reserved(staying) < self._num_guaranteed(newcomer):
+            return False
+        for sequence in leaving:
+            sequence.num_displaced += 1
+            self._preempt(sequence)
+            if self._can_start(newcomer):
+                return True
+        return False
+
+    def _take(self, draft: _Draft, sequence: Sequence) -> None:
+        self._fairness.serve(sequence.tenant, draft.take(sequence))
+
+    def _order(self) -> Order:
+        """For one step. Without competition it is that of places."""
+        if not self._fairness.is_contested:
+            return lambda sequence: (UNRANKED, self._place(sequence))
+        ranks = self._fairness.ranks(self.running.values())
+        return lambda sequence: (ranks[sequence.tenant], self._place(sequence))
 
     def _waits_for_leader(self, sequence: Sequence) -> bool:
         """Whether the request's first sequence is still computing prompt blocks that this one can share."""
@@ -184,26 +258,37 @@ class Scheduler:
             return self.config.num_blocks_for(sequence.max_num_cached)
         return self.config.num_blocks_for(sequence.num_tokens)
 
-    def _num_reserved(self) -> int:
+    def _num_reserved(self, running: Collection[Sequence] | None = None) -> int:
         """Free blocks that running sequences have been promised; none under `max_utilization`."""
         if self.config.settings.policy is Policy.GUARANTEED_NO_EVICT:
-            return sum(self._num_guaranteed(s) - len(s.block_table) for s in self.running.values())
+            running = self.running.values() if running is None else running
+            return sum(self._num_guaranteed(s) - len(s.block_table) for s in running)
         return 0
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Make room for the known tokens; the last in place gives way. False when that is `sequence` itself.
+    def _grow(self, sequence: Sequence, order: Order) -> bool:
+        """Make room for the known tokens. False when it is `sequence` itself that gives way.
 
-        Only decoding sequences ever miss a block, and they are planned in order of place: who gives way is not planned.
+        Only decoding sequences ever miss a block, and they are planned in this order: who gives way is not planned.
         """
         num_missing = self.config.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
         while num_missing > self.pool.num_free:
-            victim = max(self.running.values(), key=self._place)
+            victim = self._gives_way(sequence, order)
             self._preempt(victim)
             if victim is sequence:
                 return False
         if num_missing:
             sequence.block_table.extend(self.pool.allocate(num_missing))
         return True
+
+    def _gives_way(self, sequence: Sequence, order: Order) -> Sequence:
+        """Who comes later and has more than is fair; otherwise the last of the own tenant."""
+        running = self.running.values()
+        if self._fairness.is_contested:
+            for other in self._fairness.displaceable(sequence, running, self._place):
+                if order(other) > order(sequence):
+                    other.num_displaced += 1
+                    return other
+        return max((other for other in running if other.tenant == sequence.tenant), key=self._place)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, at its old place. What it has computed is computed again, or found in the cache."""
@@ -212,10 +297,14 @@ class Scheduler:
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
+        self._fairness.leave(sequence.tenant)
         if sequence.id in self.running:
             self._release(sequence)
         else:
-            del self.waiting[bisect.bisect_left(self.waiting, self._place(sequence), key=self._place)]
+            self._leave_queue(sequence)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        del self.waiting[bisect.bisect_left(self.waiting, self._place(sequence), key=self._place)]
 
     def _release(self, sequence: Sequence) -> None:
         del self.running[sequence.id]
@@ -240,7 +329,9 @@ class _Draft:
         self.chunks: list[Chunk] = []
         self.num_left = max_num_tokens
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: Sequence) -> int:
+        """How many tokens it took."""
         num_tokens = min(sequence.num_pending, self.num_left)
         self.chunks.append(sequence.chunk(num_tokens))
         self.num_left -= num_tokens
+        return num_tokens

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llmserve.core import FinishReason, GenerateRequest, TokenEvent, Usage
+from llmserve.core import FinishReason, GenerateRequest, Tenant, TokenEvent, Usage
 from llmserve.scheduler.blocks import ROOT_HASH, hash_block
 from llmserve.scheduler.plan import Chunk, SampleRequest
 from llmserve.scheduler.words import BadWords, StopWords
@@ -34,6 +34,7 @@ class Sequence:
     first_token_ns: int = 0
     last_token_ns: int = 0
     num_cached_tokens: int = 0  # when it first started
+    num_displaced: int = 0  # how often it gave way to another tenant's
     num_emitted: int = 0
     cum_log_prob: float = 0.0
     log_probs: list[float] = field(default_factory=list)  # of the output, where asked for
@@ -41,6 +42,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = array("i", self.request.prompt_ids)
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.request.tenant
 
     @property
     def num_tokens(self) -> int:

@@ -199,6 +199,7 @@ class EnsembleScheduler:
             sequence_id=request.sequence_id,
             sequence_start=request.sequence_start,
             sequence_end=request.sequence_end,
+            tenant=request.tenant,
             trace=None if request.trace is None else request.trace.child(),
         )
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.core import EVERYBODY, Tenant
 from llmserve.errors import LlmserveError
 from llmserve.serving.observe.trace import Trace
 
@@ -58,6 +59,7 @@ class InferRequest:
     sequence_id: Final[int | str] = 0
     sequence_start: Final[bool] = False
     sequence_end: Final[bool] = False
+    tenant: Final[Tenant] = EVERYBODY
     trace: Final[Trace | None] = field(default=None, compare=False, repr=False)  # of requests that are being recorded
 
     def with_inputs(self, inputs: Mapping[str, Tensor]) -> InferRequest:

@@ -129,7 +129,9 @@ class EngineInstance:
             )
         if job.generate.num_sequences > 1 and not self.config.model_transaction_policy.decoupled:
             raise InvalidArgument("num_return_sequences > 1 answers with several responses and needs a decoupled model")
-        scheduled = replace(job.generate, priority=self._priority(request), deadline=request.deadline)
+        scheduled = replace(
+            job.generate, priority=self._priority(request), deadline=request.deadline, tenant=request.tenant
+        )
         return replace(job, generate=scheduled)
 
     def _warning(self, job: TensorRequest, request: InferRequest) -> str:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from grpc import StatusCode
 
-from llmserve.frontends.shared.api_keys import ApiKeys, Lack
+from llmserve.frontends.shared.api_keys import ApiKeys, HeaderOf, Lack
 from llmserve.frontends.shared.restrictions import API_OF_RPC, Api, Key, Restrictions
 from llmserve.wire.http2.headers import Metadata
 from llmserve.wire.http2.messages import BadMessage
@@ -38,7 +38,7 @@ def _refuse(api: Api, restrictions: Restrictions, keys: ApiKeys | None) -> Refus
         return None
 
     def refuse(metadata: Metadata) -> BadMessage | None:
-        lack = None if keys is None else keys.lack(api, lambda name: _first(metadata, name))
+        lack = None if keys is None else keys.lack(api, header_of(metadata))
         if lack is not None:
             return BadMessage(CODE_OF_LACK[lack], lack.value)
         return None if key is None else _unless_open(key, metadata)
@@ -52,5 +52,6 @@ def _unless_open(key: Key, metadata: Metadata) -> BadMessage | None:
     return BadMessage(StatusCode.UNAVAILABLE, f"This protocol is restricted, expecting header '{key.header}'")
 
 
-def _first(metadata: Metadata, name: str) -> str | bytes | None:
-    return next((value for key, value in metadata if key == name), None)
+def header_of(metadata: Metadata) -> HeaderOf:
+    """The first of several counts."""
+    return lambda name: next((value for key, value in metadata if key == name), None)

@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import DeadlineExceeded, InternalError, LlmserveError
+from llmserve.frontends.grpc.admission import header_of
 from llmserve.frontends.grpc.error_status import status_of
 from llmserve.frontends.grpc.infer_messages import (
     deadline_after,
@@ -67,6 +68,7 @@ class InferStream:
         self._extensions = extensions
         self._context = context
         self._headers = extensions.grpc_headers.chosen(context.invocation_metadata)
+        self._tenant = extensions.tenant(header_of(context.invocation_metadata()))
         self._deadline = deadline_after(context.time_remaining())
         self._errors_end_it = ERROR_STATUS in context.invocation_metadata()
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -136,7 +138,7 @@ class InferStream:
             share,
             size=share.num_bytes,
         )
-        request = accompanied(request, trace, self._headers)
+        request = accompanied(request, trace, self._headers, self._tenant)
         async with aclosing(self._core.infer_stream(request)) as responses:
             async for response in responses:
                 if self._errors_end_it and response.error is not None:

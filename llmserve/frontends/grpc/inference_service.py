@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2
 
 from llmserve.errors import Unsupported
-from llmserve.frontends.grpc.admission import restricted
+from llmserve.frontends.grpc.admission import header_of, restricted
 from llmserve.frontends.grpc.error_status import answers_errors
 from llmserve.frontends.grpc.extension_rpcs import ExtensionRpcs
 from llmserve.frontends.grpc.health import health_methods
@@ -90,7 +90,9 @@ class InferenceService(ExtensionRpcs):
             context.share,
             size=context.share.num_bytes,
         )
-        parsed = accompanied(parsed, trace, self._extensions.grpc_headers.chosen(context.invocation_metadata))
+        headers = self._extensions.grpc_headers.chosen(context.invocation_metadata)
+        tenant = self._extensions.tenant(header_of(context.invocation_metadata()))
+        parsed = accompanied(parsed, trace, headers, tenant)
         response = await single_response(self._core, parsed)
         if response.error is not None:
             raise response.error

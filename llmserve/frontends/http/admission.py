@@ -7,7 +7,7 @@ from functools import partial
 
 from llmserve.frontends.http.error_answers import TEXT, refused
 from llmserve.frontends.http.routes import Guard
-from llmserve.frontends.shared.api_keys import ApiKeys, Lack
+from llmserve.frontends.shared.api_keys import ApiKeys, HeaderOf, Lack
 from llmserve.frontends.shared.restrictions import Api, Key, Restrictions
 from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.http1.request import Request
@@ -39,8 +39,12 @@ def guard_of(api: Api, restrictions: Restrictions, keys: ApiKeys | None = None) 
     return lambda request: next(filter(None, (guard(request) for guard in guards)), None)
 
 
+def header_of(request: Request) -> HeaderOf:
+    return lambda name: request.header(name.encode())
+
+
 def _unless_known(keys: ApiKeys, api: Api, request: Request) -> WholeAnswer | None:
-    lack = keys.lack(api, lambda name: request.header(name.encode()))
+    lack = keys.lack(api, header_of(request))
     if lack is None:
         return None
     status = STATUS_OF_LACK[lack]

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from llmserve.errors import LlmserveError, Unsupported
-from llmserve.frontends.http.admission import guard_of
+from llmserve.frontends.http.admission import guard_of, header_of
 from llmserve.frontends.http.bodies import compress_for, off_loop, read_body
 from llmserve.frontends.http.error_answers import (
     JSON,
@@ -48,7 +48,7 @@ from llmserve.frontends.shared.restrictions import API_OF_PATH, Api
 from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
 from llmserve.serving.config.proto_json import message_to_dict
 from llmserve.serving.observe.trace import Trace
-from llmserve.serving.types import InferResponse
+from llmserve.serving.types import InferRequest, InferResponse
 from llmserve.wire.event_loop import INLINE_BYTES
 from llmserve.wire.http1.answers import NO_HEADERS, Answer, Reply, WholeAnswer
 from llmserve.wire.http1.connection import Handler
@@ -179,7 +179,7 @@ class InferenceApi:
             lambda: parse_infer(body, header, config, DataSource(memory, request.share), version=version),
             size=len(body),
         )
-        parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.header_items))
+        parsed = self._accompanied(parsed, trace, request)
         response = await request.while_connected(single_response(self.core, parsed))
         if response.error is not None:
             return error_response(response.error, TEXT)
@@ -226,8 +226,12 @@ class InferenceApi:
             lambda: parse_generate(body, config, DataSource(memory, request.share), model=model, version=version),
             size=len(body),
         )
-        parsed = accompanied(parsed, trace, self.extensions.http_headers.chosen(request.header_items))
+        parsed = self._accompanied(parsed, trace, request)
         return data_responses(self.core.infer_stream(parsed), decoupled=is_decoupled(config))
+
+    def _accompanied(self, parsed: InferRequest, trace: Trace | None, request: Request) -> InferRequest:
+        headers = self.extensions.http_headers.chosen(request.header_items)
+        return accompanied(parsed, trace, headers, self.extensions.tenant(header_of(request)))
 
     async def _body(self, request: Request, trace: Trace | None) -> bytes | memoryview:
         if trace is None:

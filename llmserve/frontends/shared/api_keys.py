@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from llmserve.core import EVERYBODY, Tenant
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.frontends.shared.restrictions import Api
 
@@ -27,7 +28,8 @@ SCHEME = "bearer "  # before the key; a bare one is taken, too
 SHORTEST_KEY = 16  # characters: no guessing
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-FIELDS = ("name", "key", "sha256", "admin")
+FIELDS = ("name", "key", "sha256", "admin", "weight")
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100
 CHECK_INTERVAL_S = 1.0  # of the file
 
 WITHOUT_KEY = frozenset((Api.HEALTH,))  # probes have none
@@ -52,6 +54,7 @@ class KeyOwner:
     name: str
     digest: bytes = field(repr=False)  # SHA-256 of the key
     is_admin: bool = False
+    tenant: Tenant = EVERYBODY
 
 
 class ApiKeys:
@@ -81,6 +84,12 @@ class ApiKeys:
         if owner is None:
             return Lack.WRONG_KEY
         return Lack.NO_ADMIN if api in FOR_ADMINS and not owner.is_admin else None
+
+    def tenant(self, header: HeaderOf) -> Tenant:
+        """Whom a request is for that lacks nothing."""
+        given = _given_key(header)
+        owner = None if given is None else self.owner(given)
+        return EVERYBODY if owner is None else owner.tenant  # whose key has just been withdrawn
 
     def owner(self, key: bytes) -> KeyOwner | None:
         self._reread()
@@ -130,7 +139,7 @@ def owner_of_key(name: str, key: str, *, is_admin: bool, source: str) -> KeyOwne
     """Raises `InvalidArgument`, which names the source, for a key that is no key."""
     problems = _key_problems(key)
     raise_problems(InvalidArgument, source, problems)
-    return KeyOwner(name, hashlib.sha256(key.encode()).digest(), is_admin)
+    return KeyOwner(name, hashlib.sha256(key.encode()).digest(), is_admin, Tenant(name))
 
 
 def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
@@ -139,7 +148,7 @@ def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
         problems.append(f"entry {number} is no mapping of {', '.join(FIELDS)}")
         return None
     name: Any = entry.get("name")
-    key, digest, is_admin = entry.get("key"), entry.get("sha256"), entry.get("admin")
+    key, digest, is_admin, weight = entry.get("key"), entry.get("sha256"), entry.get("admin"), entry.get("weight", 1)
     place = f"entry {number}" if not isinstance(name, str) else f"entry {number} ({name})"
     found = [f"unknown field {field!r}" for field in entry if field not in FIELDS]
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -152,11 +161,13 @@ def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
         found.append("sha256 must be the SHA-256 of the key, 64 hexadecimal digits in lower case")
     if not isinstance(is_admin, bool | None):
         found.append("admin must be true or false")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+        found.append(f"weight must be a number from {LEAST_WEIGHT} to {MOST_WEIGHT}")
     problems += [f"{place}: {problem}" for problem in found]
     if found:
         return None
     stored = bytes.fromhex(str(digest)) if key is None else hashlib.sha256(key.encode()).digest()
-    return KeyOwner(name, stored, bool(is_admin))
+    return KeyOwner(name, stored, bool(is_admin), Tenant(name, float(weight)))
 
 
 def _key_problems(key: Any) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmserve.frontends.shared.api_keys import ApiKeys
+from llmserve.core import EVERYBODY, Tenant
+from llmserve.frontends.shared.api_keys import ApiKeys, HeaderOf
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
 from llmserve.frontends.shared.log_settings import LogControl
 from llmserve.frontends.shared.restrictions import Restrictions
@@ -27,6 +28,10 @@ class Extensions:
     api_keys: ApiKeys | None = None  # None: nobody needs one
     requests: RequestMemory = field(default_factory=RequestMemory)
     grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
+
+    def tenant(self, header: HeaderOf) -> Tenant:
+        """Whom a request with these headers is for; names are in lower case."""
+        return EVERYBODY if self.api_keys is None else self.api_keys.tenant(header)
 
     def close(self) -> None:
         """After the front ends have stopped."""

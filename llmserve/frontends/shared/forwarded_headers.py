@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
+from llmserve.core import EVERYBODY, Tenant
 from llmserve.errors import InvalidArgument
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest
@@ -41,8 +42,8 @@ class ForwardedHeaders:
         }
 
 
-def accompanied(request: InferRequest, trace: Trace | None, headers: dict[str, str]) -> InferRequest:
-    """The request with its trace, and with headers as parameters, which go before the client's own."""
-    if trace is None and not headers:
+def accompanied(request: InferRequest, trace: Trace | None, headers: dict[str, str], tenant: Tenant) -> InferRequest:
+    """The request with its trace, with headers as parameters, which go before the client's own, and whom it is for."""
+    if trace is None and not headers and tenant is EVERYBODY:
         return request
-    return replace(request, trace=trace, parameters={**request.parameters, **headers})
+    return replace(request, trace=trace, parameters={**request.parameters, **headers}, tenant=tenant)

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -16,9 +17,10 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from google.protobuf.message_factory import GetMessageClass
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from llmserve.core import EVERYBODY, Tenant
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.shared import api_keys
 from llmserve.frontends.shared.api_keys import FOR_ADMINS, WITHOUT_KEY, ApiKeys, Lack, owner_of_key, read_owners
@@ -35,6 +37,7 @@ keys:
   - name: admin
     sha256: {hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}
     admin: true
+    weight: 2.5
 """
 
 
@@ -49,6 +52,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def locked(file: Path) -> Iterator[RunningServer]:
     with running_server(StubCore, api_keys=ApiKeys(file)) as running:
         yield running
+
+
+def returned(core: StubCore) -> StubCore:
+    return core
 
 
 def expected(api: Api, key: str) -> Lack | None:
@@ -138,6 +145,31 @@ def test_tritonclients_with_a_key(locked: RunningServer) -> None:
                 client.load_model("add_two", headers=dict(headers))
 
 
+def test_models_see_whom_a_request_is_for(file: Path) -> None:
+    """Over both protocols, unary and streaming; and nobody without keys."""
+    x = np.ones((1, 2), np.float32)
+    metadata = {"authorization": ADMIN_KEY}
+    for keys, expected in ((ApiKeys(file), Tenant("admin", 2.5)), (None, EVERYBODY)):
+        core = StubCore()
+        with running_server(partial(returned, core), api_keys=keys) as server:
+            for module, url in ((triton_http, server.http), (triton_grpc, server.grpc)):
+                inputs = [module.InferInput(name, [1, 2], "FP32") for name in ("INPUT0", "INPUT1")]
+                for each in inputs:
+                    each.set_data_from_numpy(x)
+                with module.InferenceServerClient(url) as client:
+                    client.infer("add_two", inputs, headers=dict(metadata))
+            with grpc.insecure_channel(server.grpc) as channel:
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                request = service_pb2.ModelInferRequest(model_name="count")
+                request.inputs.add(name="N", datatype="INT32", shape=[1, 1]).contents.int_contents.append(1)
+                list(stub.ModelStreamInfer(iter([request]), metadata=tuple(metadata.items()), timeout=20))
+            asked = http.client.HTTPConnection(HOST, server.http_port, timeout=20)
+            asked.request("POST", "/v2/models/count/generate_stream", json.dumps({"N": 1}), metadata)
+            assert asked.getresponse().read().startswith(b"data: ")
+            asked.close()
+        assert [request.tenant for request in core.requests] == [expected] * 4
+
+
 def test_a_file_that_changes_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,13 +208,14 @@ keys:
   - {{name: f, key: {KEY}}}
   - {{name: f, key: {WRONG}}}
   - {{name: g, key: {KEY}}}
+  - {{name: h, key: "{WRONG}-2", weight: 0}}
 """
     )
     with pytest.raises(InvalidArgument) as caught:
         read_owners(path)
     text = str(caught.value)
     for words in (
-        "(10 problems)",
+        "(11 problems)",
         "entry 1 is no mapping",
         "entry 2 (a b): name must be",
         "entry 2 (a b): a key must be at least 16",
@@ -191,6 +224,7 @@ keys:
         "entry 5 (e): unknown field 'color'",
         "entry 5 (e): sha256 must be",
         "entry 5 (e): admin must be",
+        "entry 9 (h): weight must be a number from 0.01 to 100",
         "the same name is there twice: f",
         "the same key is there twice: f, g",
     ):
