@@ -6,10 +6,16 @@ Values only: frozen, validated where they are made (`SamplingParams.problems`), 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 MAX_SEED = 2**64 - 1
+Logits: TypeAlias = NDArray[np.float32]  # of one token [vocabulary], or of several [tokens, vocabulary]
 
 
 class FinishReason(Enum):
@@ -93,7 +99,12 @@ EVERYBODY = Tenant()
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt for `Engine.submit`. Token ids only: text never enters an engine."""
+    """One prompt for `Engine.submit`. Token ids only: text never enters an engine.
+
+    Log-probs are natural logarithms of the model's own distribution, whatever the sampling parameters make of it. What
+    is asked for of the prompt comes once, in the first event of sequence 0; so its prompt is computed, not found in the
+    prefix cache.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -105,6 +116,12 @@ class GenerateRequest:
     num_sequences: int = 1  # n answers; sequence i draws from its own random stream
     beam: BeamSearch | None = None  # instead of sampling; the best answer is sequence 0
     return_log_probs: bool = False
+    return_prompt_log_probs: bool = False
+    num_top_log_probs: int = (
+        0  # most likely tokens to tell at each new token, and where asked for at each of the prompt
+    )
+    return_context_logits: bool = False  # of every token of the prompt
+    return_generation_logits: bool = False  # that each new token was drawn from, before anything altered them
     priority: int = 0  # higher is scheduled first
     deadline: float | None = None  # time.monotonic() seconds after which nobody waits
     tenant: Tenant = EVERYBODY
@@ -113,6 +130,11 @@ class GenerateRequest:
     def num_answers(self) -> int:
         """Sequences that come back: `num_sequences`, or the beams."""
         return self.beam.width if self.beam else self.num_sequences
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether something about the prompt's own tokens is wanted."""
+        return self.return_prompt_log_probs or self.return_context_logits
 
     def max_new_tokens(self, max_seq_len: int) -> int:
         """Of each answer: as many as it asks for, and as there is room for behind the prompt."""
@@ -143,6 +165,23 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The most likely tokens at one place, the best first; of equal ones the lower id."""
+
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What a request wanted to know about its prompt. Nothing precedes the first token, so it has no log-prob."""
+
+    log_probs: tuple[float, ...] = ()  # of the tokens after the first
+    top: tuple[TopTokens, ...] = ()  # likewise
+    logits: tuple[Logits, ...] = ()  # of every token, in pieces [tokens, vocabulary]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """New tokens of one sequence of a request. The last event of a sequence has `finish_reason`; the first and the last
     have `usage`, as far as it is known then.
@@ -157,3 +196,16 @@ class TokenEvent:
     sequence_index: int = 0
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    top: tuple[TopTokens, ...] = ()  # one per token, where asked for
+    logits: tuple[Logits, ...] = ()  # likewise
+    prompt: PromptScores | None = None  # where asked for, in the first event of sequence 0 unless it ended before
+
+    def with_tokens(self, tokens: Sequence[TokenEvent], begin: int = 0, end: int | None = None) -> TokenEvent:
+        """This event, with the tokens `begin` to `end` of those of `tokens`, and all that belongs to each of them."""
+        return replace(
+            self,
+            token_ids=tuple([token for event in tokens for token in event.token_ids][begin:end]),
+            log_probs=tuple([log_prob for event in tokens for log_prob in event.log_probs][begin:end]),
+            top=tuple([top for event in tokens for top in event.top][begin:end]),
+            logits=tuple([row for event in tokens for row in event.logits][begin:end]),
+        )

@@ -11,11 +11,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from llmserve.core import GenerateRequest, TokenEvent
-from llmserve.scheduler.plan import StepPlan
+from llmserve.core import GenerateRequest, Logits, TokenEvent
+from llmserve.scheduler.plan import ChunkScores, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,12 @@ class StepResult:
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
-    logits: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)  # chunk index -> [tokens, vocab]
+    scores: Mapping[int, ChunkScores] = field(default_factory=dict)  # chunk index -> what else it asked for
+
+    @property
+    def logits(self) -> Mapping[int, Logits]:
+        """Of the chunks that asked for logits: [tokens, vocabulary]."""
+        return {index: scores.logits for index, scores in self.scores.items() if scores.logits is not None}
 
 
 class Runner(Protocol):

@@ -176,7 +176,7 @@ class InflightEngine:
         plan = self._scheduler.schedule()
         if plan is not None:
             result = self._runner.step(plan)
-            updates += self._scheduler.commit(plan, result.tokens, result.log_probs)
+            updates += self._scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
             self._num_steps += 1
         else:
             assert not self._scheduler.has_work, "sequences wait, but none can run"

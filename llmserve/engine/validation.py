@@ -9,6 +9,8 @@ from llmserve.core import GenerateRequest
 from llmserve.errors import InvalidArgument, raise_problems
 
 MAX_NUM_SEQUENCES = 128
+MAX_TOP_LOG_PROBS = 20
+MAX_LOGITS_BYTES = 2**28  # of one request
 MAX_WORD_LENGTH = 64
 MAX_WORD_TOKENS = 16384  # of all words of a list together: they are indexed, and looked up after every token
 
@@ -20,6 +22,7 @@ def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int
         *request.sampling.problems(),
         *_limit_problems(request),
         *_beam_problems(request, max_beam_width),
+        *_score_problems(request, vocab_size, max_seq_len),
         *_word_problems("stop_ids", request.stop_ids, vocab_size),
         *_word_problems("bad_ids", request.bad_ids, vocab_size),
         *_ban_problems(request, vocab_size),
@@ -69,6 +72,19 @@ def _beam_problems(request: GenerateRequest, max_beam_width: int) -> Iterator[st
         yield f"the beam width must be from 1 to {max_beam_width} on this engine, got {request.beam.width}"
     if request.num_sequences != 1:
         yield f"beam search gives one set of answers, so num_sequences must be 1, got {request.num_sequences}"
+
+
+def _score_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int) -> Iterator[str]:
+    most = min(MAX_TOP_LOG_PROBS, vocab_size)
+    if not 0 <= request.num_top_log_probs <= most:
+        yield f"num_top_log_probs must be from 0 to {most}, got {request.num_top_log_probs}"
+    num_new = request.num_sequences * max(0, request.max_new_tokens(max_seq_len))
+    num_rows = len(request.prompt_ids) * request.return_context_logits + num_new * request.return_generation_logits
+    if (size := 4 * num_rows * vocab_size) > MAX_LOGITS_BYTES:
+        yield (
+            f"the logits asked for are {size} bytes ({num_rows} tokens, {vocab_size} numbers of 4 bytes each), more "
+            f"than {MAX_LOGITS_BYTES}; ask for those of fewer tokens, or for log-probs"
+        )
 
 
 def _word_problems(name: str, words: Sequence[Sequence[int]], vocab_size: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmserve.core import SamplingParams
+from llmserve.core import Logits, SamplingParams, TopTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class SampleRequest:
     bias: Sequence[tuple[int, float]] = ()  # (token id, added to its logit)
     banned: Sequence[int] = ()  # token ids that may not be drawn now
     log_prob: bool = False
+    num_top: int = 0  # most likely tokens to tell beside the sampled one
+    logits: bool = False  # also return the logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,36 @@ class Chunk:
     start: int
     block_table: Sequence[int]
     sample: SampleRequest | None = None  # None: the prompt goes on in a later step
-    return_logits: bool = False  # also return logits of every token of this chunk (parity, self-test)
+    return_logits: bool = False  # also return logits of every token of this chunk
+    targets: Sequence[int] = ()  # what follows each of the first tokens of this chunk; their log-probs are wanted
+    num_top: int = 0  # most likely tokens to tell at each target
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens whose logits come back, counted from the end."""
+        if self.return_logits:
+            return len(self.token_ids)
+        return int(self.sample is not None and self.sample.logits)
+
+    @property
+    def wants_scores(self) -> bool:
+        sample = self.sample
+        return (
+            bool(self.targets) or self.return_logits or (sample is not None and (sample.num_top > 0 or sample.logits))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkScores:
+    """What a chunk asked for beyond a token and its log-prob. Logits are of all its tokens, or of the sampled one."""
+
+    log_probs: Sequence[float] = ()  # of the targets
+    top: Sequence[TopTokens] = ()  # likewise
+    sampled_top: TopTokens | None = None
+    logits: Logits | None = None
+
+
+NO_SCORES = ChunkScores()
 
 
 @dataclass(frozen=True, slots=True)

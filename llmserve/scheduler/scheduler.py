@@ -5,7 +5,7 @@ One loop per step, on one thread:
     updates = scheduler.expire()            # sequences whose deadline has passed
     plan = scheduler.schedule()             # None: nothing to do
     result = runner.step(plan)
-    updates += scheduler.commit(plan, result.tokens, result.log_probs)
+    updates += scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
 
 Order. A sequence's place is its arrival number, moved forward by `priority_step` places per priority level. The waiting
 queue is sorted by place, and nobody starts before the first that can: a large prompt is not overtaken by small ones.
@@ -25,12 +25,13 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
+from types import MappingProxyType
 from typing import TypeAlias
 
 from llmserve.core import Tenant, TokenEvent
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.fairness import Fairness, Rank
-from llmserve.scheduler.plan import Chunk, StepPlan
+from llmserve.scheduler.plan import NO_SCORES, Chunk, ChunkScores, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerConfig
 
@@ -118,17 +119,25 @@ class Scheduler:
             self._start_waiting(draft)
         return StepPlan(tuple(draft.chunks)) if draft.chunks else None
 
-    def commit(self, plan: StepPlan, tokens: Seq[int], log_probs: Seq[float]) -> list[Update]:
-        """Record what the step computed and sampled, one entry per chunk of `plan`."""
+    def commit(
+        self,
+        plan: StepPlan,
+        tokens: Seq[int],
+        log_probs: Seq[float],
+        scores: Mapping[int, ChunkScores] = MappingProxyType({}),
+    ) -> list[Update]:
+        """Record what the step computed and sampled, one entry per chunk of `plan`; `scores` of those that asked."""
         now_ns = self._wall_clock_ns()
         updates: list[Update] = []
-        for chunk, token, log_prob in zip(plan.chunks, tokens, log_probs, strict=True):
+        for index, (chunk, token, log_prob) in enumerate(zip(plan.chunks, tokens, log_probs, strict=True)):
             sequence = self.running.get(chunk.sequence_id)
             if sequence is None:  # cancelled while the step ran
                 continue
             sequence.num_computed_tokens += len(chunk.token_ids)
             self._share_full_blocks(sequence, chunk.start)
-            event = sequence.append(token, log_prob, now_ns) if chunk.sample else None
+            found = scores.get(index, NO_SCORES)
+            sequence.score_prompt(chunk, found)
+            event = sequence.append(token, log_prob, now_ns, found) if chunk.sample else None
             if event is not None:
                 updates.append((sequence.id, event))
             if sequence.finish_reason:
@@ -228,17 +237,17 @@ class Scheduler:
             leader is not None
             and leader.id in self._sequences
             and leader.num_computed_tokens < leader.num_prompt
-            and self._num_shareable(leader) > 0
+            and self._num_shareable(leader.num_tokens - 1) > 0
         )
 
-    def _num_shareable(self, sequence: Sequence) -> int:
-        """Blocks that may come from the cache. One token at least is computed: it gives the logits."""
-        return (sequence.num_tokens - 1) // self.config.block_size if self.config.settings.reuses_blocks else 0
+    def _num_shareable(self, num_tokens: int) -> int:
+        """Blocks that may come from the cache, when what comes after `num_tokens` has to be computed."""
+        return num_tokens // self.config.block_size if self.config.settings.reuses_blocks else 0
 
     def _start(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the blocks of all its known tokens, or return False when the policy says wait."""
         config = self.config
-        shared = self.pool.match(sequence.block_hashes(self._num_shareable(sequence), config.block_size))
+        shared = self.pool.match(sequence.block_hashes(self._num_shareable(sequence.max_num_found), config.block_size))
         num_needed = self._num_guaranteed(sequence) - sum(map(self.pool.is_used, shared))
         if num_needed > self.pool.num_free - self._num_reserved():
             return False

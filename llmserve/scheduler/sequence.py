@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llmserve.core import FinishReason, GenerateRequest, Tenant, TokenEvent, Usage
+from llmserve.core import FinishReason, GenerateRequest, Logits, PromptScores, Tenant, TokenEvent, TopTokens, Usage
 from llmserve.scheduler.blocks import ROOT_HASH, hash_block
-from llmserve.scheduler.plan import Chunk, SampleRequest
+from llmserve.scheduler.plan import NO_SCORES, Chunk, ChunkScores, SampleRequest
 from llmserve.scheduler.words import BadWords, StopWords
 
 
@@ -37,7 +37,13 @@ class Sequence:
     num_displaced: int = 0  # how often it gave way to another tenant's
     num_emitted: int = 0
     cum_log_prob: float = 0.0
-    log_probs: list[float] = field(default_factory=list)  # of the output, where asked for
+    log_probs: list[float] = field(default_factory=list)  # of the output, where asked for; likewise the next two
+    top: list[TopTokens] = field(default_factory=list)
+    logits: list[Logits] = field(default_factory=list)
+    num_prompt_scored: int = 0  # tokens of the prompt whose logits have said what was asked for
+    prompt_log_probs: list[float] = field(default_factory=list)
+    prompt_top: list[TopTokens] = field(default_factory=list)
+    prompt_logits: list[Logits] = field(default_factory=list)  # in pieces [tokens, vocabulary]
     _block_hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -65,6 +71,16 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether logits of the prompt are still to be looked at; those of a request's first sequence are, for all."""
+        return self.request.scores_prompt and self.index == 0 and self.num_prompt_scored < self.num_prompt
+
+    @property
+    def max_num_found(self) -> int:
+        """Tokens that may be found in the cache when it starts. What is computed gives the logits that are wanted."""
+        return self.num_prompt_scored if self.scores_prompt else self.num_tokens - 1
+
+    @property
     def max_num_cached(self) -> int:
         """Tokens that the cache may ever have to hold; nothing is computed after the last one sampled."""
         return self.num_prompt + self.max_tokens - 1
@@ -81,12 +97,28 @@ class Sequence:
     def chunk(self, num_tokens: int) -> Chunk:
         """The next `num_tokens` pending tokens; the last pending one is sampled from."""
         start = self.num_computed_tokens
+        if self.scores_prompt:
+            return self._scored_chunk(start, start + num_tokens)
         return Chunk(
             sequence_id=self.id,
             token_ids=self.token_ids[start : start + num_tokens],
             start=start,
             block_table=self.block_table[:],
             sample=self._sample_request() if num_tokens == self.num_pending else None,
+        )
+
+    def _scored_chunk(self, start: int, end: int) -> Chunk:
+        request = self.request
+        log_probs = request.return_prompt_log_probs
+        return Chunk(
+            sequence_id=self.id,
+            token_ids=self.token_ids[start:end],
+            start=start,
+            block_table=self.block_table[:],
+            sample=self._sample_request() if end == self.num_tokens else None,
+            return_logits=request.return_context_logits,
+            targets=self.token_ids[start + 1 : min(end + 1, self.num_prompt)] if log_probs else (),
+            num_top=request.num_top_log_probs if log_probs else 0,
         )
 
     def _sample_request(self) -> SampleRequest:
@@ -101,6 +133,8 @@ class Sequence:
             bias=request.embedding_bias,
             banned=self._banned_ids(),
             log_prob=request.return_log_probs,
+            num_top=request.num_top_log_probs,
+            logits=request.return_generation_logits,
         )
 
     def _banned_ids(self) -> tuple[int, ...]:
@@ -109,11 +143,27 @@ class Sequence:
             banned.update(self.stop_words.single_ids)
         return tuple(sorted(banned)) if banned else ()
 
-    def append(self, token: int, log_prob: float, now_ns: int) -> TokenEvent | None:
+    def score_prompt(self, chunk: Chunk, scores: ChunkScores) -> None:
+        """Take what a chunk says about the prompt. Its first tokens, or all, may be known from before a preemption."""
+        end = min(chunk.start + len(chunk.token_ids), self.num_prompt)
+        if not self.scores_prompt or end <= self.num_prompt_scored:
+            return
+        first = self.num_prompt_scored - chunk.start
+        self.prompt_log_probs += scores.log_probs[first:]
+        self.prompt_top += scores.top[first:]
+        if self.request.return_context_logits and scores.logits is not None:
+            self.prompt_logits.append(scores.logits[first : end - chunk.start])
+        self.num_prompt_scored = end
+
+    def append(self, token: int, log_prob: float, now_ns: int, scores: ChunkScores = NO_SCORES) -> TokenEvent | None:
         """Take a sampled token. Returns what may be told now; None while everything may be part of a stop word."""
         self.token_ids.append(token)
         if self.request.return_log_probs:
             self.log_probs.append(log_prob)
+        if scores.sampled_top is not None:
+            self.top.append(scores.sampled_top)
+        if self.request.return_generation_logits and scores.logits is not None:
+            self.logits.append(scores.logits[-1])
         self.first_token_ns = self.first_token_ns or now_ns
         self.last_token_ns = now_ns
         tail = self._stop_tail()
@@ -152,7 +202,15 @@ class Sequence:
             sequence_index=self.index,
             finish_reason=self.finish_reason,
             usage=self._usage() if tells_usage else None,
+            top=tuple(self.top[first:num_ready]),
+            logits=tuple(self.logits[first:num_ready]),
+            prompt=self._prompt_scores() if first == 0 and self.request.scores_prompt else None,
         )
+
+    def _prompt_scores(self) -> PromptScores | None:
+        if self.index != 0 or self.scores_prompt:
+            return None
+        return PromptScores(tuple(self.prompt_log_probs), tuple(self.prompt_top), tuple(self.prompt_logits))
 
     def _usage(self) -> Usage:
         return Usage(

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from llmserve.core import FinishReason, GenerateRequest, TokenEvent, Usage
+from llmserve.core import FinishReason, GenerateRequest, PromptScores, TokenEvent, Usage
 from llmserve.engine.base import Engine
 from llmserve.errors import InvalidArgument
 from llmserve.stages.detokenize import window_of
@@ -77,7 +77,8 @@ class _Answer:
         self._passed: list[int] = []
         self._window_start = 0  # in `_passed`
         self._waiting: list[int] = []
-        self._waiting_log_probs: list[float] = []
+        self._events: list[TokenEvent] = []  # that the waiting ids came with
+        self._prompt: PromptScores | None = None  # until it is passed on
         self._usage: Usage | None = None  # the engine's latest
         self.finished = False
 
@@ -90,7 +91,8 @@ class _Answer:
             self._passed += event.token_ids
             return GeneratedEvent(event if event.usage is None or self.finished else replace(event, usage=None), window)
         self._waiting += event.token_ids
-        self._waiting_log_probs += event.log_probs
+        self._events.append(event)
+        self._prompt = event.prompt or self._prompt
         self.finished = event.finish_reason is not None
         window = self._window()
         count = len(self._waiting)
@@ -163,13 +165,13 @@ class _Answer:
 
     def _take(self, event: TokenEvent, count: int) -> TokenEvent:
         """`event`, with the first `count` waiting ids as its tokens."""
-        ids, self._waiting = self._waiting[:count], self._waiting[count:]
-        log_probs, self._waiting_log_probs = self._waiting_log_probs[:count], self._waiting_log_probs[count:]
-        self._passed += ids
+        taken, kept = event.with_tokens(self._events, 0, count), event.with_tokens(self._events, count)
+        prompt, self._prompt = self._prompt, None
+        self._passed += taken.token_ids
+        self._waiting, self._events = list(kept.token_ids), [kept]
         return replace(
-            event,
-            token_ids=tuple(ids),
-            log_probs=tuple(log_probs),
-            cum_log_prob=event.cum_log_prob - sum(self._waiting_log_probs),
+            taken,
+            cum_log_prob=event.cum_log_prob - sum(kept.log_probs),
             usage=event.usage if event.finish_reason is not None else None,
+            prompt=prompt,
         )

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from llmserve.core import FinishReason, GenerateRequest, PromptScores, SamplingParams, TokenEvent
 from llmserve.engine.base import Engine
-from llmserve.errors import InvalidArgument, Unavailable
+from llmserve.errors import InvalidArgument, Unavailable, Unsupported
 from tests.contracts.engines import ENGINES, INSTALLED
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
@@ -165,6 +165,29 @@ async def test_log_probs_come_one_per_token(engine: Engine) -> None:
     assert all(math.isfinite(log_prob) and log_prob <= 0 for log_prob in log_probs)
     assert events[-1].cum_log_prob == pytest.approx(sum(log_probs))
     assert all(not event.log_probs for event in await events_of(engine, REQUEST))
+
+
+ASKED = ("return_prompt_log_probs", "num_top_log_probs", "return_context_logits", "return_generation_logits")
+
+
+@pytest.mark.parametrize("name_of_wish", ASKED)
+async def test_what_is_asked_about_the_distribution_is_told_or_refused_by_name(
+    engine: Engine, name_of_wish: str
+) -> None:
+    asked = replace(REQUEST, **{name_of_wish: 3 if name_of_wish == "num_top_log_probs" else True})  # type: ignore[arg-type]
+    if engine.info.target == "tensorrt_llm":
+        with pytest.raises(Unsupported, match=name_of_wish):
+            engine.submit(asked)
+        return
+    events = await events_of(engine, asked)
+    top = [(len(each.ids), len(each.log_probs)) for event in events for each in event.top]
+    rows = [row.shape for event in events for row in event.logits]
+    prompt = events[0].prompt or PromptScores()
+    found = (len(prompt.log_probs), len(top), sum(len(piece) for piece in prompt.logits), len(rows))
+    full = (len(PROMPT) - 1, 12, len(PROMPT), 12)
+    assert found == tuple(count if name_of_wish == asking else 0 for asking, count in zip(ASKED, full, strict=True))
+    assert set(top) <= {(3, 3)}
+    assert set(rows) <= {(engine.info.vocab_size,)}
 
 
 async def test_the_answer_ends_where_max_seq_len_ends(engine: Engine) -> None:

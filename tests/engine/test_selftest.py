@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.selftest import SelfTest, blocks_needed, run_selftest
 from llmserve.errors import EngineFileError
-from llmserve.scheduler.plan import StepPlan
+from llmserve.scheduler.plan import ChunkScores, StepPlan
 
 VOCAB = 11
 PROMPTS = ([3], [1, 2, 3, 4, 5], list(range(9)))
@@ -56,7 +56,7 @@ class KnownRunner:
         rows = logits_of(tokens)
         for position, error in self.errors.items():
             rows[position : position + 1, 0] += error
-        return StepResult([-1], [0.0], {0: rows[chunk.start :]})
+        return StepResult([-1], [0.0], {0: ChunkScores(logits=rows[chunk.start :])})
 
     def close(self) -> None:
         pass

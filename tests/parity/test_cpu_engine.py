@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.core import GenerateRequest, PromptScores, SamplingParams
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.open import open_engine
@@ -32,6 +33,13 @@ def engine_of(checkpoint: Path, path: Path, dtype: str, quantization: str = "") 
     options = BuildOptions(dtype=dtype, quantization=quantization, max_num_tokens=32, tokens_per_block=16)
     build_engine(checkpoint, path, options)
     return path
+
+
+def torch_log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    import torch
+
+    found: NDArray[np.float64] = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1).numpy()
+    return found
 
 
 def generated(engine_dir: Path, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]]:
@@ -88,6 +96,30 @@ def test_rounded_engines_leave_the_oracle_only_at_near_ties(kind: str, dtype: st
     oracle = load_oracle(checkpoint)
     for prompt, tokens in zip(PROMPTS, generated(engine, PROMPTS), strict=True):
         check_greedy(oracle, prompt, tokens, margin=ROUNDING_MARGIN)
+
+
+def test_log_probs_of_prompts_are_those_of_transformers(tmp_path: Path) -> None:
+    """With chunks shorter than the prompt."""
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama")
+    oracle = load_oracle(checkpoint)
+    engine = open_engine(engine_of(checkpoint, tmp_path / "engine", "float32"))
+
+    async def scores(prompt: tuple[int, ...]) -> PromptScores:
+        request = GenerateRequest(
+            "r", prompt, SamplingParams(max_tokens=1), return_prompt_log_probs=True, num_top_log_probs=20
+        )
+        [event] = [event async for event in engine.submit(request)]
+        assert event.prompt is not None
+        return event.prompt
+
+    for prompt in PROMPTS:
+        found = asyncio.run(scores(prompt))
+        wanted = torch_log_softmax(oracle_logits(oracle, prompt))[:-1]
+        np.testing.assert_allclose(found.log_probs, wanted[range(len(prompt) - 1), prompt[1:]], atol=1e-4)
+        for top, row in zip(found.top, wanted, strict=True):
+            np.testing.assert_allclose(top.log_probs, row[list(top.ids)], atol=1e-4)
+            np.testing.assert_allclose(top.log_probs, np.sort(row)[::-1][:20], atol=1e-4)
+    engine.close()
 
 
 @pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.08), ("int4", 0.6)])

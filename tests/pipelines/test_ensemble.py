@@ -232,6 +232,23 @@ async def test_logits_asked_for_by_name_only_are_empty(core: InferenceCore) -> N
     assert text_of([replace(response, outputs=(*response.outputs, tensor("sequence_index", 0)))])
 
 
+async def test_what_is_asked_about_the_distribution_reaches_the_client(
+    core: InferenceCore, tokenizer: Tokenizer
+) -> None:
+    asked: dict[str, Any] = {"num_top_log_probs": 2, "return_prompt_log_probs": True, "return_context_logits": True}
+    first, *others = await ask(core, "ensemble", text_input="The small fox", max_tokens=3, stream=True, **asked)
+    num_prompt = len(tokenizer.encode("The small fox"))
+    shapes = {tensor.name: tensor.shape for tensor in first.outputs}
+    assert shapes["prompt_log_probs"] == (1, num_prompt - 1)
+    assert shapes["prompt_top_ids"] == shapes["prompt_top_log_probs"] == (1, num_prompt - 1, 2)
+    assert shapes["context_logits"] == (1, num_prompt, LIMITS.vocab_size)
+    assert all(part.output("prompt_log_probs") is None for part in others)
+    for part in (first, *others):
+        top = part.output("output_top_ids")
+        assert top is not None
+        assert top.data.tolist() == [[[0, 1]] * top.shape[1]]
+
+
 async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
     async with serving(text_dir, lambda: fake_engine(LIMITS, step_delay_s=0.01)) as core:
         running = asyncio.create_task(
@@ -255,7 +272,7 @@ async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
         ({"text_input": "x", "max_tokens": 0}, Code.INVALID_ARGUMENT, "max_tokens"),
         ({"text_input": "x", "temperature": float("nan")}, Code.INVALID_ARGUMENT, "temperature"),
         ({"text_input": "x", "beam_width": 4}, Code.INVALID_ARGUMENT, "beam_width"),
-        ({"text_input": "x", "return_context_logits": True}, Code.UNIMPLEMENTED, "return_context_logits"),
+        ({"text_input": "x", "num_top_log_probs": 21}, Code.INVALID_ARGUMENT, "num_top_log_probs must be from 0 to 20"),
         ({"text_input": "x", "decoder_text_input": "y"}, Code.UNIMPLEMENTED, "decoder_text_input.* is not supported"),
         ({"text_input": "x", "prompt_table_extra_id": 1}, Code.UNIMPLEMENTED, "prompt_table_extra_id.* not supported"),
         ({"text_input": "x", "lora_task_id": 1}, Code.UNIMPLEMENTED, "lora_task_id is not supported"),

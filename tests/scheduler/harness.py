@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
 from llmserve.engine.base import Runner, RunnerInfo
-from llmserve.engine.fake import FakeRunner, fold
+from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for
@@ -70,7 +70,7 @@ class Bench:
         if plan is not None:
             self._check_plan(plan)
             result = self.runner.step(plan)
-            self._record(self.scheduler.commit(plan, result.tokens, result.log_probs))
+            self._record(self.scheduler.commit(plan, result.tokens, result.log_probs, result.scores))
             self.num_steps += 1
         else:
             assert not self.scheduler.has_work, "work waits, but nothing can run"
@@ -135,6 +135,32 @@ class Bench:
                 assert self.answers[sequence_id] == full_output(sequence)
             else:
                 assert (self.answers[sequence_id], reason) == (answer, expected_reason)
+                self._assert_scores(sequence_id)
+
+    def _assert_scores(self, sequence_id: int) -> None:
+        """What was asked about prompt and tokens, likewise."""
+        sequence, size = self.sequences[sequence_id], self.info.vocab_size
+        request, (first, *others) = sequence.request, self.events[sequence_id]
+        assert all(event.prompt is None for event in others)
+        assert (first.prompt is not None) == (request.scores_prompt and sequence.index == 0)
+        ids = request.prompt_ids
+        if first.prompt is not None:
+            wanted = [fake_prompt_log_prob(ids[:end], ids[end], size) for end in range(1, len(ids))]
+            assert list(first.prompt.log_probs) == (wanted if request.return_prompt_log_probs else [])
+            has_top = request.return_prompt_log_probs and request.num_top_log_probs
+            assert [len(top.ids) for top in first.prompt.top] == [request.num_top_log_probs] * (
+                len(wanted) * bool(has_top)
+            )
+            best = [int(row.argmax()) for piece in first.prompt.logits for row in piece]
+            folds = [fold(ids[: end + 1]) % size for end in range(len(ids))]
+            assert best == (folds if request.return_context_logits else [])
+        events = self.events[sequence_id]
+        answer = self.answers[sequence_id]
+        num_top = request.num_top_log_probs
+        assert [len(top.ids) for event in events for top in event.top] == [num_top] * (len(answer) * bool(num_top))
+        best = [int(row.argmax()) for event in events for row in event.logits]
+        folds = [fold([*ids, *answer[:end]]) % size for end in range(len(answer))]
+        assert best == (folds if request.return_generation_logits else [])
 
 
 def full_output(sequence: Sequence) -> list[int]:

@@ -54,6 +54,10 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
         bad_ids=draw(words),
         num_sequences=draw(st.sampled_from([1, 1, 1, 2, 4])),
         priority=draw(st.integers(-2, 2)),
+        return_prompt_log_probs=draw(st.booleans()),
+        return_context_logits=draw(st.booleans()),
+        return_generation_logits=draw(st.booleans()),
+        num_top_log_probs=draw(st.integers(0, 2)),
     )
 
 
@@ -219,8 +223,8 @@ class LeakingPool(BlockPool):
 class GreedyScheduler(Scheduler):
     """Takes the whole prompt from the cache, so that nothing is left to compute."""
 
-    def _num_shareable(self, sequence: Sequence) -> int:
-        return sequence.num_tokens // self.config.block_size
+    def _num_shareable(self, num_tokens: int) -> int:
+        return super()._num_shareable(num_tokens + 1)
 
 
 class EarlyScheduler(Scheduler):

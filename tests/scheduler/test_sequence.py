@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
-from llmserve.scheduler.plan import SampleRequest
+from llmserve.core import FinishReason, GenerateRequest, PromptScores, SamplingParams, TokenEvent
+from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest
 from llmserve.scheduler.sequence import Sequence, sequences_for
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
 
 
 def sequence(max_seq_len: int = 100, **fields: object) -> Sequence:
-    request = GenerateRequest("r", (8, 9), **{"sampling": PARAMS, **fields})  # type: ignore[arg-type]
+    request = GenerateRequest("r", **{"prompt_ids": (8, 9), "sampling": PARAMS, **fields})  # type: ignore[arg-type]
     return sequences_for(request, itertools.count(), max_seq_len=max_seq_len, arrival_ns=5)[0]
 
 
@@ -130,6 +130,22 @@ def test_log_probs_belong_to_the_tokens_that_are_told() -> None:
     assert events[2].cum_log_prob == -9.0
     assert events[-1] is not None
     assert events[-1].cum_log_prob == -9.0  # the stop word's own are not counted
+
+
+def test_what_a_preempted_prompt_has_told_is_not_told_again() -> None:
+    """Computed again from the beginning, in chunks that may end before what is known already."""
+    target = sequence(return_prompt_log_probs=True, prompt_ids=(0, 1, 2, 3, 4, 5))
+    for start, tokens in ((0, [0, 1, 2]), (0, [0]), (1, [1, 2, 3, 4, 5])):
+        log_probs = [-float(token + 1) for token in tokens if token < 5]
+        target.score_prompt(Chunk(0, tokens, start, [0]), ChunkScores(log_probs))
+    event = target.append(7, 0.0, 1)
+    assert event is not None
+    assert event.prompt == PromptScores((-1.0, -2.0, -3.0, -4.0, -5.0))
+
+
+def test_an_answer_that_times_out_before_its_prompt_is_computed_tells_nothing_of_it() -> None:
+    target = sequence(return_prompt_log_probs=True)
+    assert target.time_out().prompt is None
 
 
 def test_no_log_probs_unless_asked_for() -> None:

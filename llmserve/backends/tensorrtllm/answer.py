@@ -53,8 +53,8 @@ class Answer:
 
 def _joined(events: Sequence[GeneratedEvent]) -> GeneratedEvent:
     """One event for a whole sequence: no window, as its text starts at the beginning."""
-    ids = tuple(token for event in events for token in event.tokens.token_ids)
-    log_probs = tuple(value for event in events for value in event.tokens.log_probs)
     cum_log_prob = next((e.tokens.cum_log_prob for e in reversed(events) if e.tokens.token_ids), 0.0)
-    tokens = replace(events[-1].tokens, token_ids=ids, log_probs=log_probs, cum_log_prob=cum_log_prob)
+    prompt = next((e.tokens.prompt for e in events if e.tokens.prompt is not None), None)
+    tokens = events[-1].tokens.with_tokens([event.tokens for event in events])
+    tokens = replace(tokens, cum_log_prob=cum_log_prob, prompt=prompt)
     return GeneratedEvent(tokens, window_ids=(), tail_text=events[-1].tail_text)

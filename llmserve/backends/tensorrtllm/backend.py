@@ -17,7 +17,7 @@ from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.gauges import engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
-from llmserve.backends.tensorrtllm.responses import ResponseEvents, response_tensors
+from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
 from llmserve.engine.base import Engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound
@@ -97,10 +97,11 @@ class EngineInstance:
             answer = Answer(job.generate, streaming=job.streaming)
             echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
             tokens_per_block = self.engine.stats().tokens_per_block
+            asked = asked_outputs(job.generate)
             with self._active.running(request.request_id) as active:
                 async with aclosing(_sent(stream, answer, active)) as sent:
                     async for beams in sent:
-                        events = ResponseEvents(beams, echo, tokens_per_block, job.generate.return_log_probs)
+                        events = ResponseEvents(beams, echo, tokens_per_block, asked)
                         if answer.is_complete:
                             events.warning = self._warning(job, request)
                         outputs = response_tensors(events, request.requested_outputs)

@@ -34,7 +34,6 @@ UNSUPPORTED_INPUTS = (  # refused rather than swallowed
     "retention_token_range_durations_ms", "retention_decode_priority", "retention_decode_duration_ms",
 )  # fmt: skip
 DECODER_INPUTS = ("decoder_input_ids", "decoder_input_lengths")  # one id is what preprocessing makes of no text
-UNSUPPORTED_FLAGS = ("return_context_logits", "return_generation_logits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,6 @@ def read_request(
     reader = _Reader(inputs)
     names = UNSUPPORTED_INPUTS + (DECODER_INPUTS if reader.size("decoder_input_ids") > 1 else ())
     unsupported = [f"{name} is not supported by this engine" for name in names if reader.has(name)]
-    unsupported += [f"{name} = true is not supported by this engine" for name in UNSUPPORTED_FLAGS if reader.flag(name)]
     request = TensorRequest(
         GenerateRequest(
             request_id=request_id,
@@ -73,6 +71,10 @@ def read_request(
             num_sequences=reader.integer(("num_return_sequences",), 1),
             beam=_beam(reader, max_beam_width),
             return_log_probs=reader.flag("return_log_probs"),
+            return_prompt_log_probs=reader.flag("return_prompt_log_probs"),
+            num_top_log_probs=reader.integer(("num_top_log_probs",), 0),
+            return_context_logits=reader.flag("return_context_logits"),
+            return_generation_logits=reader.flag("return_generation_logits"),
         ),
         streaming=reader.flag("streaming"),
         excludes_input=reader.flag("exclude_input_in_output", excludes_input),

@@ -4,12 +4,15 @@
     batch_index, sequence_index, kv_cache_*, *_time_ns                                               [1, 1]
     window_ids [1, w], tail_text, finish_reason [1, 1]                        for postprocessing and the client, ours
     num_prompt_tokens, num_cached_tokens, num_completion_tokens, warning [1, 1]                                 ours
-    context_logits [1, 0, 0], generation_logits [1, 1, 0, 0]                  always empty: asking for them is refused
+    output_top_ids, output_top_log_probs [1, n, k]                            the k most likely tokens at each, ours
+    prompt_log_probs [1, p - 1], prompt_top_ids, prompt_top_log_probs [1, p - 1, k]   of p tokens, after the first; ours
+    context_logits [1, p, v], generation_logits [1, b, n, v]
 
-A request that names its outputs gets them in every response: log-probs are 0 unless it asked for them; counts, blocks
-and times are 0 until the last event. One that names none gets what says something: log-probs if it asked for them;
-counts, blocks and times in the last event, where they are real however the answer ended (only a request that was
-stopped from outside has no times), and a warning there if there is one.
+A request that names its outputs gets them in every response: log-probs are 0, and what else it has to ask for is empty,
+unless it asked for them; counts, blocks and times are 0 until the last event. One that names none gets what says
+something: what it asked for, of the prompt in the first response of sequence 0; counts, blocks and times in the last
+event, where they are real however the answer ended (only a request that was stopped from outside has no times), and a
+warning there if there is one.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.core import Usage
+from llmserve.core import GenerateRequest, PromptScores, TopTokens, Usage
 from llmserve.serving.types import Tensor
 from llmserve.stages.generate import GeneratedEvent
 
@@ -37,8 +40,12 @@ class ResponseEvents:
     beams: Sequence[GeneratedEvent]
     echo: Sequence[int] = ()  # prompt ids that go before the output's
     tokens_per_block: int = 0
-    has_log_probs: bool = False  # the request asked for them
+    asked: Collection[str] = ()  # outputs that the request asked for: see `asked_outputs`
     warning: str = ""  # what the client should know about its request
+
+    @property
+    def prompt(self) -> PromptScores:
+        return self.beams[0].tokens.prompt or NOTHING_OF_PROMPT
 
     @property
     def usage(self) -> Usage:
@@ -58,13 +65,29 @@ class ResponseEvents:
         return self.usage.cached_tokens // self.tokens_per_block if self.tokens_per_block else 0
 
 
+def asked_outputs(request: GenerateRequest) -> tuple[str, ...]:
+    """Outputs that say something in this request's responses only because it asked for them."""
+    has_top = request.num_top_log_probs > 0
+    names = (
+        (LOG_PROBS, request.return_log_probs),
+        (TOP, has_top),
+        (PROMPT_LOG_PROBS, request.return_prompt_log_probs),
+        (PROMPT_TOP, request.return_prompt_log_probs and has_top),
+        (CONTEXT_LOGITS, request.return_context_logits),
+        (GENERATION_LOGITS, request.return_generation_logits),
+    )
+    return tuple([name for group, is_asked in names if is_asked for name in group])
+
+
 def response_tensors(events: ResponseEvents, wanted: Collection[str] = ()) -> tuple[Tensor, ...]:
     """`wanted`: names of outputs; empty: none in particular. In the order of MAKERS."""
     if wanted:
         return tuple([make(events) for name, make in MAKERS.items() if name in wanted])
     names = ALWAYS_TOLD if events.beams[0].tokens.usage is None else TOLD_AT_THE_END
-    if events.has_log_probs or events.warning:
-        also = (*(LOG_PROBS if events.has_log_probs else ()), *(("warning",) if events.warning else ()))
+    if events.asked or events.warning:
+        has_prompt = events.beams[0].tokens.prompt is not None
+        also = {name for name in events.asked if has_prompt or name not in OF_PROMPT}
+        also |= {"warning"} if events.warning else set()
         return tuple([make(events) for name, make in MAKERS.items() if name in names or name in also])
     return tuple([MAKERS[name](events) for name in names])
 
@@ -89,6 +112,36 @@ def _cum_log_probs(events: ResponseEvents) -> Tensor:
 def _output_log_probs(events: ResponseEvents) -> Tensor:
     rows = [beam.tokens.log_probs or [0.0] * len(beam.tokens.token_ids) for beam in events.beams]
     return Tensor("output_log_probs", "FP32", _padded(rows, np.float32))
+
+
+def _top_ids(name: str, top: Sequence[TopTokens], num_rows: int) -> Tensor:
+    """[1, rows, k]; k is 0 when nobody asked."""
+    data = np.array([each.ids for each in top], np.int32) if top else np.zeros((num_rows, 0), np.int32)
+    return Tensor(name, "INT32", data[None])
+
+
+def _top_log_probs(name: str, top: Sequence[TopTokens], num_rows: int) -> Tensor:
+    data = np.array([each.log_probs for each in top], np.float32) if top else np.zeros((num_rows, 0), np.float32)
+    return Tensor(name, "FP32", data[None])
+
+
+def _top(events: ResponseEvents) -> tuple[Sequence[TopTokens], int]:
+    tokens = events.beams[0].tokens
+    return tokens.top, len(tokens.token_ids)
+
+
+def _prompt_top(events: ResponseEvents) -> tuple[Sequence[TopTokens], int]:
+    return events.prompt.top, len(events.prompt.log_probs)
+
+
+def _context_logits(events: ResponseEvents) -> Tensor:
+    pieces = events.prompt.logits
+    return Tensor("context_logits", "FP32", np.concatenate(pieces)[None]) if pieces else NO_CONTEXT_LOGITS
+
+
+def _generation_logits(events: ResponseEvents) -> Tensor:
+    rows = events.beams[0].tokens.logits
+    return Tensor("generation_logits", "FP32", np.stack(rows)[None, None]) if rows else NO_GENERATION_LOGITS
 
 
 def _window_ids(events: ResponseEvents) -> Tensor:
@@ -130,8 +183,9 @@ def _shared(name: str, datatype: str, data: NDArray[Any]) -> Tensor:
     return Tensor(name, datatype, data)
 
 
-CONTEXT_LOGITS = _shared("context_logits", "FP32", np.zeros((1, 0, 0), np.float32))
-GENERATION_LOGITS = _shared("generation_logits", "FP32", np.zeros((1, 1, 0, 0), np.float32))
+NOTHING_OF_PROMPT = PromptScores()
+NO_CONTEXT_LOGITS = _shared("context_logits", "FP32", np.zeros((1, 0, 0), np.float32))
+NO_GENERATION_LOGITS = _shared("generation_logits", "FP32", np.zeros((1, 1, 0, 0), np.float32))
 ACCEPTANCE_RATE = _shared("acceptance_rate", "FP32", np.zeros((1, 1), np.float32))  # of draft tokens: there are none
 
 MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of config.pbtxt
@@ -139,8 +193,15 @@ MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of 
     "sequence_length": _sequence_length,
     "cum_log_probs": _cum_log_probs,
     "output_log_probs": _output_log_probs,
-    "context_logits": lambda events: CONTEXT_LOGITS,
-    "generation_logits": lambda events: GENERATION_LOGITS,
+    "output_top_ids": lambda events: _top_ids("output_top_ids", *_top(events)),
+    "output_top_log_probs": lambda events: _top_log_probs("output_top_log_probs", *_top(events)),
+    "prompt_log_probs": lambda events: Tensor(
+        "prompt_log_probs", "FP32", np.array([events.prompt.log_probs], np.float32)
+    ),
+    "prompt_top_ids": lambda events: _top_ids("prompt_top_ids", *_prompt_top(events)),
+    "prompt_top_log_probs": lambda events: _top_log_probs("prompt_top_log_probs", *_prompt_top(events)),
+    "context_logits": _context_logits,
+    "generation_logits": _generation_logits,
     "batch_index": lambda events: _int("batch_index", 0),
     "sequence_index": lambda events: _int("sequence_index", events.beams[0].tokens.sequence_index),
     "kv_cache_alloc_new_blocks": lambda events: _int(
@@ -164,11 +225,17 @@ MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of 
     "warning": lambda events: Tensor("warning", "BYTES", np.array([[events.warning.encode()]], dtype=object)),
 }
 LOG_PROBS = ("cum_log_probs", "output_log_probs")
+TOP = ("output_top_ids", "output_top_log_probs")
+PROMPT_LOG_PROBS = ("prompt_log_probs",)
+PROMPT_TOP = ("prompt_top_ids", "prompt_top_log_probs")
+CONTEXT_LOGITS = ("context_logits",)
+GENERATION_LOGITS = ("generation_logits",)
+OF_PROMPT = (*PROMPT_LOG_PROBS, *PROMPT_TOP, *CONTEXT_LOGITS)
 ALWAYS_TOLD = (
     "output_ids", "sequence_length", "batch_index", "sequence_index", "window_ids", "tail_text", "finish_reason",
 )  # fmt: skip
 UNKNOWN_OR_EMPTY = (
-    *LOG_PROBS, "warning", "context_logits", "generation_logits",
+    *LOG_PROBS, *TOP, *OF_PROMPT, *GENERATION_LOGITS, "warning",
     "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
 )  # fmt: skip
 TOLD_AT_THE_END = tuple(name for name in MAKERS if name not in UNKNOWN_OR_EMPTY)

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmserve.core import SamplingParams
+from llmserve.core import SamplingParams, TopTokens
 from llmserve.engine.base import StepResult
-from llmserve.engine.cpu.library import SAMPLE_DRAW, SAMPLE_PLACE, SAMPLE_WANTS, StepRecord
-from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from llmserve.engine.cpu.library import SAMPLE_DRAW, SAMPLE_PLACE, SAMPLE_WANTS, SCORE, StepRecord
+from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 
 LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 MAX_KNOWN_DRAWS = 4096
-WANTS = SAMPLE_WANTS.pack(False, 0), SAMPLE_WANTS.pack(True, 0)
+WANTS = SAMPLE_WANTS.pack(False, 0, 0, 0), SAMPLE_WANTS.pack(True, 0, 0, 0)
 assert sys.byteorder == "little", "the records are little endian"
 
 
@@ -70,7 +68,9 @@ class FlatStep:
         self._vocab_size = vocab_size
         self._memory = memory
         self._token_ids, self._blocks = array("i"), array("i")
-        self._chunks, self._rows = array("I"), array("I")
+        self._chunks, self._rows, self._kept = array("I"), array("I"), array("I")
+        self._scores: list[bytes] = []
+        self._num_top = 0
         self._lists: list[array[int]] = []  # which end to end are the ids that samples refer to
         self._num_sample_ids = 0
         self._bias_values = array("f")  # at the places of their ids
@@ -79,36 +79,71 @@ class FlatStep:
             self._add(chunk)
             if chunk.sample is not None:
                 samples.append(self._packed(chunk.sample, len(self._rows) - 1))
+        self._score_records = array("B", b"".join(self._scores))
+        self._score_log_probs = array("d", bytes(8 * len(self._scores)))
+        self._top_ids = array("i", bytes(4 * self._num_top))
+        self._top_log_probs = array("d", bytes(8 * self._num_top))
         self._samples = array("B", b"".join(samples))
         self._tokens = array("i", bytes(4 * len(samples)))
         self._log_probs = array("d", bytes(8 * len(samples)))
-        wants_logits = any(chunk.return_logits for chunk in plan.chunks)
-        self._logits = np.empty((len(self._rows), vocab_size), np.float32) if wants_logits else None
+        self._logits = np.empty((len(self._kept), vocab_size), np.float32) if self._kept else None
         self.record = self._make_record(len(samples), memory.fill(self._lists, self._num_sample_ids))
 
     def result(self) -> StepResult:
         sampled = iter(zip(self._tokens.tolist(), self._log_probs.tolist(), strict=True))
         pairs = [(-1, 0.0) if chunk.sample is None else next(sampled) for chunk in self._plan.chunks]
-        return StepResult([token for token, _ in pairs], [log_prob for _, log_prob in pairs], self._chunk_logits())
+        return StepResult([token for token, _ in pairs], [log_prob for _, log_prob in pairs], self._chunk_scores())
 
-    def _chunk_logits(self) -> dict[int, NDArray[np.float32]]:
-        if self._logits is None:
-            return {}
-        ends = accumulate(_num_selected(chunk) for chunk in self._plan.chunks)
-        return {
-            index: self._logits[end - len(chunk.token_ids) : end]
-            for index, (chunk, end) in enumerate(zip(self._plan.chunks, ends, strict=True))
-            if chunk.return_logits
-        }
+    def _chunk_scores(self) -> dict[int, ChunkScores]:
+        """Reads the results in the order in which `_add` and `_packed` have asked for them."""
+        found = {}
+        tops, log_probs, num_kept = self._tops(), iter(self._score_log_probs), 0
+        for index, chunk in enumerate(self._plan.chunks):
+            if not chunk.wants_scores:
+                continue
+            num_sampled = 0 if chunk.sample is None else chunk.sample.num_top
+            kept = chunk.num_logits
+            found[index] = ChunkScores(
+                log_probs=[next(log_probs) for _ in chunk.targets],
+                top=[tops(chunk.num_top) for _ in chunk.targets] if chunk.num_top else (),
+                sampled_top=tops(num_sampled) if num_sampled else None,
+                logits=None if self._logits is None or not kept else self._logits[num_kept : num_kept + kept],
+            )
+            num_kept += kept
+        return found
+
+    def _tops(self) -> Callable[[int], TopTokens]:
+        begin = 0
+
+        def next_of(count: int) -> TopTokens:
+            nonlocal begin
+            begin += count
+            ids, log_probs = self._top_ids[begin - count : begin], self._top_log_probs[begin - count : begin]
+            return TopTokens(tuple(ids), tuple(log_probs))
+
+        return next_of
 
     def _add(self, chunk: Chunk) -> None:
         """The chunk's tokens, blocks, record, and the token rows whose logits it wants: a sample needs the last one."""
-        first = len(self._token_ids)
+        first, num_rows = len(self._token_ids), len(self._rows)
         self._chunks.extend((first, len(chunk.token_ids), chunk.start, len(self._blocks), len(chunk.block_table)))
         self._token_ids.extend(chunk.token_ids)
         self._blocks.extend(chunk.block_table)
         end = len(self._token_ids)
-        self._rows.extend(range(end - _num_selected(chunk), end))
+        if chunk.return_logits:
+            self._rows.extend(range(first, end))
+        else:
+            self._rows.extend(range(first, first + len(chunk.targets)))
+            if chunk.sample is not None:
+                self._rows.append(end - 1)
+        self._kept.extend(range(len(self._rows) - chunk.num_logits, len(self._rows)))
+        for place, target in enumerate(chunk.targets):
+            self._scores.append(SCORE.pack(num_rows + place, target, chunk.num_top, self._add_top(chunk.num_top)))
+
+    def _add_top(self, count: int) -> int:
+        """Room for the `count` most likely tokens."""
+        begin, self._num_top = self._num_top, self._num_top + count
+        return begin
 
     def _packed(self, sample: SampleRequest, selected: int) -> bytes:
         """The record of a sample; its lists of ids go to `_lists`."""
@@ -128,7 +163,10 @@ class FlatStep:
             bias_end,
             banned_end,
         )
-        return place + self._memory.draw(sample.params, self._vocab_size) + WANTS[sample.log_prob]
+        wants = WANTS[sample.log_prob]
+        if sample.num_top:
+            wants = SAMPLE_WANTS.pack(sample.log_prob, sample.num_top, self._add_top(sample.num_top), 0)
+        return place + self._memory.draw(sample.params, self._vocab_size) + wants
 
     def _add_bias(self, bias: Sequence[tuple[int, float]]) -> int:
         begin, end = self._add_ids([token_id for token_id, _ in bias])
@@ -154,18 +192,26 @@ class FlatStep:
             _address(self._chunks),
             _address(self._blocks),
             _address(self._rows),
+            _address(self._kept),
             _address(self._samples),
+            _address(self._score_records),
             sample_ids,
             _address(self._bias_values),
             _address(self._tokens),
             _address(self._log_probs),
+            _address(self._score_log_probs),
+            _address(self._top_ids),
+            _address(self._top_log_probs),
             None if self._logits is None else self._logits.ctypes.data,
             len(self._token_ids),
             len(self._plan.chunks),
             len(self._blocks),
             len(self._rows),
+            len(self._kept),
             num_samples,
+            len(self._scores),
             self._num_sample_ids,
+            self._num_top,
         )
 
 
@@ -179,11 +225,6 @@ def _packed_draw(params: SamplingParams, vocab_size: int) -> bytes:
         _float32(params.presence_penalty),
         _float32(params.frequency_penalty),
     )
-
-
-def _num_selected(chunk: Chunk) -> int:
-    """Token rows whose logits the chunk wants, counted from its end."""
-    return len(chunk.token_ids) if chunk.return_logits else int(chunk.sample is not None)
 
 
 def _address(values: array[Any]) -> int:

@@ -10,8 +10,18 @@ from llmserve.engine.fake.runner import (
     fake_answer,
     fake_engine,
     fake_log_prob,
+    fake_prompt_log_prob,
     fake_sample,
     fold,
 )
 
-__all__ = ["FAKE_RUNNER_INFO", "FakeRunner", "fake_answer", "fake_engine", "fake_log_prob", "fake_sample", "fold"]
+__all__ = [
+    "FAKE_RUNNER_INFO",
+    "FakeRunner",
+    "fake_answer",
+    "fake_engine",
+    "fake_log_prob",
+    "fake_prompt_log_prob",
+    "fake_sample",
+    "fold",
+]

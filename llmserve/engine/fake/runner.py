@@ -16,7 +16,10 @@ Of the sampling parameters it honours the ones that change which token is right:
     not greedy      the token is moved on by seed + index of the sequence, so n answers differ
     bias            the token with the largest positive bias wins
     banned          the token is moved on to the next one that is not banned
-    log_prob        -(token + 1) / vocab_size
+    log_prob        -(token + 1) / vocab_size, so that the most likely tokens are 0, 1, 2 and so on
+
+A prompt's log-prob tells what was read, too: that of `token` after the tokens before it is that of (h + token) %
+vocab_size. Logits are 0, and 1 for the token that h says.
 """
 
 from __future__ import annotations
@@ -24,9 +27,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from llmserve.core import Logits, TopTokens
 from llmserve.engine.base import EngineInfo, RunnerInfo, StepResult
 from llmserve.engine.inflight import InflightEngine
-from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 from llmserve.scheduler.settings import SchedulerSettings
 
 FAKE_RUNNER_INFO = RunnerInfo(
@@ -65,15 +71,21 @@ class FakeRunner:
         for chunk in plan.chunks:
             for offset, token in enumerate(chunk.token_ids):
                 self._rows[self._row(chunk, chunk.start + offset)] = token
-        tokens = [
-            self._sample(before + self._read(chunk, chunk.start, chunk.start + len(chunk.token_ids)), chunk.sample)
+        read = [
+            before + self._read(chunk, chunk.start, chunk.start + len(chunk.token_ids))
             for before, chunk in zip(known, plan.chunks, strict=True)
         ]
+        tokens = [self._sample(ids, chunk.sample) for ids, chunk in zip(read, plan.chunks, strict=True)]
         log_probs = [
             fake_log_prob(token, self._info.vocab_size) if chunk.sample and chunk.sample.log_prob else 0.0
             for chunk, token in zip(plan.chunks, tokens, strict=True)
         ]
-        return StepResult(tokens, log_probs)
+        scores = {
+            index: fake_scores(ids, chunk, self._info.vocab_size)
+            for index, (ids, chunk) in enumerate(zip(read, plan.chunks, strict=True))
+            if chunk.wants_scores
+        }
+        return StepResult(tokens, log_probs, scores)
 
     def close(self) -> None:
         self.is_closed = True
@@ -124,6 +136,37 @@ def fake_answer(prompt_ids: Sequence[int], num_tokens: int, vocab_size: int = FA
 
 def fake_log_prob(token: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> float:
     return -(token + 1) / vocab_size
+
+
+def fake_top(count: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> TopTokens:
+    return TopTokens(tuple(range(count)), tuple(fake_log_prob(token, vocab_size) for token in range(count)))
+
+
+def fake_prompt_log_prob(before: Sequence[int], token: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> float:
+    """Of `token` after the tokens `before`."""
+    return fake_log_prob((fold(before) + token) % vocab_size, vocab_size)
+
+
+def fake_logits(token_ids: Sequence[int], num_rows: int, vocab_size: int) -> Logits:
+    """After each of the last `num_rows` tokens."""
+    rows = np.zeros((num_rows, vocab_size), np.float32)
+    for row in range(num_rows):
+        rows[row, fold(token_ids[: len(token_ids) - num_rows + row + 1]) % vocab_size] = 1.0
+    return rows
+
+
+def fake_scores(token_ids: Sequence[int], chunk: Chunk, vocab_size: int) -> ChunkScores:
+    """What `chunk`, the last of `token_ids`, wants to know."""
+    sample = chunk.sample
+    return ChunkScores(
+        log_probs=tuple(
+            fake_prompt_log_prob(token_ids[: chunk.start + place + 1], target, vocab_size)
+            for place, target in enumerate(chunk.targets)
+        ),
+        top=(fake_top(chunk.num_top, vocab_size),) * len(chunk.targets) if chunk.num_top else (),
+        sampled_top=fake_top(sample.num_top, vocab_size) if sample and sample.num_top else None,
+        logits=fake_logits(token_ids, chunk.num_logits, vocab_size) if chunk.num_logits else None,
+    )
 
 
 def fake_engine(

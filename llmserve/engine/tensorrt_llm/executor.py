@@ -26,6 +26,7 @@ from llmserve.engine.tensorrt_llm.queue import check_room
 from llmserve.engine.tensorrt_llm.sampling import (
     beam_arguments,
     bias_tensor,
+    check_scores,
     check_top_k,
     priority_of,
     sampling_arguments,
@@ -92,6 +93,7 @@ class ExecutorEngine:
             request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width
         )
         check_top_k(request.sampling)
+        check_scores(request)
         if len(request.prompt_ids) > self._limits.max_input_len:
             raise InvalidArgument(
                 f"request {request.request_id!r}: the prompt has {len(request.prompt_ids)} tokens, but this engine "

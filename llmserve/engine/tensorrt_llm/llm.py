@@ -24,6 +24,7 @@ from llmserve.engine.tensorrt_llm.sampling import (
     beam_arguments,
     bias_tensor,
     check_applied,
+    check_scores,
     priority_of,
     sampling_arguments,
 )
@@ -82,6 +83,7 @@ class LlmEngine:
             request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width
         )
         check_applied(request, self._applied)
+        check_scores(request)
         return self._stream(request)
 
     def stats(self) -> EngineStats:

@@ -13,7 +13,7 @@ import numpy as np
 
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.tensorrt_llm.library import float_tensor
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, Unsupported
 
 MAX_TOP_K = 1024  # of the executor's kernels
 OF_SOME_RELEASES = (  # that the PyTorch sampler did not apply from the beginning
@@ -84,6 +84,18 @@ def check_applied(request: GenerateRequest, applied: Collection[str]) -> None:
             f"request {request.request_id!r}: the sampler of the installed tensorrt-llm ignores {', '.join(ignored)}; "
             f"leave {'it' if len(ignored) == 1 else 'them'} out, or serve with a newer release"
         )
+
+
+def check_scores(request: GenerateRequest) -> None:
+    """What the library is not asked for here is refused by name."""
+    wanted = {
+        "num_top_log_probs": request.num_top_log_probs > 0,
+        "return_prompt_log_probs": request.return_prompt_log_probs,
+        "return_context_logits": request.return_context_logits,
+        "return_generation_logits": request.return_generation_logits,
+    }
+    if names := ", ".join(name for name, is_wanted in wanted.items() if is_wanted):
+        raise Unsupported(f"request {request.request_id!r}: an engine for TensorRT-LLM does not answer {names}")
 
 
 def priority_of(request: GenerateRequest) -> float:

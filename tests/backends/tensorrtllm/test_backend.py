@@ -8,14 +8,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
 from llmserve.backends.tensorrtllm import backend
 from llmserve.backends.tensorrtllm.backend import EngineInstance
 from llmserve.core import FinishReason
-from llmserve.engine.fake import fake_answer, fake_engine, fake_log_prob
+from llmserve.engine import validation
+from llmserve.engine.fake import fake_answer, fake_engine, fake_log_prob, fake_prompt_log_prob
 from llmserve.engine.inflight import InflightEngine
 from llmserve.errors import Code, InvalidArgument, LlmserveError
 from llmserve.scheduler.settings import SchedulerSettings
@@ -146,6 +147,48 @@ async def test_log_probs(engine: InflightEngine, streaming: bool) -> None:
     got = [float(x) for part in parts for x in part.output("output_log_probs").data[0, 0]]  # type: ignore[union-attr]
     assert got == pytest.approx(expected)
     assert value(parts[-1], "cum_log_probs") == pytest.approx(sum(expected))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_scores_of_prompt_and_answer(engine: InflightEngine, streaming: bool) -> None:
+    asked: dict[str, Any] = {"return_context_logits": True, "return_generation_logits": True}
+    sent = request(PROMPT, streaming=streaming, return_prompt_log_probs=True, num_top_log_probs=2, **asked)
+    first, *others = await responses(instance_over(engine), sent)
+    outputs = {tensor.name: tensor.data for tensor in first.outputs}
+    assert outputs["prompt_log_probs"].tolist() == [
+        pytest.approx([fake_prompt_log_prob(PROMPT[:1], 2), fake_prompt_log_prob(PROMPT[:2], 3)])
+    ]
+    assert outputs["prompt_top_ids"].tolist() == [[[0, 1], [0, 1]]]
+    assert outputs["prompt_top_log_probs"].tolist() == [[pytest.approx([fake_log_prob(0), fake_log_prob(1)])] * 2]
+    assert outputs["context_logits"].shape == (1, len(PROMPT), 1000)
+    assert outputs["context_logits"][0].argmax(axis=1).tolist() == [2, 9, 31]
+    num_first = outputs["output_ids"].shape[-1]
+    assert outputs["output_top_ids"].tolist() == [[[0, 1]] * num_first]
+    assert outputs["generation_logits"].shape == (1, 1, num_first, 1000)
+    assert outputs["generation_logits"][0, 0].argmax(axis=1).tolist() == ANSWER[:num_first]
+    of_prompt = {"prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs", "context_logits"}
+    assert all(not {tensor.name for tensor in part.outputs} & of_prompt for part in others)
+    assert all(part.output("output_top_log_probs") for part in others)
+
+
+async def test_scores_that_nobody_asked_for_are_empty(engine: InflightEngine) -> None:
+    names = ("output_top_ids", "prompt_log_probs", "prompt_top_log_probs", "generation_logits")
+    (response,) = await responses(instance_over(engine), replace(request(PROMPT), requested_outputs=names))
+    assert [tensor.data.shape for tensor in response.outputs] == [(1, 5, 0), (1, 0), (1, 0, 0), (1, 1, 0, 0)]
+
+
+async def test_a_prompt_of_one_token_has_no_log_probs(engine: InflightEngine) -> None:
+    (response,) = await responses(
+        instance_over(engine), request([4], return_prompt_log_probs=True, num_top_log_probs=1)
+    )
+    outputs = {tensor.name: tensor.data.shape for tensor in response.outputs}
+    assert (outputs["prompt_log_probs"], outputs["prompt_top_ids"]) == ((1, 0), (1, 0, 0))
+
+
+async def test_more_logits_than_fit_are_refused(engine: InflightEngine) -> None:
+    with patch.object(validation, "MAX_LOGITS_BYTES", 4 * 1000 * 7):
+        error = await refusal(instance_over(engine), return_generation_logits=True, return_context_logits=True)
+    assert "the logits asked for are 32000 bytes (8 tokens, 1000 numbers of 4 bytes each)" in str(error)
 
 
 async def test_several_sequences_are_told_apart(engine: InflightEngine) -> None:

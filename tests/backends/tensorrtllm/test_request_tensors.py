@@ -155,10 +155,14 @@ def test_what_preprocessing_makes_of_no_text_for_a_decoder_is_ignored() -> None:
         read(decoder_input_ids=[5, 6], decoder_input_lengths=2)
 
 
-def test_logits_are_refused_only_when_asked_for() -> None:
-    read(return_context_logits=False, return_generation_logits=False)
-    with pytest.raises(Unsupported, match="return_context_logits = true"):
-        read(return_context_logits=True)
+def test_what_may_be_asked_about_the_distribution() -> None:
+    plain = read(return_context_logits=False, num_top_log_probs=0).generate
+    assert not any((plain.scores_prompt, plain.return_generation_logits, plain.num_top_log_probs))
+    asked = read(
+        return_context_logits=True, return_generation_logits=True, num_top_log_probs=5, return_prompt_log_probs=True
+    ).generate
+    assert (asked.return_context_logits, asked.return_generation_logits) == (True, True)
+    assert (asked.num_top_log_probs, asked.return_prompt_log_probs) == (5, True)
 
 
 def test_stop_is_a_flag() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmserve.backends.tensorrtllm.responses import ResponseEvents, response_tensors
+from llmserve.backends.tensorrtllm.responses import LOG_PROBS, ResponseEvents, response_tensors
 from llmserve.core import FinishReason, TokenEvent
 from llmserve.stages.generate import GeneratedEvent
 
@@ -14,7 +14,7 @@ def test_beams_are_rows_padded_to_the_longest() -> None:
     ]
     made = {
         tensor.name: tensor.data.tolist()
-        for tensor in response_tensors(ResponseEvents(beams, (1, 2), tokens_per_block=8, has_log_probs=True))
+        for tensor in response_tensors(ResponseEvents(beams, (1, 2), tokens_per_block=8, asked=LOG_PROBS))
     }
     assert made["output_ids"] == [[[1, 2, 5, 6, 7], [1, 2, 8, 0, 0]]]
     assert made["sequence_length"] == [[5, 3]]

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cpu.layout import read_header
-from llmserve.engine.cpu.library import CHUNK, ERRORS, SAMPLE
+from llmserve.engine.cpu.library import CHUNK, ERRORS, SAMPLE, SCORE
 from llmserve.engine.cpu.runner import available_isas
 from llmserve.engine.cpu.step import FlatStep, StepMemory
 from llmserve.scheduler.plan import StepPlan
 
-REQUEST = struct.Struct("<9I")  # kind, wants_logits, six counts of a step, value
+REQUEST = struct.Struct("<11I")  # kind, nine counts of a step, value
 REPLY = struct.Struct("<2I")  # status, bytes of text
 PROGRAM = tuple(os.environ.get("LLMSERVE_STEPS_PROGRAM", "").split())
 
@@ -59,24 +59,31 @@ class OtherRunner:
         r = flat.record
         arrays = (
             (r.token_ids, 4 * r.num_tokens), (r.chunks, CHUNK.size * r.num_chunks), (r.block_ids, 4 * r.num_block_ids),
-            (r.selected_rows, 4 * r.num_selected), (r.samples, SAMPLE.size * r.num_samples),
+            (r.selected_rows, 4 * r.num_selected), (r.kept_rows, 4 * r.num_kept),
+            (r.samples, SAMPLE.size * r.num_samples), (r.scores, SCORE.size * r.num_scores),
             (r.sample_ids, 4 * r.num_sample_ids),
         )  # fmt: skip
-        counts = (r.num_tokens, r.num_chunks, r.num_block_ids, r.num_selected, r.num_samples, r.num_sample_ids)
+        counts = (
+            *(r.num_tokens, r.num_chunks, r.num_block_ids, r.num_selected, r.num_kept),
+            *(r.num_samples, r.num_scores, r.num_sample_ids, r.num_top),
+        )
         payload = b"".join(ctypes.string_at(address, size) for address, size in arrays if size)
-        self._ask(REQUEST.pack(Kind.STEP, r.logits is not None, *counts, 0) + payload)
-        logits_bytes = 4 * r.num_selected * self.info.vocab_size if r.logits else 0
-        results = ((r.tokens, 4 * r.num_samples), (r.log_probs, 8 * r.num_samples), (r.logits, logits_bytes))
+        self._ask(REQUEST.pack(Kind.STEP, *counts, 0) + payload)
+        results = (
+            (r.tokens, 4 * r.num_samples), (r.log_probs, 8 * r.num_samples), (r.score_log_probs, 8 * r.num_scores),
+            (r.top_ids, 4 * r.num_top), (r.top_log_probs, 8 * r.num_top),
+            (r.logits, 4 * r.num_kept * self.info.vocab_size),
+        )  # fmt: skip
         for address, size in results:
             if size:
                 ctypes.memmove(address, self._read(size), size)
         return flat.result()
 
     def set_tactics(self, table: bytes) -> None:
-        self._ask(REQUEST.pack(Kind.SET_TACTICS, *[0] * 7, len(table)) + table)
+        self._ask(REQUEST.pack(Kind.SET_TACTICS, *[0] * 9, len(table)) + table)
 
     def tactics(self, weight_type: int) -> list[str]:
-        return self._ask(REQUEST.pack(Kind.TACTICS, *[0] * 7, weight_type)).partition(";")[0].split(",")
+        return self._ask(REQUEST.pack(Kind.TACTICS, *[0] * 9, weight_type)).partition(";")[0].split(",")
 
     def close(self) -> None:
         """The program ends when its input does; sanitizers have the last word."""

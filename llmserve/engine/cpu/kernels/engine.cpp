@@ -11,6 +11,7 @@ namespace llmserve {
 namespace {
 
 constexpr uint32_t kAttentionRows = 16;  // of one task
+constexpr uint32_t kLogitsRows = 64;     // at least, so that prompts with log-probs do not read the head for each few rows
 
 bool multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(a, b, out); }
 
@@ -43,7 +44,10 @@ Error Engine::allocate() {
     total += buffer.bytes_per_row * h.max_num_tokens;
   }
   activations_ = Mapping::anonymous(total);
-  logits_ = Mapping::anonymous(sizeof(float) * h.max_batch_size * h.vocab_size);
+  logits_rows_ = std::max(h.max_batch_size, std::min(h.max_num_tokens, kLogitsRows));  // memory only when used
+  logits_ = Mapping::anonymous(sizeof(float) * logits_rows_ * h.vocab_size);
+  const auto writes_logits = [](const OpRecord& op) { return op.out.buffer == kLogitsBuffer; };
+  head_ = static_cast<size_t>(std::ranges::find_if(file_.ops(), writes_logits) - file_.ops().begin());
   cache_shape_ = {static_cast<DType>(h.cache_dtype), h.block_size, h.num_kv_heads, h.head_dim};
   scratch_floats_ = cache_shape_.has_integers() ? attention_int8_scratch(h.head_dim)
                                                 : attention_scratch(h.max_seq_len, h.head_dim);
@@ -65,8 +69,11 @@ Error Engine::allocate() {
     return out_of_memory("not enough memory for a KV cache of " + std::to_string(cache_bytes) +
                          " bytes; lower the number of blocks");
   }
-  for (unsigned i = 0; i < threads_->size(); ++i) samplers_.emplace_back(*kernels_, h.vocab_size);
-  counters_ = std::make_unique<TaskCounter[]>(h.num_ops + 1);
+  for (unsigned i = 0; i < threads_->size(); ++i) {
+    samplers_.emplace_back(*kernels_, h.vocab_size);
+    scorers_.emplace_back(*kernels_, h.vocab_size);
+  }
+  counters_ = std::make_unique<TaskCounter[]>(num_counters(h.max_num_tokens));
   positions_.resize(h.max_num_tokens);
   slots_.resize(h.max_num_tokens);
   return {};
@@ -111,14 +118,18 @@ Error Engine::step(const StepRecord& step) {
   } catch (const std::bad_alloc&) {
     return out_of_memory("not enough memory for the step");
   }
-  Executor executor(*this, step);
-  threads_->run([&](unsigned thread) { executor.run(thread); });
+  threads_->run([&](unsigned thread) { Executor(*this, step, thread).run(); });
   return {};
+}
+
+size_t Engine::num_counters(uint32_t num_selected) const {
+  const size_t num_pieces = (size_t{num_selected} + logits_rows_ - 1) / logits_rows_;
+  return head_ + num_pieces * (file_.ops().size() - head_ + 1);
 }
 
 void Engine::prepare(const StepRecord& step) {
   const FileHeader& h = file_.header();
-  for (size_t i = 0; i <= h.num_ops; ++i) counters_[i].reset(threads_->spins());
+  for (size_t i = 0; i < num_counters(step.num_selected); ++i) counters_[i].reset(threads_->spins());
   attention_tasks_.clear();
   for (uint32_t c = 0; c < step.num_chunks; ++c) {
     const ChunkRecord& chunk = step.chunks[c];

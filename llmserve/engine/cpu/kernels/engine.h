@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "sampling.h"
+#include "scoring.h"
 #include "step.h"
 #include "tactics.h"
 #include "thread_pool.h"
@@ -39,6 +40,10 @@ class Engine {
   std::span<const LinearTactic> tactics_of(const OpRecord& op) const;
   void prepare(const StepRecord& step);
 
+  // One per op before the head; in each piece of the selected rows one per op from there on, and one for what wants its
+  // logits.
+  size_t num_counters(uint32_t num_selected) const;
+
   EngineFile file_;
   const KernelTable* kernels_ = nullptr;
   uint32_t num_blocks_ = 0;
@@ -47,11 +52,14 @@ class Engine {
   CacheShape cache_shape_ = {};
   Mapping cache_;  // [layer][keys, values] planes
   size_t cache_plane_bytes_ = 0;
-  Mapping logits_;   // [max_batch_size, vocab_size]
+  Mapping logits_;   // [logits_rows_, vocab_size]
+  uint32_t logits_rows_ = 0;
+  size_t head_ = 0;  // the first op that writes logits: from there on, rows are worked off in pieces of logits_rows_
   Mapping scratch_;  // of each thread: what attention needs, or a row that is about to be quantized
   size_t scratch_floats_ = 0;
   std::vector<Sampler> samplers_;  // one per thread
-  std::unique_ptr<TaskCounter[]> counters_;  // one per op, one for sampling
+  std::vector<Scorer> scorers_;    // one per thread
+  std::unique_ptr<TaskCounter[]> counters_;  // in the order of use: see num_counters
   std::vector<uint8_t> tactics_;  // [op][row bucket]
   std::vector<int32_t> positions_;  // of each token of the step
   std::vector<int32_t> slots_;      // its row in the cache

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace llmserve {
-float* Executor::logits() const {
-  return step_.logits ? step_.logits : reinterpret_cast<float*>(engine_.logits_.data());
+const float* Executor::logits(uint32_t selected) const {
+  return reinterpret_cast<const float*>(engine_.logits_.data()) + size_t{selected - piece_begin_} * header_.vocab_size;
 }
 
 std::byte* Executor::cache_plane(uint32_t layer, uint32_t values) const {
@@ -17,23 +18,28 @@ View<T> Executor::view(const Operand& operand, size_t first_row) const {
   std::byte* base = nullptr;
   if (operand.buffer == kNoBuffer) return {};
   if (operand.buffer == kLogitsBuffer) {
-    base = reinterpret_cast<std::byte*>(logits());
+    base = engine_.logits_.data();
   } else {
     base = engine_.activations_.data() + engine_.buffer_offsets_[static_cast<size_t>(operand.buffer)];
   }
   return {reinterpret_cast<T*>(base) + operand.offset + first_row * operand.stride, operand.stride};
 }
 
-void Executor::run(unsigned thread) {
+void Executor::run() {
   const auto ops = engine_.file_.ops();
-  for (size_t i = 0; i < ops.size(); ++i) {
-    if (num_rows(ops[i]) == 0) continue;
-    execute(ops[i], engine_.counters_[i], thread);
+  TaskCounter* counter = engine_.counters_.get();
+  for (const OpRecord& op : ops.first(engine_.head_)) {
+    if (num_rows(op) > 0) execute(op, *counter);
+    ++counter;
   }
-  sample(engine_.counters_[ops.size()], thread);
+  for (piece_begin_ = 0; piece_begin_ < step_.num_selected; piece_begin_ += piece_rows_) {
+    piece_rows_ = std::min(step_.num_selected - piece_begin_, engine_.logits_rows_);
+    for (const OpRecord& op : ops.subspan(engine_.head_)) execute(op, *counter++);
+    use_logits(*counter++);
+  }
 }
 
-void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) {
+void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
   const size_t count = num_rows(op);
   const size_t grain = std::max<size_t>(1, count / (engine_.threads_->size() * 4));
   const auto over_rows = [&](auto member) {
@@ -47,9 +53,9 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) 
     case OpKind::kLinearInt4:
       return linear_grouped(op, tasks, engine_.kernels_->linear_int4);
     case OpKind::kAttention:
-      return attention(op, tasks, thread);
+      return attention(op, tasks);
     case OpKind::kQuantize:
-      return tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { quantize(op, begin, end, scratch(thread)); });
+      return tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { quantize(op, begin, end, scratch()); });
     case OpKind::kRopeTable:
       return over_rows(&Executor::rope_table);
     case OpKind::kCacheWrite:
@@ -67,8 +73,8 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks, unsigned thread) 
 void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
   const KernelTable& kernels = *engine_.kernels_;
   const size_t count = end - begin, width = op.out.width;
-  const auto x = view<const float>(op.in[0], begin);
-  const auto second = view<const float>(op.in[1], begin);
+  const auto x = view<const float>(op.in[0], first_row(op) + begin);
+  const auto second = view<const float>(op.in[1], first_row(op) + begin);
   const auto y = view<float>(op.out, begin);
   switch (static_cast<OpKind>(op.kind)) {
     case OpKind::kEmbed: {
@@ -126,8 +132,8 @@ void Executor::in_place(const OpRecord& op, TaskCounter& tasks) {
   });
 }
 
-float* Executor::scratch(unsigned thread) const {
-  return reinterpret_cast<float*>(engine_.scratch_.data()) + thread * engine_.scratch_floats_;
+float* Executor::scratch() const {
+  return reinterpret_cast<float*>(engine_.scratch_.data()) + thread_ * engine_.scratch_floats_;
 }
 
 size_t Executor::tactic(const OpRecord& op) const {
@@ -148,14 +154,14 @@ void Executor::over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn) {
 
 void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
   const LinearArgs args = {
-      .x = view<const float>(op.in[0]),
+      .x = view<const float>(op.in[0], first_row(op)),
       .num_rows = num_rows(op),
       .depth = op.in[0].width,
       .columns = op.out.width,
       .weight = engine_.file_.tensor<void>(op.tensors[0]),
       .weight_type = static_cast<DType>(engine_.file_.record(op.tensors[0]).dtype),
       .bias = engine_.file_.tensor<float>(op.tensors[1]),
-      .residual = view<const float>(op.in[1]),
+      .residual = view<const float>(op.in[1], first_row(op)),
       .y = view<float>(op.out),
   };
   const size_t chosen = tactic(op);
@@ -171,7 +177,7 @@ QuantizedRows Executor::quantized_rows(const Operand& values, const Operand& fac
 
 void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::linear_int8) kernel) {
   const LinearGroupedArgs args = {
-      .x = quantized_rows(op.in[0], op.in[2], 0),
+      .x = quantized_rows(op.in[0], op.in[2], first_row(op)),
       .num_rows = num_rows(op),
       .depth = op.in[0].width,
       .columns = op.out.width,
@@ -179,7 +185,7 @@ void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(K
       .groups = engine_.file_.tensor<void>(op.tensors[2]),
       .column_scale = engine_.file_.tensor<float>(op.tensors[3]),
       .bias = engine_.file_.tensor<float>(op.tensors[1]),
-      .residual = view<const float>(op.in[1]),
+      .residual = view<const float>(op.in[1], first_row(op)),
       .y = view<float>(op.out),
   };
   const size_t chosen = tactic(op);
@@ -216,7 +222,7 @@ void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
   });
 }
 
-void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread) {
+void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
   const KernelTable& kernels = *engine_.kernels_;
   const auto kernel = engine_.cache_shape_.has_integers() ? kernels.attention_int8 : kernels.attention;
   tasks.for_pieces(engine_.attention_tasks_.size(), 1, [&](size_t index, size_t) {
@@ -238,7 +244,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks, unsigned thread
         .soft_cap = op.soft_cap,
         .slopes = engine_.file_.tensor<float>(op.tensors[0]),
     };
-    kernel(args, task.kv_head, task.row_begin, task.row_end, scratch(thread));
+    kernel(args, task.kv_head, task.row_begin, task.row_end, scratch());
   });
 }
 
@@ -246,19 +252,48 @@ void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
   const auto x = view<const float>(op.in[0]);
   const auto y = view<float>(op.out);
   for (size_t r = begin; r < end; ++r) {
-    const float* source = x.row(step_.selected_rows[r]);
+    const float* source = x.row(step_.selected_rows[first_row(op) + r]);
     std::copy(source, source + op.out.width, y.row(r));
   }
 }
 
-void Executor::sample(TaskCounter& tasks, unsigned thread) {
-  Sampler& sampler = engine_.samplers_[thread];
-  tasks.for_pieces(step_.num_samples, 1, [&](size_t i, size_t) {
-    const SampleRecord& request = step_.samples[i];
-    const float* row = logits() + size_t{request.selected} * header_.vocab_size;
-    step_.tokens[i] = sampler.sample(row, step_, request);
-    step_.log_probs[i] = request.want_log_prob ? sampler.log_prob(row, step_.tokens[i]) : 0.0;
+// Those of the records, which are in order, that want logits of this piece.
+template <class Record, class Fn>
+std::span<const Record> Executor::of_piece(std::span<const Record> records, Fn selected) const {
+  const auto begin = std::ranges::lower_bound(records, piece_begin_, {}, selected);
+  const auto end = std::ranges::lower_bound(records, piece_begin_ + piece_rows_, {}, selected);
+  return {begin, end};
+}
+
+void Executor::use_logits(TaskCounter& tasks) {
+  const auto samples = of_piece(std::span(step_.samples, step_.num_samples), &SampleRecord::selected);
+  const auto scores = of_piece(std::span(step_.scores, step_.num_scores), &ScoreRecord::selected);
+  const auto kept = of_piece(std::span(step_.kept_rows, step_.num_kept), std::identity());
+  tasks.for_pieces(samples.size() + scores.size() + kept.size(), 1, [&](size_t i, size_t) {
+    if (i < samples.size()) return sample(samples[i]);
+    i -= samples.size();
+    return i < scores.size() ? score(scores[i]) : keep(kept[i - scores.size()]);
   });
+}
+
+void Executor::sample(const SampleRecord& request) {
+  const auto index = &request - step_.samples;
+  const float* row = logits(request.selected);
+  step_.tokens[index] = engine_.samplers_[thread_].sample(row, step_, request);
+  if (!request.want_log_prob && request.num_top == 0) return;
+  step_.log_probs[index] = engine_.scorers_[thread_].score(
+      row, step_.tokens[index], {step_.top_ids + request.first_top, request.num_top}, step_.top_log_probs + request.first_top);
+}
+
+void Executor::score(const ScoreRecord& request) {
+  step_.score_log_probs[&request - step_.scores] = engine_.scorers_[thread_].score(
+      logits(request.selected), request.token, {step_.top_ids + request.first_top, request.num_top},
+      step_.top_log_probs + request.first_top);
+}
+
+void Executor::keep(const uint32_t& row) {
+  const auto index = static_cast<size_t>(&row - step_.kept_rows);
+  std::copy_n(logits(row), header_.vocab_size, step_.logits + index * header_.vocab_size);
 }
 
 }  // namespace llmserve

@@ -1,6 +1,10 @@
 // Runs the op table of an engine over one step. Every thread executes all ops; the work inside each is shared out.
+//
+// Logits are wide, and a prompt's log-probs need those of every token: the ops that write them, and what reads them, work
+// off the selected rows in pieces that the engine has room for.
 #pragma once
 
+#include <span>
 #include <utility>
 
 #include "engine.h"
@@ -9,30 +13,41 @@ namespace llmserve {
 
 class Executor {
  public:
-  Executor(Engine& engine, const StepRecord& step) : engine_(engine), header_(engine.file_.header()), step_(step) {}
+  Executor(Engine& engine, const StepRecord& step, unsigned thread)
+      : engine_(engine), header_(engine.file_.header()), step_(step), thread_(thread) {}
 
-  void run(unsigned thread);
+  void run();
 
  private:
-  void execute(const OpRecord& op, TaskCounter& tasks, unsigned thread);
+  void execute(const OpRecord& op, TaskCounter& tasks);
   void linear(const OpRecord& op, TaskCounter& tasks);
   void linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::linear_int8) kernel);
   void rope_table(const OpRecord& op, size_t begin, size_t end);
-  void attention(const OpRecord& op, TaskCounter& tasks, unsigned thread);
+  void attention(const OpRecord& op, TaskCounter& tasks);
   void select_rows(const OpRecord& op, size_t begin, size_t end);
   void rows(const OpRecord& op, size_t begin, size_t end);
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
   void in_place(const OpRecord& op, TaskCounter& tasks);
   void cache_write(const OpRecord& op, size_t begin, size_t end);
-  void sample(TaskCounter& tasks, unsigned thread);
+  void use_logits(TaskCounter& tasks);
+  void sample(const SampleRecord& request);
+  void score(const ScoreRecord& request);
+  void keep(const uint32_t& row);
+  template <class Record, class Fn>
+  std::span<const Record> of_piece(std::span<const Record> records, Fn selected) const;
 
-  size_t num_rows(const OpRecord& op) const { return op.selected ? step_.num_selected : step_.num_tokens; }
+  bool is_head(const OpRecord& op) const { return op.out.buffer == kLogitsBuffer; }
+  size_t num_rows(const OpRecord& op) const {
+    return is_head(op) ? piece_rows_ : op.selected ? step_.num_selected : step_.num_tokens;
+  }
+  // Where in its inputs an op's rows begin.
+  size_t first_row(const OpRecord& op) const { return is_head(op) ? piece_begin_ : 0; }
   template <class Fn>
   void over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn);
   QuantizedRows quantized_rows(const Operand& values, const Operand& facts, size_t first_row) const;
-  float* scratch(unsigned thread) const;
+  float* scratch() const;
   size_t tactic(const OpRecord& op) const;
-  float* logits() const;
+  const float* logits(uint32_t selected) const;
   std::byte* cache_plane(uint32_t layer, uint32_t values) const;
 
   template <class T>
@@ -41,6 +56,9 @@ class Executor {
   Engine& engine_;
   const FileHeader& header_;
   const StepRecord& step_;
+  const unsigned thread_;
+  uint32_t piece_begin_ = 0;  // of the selected rows, those whose logits are at hand
+  uint32_t piece_rows_ = 0;
 };
 
 }  // namespace llmserve

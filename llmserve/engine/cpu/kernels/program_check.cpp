@@ -1,6 +1,8 @@
 #include "program_check.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "engine_file.h"
 #include "kernels.h"
@@ -205,7 +207,9 @@ Error check_program(const EngineFile& file) {
   for (size_t i = 0; i < ops.size(); ++i) {
     if (!OpCheck(file, ops[i]).run()) return bad_file("has a damaged record of operation " + std::to_string(i));
   }
-  if (ops.back().out.buffer != kLogitsBuffer) return bad_file("does not end in logits");
+  const auto writes_logits = [](const OpRecord& op) { return op.out.buffer == kLogitsBuffer; };
+  if (!writes_logits(ops.back())) return bad_file("does not end in logits");
+  if (!std::ranges::is_partitioned(ops, std::not_fn(writes_logits))) return bad_file("goes on after its logits");
   return {};
 }
 

@@ -17,8 +17,7 @@ Sampler::Sampler(const KernelTable& kernels, size_t vocab_size)
       draw_(kernels),
       adjusted_(vocab_size),
       counts_(vocab_size),
-      peaks_((vocab_size + kVocabularyBlock - 1) / kVocabularyBlock),
-      block_weights_(peaks_.size()) {}
+      peaks_((vocab_size + kVocabularyBlock - 1) / kVocabularyBlock) {}
 
 int32_t Sampler::sample(const float* logits, const StepRecord& step, const SampleRecord& request) {
   const std::span banned(step.sample_ids + request.banned_begin, step.sample_ids + request.banned_end);
@@ -28,15 +27,6 @@ int32_t Sampler::sample(const float* logits, const StepRecord& step, const Sampl
   if (found.logit == kNever) return banned.empty() ? found.id : best(adjust(logits, step, request)).id;
   if (request.temperature == 0.0f || request.top_k == 1) return found.id;
   return draw_.choose({row, adjusted_.size(), peaks_.data(), peaks_.size()}, found.logit, found.id, request);
-}
-
-double Sampler::log_prob(const float* logits, int32_t token) {
-  const float peak = best(logits).logit;
-  if (peak == kNever) return kNever;
-  kernels_.block_weights(logits, adjusted_.size(), {peak, 1.0f}, block_weights_.data());
-  double sum = 0.0;
-  for (double weight : block_weights_) sum += weight;
-  return static_cast<double>(cleaned(logits[token])) - peak - std::log(sum);
 }
 
 // The logits with penalties and bias: the row itself when the request alters nothing, bans included, else the copy.

@@ -19,9 +19,6 @@ class Sampler {
 
   int32_t sample(const float* logits, const StepRecord& step, const SampleRecord& request);
 
-  // Natural logarithm of the probability of `token` under the unmodified logits.
-  double log_prob(const float* logits, int32_t token);
-
  private:
   struct Best {
     float logit;  // minus infinity: there is none
@@ -37,7 +34,6 @@ class Sampler {
   std::vector<float> adjusted_;         // a copy of the logits, where a request alters some
   std::vector<uint32_t> counts_;        // of each token in the history; zero between calls
   std::vector<float> peaks_;            // of each block of the logits
-  std::vector<double> block_weights_;
 };
 
 }  // namespace llmserve

@@ -35,11 +35,44 @@ Error check_chunks(const StepRecord& step, const FileHeader& header) {
   return next == step.num_tokens ? Error{} : invalid("chunks do not cover the tokens in order");
 }
 
-Error check_samples(const StepRecord& step) {
+// `selected` of records or indices that must come in order, so that those of a piece of the rows are found.
+template <class Record, class Fn>
+bool in_order(const Record* records, uint32_t count, uint32_t end, Fn selected) {
+  for (uint32_t i = 0; i < count; ++i) {
+    if (selected(records[i]) >= end || (i > 0 && selected(records[i]) < selected(records[i - 1]))) return false;
+  }
+  return true;
+}
+
+Error check_selected(const StepRecord& step) {
+  const auto of_record = [](const auto& record) { return record.selected; };
+  if (!in_order(step.samples, step.num_samples, step.num_selected, of_record) ||
+      !in_order(step.scores, step.num_scores, step.num_selected, of_record) ||
+      !in_order(step.kept_rows, step.num_kept, step.num_selected, [](uint32_t row) { return row; })) {
+    return invalid("a request for logits points outside of its step, or they are out of order");
+  }
+  return {};
+}
+
+bool top_inside(const StepRecord& step, const FileHeader& header, uint32_t num_top, uint32_t first_top) {
+  return num_top <= header.vocab_size && uint64_t{first_top} + num_top <= step.num_top;
+}
+
+Error check_scores(const StepRecord& step, const FileHeader& header) {
+  for (uint32_t i = 0; i < step.num_scores; ++i) {
+    const ScoreRecord& s = step.scores[i];
+    if (!in_range(s.token, header.vocab_size) || !top_inside(step, header, s.num_top, s.first_top)) {
+      return invalid("a score request points outside of its step");
+    }
+  }
+  return {};
+}
+
+Error check_samples(const StepRecord& step, const FileHeader& header) {
   const auto inside = [&](uint32_t begin, uint32_t end) { return begin <= end && end <= step.num_sample_ids; };
   for (uint32_t i = 0; i < step.num_samples; ++i) {
     const SampleRecord& s = step.samples[i];
-    if (s.selected >= step.num_selected || !inside(s.history_begin, s.history_end) ||
+    if (!top_inside(step, header, s.num_top, s.first_top) || !inside(s.history_begin, s.history_end) ||
         !inside(s.bias_begin, s.bias_end) || !inside(s.banned_begin, s.banned_end) ||
         s.num_prompt > s.history_end - s.history_begin) {
       return invalid("a sample request points outside of its step");
@@ -60,15 +93,16 @@ Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_
     return invalid("a step of " + std::to_string(step.num_chunks) + " chunks; the engine takes at most " +
                    std::to_string(header.max_batch_size));
   }
-  if (step.num_selected > step.num_tokens || step.num_samples > step.num_chunks ||
-      (!step.logits && step.num_selected > header.max_batch_size)) {
+  if (step.num_selected > step.num_tokens || step.num_samples > step.num_chunks) {
     return invalid("a step selects more rows than it has");
   }
   for (uint32_t i = 0; i < step.num_selected; ++i) {
     if (step.selected_rows[i] >= step.num_tokens) return invalid("a selected row is outside of the step");
   }
   if (Error error = check_chunks(step, header)) return error;
-  if (Error error = check_samples(step)) return error;
+  if (Error error = check_selected(step)) return error;
+  if (Error error = check_samples(step, header)) return error;
+  if (Error error = check_scores(step, header)) return error;
   if (Error error = check_ids(step.token_ids, step.num_tokens, header.vocab_size, "token id")) return error;
   if (Error error = check_ids(step.block_ids, step.num_block_ids, num_blocks, "block")) return error;
   return check_ids(step.sample_ids, step.num_sample_ids, header.vocab_size, "token id of a sample request");

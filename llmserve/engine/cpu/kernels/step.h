@@ -23,7 +23,7 @@ struct SampleRecord {
   uint64_t seed;
   uint64_t position;
   uint32_t stream;
-  uint32_t selected;  // which selected row holds the logits
+  uint32_t selected;  // which selected row holds the logits; records come in order of it
   uint32_t history_begin, history_end, num_prompt;
   uint32_t bias_begin, bias_end;
   uint32_t banned_begin, banned_end;
@@ -35,29 +35,48 @@ struct SampleRecord {
   float presence_penalty;
   float frequency_penalty;
   uint32_t want_log_prob;
+  uint32_t num_top;    // most likely tokens wanted, and where in `top_ids` and `top_log_probs` they go
+  uint32_t first_top;
   uint32_t reserved;
 };
-static_assert(sizeof(ChunkRecord) == 20 && sizeof(SampleRecord) == 88);
+
+// A token that is known already, and whose log-prob is wanted: of a prompt.
+struct ScoreRecord {
+  uint32_t selected;  // which selected row holds the logits; records come in order of it
+  int32_t token;
+  uint32_t num_top;
+  uint32_t first_top;
+};
+static_assert(sizeof(ChunkRecord) == 20 && sizeof(SampleRecord) == 96 && sizeof(ScoreRecord) == 16);
 
 struct StepRecord {
   const int32_t* token_ids;
   const ChunkRecord* chunks;
   const int32_t* block_ids;
-  const uint32_t* selected_rows;  // token rows whose logits are wanted
+  const uint32_t* selected_rows;  // token rows whose logits are computed
+  const uint32_t* kept_rows;      // which of the selected rows come back whole, in order
   const SampleRecord* samples;
+  const ScoreRecord* scores;
   const int32_t* sample_ids;
   const float* bias_values;
   int32_t* tokens;    // out, one per sample
   double* log_probs;  // out, one per sample
-  float* logits;      // out, [num_selected, vocab_size]; null: kept inside
+  double* score_log_probs;  // out, one per score
+  int32_t* top_ids;         // out, of samples and scores
+  double* top_log_probs;
+  float* logits;            // out, [num_kept, vocab_size]
   uint32_t num_tokens;
   uint32_t num_chunks;
   uint32_t num_block_ids;
   uint32_t num_selected;
+  uint32_t num_kept;
   uint32_t num_samples;
+  uint32_t num_scores;
   uint32_t num_sample_ids;
+  uint32_t num_top;
+  uint32_t reserved;
 };
-static_assert(sizeof(StepRecord) == 104);
+static_assert(sizeof(StepRecord) == 160);
 
 // Whether the step stays inside the engine's limits and memory.
 Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks);

@@ -9,6 +9,7 @@
 
 #include "isa.h"
 #include "sampling.h"
+#include "scoring.h"
 #include "test_support.h"
 
 namespace llmserve {
@@ -96,13 +97,17 @@ void test_sampler(const KernelTable& k) {
   const int32_t greedy[] = {3, 0, 0, 0, 0};
   const int32_t ids[] = {0, 1, 2, 3};
   Sampler sampler(k, 4);
+  Scorer scorer(k, 4);
+  int32_t top_ids[4];
+  double top_log_probs[4];
   StepRecord step = {};
   step.sample_ids = ids;
   for (size_t i = 0; i < std::size(rows); ++i) {
     SampleRecord request = {};
     request.repetition_penalty = request.top_p = 1.0f;
     expect(sampler.sample(rows[i], step, request) == greedy[i], k.name, "greedy sampling", i);
-    sampler.log_prob(rows[i], greedy[i]);
+    scorer.score(rows[i], greedy[i], top_ids, top_log_probs);
+    expect(top_ids[0] == greedy[i] && top_log_probs[0] >= top_log_probs[3], k.name, "most likely tokens", i);
     request.temperature = 1e-30f;
     request.top_p = 0.5f;
     request.min_p = 0.1f;
@@ -112,6 +117,27 @@ void test_sampler(const KernelTable& k) {
     expect(token >= 0 && token < 4, k.name, "sampling with everything banned", i);
     request.banned_end = 0;
     for (request.position = 0; request.position < 20; ++request.position) sampler.sample(rows[i], step, request);
+  }
+}
+
+// The most likely tokens are those that a plain sort puts first, however many: steps of 0.001 make many ties.
+void test_top(const KernelTable& k, Random& random) {
+  for (size_t count : {1, 63, 64, 300, 5000}) {
+    std::vector<float> x = random.numbers(count);
+    if (count > 200) x[170] = std::nanf("");
+    std::vector<int32_t> order(count);
+    for (size_t i = 0; i < count; ++i) order[i] = static_cast<int32_t>(i);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return cleaned(x[static_cast<size_t>(a)]) > cleaned(x[static_cast<size_t>(b)]);
+    });
+    Scorer scorer(k, count);
+    for (size_t num_top : {size_t{1}, std::min<size_t>(20, count), count}) {
+      std::vector<int32_t> ids(num_top);
+      std::vector<double> log_probs(num_top);
+      scorer.score(x.data(), 0, ids, log_probs.data());
+      expect(std::equal(ids.begin(), ids.end(), order.begin()), k.name, "most likely tokens of", count);
+      expect(std::is_sorted(log_probs.rbegin(), log_probs.rend()), k.name, "their log-probs", count);
+    }
   }
 }
 
@@ -158,6 +184,9 @@ void test_wide_rows(const KernelTable& k, const KernelTable& portable, Random& r
   std::vector<float> y[2] = {std::vector<float>(kWide), std::vector<float>(kWide)};
   const auto same = [](const auto& a) { return !std::memcmp(a[0].data(), a[1].data(), a[0].size() * sizeof(a[0][0])); };
   Sampler sampler(k, kWide), other(portable, kWide);
+  Scorer scorer(k, kWide), other_scorer(portable, kWide);
+  int32_t top[2][20];
+  double top_log_probs[2][20];
   const int32_t history[] = {5, 5, 149'990, 7};
   StepRecord step = {};
   step.sample_ids = history;
@@ -175,10 +204,14 @@ void test_wide_rows(const KernelTable& k, const KernelTable& portable, Random& r
       request.history_end = request.seed % 2 ? 4 : 0;
       request.repetition_penalty = 1.5f;
       const int32_t token = sampler.sample(x.data(), step, request), twin = other.sample(x.data(), step, request);
-      const double log_prob = sampler.log_prob(x.data(), token), log_prob_twin = other.log_prob(x.data(), twin);
+      const double log_prob = scorer.score(x.data(), token, top[0], top_log_probs[0]);
+      const double log_prob_twin = other_scorer.score(x.data(), twin, top[1], top_log_probs[1]);
       expect(token == twin, k.name, "the same token from kind", kind);
       expect(std::bit_cast<uint64_t>(log_prob) == std::bit_cast<uint64_t>(log_prob_twin) && !std::isnan(log_prob),
              k.name, "the same log-prob from kind", kind);
+      expect(!std::memcmp(top[0], top[1], sizeof(top[0])) &&
+                 !std::memcmp(top_log_probs[0], top_log_probs[1], sizeof(top_log_probs[0])),
+             k.name, "the same most likely tokens from kind", kind);
       const bool none = kind < 2;
       expect(token >= 0 && static_cast<size_t>(token) < kWide && (none ? token == 0 : x[token] > -kInfinity), k.name,
              "a token that may be drawn from kind", kind);
@@ -191,6 +224,7 @@ void test_wide_rows(const KernelTable& k, const KernelTable& portable, Random& r
 void test_sampling(const KernelTable& k, Random& random) {
   test_passes(k, random);
   test_sampler(k);
+  test_top(k, random);
   test_filters(k, random);
   test_wide_rows(k, *available_kernels().front(), random);
 }

@@ -17,8 +17,8 @@ enum class Kind : uint32_t { kStep, kSetTactics, kTactics };
 
 struct Request {
   Kind kind;
-  uint32_t wants_logits;
-  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_samples, num_sample_ids;  // kStep
+  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_kept;  // kStep, and the next line
+  uint32_t num_samples, num_scores, num_sample_ids, num_top;
   uint32_t value;  // kSetTactics: how many; kTactics: the weights' type
 };
 
@@ -45,22 +45,29 @@ void step(Engine* engine, const Request& r, size_t vocabulary) {
   const auto chunks = read<ChunkRecord>(r.num_chunks);
   const auto block_ids = read<int32_t>(r.num_block_ids);
   const auto selected = read<uint32_t>(r.num_selected);
+  const auto kept = read<uint32_t>(r.num_kept);
   const auto samples = read<SampleRecord>(r.num_samples);
+  const auto scores = read<ScoreRecord>(r.num_scores);
   const auto sample_ids = read<int32_t>(r.num_sample_ids);
   const std::vector<float> bias(r.num_sample_ids);
   std::vector<int32_t> tokens(r.num_samples);
-  std::vector<double> log_probs(r.num_samples);
-  std::vector<float> logits(r.wants_logits ? r.num_selected * vocabulary : 0);
-  const StepRecord record = {token_ids.data(), chunks.data(), block_ids.data(), selected.data(), samples.data(),
-                             sample_ids.data(), bias.data(), tokens.data(), log_probs.data(),
-                             r.wants_logits ? logits.data() : nullptr, r.num_tokens, r.num_chunks, r.num_block_ids,
-                             r.num_selected, r.num_samples, r.num_sample_ids};
+  std::vector<int32_t> top_ids(r.num_top);
+  std::vector<double> log_probs(r.num_samples), score_log_probs(r.num_scores), top_log_probs(r.num_top);
+  std::vector<float> logits(r.num_kept * vocabulary);
+  const StepRecord record = {token_ids.data(), chunks.data(), block_ids.data(), selected.data(), kept.data(),
+                             samples.data(), scores.data(), sample_ids.data(), bias.data(), tokens.data(),
+                             log_probs.data(), score_log_probs.data(), top_ids.data(), top_log_probs.data(),
+                             logits.data(), r.num_tokens, r.num_chunks, r.num_block_ids, r.num_selected, r.num_kept,
+                             r.num_samples, r.num_scores, r.num_sample_ids, r.num_top, 0};
   char text[1024] = "";
   const int status = llmserve_step(engine, &record, text, sizeof(text));
   reply(status, text);
   if (status != 0) return;
   write(tokens);
   write(log_probs);
+  write(score_log_probs);
+  write(top_ids);
+  write(top_log_probs);
   write(logits);
 }
 
