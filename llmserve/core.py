@@ -88,10 +88,15 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom requests are for. Tenants that compete for an engine share it by their weights."""
+    """Whom requests are for. Tenants that compete for an engine share it by their weights.
+
+    The limits are those of each engine; 0: none.
+    """
 
     name: str = ""
     weight: float = 1.0  # positive
+    max_answers: int = 0  # that it may have under way
+    tokens_per_minute: int = 0  # of prompts and answers
 
 
 EVERYBODY = Tenant()

@@ -10,6 +10,7 @@ LlmserveError                 code
 ├── Unsupported               UNIMPLEMENTED       well-formed, but not something we do
 ├── EngineFileError           FAILED_PRECONDITION an engine directory is corrupt, foreign or from another version
 ├── ResourceExhausted         RESOURCE_EXHAUSTED  queue full, not enough memory
+│   └── RateLimited           RESOURCE_EXHAUSTED  the client's own limit, not the server's
 ├── Unavailable               UNAVAILABLE         not ready, or shutting down
 ├── DeadlineExceeded          DEADLINE_EXCEEDED
 ├── Cancelled                 CANCELLED
@@ -18,9 +19,10 @@ LlmserveError                 code
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class Code(Enum):
@@ -43,6 +45,12 @@ class LlmserveError(Exception):
     """Base of every error that a user may see. `str(error)` says what is wrong and what to do."""
 
     code: ClassVar[Code] = Code.UNKNOWN
+
+    def at(self, place: str) -> Self:
+        """The same error, with where it was in front."""
+        placed = copy.copy(self)
+        placed.args = (f"{place}, {self}",)
+        return placed
 
 
 class InvalidArgument(LlmserveError):
@@ -79,6 +87,12 @@ class EngineFileError(LlmserveError):
 
 class ResourceExhausted(LlmserveError):
     code = Code.RESOURCE_EXHAUSTED
+
+
+class RateLimited(ResourceExhausted):
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(LlmserveError):

@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 from llmserve.core import GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats, Runner
+from llmserve.engine.budgets import TokenBudgets
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
-from llmserve.errors import InternalError, LlmserveError, ResourceExhausted, Unavailable
+from llmserve.errors import InternalError, LlmserveError, RateLimited, ResourceExhausted, Unavailable
 from llmserve.scheduler.fairness import has_queue_share
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler, Update
@@ -68,6 +69,7 @@ class InflightEngine:
         self._leaving: list[int] = []
         self._outbox = Outbox()
         self._end = EngineEnd()
+        self._budgets = TokenBudgets()
         self._load = _Load()
         self._num_steps = 0
         self._stats = self._snapshot(StepPlan(()))
@@ -103,10 +105,13 @@ class InflightEngine:
         sequences = sequences_for(request, self._ids, max_seq_len=self._limits.max_seq_len, arrival_ns=time.time_ns())
         stream = TokenStream(asyncio.get_running_loop())
         self._enqueue(sequences, stream)
+        is_metered = request.tenant.tokens_per_minute > 0
         try:
             num_open = len(sequences)
             while num_open:
                 event = await stream.get()
+                if is_metered:
+                    self._charge(request.tenant, len(event.token_ids))
                 num_open -= event.finish_reason is not None
                 yield event
         finally:
@@ -115,10 +120,31 @@ class InflightEngine:
     def _enqueue(self, sequences: list[Sequence], stream: TokenStream) -> None:
         with self._lock:
             self._end.check()
+            self._check_tenant(sequences)
             self._check_room(sequences)
             self._arriving += sequences
             self._streams.update((sequence.id, stream) for sequence in sequences)
             self._wake.notify()
+
+    def _check_tenant(self, sequences: list[Sequence]) -> None:
+        """Whether its limits let it ask; then the prompt is paid for."""
+        tenant = sequences[0].tenant
+        num_answers = self._num_sequences()[tenant] + len(sequences) if tenant.max_answers else 0
+        if num_answers > tenant.max_answers:
+            raise RateLimited(
+                f"'{tenant.name}' may have {tenant.max_answers} answers under way, and would have {num_answers}; wait "
+                "for one of them"
+            )
+        if tenant.tokens_per_minute:
+            self._budgets.check(tenant)
+            self._budgets.charge(tenant, sequences[0].num_prompt)
+
+    def _charge(self, tenant: Tenant, num_tokens: int) -> None:
+        with self._lock:
+            self._budgets.charge(tenant, num_tokens)
+
+    def _num_sequences(self) -> Counter[Tenant]:
+        return Counter(self._load.num_sequences) + Counter(sequence.tenant for sequence in self._arriving)
 
     def _check_room(self, sequences: list[Sequence]) -> None:
         load, config = self._load, self._scheduler.config
@@ -127,8 +153,7 @@ class InflightEngine:
                 len(sequences), num_waiting=load.num_waiting + len(self._arriving), num_running=load.num_running
             )
         except ResourceExhausted:
-            counts = Counter(load.num_sequences) + Counter(sequence.tenant for sequence in self._arriving)
-            if not has_queue_share(sequences[0].tenant, len(sequences), counts, config):
+            if not has_queue_share(sequences[0].tenant, len(sequences), self._num_sequences(), config):
                 raise
 
     def _leave(self, sequences: list[Sequence]) -> None:

@@ -99,7 +99,7 @@ class EnsembleScheduler:
                 async for response in responses:
                     yield response
         except LlmserveError as error:
-            problem = type(error)(f"in ensemble '{self._name}', {error}")
+            problem = error.at(f"in ensemble '{self._name}'")
             yield InferResponse(self._name, self._version, request.request_id, error=problem, final=True)
         else:
             self._statistics.batch_executed(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 
-from llmserve.errors import Code, InternalError, LlmserveError
+from llmserve.errors import Code, InternalError, LlmserveError, RateLimited
 from llmserve.frontends.http.bodies import BodyTooLarge, BodyTooSlow
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.wire.http1.answers import NO_HEADERS, Answer, WholeAnswer
@@ -13,7 +14,7 @@ from llmserve.wire.http1.connection import Handler
 from llmserve.wire.http1.request import ClientGone, Request
 from llmserve.wire.request_memory import RequestTooLarge
 
-UNAVAILABLE = 503
+TOO_MANY_REQUESTS, UNAVAILABLE = 429, 503
 STATUS: Mapping[Code, int] = {
     Code.INVALID_ARGUMENT: 400,
     Code.NOT_FOUND: 404,
@@ -61,12 +62,18 @@ def error_response(error: LlmserveError, content_type: str = JSON) -> WholeAnswe
             return refused(str(error), status, headers={"Connection": "close"})
     if isinstance(error, RequestTooLarge):
         return refused(str(error), CONTENT_TOO_LARGE)
-    return refused(str(error), STATUS[error.code], content_type, retry_headers(error))
+    return refused(str(error), status_of(error), content_type, retry_headers(error))
+
+
+def status_of(error: LlmserveError) -> int:
+    return TOO_MANY_REQUESTS if isinstance(error, RateLimited) else STATUS[error.code]
 
 
 def retry_headers(error: LlmserveError) -> dict[str, str]:
-    """When to come back, for every 503: a full queue empties, a starting server becomes ready, another replaces one
-    that stops."""
+    """When to come back, for every 429 and 503: a full queue empties, a starting server becomes ready, another replaces
+    one that stops."""
+    if isinstance(error, RateLimited):
+        return {"Retry-After": str(math.ceil(error.retry_after_s))}
     return {"Retry-After": str(RETRY_AFTER_S)} if STATUS[error.code] == UNAVAILABLE else {}
 
 

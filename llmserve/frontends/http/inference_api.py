@@ -17,7 +17,6 @@ from llmserve.frontends.http.admission import guard_of, header_of
 from llmserve.frontends.http.bodies import compress_for, off_loop, read_body
 from llmserve.frontends.http.error_answers import (
     JSON,
-    STATUS,
     TEXT,
     answers_errors,
     error_response,
@@ -25,6 +24,7 @@ from llmserve.frontends.http.error_answers import (
     json_response,
     refused,
     retry_headers,
+    status_of,
 )
 from llmserve.frontends.http.extension_routes import ExtensionApi, extension_routes
 from llmserve.frontends.http.generate_bodies import (
@@ -83,7 +83,7 @@ class EventStream:
             except Exception as error:  # border: a fault of ours
                 return await error_response(internal_error(error)).send(reply)
             failure = None if first is None else first.error
-            status = 200 if failure is None else STATUS[failure.code]
+            status = 200 if failure is None else status_of(failure)
             reply.begin(status, NO_HEADERS if failure is None else retry_headers(failure), EVENT_STREAM)
             if first is not None:
                 await reply.piece(event(first))

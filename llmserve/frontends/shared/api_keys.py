@@ -28,8 +28,10 @@ SCHEME = "bearer "  # before the key; a bare one is taken, too
 SHORTEST_KEY = 16  # characters: no guessing
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-FIELDS = ("name", "key", "sha256", "admin", "weight")
+LIMITS = ("max_answers", "tokens_per_minute")
+FIELDS = ("name", "key", "sha256", "admin", "weight", *LIMITS)
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100
+MOST = 10**12  # of a limit
 CHECK_INTERVAL_S = 1.0  # of the file
 
 WITHOUT_KEY = frozenset((Api.HEALTH,))  # probes have none
@@ -163,11 +165,17 @@ def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
         found.append("admin must be true or false")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
         found.append(f"weight must be a number from {LEAST_WEIGHT} to {MOST_WEIGHT}")
+    limits = {field: entry.get(field, 0) for field in LIMITS}
+    found += [
+        f"{field} must be a whole number, 0 for no limit"
+        for field, value in limits.items()
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST
+    ]
     problems += [f"{place}: {problem}" for problem in found]
     if found:
         return None
     stored = bytes.fromhex(str(digest)) if key is None else hashlib.sha256(key.encode()).digest()
-    return KeyOwner(name, stored, bool(is_admin), Tenant(name, float(weight)))
+    return KeyOwner(name, stored, bool(is_admin), Tenant(name, float(weight), **limits))
 
 
 def _key_problems(key: Any) -> list[str]:

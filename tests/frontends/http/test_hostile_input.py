@@ -17,8 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError
-from llmserve.frontends.grpc.error_status import status_of
+from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError, RateLimited
+from llmserve.frontends.grpc.error_status import status_of as status_of_grpc
 from llmserve.frontends.grpc.infer_messages import parse_request
 from llmserve.frontends.http import large_json, large_json_text
 from llmserve.frontends.http.error_answers import STATUS, error_response
@@ -126,9 +126,15 @@ def test_messages_from_random_bytes(data: bytes) -> None:
 @pytest.mark.parametrize("code", list(Code))
 def test_every_code_has_a_place_on_both_wires(code: Code) -> None:
     error = type("AnyError", (LlmserveError,), {"code": code})("text")
-    assert isinstance(status_of(error), grpc.StatusCode)
-    assert status_of(error).name == code.name
+    assert isinstance(status_of_grpc(error), grpc.StatusCode)
+    assert status_of_grpc(error).name == code.name
     assert error_response(error).status == STATUS[code] >= 400
+
+
+def test_a_limit_of_the_clients_own_is_no_fault_of_the_server() -> None:
+    answer = error_response(RateLimited("no tokens are left", retry_after_s=2.2).at("in ensemble 'e'"))
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "3")
+    assert status_of_grpc(RateLimited("text")) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("data", [{"data": []}, {"parameters": {"binary_data_size": 4}}], ids=["json", "binary"])

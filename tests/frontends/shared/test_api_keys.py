@@ -38,6 +38,8 @@ keys:
     sha256: {hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}
     admin: true
     weight: 2.5
+    max_answers: 3
+    tokens_per_minute: 1000
 """
 
 
@@ -149,7 +151,7 @@ def test_models_see_whom_a_request_is_for(file: Path) -> None:
     """Over both protocols, unary and streaming; and nobody without keys."""
     x = np.ones((1, 2), np.float32)
     metadata = {"authorization": ADMIN_KEY}
-    for keys, expected in ((ApiKeys(file), Tenant("admin", 2.5)), (None, EVERYBODY)):
+    for keys, expected in ((ApiKeys(file), Tenant("admin", 2.5, 3, 1000)), (None, EVERYBODY)):
         core = StubCore()
         with running_server(partial(returned, core), api_keys=keys) as server:
             for module, url in ((triton_http, server.http), (triton_grpc, server.grpc)):
@@ -208,14 +210,14 @@ keys:
   - {{name: f, key: {KEY}}}
   - {{name: f, key: {WRONG}}}
   - {{name: g, key: {KEY}}}
-  - {{name: h, key: "{WRONG}-2", weight: 0}}
+  - {{name: h, key: "{WRONG}-2", weight: 0, max_answers: -1, tokens_per_minute: 1.5}}
 """
     )
     with pytest.raises(InvalidArgument) as caught:
         read_owners(path)
     text = str(caught.value)
     for words in (
-        "(11 problems)",
+        "(13 problems)",
         "entry 1 is no mapping",
         "entry 2 (a b): name must be",
         "entry 2 (a b): a key must be at least 16",
@@ -225,6 +227,8 @@ keys:
         "entry 5 (e): sha256 must be",
         "entry 5 (e): admin must be",
         "entry 9 (h): weight must be a number from 0.01 to 100",
+        "entry 9 (h): max_answers must be a whole number",
+        "entry 9 (h): tokens_per_minute must be a whole number",
         "the same name is there twice: f",
         "the same key is there twice: f, g",
     ):

@@ -1,0 +1,40 @@
+"""Tokens that tenants may have computed in a minute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from llmserve.core import Tenant
+from llmserve.errors import RateLimited
+
+MINUTE_S = 60.0
+
+
+class TokenBudgets:
+    """A minute's tokens to begin with, and so many more with each minute, but never more than these.
+
+    Who has some left may ask; what that costs is known later, may exceed what is left, and is paid back before the
+    next request. Not thread-safe.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left: dict[Tenant, tuple[float, float]] = {}  # tokens, and when that was
+
+    def check(self, tenant: Tenant) -> None:
+        """Raises `RateLimited`, which says when to come back."""
+        left = self._tokens_left(tenant)
+        if left <= 0:
+            raise RateLimited(
+                f"'{tenant.name}' has used its {tenant.tokens_per_minute} tokens a minute; try again later",
+                retry_after_s=(1 - left) * MINUTE_S / tenant.tokens_per_minute,
+            )
+
+    def charge(self, tenant: Tenant, num_tokens: int) -> None:
+        self._left[tenant] = self._tokens_left(tenant) - num_tokens, self._clock()
+
+    def _tokens_left(self, tenant: Tenant) -> float:
+        most = float(tenant.tokens_per_minute)
+        left, when = self._left.get(tenant, (most, 0.0))
+        return min(most, left + (self._clock() - when) * most / MINUTE_S)

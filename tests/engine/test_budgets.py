@@ -1,0 +1,62 @@
+"""Limits of tenants: how many answers they have under way, and tokens in a minute."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+
+from llmserve.core import GenerateRequest, SamplingParams, Tenant
+from llmserve.engine.budgets import TokenBudgets
+from llmserve.errors import RateLimited
+from tests.engine.test_inflight import opened
+
+
+def test_tokens_come_back_evenly_and_are_not_saved_up() -> None:
+    now = 0.0
+    budgets = TokenBudgets(lambda: now)
+    tenant = Tenant("a", tokens_per_minute=60)
+    budgets.check(tenant)
+    budgets.charge(tenant, 59)
+    budgets.check(tenant)
+    budgets.charge(tenant, 21)  # more than is left
+    with pytest.raises(RateLimited, match="'a' has used its 60 tokens a minute") as caught:
+        budgets.check(tenant)
+    assert caught.value.retry_after_s == pytest.approx(21)
+    now = 19.0
+    with pytest.raises(RateLimited):
+        budgets.check(tenant)
+    now = 21.0
+    budgets.check(tenant)
+    now = 10_000.0
+    budgets.charge(tenant, 60)
+    with pytest.raises(RateLimited):
+        budgets.check(tenant)
+    budgets.check(Tenant("b", tokens_per_minute=60))
+
+
+def test_an_error_that_is_put_somewhere_keeps_what_it_knows() -> None:
+    placed = RateLimited("no tokens", retry_after_s=7.5).at("in ensemble 'e'")
+    assert (type(placed), str(placed), placed.retry_after_s) == (RateLimited, "in ensemble 'e', no tokens", 7.5)
+
+
+async def test_an_engine_keeps_both_limits() -> None:
+    with opened() as engine:
+
+        def request(tenant: Tenant, num_sequences: int = 1) -> GenerateRequest:
+            sampling = SamplingParams(max_tokens=4, temperature=0.0)
+            return GenerateRequest("r", (1, 2, 3), sampling, num_sequences=num_sequences, tenant=tenant)
+
+        few = Tenant("few", max_answers=2)
+        with pytest.raises(RateLimited, match="may have 2 answers under way, and would have 3"):
+            await anext(engine.submit(request(few, 3)))
+        async with aclosing(engine.submit(request(few, 2))) as stream:
+            assert [event async for event in stream]
+        metered = Tenant("metered", tokens_per_minute=5)
+        async with aclosing(engine.submit(request(metered))) as stream:
+            assert sum([len(event.token_ids) async for event in stream]) == 4
+        with pytest.raises(RateLimited, match="has used its 5 tokens") as caught:
+            await anext(engine.submit(request(metered)))
+        assert 30 < caught.value.retry_after_s <= 36
+        async with aclosing(engine.submit(request(Tenant("other")))) as stream:
+            assert [event async for event in stream]
