@@ -14,6 +14,18 @@ from llmserve.stages.files import TextFiles
 from llmserve.stages.text import without_incomplete_character
 
 BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+META_SPACE = "▁"
+
+
+def _byte_of_letter() -> dict[str, bytes]:
+    """A byte-level vocabulary writes a byte as one letter: the visible ones of Latin-1 as they are, the others as those
+    from 256 on, in order."""
+    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): bytes([byte]) for byte in own} | {chr(256 + n): bytes([byte]) for n, byte in enumerate(others)}
+
+
+BYTE_OF_LETTER = _byte_of_letter()
 
 
 class JsonTokenizer:
@@ -54,6 +66,26 @@ class JsonTokenizer:
         if self._byte_ids:
             ids = self._without_byte_run(ids, skip_special_tokens)
         return without_incomplete_character(self.decode(ids, skip_special_tokens))
+
+    def token_bytes(self, token: int) -> bytes:
+        text: str | None = self._library.id_to_token(token) if token >= 0 else None
+        if text is None:
+            return b""
+        if token in self._added_ids:
+            return text.encode()
+        if self._is_byte_level:
+            return b"".join(BYTE_OF_LETTER.get(letter) or letter.encode() for letter in text)
+        if token in self._byte_ids:
+            return bytes.fromhex(text[3:5])
+        return text.replace(META_SPACE, " ").encode()
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._library.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return "ByteLevel" in repr(self._library.decoder)
 
     @cached_property
     def _without_specials(self) -> Library:

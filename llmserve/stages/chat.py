@@ -6,12 +6,12 @@ Two forms: role tokens inserted as ids (Baichuan), or the jinja template that co
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llmserve.errors import InvalidArgument, Unsupported, raise_problems
-from llmserve.stages.chat_template import ChatTemplate
+from llmserve.stages.chat_template import NO_VALUES, ChatTemplate
 from llmserve.stages.files import TextFiles
 from llmserve.stages.tokenizer import Tokenizer
 
@@ -47,8 +47,10 @@ def _counted(count: int, noun: str) -> str:
 
 
 class ChatFormat(Protocol):
-    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> ChatPrompt:
-        """`max_ids`: room for the prompt, None: no limit."""
+    def encode(
+        self, messages: Sequence[Message], max_ids: int | None = None, values: Mapping[str, Any] = NO_VALUES
+    ) -> ChatPrompt:
+        """`max_ids`: room for the prompt, None: no limit. `values`: further names that a template may read."""
         ...
 
 
@@ -105,7 +107,14 @@ class RoleIdFormat:
     user_id: int
     assistant_id: int
 
-    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> ChatPrompt:
+    def encode(
+        self, messages: Sequence[Message], max_ids: int | None = None, values: Mapping[str, Any] = NO_VALUES
+    ) -> ChatPrompt:
+        if values:
+            raise InvalidArgument(
+                f"chat_template_kwargs ({', '.join(values)}): this checkpoint marks who speaks with token ids, and has "
+                "no chat template that could read them"
+            )
         system, dialogue = self._split(messages)
         ids = self._content(system)
         rounds = _rounds(dialogue)
@@ -171,9 +180,12 @@ class TemplateFormat:
     tokenizer: Tokenizer
     template: ChatTemplate
 
-    def encode(self, messages: Sequence[Message], max_ids: int | None = None) -> ChatPrompt:
-        return ChatPrompt(self.tokenizer.encode_marked(self.text(messages)))
+    def encode(
+        self, messages: Sequence[Message], max_ids: int | None = None, values: Mapping[str, Any] = NO_VALUES
+    ) -> ChatPrompt:
+        return ChatPrompt(self.tokenizer.encode_marked(self.text(messages, values)))
 
-    def text(self, messages: Sequence[Message]) -> str:
+    def text(self, messages: Sequence[Message], values: Mapping[str, Any] = NO_VALUES) -> str:
         """The prompt with its special tokens spelled out."""
-        return self.template.render([{"role": message.role, "content": message.content} for message in messages])
+        listed = [{"role": message.role, "content": message.content} for message in messages]
+        return self.template.render(listed, values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -12,6 +13,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmserve.errors import CheckpointError, InvalidArgument
+
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplate:
@@ -26,8 +29,11 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template has a syntax error in line {error.lineno}: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt's text, with the opening of the assistant's answer unless the last message is the assistant's."""
+    def render(self, messages: Sequence[Mapping[str, str]], more: Mapping[str, Any] = NO_VALUES) -> str:
+        """The prompt's text, with the opening of the assistant's answer unless the last message is the assistant's.
+
+        `more`: names that the template may read besides; they do not replace those that it always has.
+        """
         values: dict[str, Any] = {
             **self._special_tokens,
             "messages": messages,
@@ -35,6 +41,9 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": messages[-1]["role"] != "assistant",
         }
+        if taken := sorted(values.keys() & more.keys()):
+            raise InvalidArgument(f"chat_template_kwargs must not have {', '.join(taken)}: the server says that")
+        values |= more
         try:
             return self._template.render(values)
         except (TemplateError, TypeError, LookupError, ValueError, ArithmeticError, RecursionError) as error:

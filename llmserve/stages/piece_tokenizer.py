@@ -21,6 +21,7 @@ from llmserve.stages.text import without_incomplete_character
 # A serialized `normalizer_spec { add_dummy_prefix: false }`. Appended to a model it overrides that one field, because
 # protobuf merges a message that occurs twice.
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+META_SPACE = "▁"
 
 
 class PieceTokenizer:
@@ -94,6 +95,16 @@ class PieceTokenizer:
 
     def decode_stable(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return without_incomplete_character(self.decode(ids, skip_special_tokens))
+
+    def token_bytes(self, token: int) -> bytes:
+        if not 0 <= token < self.vocab_size:
+            return self._added_texts.get(token, "").encode()
+        piece: str = self._model.id_to_piece(token)
+        return bytes.fromhex(piece[3:5]) if self._model.is_byte(token) else piece.replace(META_SPACE, " ").encode()
+
+    @cached_property
+    def _added_texts(self) -> dict[int, str]:
+        return {token: text for text, token in self._added.items()}
 
     def _id_of(self, text: str | None, default: int) -> int | None:
         """The id of a special token's text; -1 in a sentencepiece model means that it has none."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.stages.chat import ChatFormat, Message, chat_format, require_chat_format
@@ -18,36 +19,49 @@ NEVER = -1  # an end_id or pad_id that no token has
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """What a client says in words: text or messages, and the words that matter."""
+    """What a client says in words: text or messages (or ids, which stay as they are), and the words that matter."""
 
     text: str | None = None
     messages: Sequence[Message] = ()
+    ids: Sequence[int] = ()
+    add_special_tokens: bool | None = None  # to `text`; None: as the model is configured
+    template_values: Mapping[str, Any] = field(default_factory=dict)  # further names in the chat template
     max_tokens: int = 16
     stop_words: Sequence[str] = ()
     bad_words: Sequence[str] = ()
     bias_words: Sequence[str] = ()
     bias_weights: Sequence[float] = ()
+    biased_ids: Sequence[int] = ()
+    id_weights: Sequence[float] = ()
     end_id: int | None = None  # None: the checkpoint's own end tokens; -1: none
     pad_id: int | None = None
 
     def problems(self) -> list[str]:
         found = []
-        if self.text is None and not self.messages:
+        num_prompts = (self.text is not None) + bool(self.messages) + bool(self.ids)
+        if not num_prompts:
             found.append(
                 'there is no prompt: give text (text_input), or messages such as [{"role": "user", "content": "Hello"}]'
             )
-        if self.text is not None and self.messages:
-            found.append("there are two prompts: give either text or messages, and not both")
+        if num_prompts > 1:
+            found.append("there are two prompts: give either text or messages (or prompt_ids), and not both")
+        if self.template_values and not self.messages:
+            found.append("chat_template_kwargs are for messages, and there are none")
         if len(self.bias_words) != len(self.bias_weights):
             found.append(
                 f"embedding bias needs one weight per word, got {len(self.bias_words)} words and "
                 f"{len(self.bias_weights)} weights"
             )
+        if len(self.biased_ids) != len(self.id_weights):
+            found.append(
+                f"logit bias needs one weight per id, got {len(self.biased_ids)} ids and {len(self.id_weights)} weights"
+            )
         texts = [self.text or "", *(message.content for message in self.messages)]
         if not all(map(is_unicode, [*texts, *self.stop_words, *self.bad_words, *self.bias_words])):
             found.append("the text has lone surrogates (half a UTF-16 character), which no UTF-8 text can have")
-        if not all(math.isfinite(weight) for weight in self.bias_weights):
-            found.append(f"embedding bias weights must be finite, got {list(self.bias_weights)}")
+        for name, weights in (("embedding", self.bias_weights), ("logit", self.id_weights)):
+            if not all(map(math.isfinite, weights)):
+                found.append(f"{name} bias weights must be finite, got {list(weights)}")
         return found
 
 
@@ -100,11 +114,14 @@ class Preprocessor:
 
     def _input_ids(self, prompt: TextPrompt) -> tuple[list[int], str]:
         """And a warning when something of the prompt is missing in them."""
+        if prompt.ids:
+            return list(prompt.ids), ""
         if prompt.text is not None:
-            return self.tokenizer.encode(prompt.text, add_special_tokens=self._add_special_tokens), ""
+            adds = self._add_special_tokens if prompt.add_special_tokens is None else prompt.add_special_tokens
+            return self.tokenizer.encode(prompt.text, add_special_tokens=adds), ""
         chat = self._chat or require_chat_format(self.tokenizer, self._files)
         room = self._room(prompt.max_tokens)
-        made = chat.encode(prompt.messages, room)
+        made = chat.encode(prompt.messages, room, prompt.template_values)
         missing = made.what_is_missing()
         return made.ids, missing and (
             f"the conversation was cut to fit, {missing}: there is room for {room} tokens of {self.max_seq_len}, the "
@@ -128,8 +145,14 @@ class Preprocessor:
         return tuple(ids for ids in encoded if ids)
 
     def _bias(self, prompt: TextPrompt) -> tuple[tuple[int, float], ...]:
-        """Every id of a word gets the word's weight; weights of an id in several words add up."""
+        """Every id of a word gets the word's weight; weights that an id has in several ways add up."""
         total: dict[int, float] = {}
+        for token, weight in zip(prompt.biased_ids, prompt.id_weights, strict=True):
+            if not 0 <= token < self.tokenizer.vocab_size:
+                raise InvalidArgument(
+                    f"logit bias of token {token}: the vocabulary has the ids 0 to {self.tokenizer.vocab_size - 1}"
+                )
+            total[token] = total.get(token, 0.0) + weight
         for word, weight in zip(prompt.bias_words, prompt.bias_weights, strict=True):
             for token in set(self.tokenizer.encode(word)):
                 total[token] = total.get(token, 0.0) + weight

@@ -5,7 +5,8 @@ Every array has a batch dimension, which must be 1. Strings are object arrays of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ UNSUPPORTED_INPUTS = {  # refused rather than swallowed; the name that the ensem
 
 
 def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """QUERY or MESSAGES, and word lists -> INPUT_ID and what else the `tensorrt_llm` step wants.
+    """QUERY, MESSAGES or PROMPT_IDS, and word lists -> INPUT_ID and what else the `tensorrt_llm` step wants.
 
     `EMBEDDING_BIAS` is `[1, vocab_size]`, or `[1, 0]` without bias words.
     """
@@ -53,7 +54,8 @@ def text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]
     """TOKENS_BATCH `[1, beams, n]` -> OUTPUT `[beams]`.
 
     Without FINISH_REASON the ids are taken for a whole answer; with it, WINDOW_IDS are the ids before them, and an
-    empty reason says that more will come.
+    empty reason says that more will come. With RETURN_TOKENS there are TOKEN_IDS and TOKEN_BYTES too, `[1, ids]`: the
+    new ids of all rows, and what each of them stands for by itself.
     """
     tokens = inputs["TOKENS_BATCH"]
     lengths = inputs["SEQUENCE_LENGTH"].reshape(-1).tolist()
@@ -67,7 +69,18 @@ def text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]
         stage.text(row[:length].tolist(), window, final=is_final, tail=tail)
         for row, length in zip(rows, lengths, strict=True)
     ]
-    return {"OUTPUT": np.array([text.encode() for text in texts], dtype=object)}
+    made = {"OUTPUT": np.array([text.encode() for text in texts], dtype=object)}
+    if "RETURN_TOKENS" in inputs and _flag(inputs, "RETURN_TOKENS"):
+        made |= _tokens(stage, rows, lengths)
+    return made
+
+
+def _tokens(stage: Postprocessor, rows: NDArray[Any], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:
+    ids = [token for row, length in zip(rows, lengths, strict=True) for token in row[:length].tolist()]
+    return {
+        "TOKEN_IDS": np.array([ids], np.int32),
+        "TOKEN_BYTES": np.array([[*map(stage.tokenizer.token_bytes, ids)]], dtype=object),
+    }
 
 
 def _to_prompt(inputs: Arrays) -> TextPrompt:
@@ -76,13 +89,16 @@ def _to_prompt(inputs: Arrays) -> TextPrompt:
     return TextPrompt(
         text=None if messages and not text else text,
         messages=messages,
+        ids=_numbers(inputs, "PROMPT_IDS"),
+        add_special_tokens=_flag(inputs, "ADD_SPECIAL_TOKENS"),
+        template_values=_object(inputs, "CHAT_TEMPLATE_KWARGS"),
         max_tokens=_integer(inputs, "REQUEST_OUTPUT_LEN") or 0,
         stop_words=_texts(inputs, "STOP_WORDS_DICT"),
         bad_words=_texts(inputs, "BAD_WORDS_DICT"),
         bias_words=_texts(inputs, "EMBEDDING_BIAS_WORDS"),
-        bias_weights=inputs["EMBEDDING_BIAS_WEIGHTS"].reshape(-1).tolist()
-        if "EMBEDDING_BIAS_WEIGHTS" in inputs
-        else (),
+        bias_weights=_numbers(inputs, "EMBEDDING_BIAS_WEIGHTS"),
+        biased_ids=_numbers(inputs, "LOGIT_BIAS_IDS"),
+        id_weights=_numbers(inputs, "LOGIT_BIAS_WEIGHTS"),
         end_id=_integer(inputs, "END_ID"),
         pad_id=_integer(inputs, "PAD_ID"),
     )
@@ -124,8 +140,30 @@ def _text(inputs: Arrays, name: str) -> str | None:
     return texts[0] if texts else None
 
 
+def _numbers(inputs: Arrays, name: str) -> Sequence[Any]:
+    """Empty when it is absent."""
+    return inputs[name].reshape(-1).tolist() if name in inputs else ()
+
+
+def _flag(inputs: Arrays, name: str) -> bool | None:
+    values = _numbers(inputs, name)
+    return bool(values[0]) if values else None
+
+
+def _object(inputs: Arrays, name: str) -> Mapping[str, Any]:
+    """Of a JSON text; empty when it is absent."""
+    text = _text(inputs, name)
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{name} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{name} must be a JSON object")
+    return found
+
+
 def _integer(inputs: Arrays, name: str) -> int | None:
-    values = inputs[name].reshape(-1).tolist() if name in inputs else []
+    values = _numbers(inputs, name)
     if len(values) > 1:
         raise InvalidArgument(f"{name} must hold one number, got {len(values)}")
     return int(values[0]) if values else None

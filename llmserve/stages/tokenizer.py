@@ -47,6 +47,10 @@ class Tokenizer(Protocol):
         """The part of `decode(ids)` that no further id can change: without a character still in the making."""
         ...
 
+    def token_bytes(self, token: int) -> bytes:
+        """What one id stands for by itself: a part of a character maybe, and a special token's own spelling."""
+        ...
+
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of an engine directory or a checkpoint. `CheckpointError` when its files are missing or corrupt."""
