@@ -233,3 +233,11 @@ def test_messages_come_as_json() -> None:
 def test_bad_messages_are_explained(text: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         parse_messages(text)
+
+
+def test_a_template_reads_further_values_and_none_that_are_the_servers() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{% if thinks %} <think>{% endif %}", {"bos_token": "<s>"})
+    listed = [{"role": "user", "content": "fox"}]
+    assert (template.render(listed), template.render(listed, {"thinks": True})) == ("fox", "fox <think>")
+    with pytest.raises(InvalidArgument, match="must not have bos_token, messages"):
+        template.render(listed, {"messages": [], "bos_token": "x"})

@@ -27,6 +27,10 @@ def strings(*values: str | bytes) -> np.ndarray:
     return np.array([[value.encode() if isinstance(value, str) else value for value in values]], dtype=object)
 
 
+def numbers(*values: float, kind: type[np.generic] = np.int32) -> np.ndarray:
+    return np.array([values], kind)
+
+
 NO_IDS = ("EMBEDDING_BIAS", "PROMPT_WARNING")
 
 
@@ -186,3 +190,49 @@ def test_an_event_without_ids_has_empty_text(baichuan: Preprocessor) -> None:
         "FINISH_REASON": strings("end_id"),
     }
     assert text_arrays(Postprocessor(baichuan.tokenizer), inputs)["OUTPUT"].tolist() == [b""]
+
+
+def test_prompt_ids_stay_as_they_are(baichuan: Preprocessor) -> None:
+    out = prepare_arrays(baichuan, {"PROMPT_IDS": numbers(5, 195, 7), "REQUEST_OUTPUT_LEN": number(9)})
+    assert out["INPUT_ID"].tolist() == [[5, 195, 7]]
+    with pytest.raises(InvalidArgument, match="two prompts"):
+        prepare_arrays(baichuan, {"PROMPT_IDS": numbers(5), "QUERY": strings("x"), "REQUEST_OUTPUT_LEN": number(9)})
+
+
+def test_a_bias_by_id_adds_to_that_of_words(baichuan: Preprocessor) -> None:
+    (token,) = baichuan.tokenizer.encode("x")
+    inputs = {
+        "QUERY": strings("fox"), "REQUEST_OUTPUT_LEN": number(4), "EMBEDDING_BIAS_WORDS": strings("x"),
+        "EMBEDDING_BIAS_WEIGHTS": numbers(2, kind=np.float32), "LOGIT_BIAS_IDS": numbers(token, 9),
+        "LOGIT_BIAS_WEIGHTS": numbers(1, -3, kind=np.float32),
+    }  # fmt: skip
+    bias = prepare_arrays(baichuan, inputs)["EMBEDDING_BIAS"][0]
+    assert {place: bias[place] for place in np.flatnonzero(bias)} == {token: 3, 9: -3}
+    for name, wrong, problem in (
+        ("LOGIT_BIAS_IDS", numbers(620, 1), "token 620"),
+        ("LOGIT_BIAS_IDS", numbers(1), "one weight per id"),
+        ("LOGIT_BIAS_WEIGHTS", numbers(1, np.nan, kind=np.float32), "logit bias weights must be finite"),
+    ):
+        with pytest.raises(InvalidArgument, match=problem):
+            prepare_arrays(baichuan, {**inputs, name: wrong})
+
+
+def test_a_request_says_whether_special_tokens_are_added(tokenizer_dirs: dict[str, Path]) -> None:
+    llama = Preprocessor.open(tokenizer_dirs["llama-slow"])
+    inputs = {"QUERY": strings("fox"), "REQUEST_OUTPUT_LEN": number(1)}
+    found = [
+        prepare_arrays(llama, {**inputs, "ADD_SPECIAL_TOKENS": numbers(adds, kind=np.bool_)})["INPUT_ID"][0].tolist()
+        for adds in (True, False)
+    ]
+    assert found[0] == [1, *found[1]]
+
+
+def test_tokens_are_told_on_request(baichuan: Preprocessor) -> None:
+    stage = Postprocessor(baichuan.tokenizer)
+    ids = baichuan.tokenizer.encode("é fox")
+    inputs = {"TOKENS_BATCH": np.array([[[*ids, 0]]], np.int32), "SEQUENCE_LENGTH": number(len(ids))}
+    assert text_arrays(stage, inputs).keys() == {"OUTPUT"}
+    out = text_arrays(stage, {**inputs, "RETURN_TOKENS": numbers(1, kind=np.bool_)})
+    assert out["TOKEN_IDS"].tolist() == [ids]
+    assert b"".join(out["TOKEN_BYTES"][0]) == "é fox".encode()
+    assert "TOKEN_IDS" not in text_arrays(stage, {**inputs, "RETURN_TOKENS": numbers(0, kind=np.bool_)})

@@ -112,3 +112,16 @@ def test_relative_paths_start_at_the_repositorys_parent_then_here(
     assert resolve_path("engines/three", model_dir) == tmp_path / "engines/three"
     assert resolve_path(str(here), model_dir) == here
     assert resolve_path("$$TRITON_MODEL_DIRECTORY/1/tokenizer", model_dir) == model_dir / "1/tokenizer"
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer) -> None:
+    text = "A fox, 42 é ☃ 𝄞"
+    spelled = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
+    if tokenizer.decode(tokenizer.encode(text)) == text:  # not where the vocabulary loses characters
+        assert spelled.decode().removeprefix(" ") == text
+    assert tokenizer.token_bytes(-1) == tokenizer.token_bytes(10**6) == b""
+
+
+def test_special_tokens_are_spelled_in_bytes(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    assert tokenizers_by_kind["qwen"].token_bytes(1) == b"<|im_start|>"
+    assert tokenizers_by_kind["llama-slow"].token_bytes(1) == b"<s>"
