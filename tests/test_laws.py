@@ -128,6 +128,13 @@ def test_command_line_starts_without_heavy_packages() -> None:
     assert output.strip() == "[]"
 
 
+def test_a_server_starts_without_the_libraries_of_openais_api() -> None:
+    heavy = "{'fastapi', 'starlette', 'pydantic', 'pydantic_core'}"
+    code = f"import sys, llmserve.cli.server, llmserve.cli.backends; print(sorted({heavy} & set(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert output.strip() == "[]"
+
+
 def test_only_a_targets_own_rooms_ask_which_target_it_is() -> None:
     assert branches(PACKAGE, TARGETS, rooms(TARGETS)) == []
 

@@ -58,6 +58,10 @@ CONFIGS = {
         input {_tensor("max_tokens", "INT32", 1)} input {_tensor("stream", "BOOL", 1)}
         input {_tensor("temperature", "FP32", 1)} input {_tensor("seed", "UINT64", 1)}
         input {_tensor("stop_words", "STRING")} output {_tensor("text_output", "STRING")}
+        ensemble_scheduling {{ step {{
+            model_name: "echo"
+            input_map {{ key: "TEXT" value: "text_input" }} output_map {{ key: "TEXT" value: "text_output" }}
+        }} }}
     """,
     "punctual": f"model_transaction_policy {{ decoupled: true }} output {_tensor('X', 'INT32')}",
     "flood": f"model_transaction_policy {{ decoupled: true }} output {_tensor('DATA', 'STRING')}",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from llmserve.frontends.http.error_answers import TEXT, refused
 from llmserve.frontends.http.routes import Guard
@@ -24,14 +26,23 @@ CHALLENGE = {"WWW-Authenticate": "Bearer"}
 NOT_FOR_PAGES = frozenset((Api.MODEL_REPOSITORY, Api.SHARED_MEMORY))
 
 
-def guard_of(api: Api, restrictions: Restrictions, keys: ApiKeys | None = None) -> Guard | None:
+Refuse: TypeAlias = Callable[[Request, int, str], WholeAnswer]  # the answer with a status, in words
+
+
+def in_tritons_words(request: Request, status: int, problem: str) -> WholeAnswer:
+    return refused(problem, status, TEXT)
+
+
+def guard_of(
+    api: Api, restrictions: Restrictions, keys: ApiKeys | None = None, refuse: Refuse = in_tritons_words
+) -> Guard | None:
     """What refuses requests of a group; None: nothing does."""
     key = restrictions.keys.get(api)
     guards: list[Guard] = []
     if keys is not None:
-        guards.append(partial(_unless_known, keys, api))
+        guards.append(partial(_unless_known, keys, api, refuse=refuse))
     if key is not None:
-        guards.append(partial(_unless_open, key))
+        guards.append(partial(_unless_open, key, refuse=refuse))
     elif api in NOT_FOR_PAGES:
         guards.append(_unless_of_a_page)
     if len(guards) < 2:
@@ -43,18 +54,19 @@ def header_of(request: Request) -> HeaderOf:
     return lambda name: request.header(name.encode())
 
 
-def _unless_known(keys: ApiKeys, api: Api, request: Request) -> WholeAnswer | None:
+def _unless_known(keys: ApiKeys, api: Api, request: Request, *, refuse: Refuse) -> WholeAnswer | None:
     lack = keys.lack(api, header_of(request))
     if lack is None:
         return None
     status = STATUS_OF_LACK[lack]
-    return refused(lack.value, status, headers=CHALLENGE if status == UNAUTHORIZED else {})
+    answer = refuse(request, status, lack.value)
+    return replace(answer, headers={**answer.headers, **CHALLENGE}) if status == UNAUTHORIZED else answer
 
 
-def _unless_open(key: Key, request: Request) -> WholeAnswer | None:
+def _unless_open(key: Key, request: Request, *, refuse: Refuse) -> WholeAnswer | None:
     if key.opens_for(request.header(key.header.lower().encode())):
         return None
-    return refused(f"This API is restricted, expecting header '{key.header}'", FORBIDDEN, TEXT)
+    return refuse(request, FORBIDDEN, f"This API is restricted, expecting header '{key.header}'")
 
 
 def _unless_of_a_page(request: Request) -> WholeAnswer | None:

@@ -39,6 +39,9 @@ from llmserve.frontends.http.infer_outputs import OutputForm, encode_large_respo
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.http.routes import Routes
 from llmserve.frontends.http.traced_answers import traced_answer
+from llmserve.frontends.openai.front_end import PATHS as OPENAI_PATHS
+from llmserve.frontends.openai.front_end import PREFIXES as OPENAI_PREFIXES
+from llmserve.frontends.openai.front_end import OpenAiFrontEnd, in_openais_words
 from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.delivery import deliver
 from llmserve.frontends.shared.extension_state import Extensions
@@ -288,19 +291,35 @@ def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = D
     for method, path, handler in _handlers(InferenceApi(core, extensions, max_input_bytes)):
         handler = answers_errors(handler, TEXT if path.endswith("/ready") else JSON)
         routes.add(method, path, handler, guards[API_OF_PATH[path]])
+    openai = OpenAiFrontEnd(core, extensions, max_input_bytes=max_input_bytes)
+    for method, path in OPENAI_PATHS:
+        guard = guard_of(API_OF_PATH[path], extensions.http_restrictions, extensions.api_keys, in_openais_words)
+        routes.add(method, path, openai.answer, guard)
 
     def answer(request: Request) -> Awaitable[Answer]:
         found = routes.find(request.method, request.path)
         if found is None:
-            return _at_once(refused("Not Found", 404, TEXT))
+            return _at_once(_not_found(request))
         if found.guard is not None and (refusal := found.guard(request)) is not None:
             return _at_once(refusal)
         if found.handler is None:
-            return _at_once(refused("Method Not Allowed", 405, TEXT if request.path.endswith(PLAIN_ROUTES) else JSON))
+            return _at_once(_not_allowed(request))
         request.path_params = found.params
         return found.handler(request)
 
     return answer
+
+
+def _not_found(request: Request) -> WholeAnswer:
+    if request.path.startswith(OPENAI_PREFIXES):
+        return in_openais_words(request, 404, f"there is no {request.method} {request.path} here")
+    return refused("Not Found", 404, TEXT)
+
+
+def _not_allowed(request: Request) -> WholeAnswer:
+    if request.path.startswith(OPENAI_PREFIXES):
+        return in_openais_words(request, 405, f"{request.path} is not for {request.method}")
+    return refused("Method Not Allowed", 405, TEXT if request.path.endswith(PLAIN_ROUTES) else JSON)
 
 
 async def _at_once(answer: Answer) -> Answer:

@@ -58,8 +58,17 @@ CALLS: Mapping[Api, Calls] = {
         ("ServerLive", "ServerReady", "ModelReady", "Check"),
         ("/v2/health/live", "/v2/health/ready", *_of_model("/ready")),
     ),
-    Api.METADATA: Calls(("ServerMetadata", "ModelMetadata"), ("/v2", *_of_model(""))),
-    Api.INFERENCE: Calls(("ModelInfer", "ModelStreamInfer"), _of_model("/infer", "/generate", "/generate_stream")),
+    Api.METADATA: Calls(
+        ("ServerMetadata", "ModelMetadata"),
+        ("/v2", *_of_model(""), "/openapi.json", "/v1/models", "/v1/models/{model}"),
+    ),
+    Api.INFERENCE: Calls(
+        ("ModelInfer", "ModelStreamInfer"),
+        (
+            *_of_model("/infer", "/generate", "/generate_stream"),
+            *("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
+        ),
+    ),
     Api.SHARED_MEMORY: Calls(
         tuple(f"{kind}SharedMemory{verb}" for kind in MEMORY_KINDS for verb in ("Status", "Register", "Unregister")),
         _of_memory(*(f"{kind.lower()}sharedmemory" for kind in MEMORY_KINDS)),

@@ -137,6 +137,7 @@ class RequestParser:
                 self._fields,
                 keeps_alive=not is_http10 and self._parser.should_keep_alive(),
                 is_http10=is_http10,
+                query=self._url.partition(b"?")[2],
             )
         )
         self.is_in_body = True

@@ -23,15 +23,24 @@ class Request:
     """Made by a connection, which also adds to the body. Names of headers are in lower case."""
 
     __slots__ = (
-        "_cancelled_with_client", "_fields", "_first", "_index", "_is_gone", "_on_wait", "_pieces", "_waiter",
-        "has_ended", "is_http10", "keeps_alive", "memory", "method", "num_bytes", "path", "path_params", "share",
+        "_cancelled_with_client", "_first", "_index", "_is_gone", "_on_wait", "_pieces", "_waiter", "fields",
+        "has_ended", "is_http10", "keeps_alive", "memory", "method", "num_bytes", "path", "path_params", "query",
+        "share",
     )  # fmt: skip
 
     def __init__(
-        self, method: str, path: str, fields: list[tuple[bytes, bytes]], *, keeps_alive: bool, is_http10: bool
+        self,
+        method: str,
+        path: str,
+        fields: list[tuple[bytes, bytes]],
+        *,
+        keeps_alive: bool,
+        is_http10: bool,
+        query: bytes = b"",
     ) -> None:
         self.method = method
         self.path = path  # decoded, without the query
+        self.query = query  # as it came
         self.path_params = NO_PARAMETERS  # what a route reads from the path
         self.keeps_alive = keeps_alive  # the connection serves further requests after this one
         self.is_http10 = is_http10  # knows no chunks
@@ -39,7 +48,7 @@ class Request:
         self.num_bytes = 0  # of the body so far, forgotten ones included
         self.memory: RequestMemory  # of the server; it and the share are there when the request is handled
         self.share: Share
-        self._fields = fields
+        self.fields = fields
         self._index = dict(reversed(fields))  # the first of several wins
         self._first = b""  # of the body, as long as there is no more
         self._pieces: Pieces | None = None
@@ -53,7 +62,7 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
     def header_items(self) -> list[tuple[str, str]]:
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._fields]
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.fields]
 
     async def body(self) -> bytes | memoryview:
         """What has come and is not forgotten. It is not here any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.grpc.health import health_methods
 from llmserve.frontends.http.inference_api import InferenceApi, _handlers
+from llmserve.frontends.openai.front_end import PATHS as OPENAI_PATHS
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
 from llmserve.frontends.shared.restrictions import (
@@ -75,7 +77,7 @@ def filled(path: str) -> str:
 def test_every_call_belongs_to_exactly_one_group() -> None:
     paths = [path for calls in CALLS.values() for path in calls.paths]
     rpcs = [rpc for calls in CALLS.values() for rpc in calls.rpcs]
-    assert sorted(paths) == sorted({path for _, path in ROUTES})
+    assert sorted(paths) == sorted({path for _, path in (*ROUTES, *OPENAI_PATHS)})
     health = [path.rpartition("/")[2] for path in health_methods(StubCore())]
     assert sorted(rpcs) == sorted([*(rpc.name for rpc in RPCS), *health])
     assert CALLS.keys() == set(Api)
@@ -89,6 +91,19 @@ def test_http_wants_the_key_of_the_group(locked: RunningServer, method: str, pat
         assert ask(locked, method, filled(path), headers) == (403, refusal)
     assert ask(locked, "DELETE", filled(path), {}) == (403, refusal)
     assert ask(locked, method, filled(path), {header.upper(): SECRET})[0] != 403
+    assert ask(locked, "DELETE", filled(path), {header: SECRET})[0] == 405
+
+
+@pytest.mark.parametrize(("method", "path"), OPENAI_PATHS)
+def test_openais_api_wants_the_key_of_the_group(locked: RunningServer, method: str, path: str) -> None:
+    header = f"Key-{API_OF_PATH[path]}"
+    for headers in ({}, {header: "wrong"}):
+        status, body = ask(locked, method, filled(path), headers)
+        error = json.loads(body)["error"]
+        said = error["message"] if isinstance(error, dict) else error
+        assert (status, said) == (403, f"This API is restricted, expecting header '{header}'")
+    assert ask(locked, "DELETE", filled(path), {})[0] == 403
+    assert ask(locked, method, filled(path), {header: SECRET})[0] != 403
     assert ask(locked, "DELETE", filled(path), {header: SECRET})[0] == 405
 
 

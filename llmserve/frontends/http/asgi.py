@@ -1,0 +1,119 @@
+"""An ASGI application behind our own listener.
+
+    scope       of a request: HTTP/1.1, with the wire's own request as the extension `llmserve.request`
+    receive     the whole body, read within the server's limits (it raises their errors), then the client's going away
+    send        holds the application back while the client does not read
+
+A client that goes away cancels the application, as it does any other handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from llmserve.errors import InternalError
+from llmserve.frontends.http.bodies import read_body
+from llmserve.wire.http1.answers import Reply
+from llmserve.wire.http1.request import ClientGone, Request
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
+
+VERSIONS = {"version": "3.0", "spec_version": "2.4"}
+REQUEST = "llmserve.request"  # among the scope's extensions
+
+
+@dataclass(frozen=True, slots=True)
+class AsgiAnswer:
+    """What an application says to one request, whose body is at most `max_input_bytes` long."""
+
+    application: Application
+    request: Request
+    max_input_bytes: int
+
+    async def send(self, reply: Reply) -> None:
+        await self.request.while_connected(self._run(reply))
+
+    async def _run(self, reply: Reply) -> None:
+        exchange = _Exchange(self.request, reply, self.max_input_bytes)
+        await self.application(_scope(self.request), exchange.receive, exchange.send)
+        if not reply.is_complete:
+            raise InternalError(f"the application has not answered {self.request.method} {self.request.path}")
+
+
+def _scope(request: Request) -> Message:
+    return {
+        "type": "http",
+        "asgi": VERSIONS,
+        "http_version": "1.0" if request.is_http10 else "1.1",
+        "method": request.method,
+        "scheme": "http",
+        "path": request.path,
+        "raw_path": None,
+        "query_string": request.query,
+        "root_path": "",
+        "headers": request.fields,
+        "client": None,
+        "server": None,
+        "extensions": {REQUEST: {"request": request}},
+    }
+
+
+class _Exchange:
+    """The events of one request and its answer."""
+
+    def __init__(self, request: Request, reply: Reply, max_input_bytes: int) -> None:
+        self._request = request
+        self._reply = reply
+        self._max_input_bytes = max_input_bytes
+        self._has_body = False  # it has been received
+        self._status = 0  # none yet
+        self._headers: dict[str, str] = {}
+        self._content_type = ""
+
+    async def receive(self) -> Message:
+        if not self._has_body:
+            self._has_body = True
+            body = await read_body(self._request, self._max_input_bytes)
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+        try:
+            while True:
+                await self._request.more_body()
+        except ClientGone:
+            return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Events in another order than ASGI's are a mistake of the application."""
+        reply = self._reply
+        if message["type"] == "http.response.start":
+            assert not self._status
+            self._status = message["status"]
+            self._read_headers(message.get("headers", ()))
+            return
+        assert self._status
+        assert not reply.is_complete
+        body = message.get("body", b"")
+        if reply.has_begun:
+            if body:
+                await reply.piece(body)
+            if not message.get("more_body"):
+                reply.end()
+        elif message.get("more_body"):
+            reply.begin(self._status, self._headers, self._content_type)
+            if body:
+                await reply.piece(body)
+        else:
+            await reply.whole(self._status, self._headers, self._content_type, body)
+
+    def _read_headers(self, headers: Any) -> None:
+        """All but those that the reply writes itself."""
+        for raw_name, value in headers:
+            name = raw_name.decode("latin-1").lower()
+            if name == "content-type":
+                self._content_type = value.decode("latin-1")
+            elif name not in ("content-length", "transfer-encoding", "date"):
+                self._headers[name.title()] = value.decode("latin-1")

@@ -1,0 +1,76 @@
+"""The FastAPI application: routes and their schema. It has neither sockets nor limits of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from llmserve import __version__
+from llmserve.frontends.openai.chat import Chat
+from llmserve.frontends.openai.completions import Completions
+from llmserve.frontends.openai.ensembles import Ensembles
+from llmserve.frontends.openai.log_probs import TokenTexts
+from llmserve.frontends.openai.models import Models
+from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.validation import BodyRoute
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.server_core import Core
+
+Endpoint = Callable[..., Awaitable[Response]]
+SUMMARY = "The models of this server through OpenAI's API, with what vLLM's clients expect besides."
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDocument(BaseModel):
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorDocument, "description": text}
+    for status, text in (
+        (400, "The request cannot be answered; the message lists all reasons."),
+        (403, "The server's operator has restricted this group of calls."),
+        (404, "There is no such model."),
+        (408, "The body has stopped coming."),
+        (413, "The request is too large."),
+        (429, "Too many requests wait; Retry-After says when to come back."),
+        (500, "A fault of the server or of the model."),
+        (503, "The server is starting or stopping."),
+        (504, "A deadline is over."),
+    )
+}
+
+
+def make_application(core: Core, extensions: Extensions) -> FastAPI:
+    """Takes a moment; the event loop need not be running."""
+    app = FastAPI(
+        title="llmserve", version=__version__, summary=SUMMARY, docs_url=None, redoc_url=None,  # they need a CDN
+        openapi_url="/openapi.json", responses=ERRORS, separate_input_output_schemas=False,
+    )  # fmt: skip
+    app.router.route_class = BodyRoute
+    app.router.redirect_slashes = False
+    ensembles = Ensembles(core)
+    state = State(ensembles, extensions, TokenTexts(ensembles))
+    models = Models(state)
+    get: tuple[tuple[str, Endpoint], ...] = (("/v1/models", models.list), ("/v1/models/{model}", models.retrieve))
+    post: tuple[tuple[str, Endpoint], ...] = (
+        ("/v1/completions", Completions(state).create),
+        ("/v1/chat/completions", Chat(state).create),
+        ("/tokenize", models.tokenize),
+        ("/detokenize", models.detokenize),
+    )
+    for method, routes in (("GET", get), ("POST", post)):
+        for path, endpoint in routes:
+            name = path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace("-", "_")
+            app.add_api_route(path, endpoint, methods=[method], name=name, response_model=None)
+    return app

@@ -1,0 +1,254 @@
+"""POST /v1/completions: text, ids or a batch of either, to text; with log probs of both, as evaluations want them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Self, TypeAlias
+
+from fastapi import Request, Response
+from pydantic import Field, model_validator
+
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.openai.ensembles import Ensemble, Values
+from llmserve.frontends.openai.event_stream import DONE, EventStream, Template, data, json_answer, json_string
+from llmserve.frontends.openai.fields import MAX_ANSWERS, MAX_TOKENS, MAX_TOP, Sampled
+from llmserve.frontends.openai.generation import Answer, Caller, Piece, Sampling, Usage, answers, total_usage
+from llmserve.frontends.openai.log_probs import (
+    Scored,
+    completion_log_probs,
+    log_prob_values,
+    scored_output,
+    scored_prompt,
+)
+from llmserve.frontends.openai.merging import merged
+from llmserve.frontends.openai.replies import finish_reason, new_id, usage_document
+from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.validation import refused
+
+OBJECT = "text_completion"
+DEFAULT_TOKENS = 16  # OpenAI's
+MAX_PROMPTS = 2048
+AT_ONCE = 32  # prompts of one request that the model works on: the others leave the queue to everybody else
+
+Ids: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+IdLists: TypeAlias = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+
+class CompletionRequest(Sampled):
+    model: str
+    prompt: str | Texts | Ids | IdLists
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = DEFAULT_TOKENS
+    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    add_special_tokens: bool | None = None
+    suffix: Annotated[Any, refused("there are no models here that fill in the middle", "")] = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.num_drawn < (self.n or 1):
+            raise ValueError("best_of must be at least n")
+        if self.stream and self.num_drawn > (self.n or 1):
+            raise ValueError("best_of over n does not go with stream: which answers are best is known at the end")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens of 0 needs echo: there would be nothing to say")
+        if self.stream and self.echo:
+            raise ValueError("echo does not go with stream here: ask for one of them")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options need stream")
+        return self
+
+    @property
+    def num_drawn(self) -> int:
+        return self.best_of or self.n or 1
+
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One of a request's, and what came of it."""
+
+    values: Values
+    text: str = ""  # what is echoed
+    ids: Sequence[int] = ()  # when its log probs are wanted
+    answers: list[Answer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    state: State
+
+    async def create(self, body: CompletionRequest, request: Request) -> Response:
+        """A text that goes on where the prompt ends."""
+        ensemble = self.state.ensembles.find(body.model)
+        caller = self.state.caller(request)
+        sampling = self._sampling(body)
+        prompts = [_Prompt(_prompt_values(prompt, body)) for prompt in body.prompts()]
+        if body.stream:
+            return EventStream(self._events(body, ensemble, caller, prompts, sampling))
+        if body.echo:
+            for prompt, given in zip(prompts, body.prompts(), strict=True):
+                await self._prepare_echo(ensemble, prompt, given, of_ids=body.logprobs is not None)
+        busy = asyncio.Semaphore(AT_ONCE)
+
+        async def run(prompt: _Prompt) -> None:
+            async with busy:
+                pieces = caller.pieces(
+                    ensemble, prompt.values, sampling, streaming=False, wants_tokens=self._wants_tokens(body)
+                )
+                prompt.answers = await answers(pieces, sampling.num_answers)
+
+        await _first_failure([run(prompt) for prompt in prompts])
+        return json_answer(await self._document(body, ensemble, prompts))
+
+    def _sampling(self, body: CompletionRequest) -> Sampling:
+        more: Values = {}
+        if body.logprobs is not None:
+            more = log_prob_values(body.logprobs, of_prompt=bool(body.echo))
+        elif body.num_drawn > (body.n or 1):
+            more = {"return_log_probs": [True]}
+        max_tokens = None if body.max_tokens is None else max(body.max_tokens, 1)  # a token that is not shown
+        return body.sampling(max_tokens, body.num_drawn, more)
+
+    @staticmethod
+    def _wants_tokens(body: CompletionRequest) -> bool:
+        return body.logprobs is not None or body.num_drawn > (body.n or 1)
+
+    async def _prepare_echo(self, ensemble: Ensemble, prompt: _Prompt, given: str | list[int], *, of_ids: bool) -> None:
+        ensembles = self.state.ensembles
+        if isinstance(given, str):
+            prompt.text = given
+            if of_ids:
+                prompt.ids = await ensembles.prompt_ids(ensemble, prompt.values)
+                prompt.values = {"prompt_ids": prompt.ids}
+        else:
+            prompt.ids, prompt.text = given, await ensembles.text_of(ensemble, given)
+
+    async def _document(self, body: CompletionRequest, ensemble: Ensemble, prompts: Sequence[_Prompt]) -> Json:
+        choices: list[Json] = []
+        for prompt in prompts:
+            for answer in _best(prompt.answers, body.n or 1):
+                choices.append(await self._choice(body, ensemble, prompt, answer, len(choices)))
+        usage = total_usage([prompt.answers for prompt in prompts])
+        if usage is not None and body.max_tokens == 0:
+            usage = replace(usage, completion=0)
+        warning = next((answer.warning for prompt in prompts for answer in prompt.answers if answer.warning), "")
+        document = {
+            "id": new_id("cmpl"),
+            "object": OBJECT,
+            "created": int(time.time()),
+            "model": body.model,
+            "choices": choices,
+            "usage": usage_document(usage),
+        }
+        return document | ({"warning": warning} if warning else {})
+
+    async def _choice(
+        self, body: CompletionRequest, ensemble: Ensemble, prompt: _Prompt, answer: Answer, index: int
+    ) -> Json:
+        tokens: list[Scored] = []
+        text, reason = answer.text, finish_reason(answer.finish_reason)
+        if body.max_tokens == 0:
+            text, reason = "", "length"
+        elif body.logprobs is not None:
+            tokens = [one for piece in answer.pieces for one in scored_output(piece.arrays)]
+        if body.echo:
+            text = prompt.text + text
+            if body.logprobs is not None:
+                tokens = [*scored_prompt([one.pieces[0].arrays for one in prompt.answers], prompt.ids), *tokens]
+        log_probs = None
+        if body.logprobs is not None:
+            texts = await self.state.token_texts.of(ensemble, tokens)
+            log_probs = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs)
+        return {"text": text, "index": index, "logprobs": log_probs, "finish_reason": reason}
+
+    async def _events(
+        self,
+        body: CompletionRequest,
+        ensemble: Ensemble,
+        caller: Caller,
+        prompts: Sequence[_Prompt],
+        sampling: Sampling,
+    ) -> AsyncGenerator[bytes, None]:
+        head: dict[str, Json] = {
+            "id": new_id("cmpl"), "object": OBJECT, "created": int(time.time()), "model": body.model,
+        }  # fmt: skip
+        rest: dict[str, Json] = {"usage": None} if body.wants_usage else {}
+        num_answers = sampling.num_answers
+        templates = [
+            Template(data, {**head, "choices": [_choice(Template.SLOT, index)], **rest})
+            for index in range(len(prompts) * num_answers)
+        ]
+        wants_tokens = body.logprobs is not None
+        streams = [
+            caller.pieces(ensemble, prompt.values, sampling, streaming=True, wants_tokens=wants_tokens)
+            for prompt in prompts
+        ]
+        total, offsets = Usage(), [0] * len(templates)
+        async with aclosing(merged(streams, AT_ONCE)) as pieces:
+            async for place, piece in pieces:
+                index = place * num_answers + piece.index
+                if not piece.finish_reason and not wants_tokens:
+                    if piece.text:
+                        yield templates[index].filled(json_string(piece.text))
+                    continue
+                choice = _choice(piece.text, index, finish_reason(piece.finish_reason))
+                if wants_tokens:
+                    choice["logprobs"] = await self._piece_log_probs(body, ensemble, piece, offsets[index])
+                offsets[index] += len(piece.text)
+                if piece.usage is not None:
+                    total += piece.usage if piece.index == 0 else replace(piece.usage, prompt=0, cached=0)
+                warned: dict[str, Json] = {"warning": piece.warning} if piece.warning else {}
+                yield data({**head, "choices": [choice], **rest, **warned})
+        if body.wants_usage:
+            yield data({**head, "choices": [], "usage": usage_document(total)})
+        yield DONE
+
+    async def _piece_log_probs(self, body: CompletionRequest, ensemble: Ensemble, piece: Piece, offset: int) -> Json:
+        tokens = scored_output(piece.arrays)
+        texts = await self.state.token_texts.of(ensemble, tokens)
+        return completion_log_probs(tokens, texts, offset=offset, num_top=body.logprobs or 0)
+
+
+def _choice(text: str, index: int, reason: str | None = None) -> dict[str, Json]:
+    return {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
+
+
+def _prompt_values(prompt: str | list[int], body: CompletionRequest) -> Values:
+    if not isinstance(prompt, str):
+        return {"prompt_ids": prompt}
+    if body.add_special_tokens is None:
+        return {"text_input": [prompt]}
+    return {"text_input": [prompt], "add_special_tokens": [body.add_special_tokens]}
+
+
+def _best(found: Sequence[Answer], count: int) -> Sequence[Answer]:
+    """Those with the highest log prob per token; all of them in their order."""
+    return found if len(found) == count else sorted(found, key=_log_prob_per_token, reverse=True)[:count]
+
+
+def _log_prob_per_token(answer: Answer) -> float:
+    last = answer.pieces[-1].arrays
+    total: float = last["cum_log_probs"].item(0)
+    return total / max(1, answer.usage.completion if answer.usage else 1)
+
+
+async def _first_failure(runs: Sequence[object]) -> None:
+    """All of them; the first failure ends the others, and is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for run in runs:
+                group.create_task(run)  # type: ignore[arg-type]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -1,0 +1,113 @@
+"""Errors as OpenAI's, Anthropic's and Ollama's clients expect them. By its status a client tries again, or does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError
+from llmserve.frontends.http.bodies import BodyTooLarge, BodyTooSlow
+from llmserve.frontends.http.error_answers import JSON, RETRY_AFTER_S
+from llmserve.frontends.http.json_fields import Json, encode_json
+from llmserve.wire.http1.answers import WholeAnswer
+from llmserve.wire.request_memory import RequestTooLarge
+
+FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED = 403, 404, 405
+TOO_MANY_REQUESTS, UNAVAILABLE, FIRST_OF_OURS = 429, 503, 500
+# Clients send again what ends with 408, 409, 429 or 5xx: what we cannot do must be none of them.
+STATUS: Mapping[Code, int] = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.NOT_FOUND: NOT_FOUND,
+    Code.ALREADY_EXISTS: 400,
+    Code.UNIMPLEMENTED: 400,
+    Code.FAILED_PRECONDITION: 400,
+    Code.RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS,
+    Code.UNAVAILABLE: UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.CANCELLED: UNAVAILABLE,
+    Code.INTERNAL: FIRST_OF_OURS,
+    Code.UNKNOWN: FIRST_OF_OURS,
+}
+KINDS: Mapping[type[LlmserveError], int] = {BodyTooLarge: 413, RequestTooLarge: 413, BodyTooSlow: 408}
+OPENAI_TYPES = {FORBIDDEN: "permission_error", TOO_MANY_REQUESTS: "rate_limit_error"}
+ANTHROPIC_TYPES = {
+    FORBIDDEN: "permission_error", NOT_FOUND: "not_found_error", 413: "request_too_large",
+    TOO_MANY_REQUESTS: "rate_limit_error", UNAVAILABLE: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+
+class Refused(InvalidArgument):
+    """A field of the request cannot be honoured."""
+
+    def __init__(self, problem: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(problem)
+        self.param = param
+        self.code_name = code
+
+
+class ModelNotFound(Refused):
+    """There is no such model here."""
+
+    code = Code.NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a client is told, whatever it speaks."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.status in (TOO_MANY_REQUESTS, UNAVAILABLE):
+            return {"Retry-After": str(RETRY_AFTER_S)}
+        # the rest of the body may still be on its way
+        return {"Connection": "close"} if self.status in (408, 413) else {}
+
+
+def failure_of(error: Exception) -> Failure:
+    """A fault of ours is logged, and told without its traceback."""
+    if not isinstance(error, LlmserveError):
+        logger.error("a request failed", exc_info=error)
+        error = InternalError(f"internal error: {error!r}")
+    status = next((status for kind, status in KINDS.items() if isinstance(error, kind)), STATUS[error.code])
+    message = str(error)
+    if isinstance(error, Refused):
+        return Failure(status, message, error.param, error.code_name)
+    is_too_long = "the prompt is too long" in message or "but this engine takes at most" in message
+    return Failure(status, message, code="context_length_exceeded" if is_too_long else None)
+
+
+def openai_error(failure: Failure) -> Json:
+    kind = OPENAI_TYPES.get(
+        failure.status, "server_error" if failure.status >= FIRST_OF_OURS else "invalid_request_error"
+    )
+    return {"error": {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}}
+
+
+def anthropic_error(failure: Failure) -> Json:
+    usual = "api_error" if failure.status >= FIRST_OF_OURS else "invalid_request_error"
+    kind = ANTHROPIC_TYPES.get(failure.status, usual)
+    return {"type": "error", "error": {"type": kind, "message": failure.message}}
+
+
+def ollama_error(failure: Failure) -> Json:
+    return {"error": failure.message}
+
+
+def error_document(path: str, failure: Failure) -> Json:
+    """In the words of whoever asks for `path`."""
+    if path.startswith("/v1/messages"):
+        return anthropic_error(failure)
+    return ollama_error(failure) if path.startswith("/api/") else openai_error(failure)
+
+
+def failed(path: str, failure: Failure) -> WholeAnswer:
+    """Without the application."""
+    return WholeAnswer(encode_json(error_document(path, failure)), failure.status, JSON, failure.headers)

@@ -1,0 +1,128 @@
+"""Fields that several requests have, and what an ensemble is told for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, JsonValue, field_validator
+
+from llmserve.frontends.openai.ensembles import Values
+from llmserve.frontends.openai.generation import NO_END, Sampling
+from llmserve.frontends.openai.validation import Strict, refused
+
+MAX_STOPS = 32
+MAX_ANSWERS = 128  # to one prompt: the engine's limit
+MAX_TOP = 20  # alternatives of a token
+MAX_TOKENS = 2**31 - 1
+
+StopText: TypeAlias = Annotated[str, Field(min_length=1)]
+Stops: TypeAlias = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
+TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Further names for the chat template.")]
+
+
+class JsonSchema(Strict):
+    name: str
+    description: str | None = None
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+    strict: bool | None = None  # an answer always keeps to the schema
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class JsonFormat(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat: TypeAlias = Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+def guide_values(kind: str, guide: str) -> Values:
+    return {"guided_decoding_guide_type": [kind], "guided_decoding_guide": [guide]}
+
+
+def format_values(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> Values:
+    """What holds an answer to its format."""
+    if isinstance(wanted, JsonSchemaFormat):
+        return guide_values("json_schema", json.dumps(wanted.json_schema.schema_))
+    return {"guided_decoding_guide_type": ["json"]} if isinstance(wanted, JsonFormat) else {}
+
+
+def stop_list(stop: str | Sequence[str] | None) -> list[str]:
+    if stop is None:
+        return []
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = False
+    include_obfuscation: Annotated[Any, refused("nothing is padded here", False)] = None
+
+
+class Sampled(Strict):
+    """What both of OpenAI's older APIs say about sampling, with vLLM's additions."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 or -1: every token.")] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = Field(None, description="A label; nothing depends on it.")
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _keys_are_ids(cls, value: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        if wrong := [key for key in value or {} if not (key.isascii() and key.isdigit() and len(key) < 10)]:
+            raise ValueError(f"keys must be token ids, got {', '.join(wrong[:5])}")
+        return value
+
+    def sampling(self, max_tokens: int | None, num_answers: int, more: Values) -> Sampling:
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            num_answers=num_answers,
+            stop=stop_list(self.stop),
+            more={**self._more(), **format_values(self.response_format), **more},
+        )
+
+    def _more(self) -> Values:
+        """What is not as it is anyway."""
+        values: dict[str, Sequence[Any]] = {}
+        for name in ("presence_penalty", "frequency_penalty", "min_tokens"):
+            if value := getattr(self, name):
+                values[name] = [value]
+        if self.repetition_penalty not in (None, 1):
+            values["repetition_penalty"] = [self.repetition_penalty]
+        if self.ignore_eos:
+            values["end_id"] = [NO_END]
+        if self.logit_bias:
+            values["logit_bias_ids"] = [int(key) for key in self.logit_bias]
+            values["logit_bias_weights"] = list(self.logit_bias.values())
+        return values
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)

@@ -1,0 +1,57 @@
+"""The handler of OpenAI's paths: it makes the application in a thread when the first request comes.
+
+A server that nobody asks for them neither starts later because of them nor holds their libraries in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from llmserve.frontends.http.asgi import AsgiAnswer
+from llmserve.frontends.openai.failures import Failure, failed, failure_of
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.server_core import Core
+from llmserve.wire.http1.answers import Answer, WholeAnswer
+from llmserve.wire.http1.request import Request
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+MAX_BODY_BYTES = 4 * 1024 * 1024  # about a million tokens of text; it is parsed in one piece
+PATHS = (  # method, path; `restrictions.py` says which group each is of
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+)
+PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/openapi.json")
+
+
+def in_openais_words(request: Request, status: int, problem: str) -> WholeAnswer:
+    return failed(request.path, Failure(status, problem))
+
+
+class OpenAiFrontEnd:
+    def __init__(self, core: Core, extensions: Extensions, *, max_input_bytes: int) -> None:
+        self._core = core
+        self._extensions = extensions
+        self._max_body_bytes = min(max_input_bytes, MAX_BODY_BYTES)
+        self._making: asyncio.Future[FastAPI] | None = None
+
+    async def answer(self, request: Request) -> Answer:
+        try:
+            if self._making is None:
+                self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
+            application = await asyncio.shield(self._making)
+        except Exception as error:  # border: an installation that lacks something
+            return failed(request.path, failure_of(error))
+        return AsgiAnswer(application, request, self._max_body_bytes)
+
+    def _make(self) -> FastAPI:
+        from llmserve.frontends.openai.application import make_application
+
+        return make_application(self._core, self._extensions)

@@ -1,0 +1,83 @@
+"""GET /v1/models, and what vLLM's clients ask beside OpenAI's API: /tokenize, /detokenize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from fastapi import Request, Response
+from pydantic import Field, model_validator
+
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.openai.chat import Message
+from llmserve.frontends.openai.completions import Ids
+from llmserve.frontends.openai.ensembles import Ensemble, Values
+from llmserve.frontends.openai.event_stream import json_answer
+from llmserve.frontends.openai.fields import TemplateValues
+from llmserve.frontends.openai.log_probs import Scored, token_text
+from llmserve.frontends.openai.messages import message_values
+from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.validation import Strict
+
+OWNER = "llmserve"
+
+
+class TokenizeRequest(Strict):
+    model: str
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = Field(None, description="To a prompt. As the model is configured by default.")
+    return_token_strs: bool | None = None
+    chat_template_kwargs: TemplateValues | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise ValueError("add_special_tokens is for a prompt: a chat format says itself which there are")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: str
+    tokens: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    state: State
+
+    async def list(self) -> Response:
+        """The models that can be asked."""
+        return json_answer({"object": "list", "data": [self._document(name) for name in self.state.ensembles.names()]})
+
+    async def retrieve(self, model: str) -> Response:
+        """One of them."""
+        return json_answer(self._document(self.state.ensembles.find(model).name))
+
+    def _document(self, name: str) -> Json:
+        return {"id": name, "object": "model", "created": self.state.created, "owned_by": OWNER}
+
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
+        """The ids that a prompt, or a conversation, becomes."""
+        ensemble = self.state.ensembles.find(body.model)
+        ids = await self.state.ensembles.prompt_ids(ensemble, self._prompt(ensemble, body))
+        texts = None
+        if body.return_token_strs:
+            known = await self.state.token_texts.of(ensemble, [Scored(token, None) for token in ids])
+            texts = [token_text(known[token]) for token in ids]
+        return json_answer({"count": len(ids), "max_model_len": None, "tokens": ids, "token_strs": texts})
+
+    def _prompt(self, ensemble: Ensemble, body: TokenizeRequest) -> Values:
+        if body.messages is not None:
+            listed = [{"role": one.role, "content": one.text} for one in body.messages]
+            return message_values(ensemble, self.state.ensembles.core, listed, body.chat_template_kwargs)
+        values: Values = {"text_input": [body.prompt]}
+        adds = body.add_special_tokens
+        return values if adds is None else {**values, "add_special_tokens": [adds]}
+
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+        """The text of ids, without special tokens."""
+        ensemble = self.state.ensembles.find(body.model)
+        return json_answer({"prompt": await self.state.ensembles.text_of(ensemble, body.tokens)})

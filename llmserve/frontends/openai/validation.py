@@ -1,0 +1,121 @@
+"""Bodies to pydantic models: every problem at once, in the protocol's words.
+
+FastAPI makes the schema of these routes from the endpoints' signatures. The bodies are read here: within the server's
+limits, off the event loop when they are large.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, TypeVar, get_type_hints
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from llmserve.errors import InvalidArgument
+from llmserve.frontends.http import asgi
+from llmserve.frontends.http.bodies import off_loop
+from llmserve.frontends.http.json_fields import ENCODER, Json
+from llmserve.frontends.openai.event_stream import error_response
+from llmserve.frontends.openai.failures import Refused, failure_of
+from llmserve.wire.http1 import request as wire
+
+MOST_PROBLEMS = 10  # that are told; a list of a thousand wrong items has as many
+EXPANSION = 16  # bytes that a document may take for each of its text
+BODY = "body"  # what endpoints call theirs
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Nothing is converted, and nothing is ignored: an unknown field is a problem."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def refused(reason: str, *harmless: Any) -> AfterValidator:
+    """Of a field that is known and not honoured: null is taken, and the values that ask for nothing."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in harmless:
+            raise ValueError(reason)
+        return None
+
+    return AfterValidator(check)
+
+
+def wire_request(request: Request) -> wire.Request:
+    found: wire.Request = request.scope["extensions"][asgi.REQUEST]["request"]
+    return found
+
+
+class BodyRoute(APIRoute):
+    """A route whose endpoint takes the validated body, and the request."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        endpoint = self.endpoint
+        model = get_type_hints(endpoint).get(BODY)
+
+        async def handle(request: Request) -> Response:
+            try:
+                if model is None:
+                    answer: Response = await endpoint(**request.path_params)
+                else:
+                    answer = await endpoint(await _validated(request, model), request)
+            except Exception as error:  # border: whatever it is, the client is told in its protocol
+                return error_response(request.url.path, failure_of(error))
+            return answer
+
+        return handle
+
+
+async def _validated(request: Request, model: type[Body]) -> Body:
+    """Raises `LlmserveError`."""
+    raw = await request.body()
+    asked = wire_request(request)
+    asked.share.grow(EXPANSION * len(raw))
+
+    def work() -> Body:
+        try:
+            return model.model_validate(_document(raw))
+        except ValidationError as error:
+            raise _refusal(error) from None
+
+    return await off_loop(asked, work, size=len(raw))
+
+
+def _document(raw: bytes) -> Json:
+    try:
+        text = raw.decode()
+        document = json.loads(text, parse_constant=_no_number)
+        if "\\u" in text:
+            ENCODER.encode(document).encode()  # half a character has no UTF-8 form
+    except RecursionError:
+        raise InvalidArgument("the request body is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidArgument(f"the request body is not JSON in UTF-8: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidArgument("the request body must be a JSON object")
+    return document
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _refusal(error: ValidationError) -> Refused:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    told = [_told(problem["loc"], problem["msg"], problem["type"]) for problem in problems]
+    distinct = list(dict.fromkeys(told))
+    more = f"; and {len(distinct) - MOST_PROBLEMS} more" if len(distinct) > MOST_PROBLEMS else ""
+    place = problems[0]["loc"]
+    return Refused("; ".join(distinct[:MOST_PROBLEMS]) + more, str(place[0]) if place else None)
+
+
+def _told(place: Sequence[int | str], text: str, kind: str) -> str:
+    name = ".".join(map(str, place))
+    if kind == "extra_forbidden":
+        return f"{name}: unknown field: it is neither honoured nor ignored"
+    text = text.removeprefix("Value error, ")
+    return f"{name}: {text}" if name else text

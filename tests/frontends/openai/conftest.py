@@ -1,0 +1,84 @@
+"""OpenAI's API over the shipped pipelines and an engine whose answers can be worked out by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from llmserve.backends.python.backend import PythonBackend
+from llmserve.backends.tensorrtllm import TensorrtLlmBackend
+from llmserve.engine.base import RunnerInfo
+from llmserve.engine.fake import fake_answer, fake_engine
+from llmserve.serving.backend import Backend
+from llmserve.serving.core import InferenceCore, ServerSettings
+from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
+from tests.backends.tensorrtllm.models import PIPELINES
+from tests.frontends.server import RunningServer, running_server
+from tests.stages.conftest import write_baichuan
+
+VOCAB_SIZE, END_ID = 620, 2
+LIMITS = RunnerInfo(
+    vocab_size=VOCAB_SIZE, block_size=4, num_blocks=512, max_num_tokens=64, max_batch_size=32, max_seq_len=256
+)
+
+
+@pytest.fixture(scope="session")
+def text_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engine")
+    write_baichuan(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(text_dir: Path) -> Tokenizer:
+    return load_tokenizer(text_dir)
+
+
+@pytest.fixture(scope="session")
+def served(text_dir: Path) -> Iterator[RunningServer]:
+    tokenizer_dir = {"tokenizer_dir": str(text_dir)}
+    settings = ServerSettings(
+        (PIPELINES,),
+        parameter_overrides={
+            "preprocessing": tokenizer_dir,
+            "postprocessing": tokenizer_dir,
+            "tensorrt_llm": {"gpt_model_path": str(text_dir)},
+        },
+    )
+    backends: dict[str, Backend] = {
+        "tensorrtllm": TensorrtLlmBackend(lambda path, limits: fake_engine(LIMITS)),
+        "python": PythonBackend(),
+    }
+    with running_server(lambda: InferenceCore(settings, backends)) as running:
+        core = running.core
+        assert isinstance(core, InferenceCore)
+        asyncio.run_coroutine_threadsafe(core.start(), running.loop).result(60)
+        assert core.ready(), core.repository_index()
+        yield running
+        asyncio.run_coroutine_threadsafe(core.stop(10), running.loop).result(20)
+
+
+@pytest.fixture(scope="session")
+def client(served: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.http_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def http(served: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.http_url, timeout=60) as made:
+        yield made
+
+
+def expected_ids(prompt_ids: list[int], num_tokens: int) -> list[int]:
+    answer = fake_answer(prompt_ids, num_tokens, VOCAB_SIZE)
+    return answer[: answer.index(END_ID)] if END_ID in answer else answer
+
+
+def expected_text(tokenizer: Tokenizer, prompt_ids: list[int], num_tokens: int) -> str:
+    return tokenizer.decode(expected_ids(prompt_ids, num_tokens))
