@@ -10,11 +10,13 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from llmserve import __version__
+from llmserve.frontends.openai.anthropic import Messages
 from llmserve.frontends.openai.chat import Chat
 from llmserve.frontends.openai.completions import Completions
 from llmserve.frontends.openai.ensembles import Ensembles
 from llmserve.frontends.openai.log_probs import TokenTexts
 from llmserve.frontends.openai.models import Models
+from llmserve.frontends.openai.responses import Responses
 from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import BodyRoute
 from llmserve.frontends.shared.extension_state import Extensions
@@ -66,6 +68,9 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     post: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/completions", Completions(state).create),
         ("/v1/chat/completions", Chat(state).create),
+        ("/v1/responses", Responses(state).create),
+        ("/v1/messages", Messages(state).create),
+        ("/v1/messages/count_tokens", Messages(state).count_tokens),
         ("/tokenize", models.tokenize),
         ("/detokenize", models.detokenize),
     )

@@ -35,12 +35,14 @@ Content: TypeAlias = str | Annotated[list[TextPart], Field(min_length=1)]
 
 
 class _Message(Strict):
+    role: str
     content: Content
     name: Annotated[Any, refused("names of speakers are not given to the model")] = None
 
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def listed(self) -> dict[str, str]:
+        """For the chat format, which knows no developers."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class SystemMessage(_Message):
@@ -98,9 +100,7 @@ class ChatRequest(Sampled):
         return self
 
     def listed(self) -> list[dict[str, str]]:
-        """For the chat format, which knows no developers."""
-        roles = {"developer": "system"}
-        return [{"role": roles.get(one.role, one.role), "content": one.text} for one in self.messages]
+        return [message.listed() for message in self.messages]
 
     def values(self) -> Values:
         """Of log probs."""
@@ -115,7 +115,7 @@ class Chat:
         """The assistant's next message."""
         ensemble = self.state.ensembles.find(body.model)
         caller = self.state.caller(request)
-        prompt = message_values(ensemble, self.state.ensembles.core, body.listed(), body.chat_template_kwargs)
+        prompt = message_values(ensemble, body.listed(), body.chat_template_kwargs)
         num_answers = body.n or 1
         sampling = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, body.values())
         pieces = caller.pieces(

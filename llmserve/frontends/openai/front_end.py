@@ -25,6 +25,9 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("GET", "/v1/models/{model}"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 )

@@ -8,14 +8,10 @@ from collections.abc import Mapping, Sequence
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.openai.failures import Refused
-from llmserve.frontends.shared.server_core import Core
 
 
 def message_values(
-    ensemble: Ensemble,
-    core: Core,
-    messages: Sequence[Mapping[str, str]],
-    template_values: Mapping[str, Json] | None = None,
+    ensemble: Ensemble, messages: Sequence[Mapping[str, str]], template_values: Mapping[str, Json] | None = None
 ) -> Values:
     """Inputs of the ensemble. Raises `Refused` when it can take no conversation."""
     if not ensemble.takes_messages:

@@ -71,8 +71,8 @@ class Models:
 
     def _prompt(self, ensemble: Ensemble, body: TokenizeRequest) -> Values:
         if body.messages is not None:
-            listed = [{"role": one.role, "content": one.text} for one in body.messages]
-            return message_values(ensemble, self.state.ensembles.core, listed, body.chat_template_kwargs)
+            listed = [one.listed() for one in body.messages]
+            return message_values(ensemble, listed, body.chat_template_kwargs)
         values: Values = {"text_input": [body.prompt]}
         adds = body.add_special_tokens
         return values if adds is None else {**values, "add_special_tokens": [adds]}

@@ -66,7 +66,8 @@ CALLS: Mapping[Api, Calls] = {
         ("ModelInfer", "ModelStreamInfer"),
         (
             *_of_model("/infer", "/generate", "/generate_stream"),
-            *("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
+            *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"),
+            *("/v1/messages", "/v1/messages/count_tokens"),
         ),
     ),
     Api.SHARED_MEMORY: Calls(
