@@ -122,11 +122,21 @@ def test_servers_can_keep_to_some_cpus(tmp_path: Path) -> None:
 def test_a_token_of_the_shipped_pipelines_at_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cost, "COUNTING_S", 0.5)
     costs = {cost.stage: cost for cost in token_cost.token_costs(2, 0.5)}
-    assert list(costs) == ["engine", "+ stages", "+ ensemble", "+ gRPC", "+ SSE", "+ gRPC by grpcio's server"]
+    assert list(costs) == [
+        "engine",
+        "+ stages",
+        "+ ensemble",
+        "+ gRPC",
+        "+ SSE",
+        "+ OpenAI's chat",
+        "+ gRPC by grpcio's server",
+    ]
     assert all(cost.cpu_us > 0 and cost.num_streams == 2 for cost in costs.values())
     calls = [costs[stage].calls for stage in ("engine", "+ stages", "+ ensemble")]
     assert 0 < calls[0] < calls[1] < calls[2] < min(costs["+ gRPC"].calls, costs["+ SSE"].calls)
-    assert max(costs["+ gRPC"].calls, costs["+ SSE"].calls) < 300  # of Python functions: a count, not a time
+    wires = ("+ gRPC", "+ SSE", "+ OpenAI's chat")
+    assert max(costs[wire].calls for wire in wires) < 300  # of Python functions: a count, not a time
+    assert costs["+ OpenAI's chat"].calls < 1.3 * costs["+ gRPC"].calls
 
 
 def test_token_costs_in_the_report() -> None:

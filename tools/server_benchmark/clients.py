@@ -214,3 +214,18 @@ class EventClient(HttpClient):
             if not self._num_events:
                 self.tally.failures.append(text.decode(errors="replace"))
             self.answered()
+
+
+class ChatClient(EventClient):
+    """OpenAI's events, which are not one for each token: the difference counts when an answer has ended."""
+
+    def __init__(self, tally: Tally, request: bytes, num_tokens: int) -> None:
+        super().__init__(tally, request)
+        self._num_tokens = num_tokens
+
+    def data_received(self, data: bytes) -> None:
+        before, is_last = self._num_events, data.endswith(b"0\r\n\r\n")
+        found = self.tally.num_answers
+        super().data_received(data)
+        if is_last:
+            self.tally.num_answers = found + self._num_tokens - before

@@ -15,7 +15,7 @@ from pathlib import Path
 from tritonclient.grpc import service_pb2
 
 from llmserve.frontends.shared.raw_tensors import encode_tensor
-from tools.server_benchmark.clients import EventClient, StreamClient, Tally, grpc_headers, http_request
+from tools.server_benchmark.clients import ChatClient, EventClient, StreamClient, Tally, grpc_headers, http_request
 from tools.server_benchmark.repository import TOKENS
 from tools.server_benchmark.shipped import ensemble_request, prompt
 from tools.server_benchmark.workloads import Workload, measure
@@ -23,7 +23,7 @@ from tools.servers import Endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_S = 30
-WARM_S, COUNTING_S = 0.5, 2.0
+WARM_S, COUNTING_S = 2.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ def token_costs(num_streams: int, seconds: float) -> Iterator[Cost]:
     for text, wire, workload in (
         ("+ gRPC", "llmserve", _grpc(num_streams)),
         ("+ SSE", "llmserve", _events(num_streams)),
+        ("+ OpenAI's chat", "llmserve", _chats(num_streams)),
         ("+ gRPC by grpcio's server", "grpcio", _grpc(num_streams)),
     ):
         yield _on_the_wire(text, wire, workload, seconds)
@@ -125,3 +126,17 @@ def _events(num_streams: int) -> Workload:
         return EventClient(tally, http_request(endpoint.http, path, json.dumps(values).encode()))
 
     return Workload("shipped ensemble, SSE", num_streams, connect, uses_http=True)
+
+
+def _chats(num_streams: int) -> Workload:
+    prompts = map(prompt, count())
+
+    def connect(endpoint: Endpoint, tally: Tally) -> ChatClient:
+        values = {
+            "model": "ensemble", "messages": [{"role": "user", "content": next(prompts)}], "max_tokens": TOKENS,
+            "temperature": 0, "ignore_eos": True, "stream": True,
+        }  # fmt: skip
+        request = http_request(endpoint.http, "/v1/chat/completions", json.dumps(values).encode())
+        return ChatClient(tally, request, TOKENS)
+
+    return Workload("shipped ensemble, OpenAI's chat", num_streams, connect, uses_http=True)

@@ -1,0 +1,68 @@
+"""The official clients of OpenAI and Anthropic against a real server process, and what is left in it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+
+from tests.e2e.conftest import ServerProcess
+from tests.e2e.test_streaming import DOCUMENTS, num_cancelled, used_blocks, wait_for_idle
+
+MODEL = "ensemble"
+QUESTION = "Summarize: The connection is closed. Any pending data is sent before."
+ANSWER = "Close the connection."
+NUM_STREAMS = 100
+
+
+def test_openais_client(server: ServerProcess) -> None:
+    with openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        messages: Any = [{"role": "user", "content": QUESTION}]
+        made = client.chat.completions.create(model=MODEL, messages=messages, temperature=0)
+        assert (made.choices[0].message.content, made.choices[0].finish_reason) == (ANSWER, "stop")
+        chunks = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+        response = client.responses.create(model=MODEL, input=QUESTION, temperature=0)
+        assert (response.output_text, response.status) == (ANSWER, "completed")
+
+
+def test_anthropics_client(server: ServerProcess) -> None:
+    with anthropic.Anthropic(base_url=server.http, api_key="none", max_retries=0) as client:
+        made = client.messages.create(
+            model=MODEL, max_tokens=50, messages=[{"role": "user", "content": QUESTION}], extra_body={"top_k": 1}
+        )
+        assert made.content[0].type == "text"
+        assert (made.content[0].text, made.stop_reason) == (ANSWER, "end_turn")
+
+
+async def test_many_streams_say_what_each_says_alone(server: ServerProcess) -> None:
+    url = f"{server.http}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+
+        async def answer(document: str) -> str:
+            stream = await client.completions.create(
+                model=MODEL, prompt=f"Summarize:\n{document}", max_tokens=16, temperature=0, stream=True
+            )
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        alone = [await answer(document) for document in DOCUMENTS]
+        together = await asyncio.gather(*(answer(DOCUMENTS[n % len(DOCUMENTS)]) for n in range(NUM_STREAMS)))
+    assert together == [alone[n % len(DOCUMENTS)] for n in range(NUM_STREAMS)]
+    await asyncio.to_thread(wait_for_idle, server)
+
+
+def test_a_client_that_leaves_frees_its_sequence(server: ServerProcess) -> None:
+    """Because its request is cancelled, not because it came to its end."""
+    wait_for_idle(server)
+    before = num_cancelled(server)
+    body = {"model": MODEL, "prompt": "x", "max_tokens": None, "ignore_eos": True, "stream": True, "n": 4}
+    with httpx.Client() as client, client.stream("POST", f"{server.http}/v1/completions", json=body) as answer:
+        pieces = answer.iter_raw()  # which closes the answer when it goes
+        next(pieces)
+        assert used_blocks(server) > 0
+    wait_for_idle(server)
+    assert num_cancelled(server) == before + 1
