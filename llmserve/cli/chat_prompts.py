@@ -13,14 +13,10 @@ from typing import Protocol
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.cli.pipelines import TOKENIZER_PATH
 from llmserve.client import AsyncClient, Prompt
-from llmserve.errors import LlmserveError
-from llmserve.stages.chat import Message, TemplateFormat, chat_format
-from llmserve.stages.files import TextFiles
-from llmserve.stages.tokenizer import tokenizer_of
+from llmserve.errors import LlmserveError, Unsupported
+from llmserve.frontends.shared.formatted_chat import FormattedChat, formatted_chat, tokenizer_dirs
 
-NO = ("false", "0", "f", "n", "no")
 EMPTY_WORDS = {"bad_words": "", "stop_words": ""}  # required by the oldest ensembles
 
 
@@ -45,15 +41,13 @@ class AsMessages:
 
 @dataclass(frozen=True, slots=True)
 class AsFormattedText:
-    """The chat format is applied here. `begin` is what the server's own tokenizer puts before every text."""
+    """The chat format is applied here."""
 
-    format: TemplateFormat
-    begin: str
+    chat: FormattedChat
     note: str
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
-        text = self.format.text([Message(message["role"], message["content"]) for message in messages])
-        return text.removeprefix(self.begin)
+        return self.chat.text(messages, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +68,7 @@ async def prompts_for(client: AsyncClient, tokenizer_dir: Path | None) -> Prompt
         return AsMessages()
     lacking = f"model '{config.name}' takes text, not messages"
     steps = [await _config(client.url, step.model_name) for step in config.ensemble_scheduling.step]
-    given = [tokenizer_dir] if tokenizer_dir else _tokenizer_dirs(steps)
+    given = [tokenizer_dir] if tokenizer_dir else tokenizer_dirs(steps)
     for directory in given:
         try:
             return _with_tokenizer(directory, steps, lacking)
@@ -101,26 +95,12 @@ async def _config(url: str, model: str) -> ModelConfig:
         return await client.config()
 
 
-def _tokenizer_dirs(steps: Sequence[ModelConfig]) -> list[Path]:
-    """Those of the server's models that are on this machine, too."""
-    named = [step.parameters[TOKENIZER_PATH].string_value for step in steps if TOKENIZER_PATH in step.parameters]
-    return [path for name in dict.fromkeys(named) if name and (path := Path(name)).is_absolute() and path.is_dir()]
-
-
 def _with_tokenizer(directory: Path, steps: Sequence[ModelConfig], lacking: str) -> Prompts:
-    files = TextFiles.read(directory)
-    tokenizer = tokenizer_of(files)
-    found = chat_format(tokenizer, files)
-    if isinstance(found, TemplateFormat):
-        adds_begin = not any(_says_no(step, "add_special_tokens") for step in steps)
-        begin = files.special_tokens.get("bos_token", "") if adds_begin and tokenizer.encode("", True) else ""
-        return AsFormattedText(found, begin, f"{lacking}: the chat format of {directory} is applied here")
-    reason = "has no chat format" if found is None else "marks who speaks with tokens that no text can spell"
-    return AsPlainText(
-        f"{lacking}, and {directory} {reason}: each question is sent as it is, without what was said before; "
-        "llmserve's own ensemble takes messages"
-    )
-
-
-def _says_no(config: ModelConfig, parameter: str) -> bool:
-    return parameter in config.parameters and config.parameters[parameter].string_value.lower() in NO
+    try:
+        chat = formatted_chat(directory, steps)
+    except Unsupported as reason:
+        return AsPlainText(
+            f"{lacking}, and {reason}: each question is sent as it is, without what was said before; "
+            "llmserve's own ensemble takes messages"
+        )
+    return AsFormattedText(chat, f"{lacking}: the chat format of {directory} is applied here")

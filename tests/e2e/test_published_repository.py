@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -105,6 +106,25 @@ def test_answers_are_those_of_llmserve_run(published: ServerProcess, demo_engine
     assert len(set(expected)) == len(PROMPTS)
     answers = ["".join(streamed_text(published.grpc, prompt, max_tokens=24, stream=False)) for prompt in PROMPTS]
     assert answers == expected
+
+
+def test_openais_api_asks_for_what_it_knows(published: ServerProcess, demo_engine: Path) -> None:
+    (expected,) = answers_of_run(demo_engine, PROMPTS[:1], 24)
+    asked = {"model": "ensemble", "prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
+    with httpx.Client(base_url=published.http, timeout=60) as client:
+        whole = client.post("/v1/completions", json=asked).json()
+        assert whole["choices"] == [{"text": expected, "index": 0, "logprobs": None, "finish_reason": "stop"}]
+        assert whole["usage"] is None
+        events = client.post("/v1/completions", json={**asked, "stream": True}).text.split("\n\n")[:-2]
+        choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+        assert "".join(choice["text"] for choice in choices) == expected
+        assert choices[-1]["finish_reason"] == "stop"
+        drawn = {**asked, "temperature": 1.0, "seed": 3, "stop": ["x"], "presence_penalty": 0.5, "min_tokens": 2}
+        assert client.post("/v1/completions", json=drawn).status_code == 200
+        for more, words in (({"n": 2}, "cannot honour n"), ({"logprobs": 0}, "cannot honour logprobs")):
+            assert words in client.post("/v1/completions", json={**asked, **more}).json()["error"]["message"]
+        chat = {"model": "ensemble", "messages": [{"role": "user", "content": "x"}]}
+        assert "tokens that no text can spell" in client.post("/v1/chat/completions", json=chat).text
 
 
 def test_a_tokenizer_of_its_own_code_is_in_the_engine(own_code_engine: Path, demo_engine: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ application   the FastAPI application: routes, schema
 validation    a request's body to its pydantic model; refusals in the protocol's words
 ensembles     which models it serves, and what their config lets a client say
 generation    a prompt to an `InferRequest`, responses to pieces of an answer
+messages      conversations, as the ensembles take them
 event_stream  pieces to server-sent events
 failures      errors in each protocol's shape
 """

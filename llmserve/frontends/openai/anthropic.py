@@ -16,7 +16,6 @@ from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.openai.event_stream import EventStream, Template, json_answer, json_string, named_event
 from llmserve.frontends.openai.fields import MAX_STOPS, MAX_TOKENS, StopText
 from llmserve.frontends.openai.generation import Piece, Sampling, Usage, answers
-from llmserve.frontends.openai.messages import message_values
 from llmserve.frontends.openai.replies import LIMITS, new_id
 from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import Strict, refused
@@ -90,7 +89,7 @@ class Messages:
 
     async def create(self, body: MessagesRequest, request: Request) -> Response:
         """The assistant's next message."""
-        ensemble, prompt = self._asked(body)
+        ensemble, prompt = await self._asked(body)
         pieces = self.state.caller(request).pieces(ensemble, prompt, body.sampling(), streaming=bool(body.stream))
         if body.stream:
             num_prompt = len(await self.state.ensembles.prompt_ids(ensemble, prompt))
@@ -101,12 +100,12 @@ class Messages:
 
     async def count_tokens(self, body: CountRequest, request: Request) -> Response:
         """How many tokens a conversation is."""
-        ensemble, prompt = self._asked(body)
+        ensemble, prompt = await self._asked(body)
         return json_answer({"input_tokens": len(await self.state.ensembles.prompt_ids(ensemble, prompt))})
 
-    def _asked(self, body: CountRequest) -> tuple[Ensemble, Values]:
+    async def _asked(self, body: CountRequest) -> tuple[Ensemble, Values]:
         ensemble = self.state.ensembles.find(body.model)
-        return ensemble, message_values(ensemble, body.listed())
+        return ensemble, await self.state.conversations.values(ensemble, body.listed())
 
 
 def _message(body: MessagesRequest, content: list[Json], usage: Json) -> dict[str, Json]:

@@ -15,6 +15,7 @@ from llmserve.frontends.openai.chat import Chat
 from llmserve.frontends.openai.completions import Completions
 from llmserve.frontends.openai.ensembles import Ensembles
 from llmserve.frontends.openai.log_probs import TokenTexts
+from llmserve.frontends.openai.messages import Conversations
 from llmserve.frontends.openai.models import Models
 from llmserve.frontends.openai.responses import Responses
 from llmserve.frontends.openai.state import State
@@ -62,7 +63,7 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     app.router.route_class = BodyRoute
     app.router.redirect_slashes = False
     ensembles = Ensembles(core)
-    state = State(ensembles, extensions, TokenTexts(ensembles))
+    state = State(ensembles, extensions, Conversations(core), TokenTexts(ensembles))
     models = Models(state)
     get: tuple[tuple[str, Endpoint], ...] = (("/v1/models", models.list), ("/v1/models/{model}", models.retrieve))
     post: tuple[tuple[str, Endpoint], ...] = (

@@ -17,7 +17,6 @@ from llmserve.frontends.openai.event_stream import DONE, EventStream, Template, 
 from llmserve.frontends.openai.fields import MAX_TOKENS, MAX_TOP, Sampled, TemplateValues
 from llmserve.frontends.openai.generation import Answer, Piece, Usage, answers, total_usage
 from llmserve.frontends.openai.log_probs import chat_log_probs, log_prob_values, scored_output
-from llmserve.frontends.openai.messages import message_values
 from llmserve.frontends.openai.replies import finish_reason, new_id, usage_document
 from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import Strict, refused
@@ -115,7 +114,7 @@ class Chat:
         """The assistant's next message."""
         ensemble = self.state.ensembles.find(body.model)
         caller = self.state.caller(request)
-        prompt = message_values(ensemble, body.listed(), body.chat_template_kwargs)
+        prompt = await self.state.conversations.values(ensemble, body.listed(), body.chat_template_kwargs)
         num_answers = body.n or 1
         sampling = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, body.values())
         pieces = caller.pieces(

@@ -21,7 +21,7 @@ from llmserve.serving.types import NUMPY_DTYPES, InferRequest, Tensor
 
 TEXT_IN, TEXT_OUT = "text_input", "text_output"
 WORD_LISTS = ("bad_words", "stop_words")  # the oldest ensembles want them even when they are empty
-OTHER_NAMES = {"seed": "random_seed"}  # of inputs, in older ensembles
+OTHER_NAMES = {"seed": "random_seed", "min_tokens": "min_length"}  # of inputs, in older ensembles
 FIELDS = {  # inputs whose name is not that of the API's field
     "stop_words": "stop", "num_return_sequences": "n", "logit_bias_ids": "logit_bias", "end_id": "ignore_eos",
     "logit_bias_weights": "logit_bias", "return_log_probs": "logprobs", "num_top_log_probs": "top_logprobs",

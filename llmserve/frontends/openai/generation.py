@@ -21,6 +21,7 @@ from llmserve.wire.http1.request import Request
 Arrays = Mapping[str, NDArray[Any]]
 NO_LIMIT = 2**31 - 1  # of tokens: the engine's own limit holds
 NO_END = -1
+UNKNOWN_END = "end_id"  # of an ensemble that does not say why an answer ends
 TEXT = ("text_output", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "warning")
 TOKENS = (
     "output_token_ids", "output_log_probs", "cum_log_probs", "output_top_ids", "output_top_log_probs",
@@ -110,7 +111,9 @@ class Caller:
                         raise response.error
                     if response.outputs:
                         outputs = {tensor.name: tensor.data for tensor in response.outputs}
-                        yield _piece(outputs, response.final, wants_tokens=wants_tokens, hides_limit=hides_limit)
+                        yield _piece(outputs, wants_tokens=wants_tokens, hides_limit=hides_limit)
+            if "finish_reason" not in ensemble.outputs:
+                yield Piece("", UNKNOWN_END)
         finally:
             if trace is not None:
                 trace.stamp("HTTP_SEND_END")
@@ -139,15 +142,14 @@ def _infer_request(
     return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=outputs)
 
 
-def _piece(outputs: Arrays, is_final: bool, *, wants_tokens: bool, hides_limit: bool) -> Piece:
+def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
     text: bytes = outputs["text_output"].item(0)
     piece = Piece(text.decode("utf-8", "replace"))
     if "sequence_index" in outputs:
         piece.index = outputs["sequence_index"].item(0)
     if wants_tokens:
         piece.arrays = outputs
-    reason = outputs["finish_reason"].item(0) if "finish_reason" in outputs else b"end_id" if is_final else b""
-    if reason:
+    if "finish_reason" in outputs and (reason := outputs["finish_reason"].item(0)):
         piece.finish_reason = reason.decode()
         piece.usage = _usage(outputs)
         piece.warning = _warning(outputs, hides_limit)

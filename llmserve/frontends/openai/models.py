@@ -15,7 +15,6 @@ from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.openai.event_stream import json_answer
 from llmserve.frontends.openai.fields import TemplateValues
 from llmserve.frontends.openai.log_probs import Scored, token_text
-from llmserve.frontends.openai.messages import message_values
 from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import Strict
 
@@ -62,17 +61,17 @@ class Models:
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """The ids that a prompt, or a conversation, becomes."""
         ensemble = self.state.ensembles.find(body.model)
-        ids = await self.state.ensembles.prompt_ids(ensemble, self._prompt(ensemble, body))
+        ids = await self.state.ensembles.prompt_ids(ensemble, await self._prompt(ensemble, body))
         texts = None
         if body.return_token_strs:
             known = await self.state.token_texts.of(ensemble, [Scored(token, None) for token in ids])
             texts = [token_text(known[token]) for token in ids]
         return json_answer({"count": len(ids), "max_model_len": None, "tokens": ids, "token_strs": texts})
 
-    def _prompt(self, ensemble: Ensemble, body: TokenizeRequest) -> Values:
+    async def _prompt(self, ensemble: Ensemble, body: TokenizeRequest) -> Values:
         if body.messages is not None:
             listed = [one.listed() for one in body.messages]
-            return message_values(ensemble, listed, body.chat_template_kwargs)
+            return await self.state.conversations.values(ensemble, listed, body.chat_template_kwargs)
         values: Values = {"text_input": [body.prompt]}
         adds = body.add_special_tokens
         return values if adds is None else {**values, "add_special_tokens": [adds]}

@@ -18,7 +18,6 @@ from llmserve.frontends.openai.ensembles import Values
 from llmserve.frontends.openai.event_stream import EventStream, Template, json_answer, json_string, named_event
 from llmserve.frontends.openai.fields import MAX_TOKENS, JsonFormat, TextFormat, format_values, guide_values
 from llmserve.frontends.openai.generation import Piece, Sampling, Usage, answers
-from llmserve.frontends.openai.messages import message_values
 from llmserve.frontends.openai.replies import LIMITS, new_id
 from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import Strict, refused
@@ -184,7 +183,7 @@ class Responses:
     async def create(self, body: ResponseRequest, request: Request) -> Response:
         """The answer to a text or a conversation."""
         ensemble = self.state.ensembles.find(body.model)
-        prompt = message_values(ensemble, body.messages())
+        prompt = await self.state.conversations.values(ensemble, body.messages())
         pieces = self.state.caller(request).pieces(ensemble, prompt, body.sampling(), streaming=bool(body.stream))
         reply = _Reply(body)
         if body.stream:

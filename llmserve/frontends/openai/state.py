@@ -10,6 +10,7 @@ from fastapi import Request
 from llmserve.frontends.openai.ensembles import Ensembles
 from llmserve.frontends.openai.generation import Caller
 from llmserve.frontends.openai.log_probs import TokenTexts
+from llmserve.frontends.openai.messages import Conversations
 from llmserve.frontends.openai.validation import wire_request
 from llmserve.frontends.shared.extension_state import Extensions
 
@@ -20,6 +21,7 @@ class State:
 
     ensembles: Ensembles
     extensions: Extensions
+    conversations: Conversations
     token_texts: TokenTexts
     created: int = field(default_factory=lambda: int(time.time()))  # what models say of themselves
 

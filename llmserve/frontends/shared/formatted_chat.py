@@ -1,0 +1,59 @@
+"""The chat format of a model that takes text alone (tensorrtllm_backend's ensembles do), applied outside of it.
+
+It is that of the tokenizer which the model's own steps read, as far as its directory is on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.errors import Unsupported
+from llmserve.stages.chat import Message, TemplateFormat, chat_format
+from llmserve.stages.files import TextFiles
+from llmserve.stages.tokenizer import tokenizer_of
+
+TOKENIZER_PATH = "tokenizer_dir"  # among the parameters of a model's config
+NO = ("false", "0", "f", "n", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class FormattedChat:
+    """`begin` is what the model's own tokenizer puts before every text."""
+
+    format: TemplateFormat
+    begin: str
+    directory: Path
+
+    def text(self, messages: Sequence[Mapping[str, str]], values: Mapping[str, Any]) -> str:
+        """`values`: further names that the template may read."""
+        listed = [Message(message["role"], message["content"]) for message in messages]
+        return self.format.text(listed, values).removeprefix(self.begin)
+
+
+def tokenizer_dirs(steps: Sequence[ModelConfig]) -> list[Path]:
+    """Those of an ensemble's steps that are on this machine."""
+    named = [step.parameters[TOKENIZER_PATH].string_value for step in steps if TOKENIZER_PATH in step.parameters]
+    return [path for name in dict.fromkeys(named) if name and (path := Path(name)).is_absolute() and path.is_dir()]
+
+
+def formatted_chat(directory: Path, steps: Sequence[ModelConfig]) -> FormattedChat:
+    """Reads files, which takes a while. Raises `Unsupported` when a conversation has no form in text there, and
+    `LlmserveError` for a directory that cannot be read."""
+    files = TextFiles.read(directory)
+    tokenizer = tokenizer_of(files)
+    found = chat_format(tokenizer, files)
+    if isinstance(found, TemplateFormat):
+        adds_begin = not any(_says_no(step, "add_special_tokens") for step in steps)
+        begin = files.special_tokens.get("bos_token", "") if adds_begin and tokenizer.encode("", True) else ""
+        return FormattedChat(found, begin, directory)
+    reason = "has no chat format" if found is None else "marks who speaks with tokens that no text can spell"
+    raise Unsupported(f"{directory} {reason}")
+
+
+def _says_no(config: ModelConfig, parameter: str) -> bool:
+    return parameter in config.parameters and config.parameters[parameter].string_value.lower() in NO

@@ -1,0 +1,62 @@
+"""Conversations with ensembles that take text alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from llmserve.frontends.openai.ensembles import Ensemble, Ensembles
+from llmserve.frontends.openai.failures import Refused
+from llmserve.frontends.openai.messages import Conversations
+from tests.frontends.stub_core import StubCore
+from tests.stages.conftest import WRITERS
+
+TALK = [{"role": "user", "content": "Hello"}]
+ENSEMBLE = """
+    name: "old"
+    input { name: "text_input" data_type: TYPE_STRING dims: 1 } output { name: "text_output" data_type: TYPE_STRING }
+    ensemble_scheduling { step {
+        model_name: "preprocessing" input_map { key: "QUERY" value: "text_input" }
+        output_map { key: "OUTPUT" value: "text_output" }
+    } }
+"""
+
+
+class OldCore(StubCore):
+    """One ensemble whose step reads the tokenizer in `directory`."""
+
+    directory: Path
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        step = f'parameters {{ key: "tokenizer_dir" value {{ string_value: "{self.directory}" }} }}'
+        config: ModelConfig = text_format.Parse(ENSEMBLE if name == "old" else step, ModelConfig())
+        return config
+
+
+def opened(kind: str, path: Path) -> tuple[Conversations, Ensemble]:
+    core = OldCore()
+    core.directory = path
+    if kind:
+        WRITERS[kind](path)
+    return Conversations(core), Ensembles(core).find("old")
+
+
+async def test_the_chat_format_is_applied_here(tmp_path: Path) -> None:
+    conversations, ensemble = opened("qwen", tmp_path)
+    values = await conversations.values(ensemble, TALK)
+    assert values.keys() == {"text_input"}
+    assert "<|im_start|>user\nHello<|im_end|>" in values["text_input"][0]
+    assert await conversations.values(ensemble, TALK) == values
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("baichuan", "tokens that no text can spell"), ("unigram", "has no chat format"), ("", "names a tokenizer_dir")],
+)
+async def test_where_there_is_none_it_is_refused(tmp_path: Path, kind: str, words: str) -> None:
+    conversations, ensemble = opened(kind, tmp_path if kind else tmp_path / "elsewhere")
+    with pytest.raises(Refused, match=words):
+        await conversations.values(ensemble, TALK)
