@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError
+from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError, RateLimited
 from llmserve.frontends.http.bodies import BodyTooLarge, BodyTooSlow
 from llmserve.frontends.http.error_answers import JSON, RETRY_AFTER_S
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.request_memory import RequestTooLarge
 
-FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED = 403, 404, 405
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED = 401, 403, 404, 405
 TOO_MANY_REQUESTS, UNAVAILABLE, FIRST_OF_OURS = 429, 503, 500
 # Clients send again what ends with 408, 409, 429 or 5xx: what we cannot do must be none of them.
 STATUS: Mapping[Code, int] = {
@@ -30,10 +31,15 @@ STATUS: Mapping[Code, int] = {
     Code.UNKNOWN: FIRST_OF_OURS,
 }
 KINDS: Mapping[type[LlmserveError], int] = {BodyTooLarge: 413, RequestTooLarge: 413, BodyTooSlow: 408}
-OPENAI_TYPES = {FORBIDDEN: "permission_error", TOO_MANY_REQUESTS: "rate_limit_error"}
+OPENAI_TYPES = {
+    UNAUTHORIZED: "authentication_error",
+    FORBIDDEN: "permission_error",
+    TOO_MANY_REQUESTS: "rate_limit_error",
+}
 ANTHROPIC_TYPES = {
-    FORBIDDEN: "permission_error", NOT_FOUND: "not_found_error", 413: "request_too_large",
-    TOO_MANY_REQUESTS: "rate_limit_error", UNAVAILABLE: "overloaded_error", 504: "timeout_error",
+    UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error", NOT_FOUND: "not_found_error",
+    413: "request_too_large", TOO_MANY_REQUESTS: "rate_limit_error", UNAVAILABLE: "overloaded_error",
+    504: "timeout_error",
 }  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -62,11 +68,12 @@ class Failure:
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: int = RETRY_AFTER_S
 
     @property
     def headers(self) -> dict[str, str]:
         if self.status in (TOO_MANY_REQUESTS, UNAVAILABLE):
-            return {"Retry-After": str(RETRY_AFTER_S)}
+            return {"Retry-After": str(self.retry_after_s)}
         # the rest of the body may still be on its way
         return {"Connection": "close"} if self.status in (408, 413) else {}
 
@@ -80,6 +87,8 @@ def failure_of(error: Exception) -> Failure:
     message = str(error)
     if isinstance(error, Refused):
         return Failure(status, message, error.param, error.code_name)
+    if isinstance(error, RateLimited):
+        return Failure(status, message, code="rate_limit_exceeded", retry_after_s=math.ceil(error.retry_after_s))
     is_too_long = "the prompt is too long" in message or "but this engine takes at most" in message
     return Failure(status, message, code="context_length_exceeded" if is_too_long else None)
 

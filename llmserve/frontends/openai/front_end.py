@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from llmserve.frontends.http.asgi import AsgiAnswer
-from llmserve.frontends.openai.failures import Failure, failed, failure_of
+from llmserve.frontends.openai.failures import UNAUTHORIZED, Failure, failed, failure_of
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.server_core import Core
 from llmserve.wire.http1.answers import Answer, WholeAnswer
@@ -35,7 +35,8 @@ PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/openapi.json")
 
 
 def in_openais_words(request: Request, status: int, problem: str) -> WholeAnswer:
-    return failed(request.path, Failure(status, problem))
+    code = "invalid_api_key" if status == UNAUTHORIZED else None
+    return failed(request.path, Failure(status, problem, code=code))
 
 
 class OpenAiFrontEnd:

@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from llmserve.frontends.http.admission import header_of
 from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
@@ -102,7 +103,8 @@ class Caller:
         """
         asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, wants_tokens)
         trace = self._trace(ensemble.name)
-        asked = accompanied(asked, trace, self.extensions.http_headers.chosen(self.request.header_items))
+        headers = self.extensions.http_headers.chosen(self.request.header_items)
+        asked = accompanied(asked, trace, headers, self.extensions.tenant(header_of(self.request)))
         hides_limit = sampling.max_tokens is None
         try:
             async with aclosing(self.core.infer_stream(asked)) as responses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ from llmserve.backends.python.backend import PythonBackend
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.engine.base import RunnerInfo
 from llmserve.engine.fake import fake_answer, fake_engine
+from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
@@ -41,6 +43,12 @@ def tokenizer(text_dir: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def served(text_dir: Path) -> Iterator[RunningServer]:
+    with serving(text_dir) as running:
+        yield running
+
+
+@contextmanager
+def serving(text_dir: Path, api_keys: ApiKeys | None = None) -> Iterator[RunningServer]:
     tokenizer_dir = {"tokenizer_dir": str(text_dir)}
     settings = ServerSettings(
         (PIPELINES,),
@@ -54,7 +62,7 @@ def served(text_dir: Path) -> Iterator[RunningServer]:
         "tensorrtllm": TensorrtLlmBackend(lambda path, limits: fake_engine(LIMITS)),
         "python": PythonBackend(),
     }
-    with running_server(lambda: InferenceCore(settings, backends)) as running:
+    with running_server(lambda: InferenceCore(settings, backends), api_keys=api_keys) as running:
         core = running.core
         assert isinstance(core, InferenceCore)
         asyncio.run_coroutine_threadsafe(core.start(), running.loop).result(60)
