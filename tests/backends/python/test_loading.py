@@ -77,13 +77,13 @@ async def test_files_beside_the_model_belong_to_it_alone(tmp_path: Path) -> None
     for name, value in (("one", 1), ("two", 2)):
         directory = write_model(tmp_path, name, ECHO_CONFIG, code)
         (directory / "1" / "neighbour.py").write_text(f"VALUE = {value}\n")
-    path_before = list(sys.path)
+    path_before, modules_before = list(sys.path), set(sys.modules)
     async with serving(tmp_path) as core:
         assert values(await single(core, request("one", floats(0)))) == [1]
         assert values(await single(core, request("two", floats(0)))) == [2]
         assert "neighbour" not in sys.modules
         assert sys.path == path_before
-    assert not [name for name in sys.modules if name.startswith("triton_model_")]
+    assert not [name for name in sys.modules.keys() - modules_before if name.startswith("triton_model_")]
 
 
 LATE = """
