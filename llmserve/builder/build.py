@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from llmserve import __version__
 from llmserve.builder.background import Advance, Background
 from llmserve.builder.config import engine_config
 from llmserve.builder.digest import engine_digest, tensor_digest
-from llmserve.builder.equalization import Equalization, equalize, names_read
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.output import check_replaceable, flush, staged_directory
 from llmserve.builder.pieces import Cores, Each
 from llmserve.builder.progress import Progress, SilentProgress
 from llmserve.builder.resolve import ResolvedBuild, resolve
+from llmserve.builder.rounding import prepare_rounding
 from llmserve.builder.selftest import make_selftest
 from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.checkpoint.reader import Checkpoint
@@ -76,7 +77,8 @@ def build_engine(
             with staged_directory(output_dir) as directory, Background() as background, Cores(threads) as cores:
                 _check_disk_space(directory, build)
                 work = _Work(progress or SilentProgress(), cores.each, background)
-                return _write(checkpoint, build, directory, work, output_dir)
+                with threadpool_limits(1, "blas"):  # the pieces have the cores; and no sum depends on how many
+                    return _write(checkpoint, build, directory, work, output_dir)
         except OSError as error:
             failure = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
             raise failure(f"the build of {output_dir} failed: {error}") from error
@@ -92,41 +94,35 @@ class _Work:
 
 
 def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: _Work, earlier: Path) -> Manifest:
-    progress, dtype = work.progress, build.options.dtype
+    progress = work.progress
     hashed = work.background.start(partial(_digests, checkpoint, build))
-    equalization = _equalize(build, work)
-    load = equalization.apply(lambda name: build.weights.rows(name, dtype))
+    rounding = prepare_rounding(build, progress, work.each)
     progress.phase("compile", build.engine_bytes)
-    job = CompileJob(build.program, build.params, build.options, load, progress.advance, earlier, work.each)
-    device = {**build.target.compile(job, directory), **equalization.facts}
+    job = CompileJob(
+        build.program, build.params, build.options, rounding.load, progress.advance, earlier, work.each, rounding.shares
+    )
+    device = {**build.target.compile(job, directory), **rounding.equalization.facts}
     device |= {"kept_params": len(build.kept)} if build.kept else {}
     if not (directory / CONFIG_FILE).exists():
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
-    progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + _weight_bytes(build))
+    progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + build.weight_bytes)
     source, tensors = hashed.result(progress)  # before the target times anything
     build.target.tune(directory, earlier, progress)
     written = _files(directory)
     records = work.background.start(partial(_file_records, directory, written))
+    loss = None
     if build.target.has_selftest:
-        progress.phase("self-test", _weight_bytes(build))
-        test = make_selftest(
-            build.program,
-            build.params,
-            build.options,
-            load,
-            cache_dtype=build.target.cache_dtype(build.options),
-            advance=progress.advance,
-            each=work.each,
-        )
+        progress.phase("self-test", build.weight_bytes)
+        test, loss = make_selftest(job, cache_dtype=build.target.cache_dtype(build.options), passage=build.passage)
         test.save(directory / SELFTEST_FILE)
     progress.phase("seal", sum(file.stat().st_size for file in written))
     late = [file for file in _files(directory) if file not in written]
     files = {**records.result(progress), **_file_records(directory, late)}
     as_stored = {f"{name}.integers": "kept" for name in build.kept}
     manifest = Manifest(
-        engine_digest=engine_digest(build.program, build.options, {**tensors, **equalization.digests, **as_stored}),
+        engine_digest=engine_digest(build.program, build.options, {**tensors, **rounding.digests, **as_stored}),
         target=build.target.name,
         device=device,
         source=source,
@@ -134,6 +130,8 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
         tensors=tensors,
         files=dict(sorted(files.items())),
         tools={"llmserve": __version__, "numpy": np.__version__, "python": platform.python_version()},
+        calibration=build.calibration.facts if build.calibration else None,
+        loss=loss,
     )
     (directory / MANIFEST_FILE).write_text(manifest.to_json())
     return manifest
@@ -146,19 +144,6 @@ def _digests(checkpoint: Checkpoint, build: ResolvedBuild, advance: Advance) -> 
     dtypes = {param.name: "float32" if param.name in build.kept else build.options.dtype for param in build.params}
     rows = ((name, build.weights.rows(name, dtype)) for name, dtype in dtypes.items())
     return source, {name: tensor_digest(weight, partial(advance, name)) for name, weight in rows}
-
-
-def _equalize(build: ResolvedBuild, work: _Work) -> Equalization:
-    """Columns of integers that are kept stay as they are."""
-    quantized = build.quantized.keys() - build.kept
-    if not quantized or not build.target.rounds_activations:
-        return Equalization({}, {})
-    sizes = {param.name: build.options.itemsize * param.num_elements for param in build.params}
-    work.progress.phase("equalize", sum(sizes[name] for name in names_read(build.program, quantized)))
-    dtype = build.options.dtype
-    return equalize(
-        build.program, quantized, lambda name: build.weights.rows(name, dtype), work.progress.advance, work.each
-    )
 
 
 def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence[str]) -> None:
@@ -192,10 +177,6 @@ def _file_records(
 
 def _checkpoint_bytes(checkpoint: Checkpoint) -> int:
     return sum((checkpoint.folder / name).stat().st_size for name in checkpoint.file_names)
-
-
-def _weight_bytes(build: ResolvedBuild) -> int:
-    return build.options.itemsize * sum(param.num_elements for param in build.params)
 
 
 def _check_disk_space(directory: Path, build: ResolvedBuild) -> None:

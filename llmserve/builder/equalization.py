@@ -3,8 +3,8 @@
 A channel that is large in an activation costs the others of its group their precision, and meets small weights. What
 makes it (a norm's weight, a row of the up-projection or of the values) is divided by a power of two, the columns that
 read it are multiplied by it: the network computes the same numbers, to the bit. This is SmoothQuant (arXiv 2211.10438)
-with its strength of 0.5, but for the sizes of activations, which are estimated from weights alone: embedding times norm
-for what is normalized, lengths of rows for what comes out of a linear layer.
+with its strength of 0.5. Without calibration data the sizes of activations are estimated from weights alone: embedding
+times norm for what is normalized, lengths of rows for what comes out of a linear layer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ Vector: TypeAlias = NDArray[np.float64]
 Factors: TypeAlias = Mapping[str, NDArray[np.float32]]
 LEAST_EXPONENT = 2  # a smaller one is within what the estimate is wrong by, and did more harm than good
 LARGEST_EXPONENT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSizes:
+    """The largest of each input of a matrix, by the matrix, and the smallest power of two that is then worth moving."""
+
+    peaks: Mapping[str, Vector]
+    least_exponent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +131,12 @@ def equalize(
     load: Load,
     advance: Callable[[str, int], None],
     each: Each = one_by_one,
+    measured: MeasuredSizes | None = None,
 ) -> Equalization:
-    """Reads the matrices among `quantized`, and the embedding; `advance` is told their names and bytes."""
+    """Reads the matrices among `quantized`, and the embedding; `advance` is told their names and bytes.
+
+    With `measured`, sizes are not estimated.
+    """
     norms, others = _joints(program, quantized)
     embedding = next(op.weights[0] for op in program.ops if op.kind is OpKind.EMBED)
     residual = np.sqrt(_mean_squares(load(embedding), each))
@@ -136,7 +148,9 @@ def equalize(
     def share(joint: Joint, made: Vector, peaks: Mapping[str, Vector]) -> None:
         """`made`: sizes of what the maker makes. `peaks`: the largest of each column of the readers."""
         peak = np.max([joint.per_channel(peaks[name]) for name in joint.readers], axis=0)
-        factors = powers_of_two(made, peak)
+        if measured:
+            made = np.max([joint.per_channel(measured.peaks[name]) for name in joint.readers], axis=0)
+        factors = powers_of_two(made, peak, measured.least_exponent if measured else LEAST_EXPONENT)
         for name in joint.maker:
             of_maker = rows.setdefault(name, np.ones(load(name).shape[0], np.float32))
             of_maker[joint.start : joint.start + joint.width] /= factors
@@ -170,14 +184,14 @@ def _matrices(norms: Sequence[Joint], others: Sequence[Joint]) -> tuple[list[str
     return list(dict.fromkeys(behind)), list(dict.fromkeys(before))
 
 
-def powers_of_two(size: Vector, peak: Vector) -> NDArray[np.float32]:
+def powers_of_two(size: Vector, peak: Vector, least_exponent: int = LEAST_EXPONENT) -> NDArray[np.float32]:
     """What channels of these sizes are divided by, and the columns that read them multiplied with."""
     known = (size > 0) & (peak > 0)
     if not known.any():
         return np.ones(len(size), np.float32)
     wanted = np.log2(size, where=known, out=np.zeros_like(size)) - np.log2(peak, where=known, out=np.zeros_like(peak))
     exponents = np.where(known, np.rint((wanted - np.median(wanted[known])) / 2), 0)
-    exponents[np.abs(exponents) < LEAST_EXPONENT] = 0
+    exponents[np.abs(exponents) < least_exponent] = 0
     factors: NDArray[np.float32] = np.exp2(np.clip(exponents, -LARGEST_EXPONENT, LARGEST_EXPONENT)).astype(np.float32)
     return factors
 

@@ -29,7 +29,8 @@ class Flag:
     least: int | None = None
     default_text: str | None = None  # shown instead of the default
     elsewhere: Elsewhere = Elsewhere.REFUSED
-    leaves_a_trace: bool = True  # in the engine; False: the same engine comes out of it
+    leaves_a_trace: bool = True  # in the engine's options; False: not by itself
+    is_path: bool = False  # in a recipe, relative to its folder
 
     @property
     def help_with_choices(self) -> str:

@@ -39,6 +39,15 @@ class BuildOptions:
     quantization: str = option(
         "", Flag("Weights; activations become int8 with either", QUANTIZATIONS[1:], default_text="none")
     )
+    calibration_data: str = option(
+        "",
+        Flag(
+            "JSON lines with text, messages or prompt_ids that the network reads before its weights are rounded",
+            default_text="none",
+            leaves_a_trace=False,  # where the file was; what it says does, in the manifest
+            is_path=True,
+        ),
+    )
     kv_cache_dtype: str = option(  # int8: with scales per token and head
         "auto", Flag("KV cache (auto: as dtype; on the cpu target int8 where weights are quantized)", KV_CACHE_DTYPES)
     )
@@ -82,7 +91,8 @@ class BuildOptions:
     def as_dict(self) -> dict[str, Any]:
         """What decides what the engine is: without options of other targets, or of how it is built."""
         own = self.own.as_dict()
-        return {name: getattr(self, name) for name in declared(type(self))} | ({self.target: own} if own else {})
+        kept = [name for name, declaration in declared(type(self)).items() if flag_of(declaration).leaves_a_trace]
+        return {name: getattr(self, name) for name in kept} | ({self.target: own} if own else {})
 
     @property
     def itemsize(self) -> int:
@@ -109,6 +119,10 @@ class BuildOptions:
                 f"max_seq_len must be at least 2 (or 0: the checkpoint's limit), got {self.max_seq_len}",
             ),
             (block >= 1 and block & (block - 1) == 0, f"tokens_per_block must be a power of two, got {block}"),
+            (
+                not self.calibration_data or bool(self.quantization),
+                "calibration_data has no effect without quantization; leave it out, or give quantization int8 or int4",
+            ),
         ]
         found += [text for holds, text in rules if not holds]
         return found + self.own.problems() + self._misplaced()

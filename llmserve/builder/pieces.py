@@ -41,11 +41,11 @@ def one_by_one(function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]
     return map(function, items)
 
 
-def row_pieces(shape: Sequence[int]) -> list[slice]:
-    """Rows of a weight of this shape that are worked on together."""
+def row_pieces(shape: Sequence[int], times: int = 1) -> list[slice]:
+    """Rows of a weight of this shape that are worked on together; so many times as many where work is coarser."""
     num_rows, *others = shape
     row_elements = others[0] if others else 1
-    step = max(1, PIECE_ELEMENTS // max(1, row_elements) // PIECE_ROWS) * PIECE_ROWS
+    step = max(1, times * PIECE_ELEMENTS // max(1, row_elements) // PIECE_ROWS) * PIECE_ROWS
     return [slice(begin, min(begin + step, num_rows)) for begin in range(0, num_rows, step)]
 
 

@@ -80,11 +80,37 @@ class Scheme(Protocol):
     def bits(self) -> float:
         """Of a weight, with its part of what its group has; an output's scale comes on top."""
 
+    @property
+    def pieces(self) -> int:
+        """How many pieces of a weight are best rounded together."""
+
     def quantize(self, rows: Matrix) -> Quantized:
         """`rows` [N, K] in this format."""
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         """The same numbers to the bit, and in which rows they are; None where this format does not have integers."""
+
+    def row_scale(self, rows: Matrix) -> Vector:
+        """[N], what the scales of the groups of each row are relative to."""
+
+    def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
+        """Scales and zero points for groups that are columns [QUANTIZED_GROUP, M], of rows with these scales [M]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The numbers (value - zero) * step that groups [M] may have, and how step and zero point are stored."""
+
+    step: Vector
+    zero: Vector | np.float32
+    least: int
+    most: int
+    scales: NDArray[np.float16] | NDArray[np.uint8]
+    zeros: NDArray[np.uint8] | None = None
+
+    @property
+    def inverse(self) -> Vector:
+        return _quotients(np.ones_like(self.step), self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +128,7 @@ class Int8:
 
     name: str = "int8"
     bits: float = 8 + 16 / QUANTIZED_GROUP
+    pieces: int = 1
 
     def quantize(self, rows: Matrix) -> Quantized:
         groups = in_groups(rows)
@@ -125,6 +152,14 @@ class Int8:
         fits = (values == rows.values).all(axis=1) & (row_scale != 0)
         return Quantized(values, _relative(rows.steps, np.where(fits, row_scale, 1)), row_scale), fits
 
+    def row_scale(self, rows: Matrix) -> Vector:
+        largest: Vector = np.abs(rows).max(axis=1) / np.float32(127)
+        return largest
+
+    def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
+        scales = _quotients(np.abs(groups).max(axis=0) / np.float32(127), row_scales).astype(np.float16)
+        return Grid(scales.astype(np.float32) * row_scales, np.float32(0), -127, 127, scales)
+
 
 def _relative(scales: Matrix, row_scale: Vector) -> NDArray[np.float16]:
     with np.errstate(over="ignore"):  # infinite then
@@ -142,6 +177,7 @@ class Int4:
 
     name: str = "int4"
     bits: float = 4 + 16 / QUANTIZED_GROUP
+    pieces: int = 1
 
     def quantize(self, rows: Matrix) -> Quantized:
         count, cols = rows.shape
@@ -159,19 +195,27 @@ class Int4:
         """Scales of a byte are those of no other format."""
         return None
 
+    def row_scale(self, rows: Matrix) -> Vector:
+        low, high = _range(in_groups(rows), axis=2)
+        largest: Vector = (high - low).max(axis=1) / np.float32(MOST_INT4) / np.float32(LARGEST_CODE**2)
+        return largest
+
+    def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
+        search = _Int4Search(groups, row_scales)
+        search.refine()
+        codes = search.codes.astype(np.float32)
+        zero = search.zeros.astype(np.float32) / np.float32(ZERO_STEPS)
+        return Grid(codes * codes * row_scales, zero, 0, MOST_INT4, search.codes, search.zeros)
+
 
 def _search_int4(weight: Matrix, found: Quantized, rows: slice) -> None:
     """Fills some rows of `found`."""
     groups = in_groups(weight[rows])
     count, num_groups, _ = groups.shape
     by_place = np.ascontiguousarray(groups.reshape(-1, QUANTIZED_GROUP).T)
-    low, high = np.minimum(by_place.min(axis=0), 0), np.maximum(by_place.max(axis=0), 0)
-    scales = (high - low) / np.float32(MOST_INT4)
-    row_scale = scales.reshape(count, num_groups).max(axis=1) / np.float32(LARGEST_CODE**2)
+    row_scale = Int4().row_scale(weight[rows])
     search = _Int4Search(by_place, np.repeat(row_scale, num_groups))
-    values = search.look_at(scales, _quotients(-low, scales))
-    for _ in range(REFINEMENTS):
-        values = search.look_at(*_best_for(values, by_place, scales))
+    search.refine()
     found.values[rows] = search.values.T.reshape(count, -1)[:, : weight.shape[1]]
     found.scales[rows] = search.codes.reshape(count, num_groups)
     found.row_scale[rows] = row_scale
@@ -192,6 +236,14 @@ class _Int4Search:
         self.values = np.zeros(groups.shape, np.uint8)
         self.codes = np.zeros(groups.shape[1], np.uint8)
         self.zeros = np.zeros(groups.shape[1], np.uint8)
+
+    def refine(self) -> None:
+        """Begins with what cuts nothing off."""
+        low, high = _range(self._groups, axis=0)
+        scales = (high - low) / np.float32(MOST_INT4)
+        values = self.look_at(scales, _quotients(-low, scales))
+        for _ in range(REFINEMENTS):
+            values = self.look_at(*_best_for(values, self._groups, scales))
 
     def look_at(self, scales: Vector, zeros: Vector) -> Matrix:
         """The values that are best for the nearest scales and zero points that can be stored, as floats."""
@@ -222,6 +274,11 @@ def _best_for(values: Matrix, groups: Matrix, largest: Vector) -> tuple[Vector, 
     scales = _quotients(_sum(deviations * groups), _sum(deviations * deviations))
     scales = np.clip(scales, 0, largest)
     return scales, mean_value - _quotients(mean_weight, scales)
+
+
+def _range(groups: NDArray[np.float32], axis: int) -> tuple[Matrix, Matrix]:
+    """The smallest and the largest along an axis, nothing among them."""
+    return np.minimum(groups.min(axis=axis), 0), np.maximum(groups.max(axis=axis), 0)
 
 
 def _quotients(dividends: Vector, divisors: Vector) -> Vector:

@@ -48,7 +48,12 @@ def load_recipe(path: Path) -> Recipe:
     problems = [text for key, value in content.items() if (text := _problem(key, value))]
     raise_problems(RecipeError, f"{path} is not a valid recipe", problems)
     paths = {key: path.parent / content.pop(key) for key in PATH_KEYS if key in content}
-    return Recipe(**paths, options=content)
+    named = {key: str(path.parent / value) for key, value in content.items() if value and _is_path(key)}
+    return Recipe(**paths, options={**content, **named})
+
+
+def _is_path(key: str) -> bool:
+    return declared_options()[key].flag.is_path
 
 
 def _problem(key: Any, value: Any) -> str:

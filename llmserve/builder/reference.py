@@ -25,6 +25,7 @@ from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
 
 SHARE_STEPS = 16383  # of what a query takes of the values in a cache of integers
+MANY_TOKENS = 2048  # of all runs together, which are better multiplied with more rows at a time
 SHARE_CHUNK = 256  # positions whose shares have one scale
 
 Load: TypeAlias = Callable[[str], Weight]
@@ -32,10 +33,14 @@ Load: TypeAlias = Callable[[str], Weight]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prompt, with or without the rounding of what is computed: activations, keys and values."""
+    """One prompt, with or without the rounding of what is computed: activations, keys and values.
+
+    Without it, weights may stay as they are, too.
+    """
 
     token_ids: Sequence[int]
     rounds: bool = True
+    exact_weights: bool = False
 
 
 class ReferenceModel:
@@ -68,6 +73,13 @@ class ReferenceModel:
 
     def logits_of(self, runs: Sequence[Run]) -> list[Matrix]:
         """The same for several runs, side by side: every parameter is loaded once for all of them."""
+        return self._execute(runs, None)
+
+    def watch(self, runs: Sequence[Run], observer: Callable[[Op, Matrix], None]) -> None:
+        """`observer` sees what every linear layer reads, of all runs together; logits are not computed."""
+        self._execute(runs, observer)
+
+    def _execute(self, runs: Sequence[Run], observer: Callable[[Op, Matrix], None] | None) -> list[Matrix]:
         tokens = [self._checked(run.token_ids) for run in runs]
         last_use = {name: i for i, op in enumerate(self._program.ops) for name in op.inputs}
         values: list[dict[str, Matrix]] = [{} for _ in runs]
@@ -76,10 +88,14 @@ class ReferenceModel:
             if op.kind is OpKind.EMBED:
                 outputs = self._embed(op, tokens)
             elif op.kind in LINEAR_KINDS:
-                outputs = self._linear(op, [x for (x,) in inputs], runs)
+                read = [x for (x,) in inputs]
+                if observer is not None:
+                    observer(op, np.concatenate(read))
+                    if op.kind is OpKind.LOGITS:
+                        return []
+                outputs = self._linear(op, read, runs)
             else:
-                weights = [self._small(name) for name in op.weights]
-                outputs = [self._run(op, of_run, weights, run) for of_run, run in zip(inputs, runs, strict=True)]
+                outputs = self._others(op, inputs, runs)
             for known, output in zip(values, outputs, strict=True):
                 assert output.shape[1] == op.width
                 known[op.output] = output
@@ -111,26 +127,37 @@ class ReferenceModel:
         """A matrix is read once for all runs."""
         name, *biases = op.weights
         source, parts = self._load(name), self._quantized.get(name)
-        rounded = [
-            round_activations(x) if run.rounds and parts is not None else x for x, run in zip(inputs, runs, strict=True)
-        ]
-        stacked = np.concatenate(rounded)
+        stacked = np.concatenate(
+            [round_activations(x) if run.rounds and parts else x for x, run in zip(inputs, runs, strict=True)]
+        )
+        y = np.empty((len(stacked), source.shape[0]), np.float32)
+        exact = np.repeat([run.exact_weights or not parts for run in runs], [len(x) for x in inputs])
+        with_exact, with_rounded = (stacked, None) if exact.all() else (stacked[exact], stacked[~exact])
 
-        def product(rows: slice) -> Matrix:
-            weight = to_float32(source[rows]) if parts is None else round_weight(parts, source, rows)
-            y: Matrix = stacked @ weight.T
-            return y
+        def product(rows: slice) -> int:
+            if len(with_exact):
+                y[exact, rows] = with_exact @ to_float32(source[rows]).T
+            if with_rounded is not None:
+                y[~exact, rows] = with_rounded @ round_weight(parts or (), source, rows).T
+            return int(rows.stop - rows.start) * source.shape[1]
 
-        columns = []
-        for piece in self._each(product, row_pieces(source.shape)):
-            columns.append(piece)
-            self._advance(name, piece.shape[1] * source.shape[1])
-        y = np.concatenate(columns, axis=1)
+        pieces = max((part.scheme.pieces for part in parts or ()), default=1 if len(stacked) < MANY_TOKENS else 8)
+        for num_elements in self._each(product, row_pieces(source.shape, pieces)):
+            self._advance(name, num_elements)
         for bias in biases:
             y += self._small(bias)
         if op.kind is OpKind.LOGITS:
             y = scaled_and_capped(op, y)
         return np.split(y, np.cumsum([len(x) for x in inputs])[:-1])
+
+    def _others(self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run]) -> list[Matrix]:
+        """What works on each run by itself."""
+        weights = [self._small(name) for name in op.weights]
+
+        def of_run(number: int) -> Matrix:
+            return self._run(op, inputs[number], weights, runs[number])
+
+        return list(self._each(of_run, range(len(runs))))
 
     def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], run: Run) -> Matrix:
         if run.rounds and op.kind is OpKind.ATTENTION and self._int8_cache:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 
+from llmserve.builder.calibration.encoder import Encoder, Ids
+from llmserve.builder.calibration.text import CalibrationText, read_calibration
+from llmserve.builder.loss import passage_ids
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import Part, keeps_integers, quantized_params
 from llmserve.builder.targets.base import Target
@@ -30,11 +34,29 @@ class ResolvedBuild:
     tokenizer_code: TokenizerCode
     quantized: Mapping[str, Sequence[Part]]  # by parameter
     kept: Sequence[str]  # of these, the ones whose integers the checkpoint has
+    encoder: Encoder
+    calibration: CalibrationText | None = None
     checkpoint_notes: Sequence[str] = ()
 
     @property
     def engine_bytes(self) -> int:
         return self.target.engine_bytes(self.program, self.params, self.options)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all parameters in the engine's dtype, before they are rounded to fewer bits."""
+        return self.options.itemsize * self.num_parameters
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(param.num_elements for param in self.params)
+
+    @property
+    def passage(self) -> Ids:
+        """What the loss of rounding weights is measured on; nothing where none are, or no tokenizer is there."""
+        if not self.options.quantization:
+            return ()
+        return passage_ids(self.encoder, self.num_parameters)[: self.options.max_seq_len]
 
     @property
     def notes(self) -> list[str]:
@@ -49,6 +71,7 @@ class ResolvedBuild:
             *self._rounding_notes(),
             *options.notes(),
             *self.target.notes(options),
+            *(self.calibration.notes if self.calibration else ()),
             *self.spec.notes(options.max_seq_len),
             *code,
         ]
@@ -75,7 +98,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     """Check checkpoint and options against each other. `target` overrides the one that `options` names.
 
     Raise `Unsupported` for an unknown architecture or config value; `CheckpointError` when the tensors are wrong;
-    `RecipeError` when only the options are. The message lists every problem found.
+    `RecipeError` when only the options are, or the calibration data. The message lists every problem found.
     """
     architecture = architecture_for(checkpoint.config)
     spec = architecture.from_hf(checkpoint.config)
@@ -86,6 +109,8 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     if not problems:
         target = target or target_for(options.target, spec, checkpoint.config)
         problems += target.problems(program, params, options)
+        if options.calibration_data and not target.rounds_activations:
+            problems.append(f"calibration_data has no effect on the {target.name} target; leave it out")
     try:
         weights = plan_weights(checkpoint, params, architecture.ignored)
     except CheckpointError as error:
@@ -95,10 +120,13 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
     code = find_tokenizer_code(checkpoint.path) if checkpoint.path.is_dir() else TokenizerCode()  # of a GGUF file: none
+    encoder, calibration = Encoder(checkpoint, program.vocab_size), None
+    if options.calibration_data:
+        calibration = read_calibration(Path(options.calibration_data), encoder, max_seq_len=options.max_seq_len)
     quantized = quantized_params(program, params, options)
     kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
     return ResolvedBuild(
-        spec, params, program, options, target, weights, code, quantized, kept, checkpoint_notes=checkpoint.notes
+        spec, params, program, options, target, weights, code, quantized, kept, encoder, calibration, checkpoint.notes
     )
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
+from llmserve.builder.loss import Logits, measure_loss
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.pieces import Each, Weight, one_by_one
-from llmserve.builder.quantization import quantized_params
 from llmserve.builder.reference import ReferenceModel, Run
+from llmserve.builder.targets.base import CompileJob
+from llmserve.engine.manifest import Loss
 from llmserve.engine.selftest import SelfTest
-from llmserve.models.graph import Program
-from llmserve.models.spec import Param
 
 ROWS_PER_PROMPT = 4
 SHORT_PROMPT_LENGTHS = (1, 7)
@@ -30,43 +27,35 @@ TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
 ROUNDING_CHANGES_ACCEPTED = 2.0
 
 Prompt: TypeAlias = tuple[int, ...]
-Logits: TypeAlias = NDArray[np.float32]
-Load: TypeAlias = Callable[[str], Weight]
 
 
-def make_selftest(
-    program: Program,
-    params: Sequence[Param],
-    options: BuildOptions,
-    load: Load,
-    *,
-    cache_dtype: str,
-    advance: Callable[[str, int], None],
-    each: Each = one_by_one,
-) -> SelfTest:
-    """`load` gives a parameter in the engine's dtype; it is called once for each op that uses one.
+def make_selftest(job: CompileJob, *, cache_dtype: str, passage: Prompt = ()) -> tuple[SelfTest, Loss | None]:
+    """Every parameter is loaded once for each op that uses one; `job.advance` is told the bytes that were done.
 
-    `advance` is told the bytes that were done, as they are in the engine's dtype.
+    Where weights are rounded, what that costs is measured on the tokens of `passage`.
     """
-    quantized = quantized_params(program, params, options)
-    prompts = make_prompts(program.vocab_size, options)
-    int8_cache = cache_dtype == "int8"
+    options = job.options
+    prompts = make_prompts(job.program.vocab_size, options)
 
     def count(name: str, num_elements: int) -> None:
-        advance(name, options.itemsize * num_elements)
+        job.advance(name, options.itemsize * num_elements)
 
-    reference = ReferenceModel(program, load, quantized=quantized, int8_cache=int8_cache, each=each, advance=count)
+    reference = ReferenceModel(
+        job.program, job.weight, quantized=job.quantized, int8_cache=cache_dtype == "int8", each=job.each, advance=count
+    )
     runs = [Run(prompt) for prompt in prompts]
     tolerance = TOLERANCES[options.dtype]
     if options.rounds_what_it_computes:
         runs += [Run(prompt, rounds=False) for prompt in prompts]
-    with threadpool_limits(1, "blas"):  # the pieces have the cores; and no sum depends on how many there are
-        logits = reference.logits_of(runs)
+    if passage:
+        runs += [Run(passage), Run(passage, rounds=False, exact_weights=True)]
+    logits = reference.logits_of(runs)
+    loss = measure_loss(wanted=logits.pop(), found=logits.pop()) if passage else None
     if exact := logits[len(prompts) :]:
         logits = logits[: len(prompts)]
         tolerance += ROUNDING_CHANGES_ACCEPTED * change_by_rounding(logits, exact)
     top_two = np.concatenate([np.partition(rows, -2, axis=1)[:, -2:] for rows in logits])
-    return SelfTest(
+    selftest = SelfTest(
         token_ids=np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
         prompt_lengths=np.array([len(prompt) for prompt in prompts], np.int32),
         argmax=np.concatenate([rows.argmax(axis=1).astype(np.int32) for rows in logits]),
@@ -75,6 +64,7 @@ def make_selftest(
         rows_per_prompt=np.array([min(ROWS_PER_PROMPT, len(prompt)) for prompt in prompts], np.int32),
         tolerance=np.array(tolerance, np.float32),
     )
+    return selftest, loss
 
 
 def change_by_rounding(logits: Sequence[Logits], exact: Sequence[Logits]) -> float:

@@ -87,13 +87,14 @@ command = DataclassCommand(  # the last base's flags come first
 
 
 def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
-    """engines/<checkpoint>-<dtype>[-<quantization>][-kvint8][-<what the target adds>]"""
+    """engines/<checkpoint>-<dtype>[-<quantization>][-calibrated][-kvint8][-<what the target adds>]"""
     short = SHORT_DTYPES.get(options.dtype, options.dtype)
     cache = "" if options.kv_cache_dtype == "auto" else f"kv{options.kv_cache_dtype}"
     parts = (
         checkpoint.resolve().name.removesuffix(".gguf"),
         short,
         options.quantization,
+        "calibrated" if options.calibration_data else "",
         cache,
         *options.own.words_of_the_name(),
     )
@@ -114,4 +115,6 @@ def _build(checkpoint: Path, output_dir: Path, options: BuildOptions) -> None:
     typer.echo(f"{output_dir}: {manifest.source.architecture} {manifest.dtype}, {num_bytes / 2**20:.1f} MiB")
     if line := runtime_for(manifest.target).built_for(manifest):
         typer.echo(line)
+    if manifest.loss:
+        typer.echo(f"loss of rounding: {manifest.loss} of a short text")
     typer.echo(f"engine digest {manifest.engine_digest}")

@@ -94,6 +94,8 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
         ("engine digest", manifest.engine_digest),
         ("checkpoint digest", manifest.source.digest),
         *([("checkpoint numbers", _rounded(manifest))] if manifest.source.rounded else ()),
+        *([("calibrated with", str(manifest.calibration))] if manifest.calibration else ()),
+        *([("loss of rounding", f"{manifest.loss} of a short text")] if manifest.loss else ()),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
         ("files", ", ".join(manifest.files)),
         ("runs here", "\n".join(f"no: {problem}" for problem in problems) or "yes"),

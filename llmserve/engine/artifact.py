@@ -120,10 +120,12 @@ def _damaged(path: Path, manifest: Manifest) -> str:
 def rebuild_command(directory: Path) -> str:
     """What builds the engine in `directory` again, with the options of its manifest, of whatever version that is."""
     try:
-        options: dict[str, Any] = json.loads((directory / MANIFEST_FILE).read_text())["options"]
+        manifest: dict[str, Any] = json.loads((directory / MANIFEST_FILE).read_text())
+        options: dict[str, Any] = manifest["options"]
         given = {name: value for name, value in options.items() if not isinstance(value, dict)}
         for own in options.values():  # of the target
             given |= own if isinstance(own, dict) else {}
+        given |= {"calibration_data": "FILE"} if manifest.get("calibration") else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         given = {}
     flags = [

@@ -34,6 +34,33 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """What rounding costs, on a passage of text: the engine's distributions of the next token beside those without."""
+
+    divergence: float  # mean Kullback-Leibler divergence, in nats
+    agreement: float  # part of the positions where both have the same best token
+    positions: int
+
+    def __str__(self) -> str:
+        return (
+            f"mean divergence {self.divergence:.2g} nats, the same best token at {self.agreement:.1%} of "
+            f"{self.positions} positions"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The text that weights were rounded for."""
+
+    sha256: str
+    tokens: int  # that were used
+    lines: int
+
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens of {self.lines:,} lines, sha256 {self.sha256}"
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """`engine_digest` covers what the engine computes, the same on every machine; `files` guards the bytes here."""
 
@@ -45,6 +72,8 @@ class Manifest:
     tensors: Mapping[str, str]  # parameter -> sha256 of its canonical array, before packing
     files: Mapping[str, FileRecord]
     tools: Mapping[str, str]  # program -> version
+    calibration: Calibration | None = None
+    loss: Loss | None = None  # where weights are rounded, and there is a tokenizer to read a text with
     format_version: int = FORMAT_VERSION
 
     @property
@@ -83,9 +112,12 @@ def _parse(content: dict[str, Any]) -> Manifest:
         raise TypeError("options must have the names of dtype and quantization")
     source = content.pop("source")
     files = content.pop("files")
+    calibration, loss = content.pop("calibration", None), content.pop("loss", None)
     return Manifest(
         source=Source(**{**source, "files": tuple(source["files"])}),
         files={name: FileRecord(**record) for name, record in files.items()},
+        calibration=Calibration(**calibration) if calibration else None,
+        loss=Loss(**loss) if loss else None,
         **content,
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmserve.builder.equalization import Equalization, equalize, powers_of_two
+from llmserve.builder.equalization import Equalization, MeasuredSizes, equalize, powers_of_two
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.reference import ReferenceModel
 from tests.engine.cpu.networks import LIMITS, Network, odd_network, random_ids
@@ -79,6 +79,26 @@ def test_what_is_not_for_one_reader_alone_stays() -> None:
     changed = {*found_for(kept).rows, *found_for(kept).columns}
     assert not changed & {"1.norm", "1.qkv", "2.gate_up", "2.down"} - {"1.qkv", "2.gate_up"}
     assert set(found_for(kept).columns) == set(found.columns) - {"1.qkv", "2.down"}
+
+
+def test_sizes_that_were_measured_are_taken_for_those_of_weights() -> None:
+    network = odd_network()
+    names = quantized_params(network.program, network.params, OPTIONS)
+    peaks = {name: np.ones(network.arrays[name].shape[1]) for name in names}
+    for name in peaks:
+        peaks[name][[5, 6]] = 2.0**10, 2.0**3
+
+    def found_with(least_exponent: int) -> Equalization:
+        measured = MeasuredSizes(peaks, least_exponent)
+        return equalize(
+            network.program, names, network.arrays.__getitem__, lambda name, num_bytes: None, measured=measured
+        )
+
+    found = found_with(3)
+    assert {name for name in found.columns if found.columns[name][5] >= 8} >= {"0.qkv", "1.gate_up", "2.down", "head"}
+    assert all(set(np.delete(found.columns[name], 5)) == {1} for name in ("0.qkv", "1.gate_up", "head"))
+    assert found_with(1).num_channels > found.num_channels > found_with(7).num_channels == 0
+    np.testing.assert_allclose(logits(network, found, rounded=False), logits(network, None, rounded=False), atol=1e-5)
 
 
 def test_every_reader_of_a_value_is_multiplied_by_what_its_maker_is_divided_by() -> None:

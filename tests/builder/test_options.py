@@ -66,6 +66,12 @@ def test_what_belongs_to_another_target_is_refused_reported_or_understood() -> N
     assert (own.problems(), own.notes()) == ([], [])
 
 
+def test_calibration_data_without_anything_to_calibrate_is_refused() -> None:
+    (problem,) = BuildOptions(calibration_data="a.jsonl").problems()
+    assert problem.startswith("calibration_data has no effect without quantization")
+    assert BuildOptions(calibration_data="a.jsonl", quantization="int8").problems() == []
+
+
 def test_an_option_and_a_target_that_nobody_has_are_said_at_once() -> None:
     assert BuildOptions.from_flat({"target": "npu", "beams": 2}).problems() == [
         "target must be one of cpu, tensorrt_llm, got 'npu'",
@@ -76,6 +82,7 @@ def test_an_option_and_a_target_that_nobody_has_are_said_at_once() -> None:
 def test_only_what_decides_the_engine_is_kept() -> None:
     cpu = BuildOptions.from_flat({"workers": 3, "gemm_plugin": "float16"}).as_dict()
     assert cpu == BuildOptions().as_dict()
+    assert BuildOptions(calibration_data="a.jsonl").as_dict() == cpu
     assert cpu.keys() == {
         "dtype", "quantization", "kv_cache_dtype", "max_batch_size", "max_num_tokens", "max_seq_len",
         "tokens_per_block", "target",

@@ -31,6 +31,9 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, "checkpoint: ../models/a\noutput_dir: /engines/a\n"))
     assert recipe.checkpoint == tmp_path / "../models/a"
     assert recipe.output_dir == Path("/engines/a")
+    recipe = load_recipe(write(tmp_path, "quantization: int4\ncalibration_data: ../a.jsonl\n"))
+    assert recipe.resolve({}).calibration_data == str(tmp_path / "../a.jsonl")
+    assert recipe.resolve({"calibration_data": "b.jsonl"}).calibration_data == "b.jsonl"
 
 
 def test_every_problem_is_listed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -34,7 +35,7 @@ main()
 """
 
 FLAGS = """
-dtype quantization kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target
+dtype quantization calibration-data kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target
 tp-size pp-size max-input-len max-beam-width gemm-plugin gpt-attention-plugin context-fmha remove-input-padding
 kv-cache-type use-weight-only weight-only-precision workers parallel-build multiple-profiles reduce-fusion
 checkpoint-dir output-dir recipe dry-run show-program help
@@ -146,6 +147,29 @@ def test_the_flags_of_every_target_are_listed(
         assert part in " ".join(shown.split())
 
 
+def test_a_calibrated_build_says_what_it_was_made_with_and_what_it_costs(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "texts.jsonl"
+    data.write_text('{"text": "The river is wide."}\n{"prompt_ids": [5, 6, 7]}\n')
+    (tmp_path / "recipe.yaml").write_text("quantization: int4\ncalibration_data: texts.jsonl\n")
+    flags = ("--recipe", tmp_path / "recipe.yaml", "--output-dir", tmp_path / "e")
+    assert llmserve(monkeypatch, "build", checkpoint, *flags, "--dry-run") == 0
+    assert "tokens are few" in capsys.readouterr().out
+    assert llmserve(monkeypatch, "build", checkpoint, *flags) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"loss of rounding: mean divergence \S+ nats, the same best token at \S+% of \d+ pos", shown.out)
+    assert llmserve(monkeypatch, "inspect", tmp_path / "e") == 0
+    shown_facts = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"calibrated with [\d,]+ tokens of 2 lines, sha256 [0-9a-f]{64}", shown_facts)
+    assert "loss of rounding mean divergence" in shown_facts
+    assert "--calibration-data FILE" in rebuild_command(tmp_path / "e")
+    assert llmserve(monkeypatch, "inspect", tmp_path / "e", "--json") == 0
+    manifest = json.loads(capsys.readouterr().out)["manifest"]
+    assert manifest["calibration"].keys() == {"sha256", "tokens", "lines"}
+    assert manifest["loss"].keys() == {"divergence", "agreement", "positions"}
+
+
 def test_a_recipe_replaces_the_flags(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +192,14 @@ def test_a_recipe_replaces_the_flags(
         (
             ["build", "CHECKPOINT", "--use-weight-only", "--weight-only-precision", "int3"],
             "precision must be one of int8",
+        ),
+        (
+            ["build", "CHECKPOINT", "--calibration-data", "a.jsonl"],
+            "calibration_data has no effect without quantization",
+        ),
+        (
+            ["build", "CHECKPOINT", "--quantization", "int4", "--calibration-data", "a.jsonl"],
+            "no calibration data a.jsonl",
         ),
         (["build", "nowhere"], "nowhere"),
         (["build", "--recipe", "nowhere.yaml"], "no recipe"),

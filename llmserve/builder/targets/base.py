@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from llmserve.builder.calibration.feedback import Shares, with_feedback
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Each, Weight, one_by_one
 from llmserve.builder.progress import Progress
+from llmserve.builder.quantization import Part, quantized_params
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
 
@@ -28,6 +30,12 @@ class CompileJob:
     advance: Callable[[str, int], None]  # progress: (what, bytes written since the last call)
     earlier: Path | None = None  # the engine directory that this build will replace, if there is one
     each: Each = one_by_one
+    shares: Mapping[str, Shares] = field(default_factory=dict)  # parameter -> what its inputs are like, where known
+
+    @property
+    def quantized(self) -> Mapping[str, Sequence[Part]]:
+        """Parameters that are rounded to few bits, and how."""
+        return with_feedback(quantized_params(self.program, self.params, self.options), self.shares)
 
     def load(self, name: str) -> NDArray[Any]:
         """The whole weight, as an array."""
@@ -50,7 +58,9 @@ class Target(Protocol):
 
     name: str
     has_selftest: bool  # its arithmetic is ours, so the reference path can prove the engine
-    rounds_activations: bool  # where weights are quantized, so that outliers are better moved into weights before
+    # Where weights are quantized: so outliers are better moved into weights before, and `CompileJob.quantized` is how
+    # they are rounded.
+    rounds_activations: bool
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         """Why this network cannot be compiled with these options; each says what to do. Empty when it can."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.progress import Progress
-from llmserve.builder.quantization import quantize_rows, quantized_params
+from llmserve.builder.quantization import Part, quantize_rows, quantized_params
 from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Rows, lower
@@ -90,7 +90,7 @@ class CpuTarget:
         return []
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
-        return _plan(program, params, options)[1].file_bytes
+        return _plan(program, params, options, quantized_params(program, params, options))[1].file_bytes
 
     def cache_dtype(self, options: BuildOptions) -> str:
         return _cache_dtype(options)
@@ -107,7 +107,7 @@ class CpuTarget:
         return measure_limit(Limit.READ)
 
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
-        lowered, metadata = _plan(job.program, job.params, job.options)
+        lowered, metadata = _plan(job.program, job.params, job.options, job.quantized)
         with (directory / ENGINE_FILE).open("wb+", buffering=0) as file:
             file.truncate(metadata.file_bytes)
             with closing(LargePages(file)) as pages:
@@ -181,7 +181,8 @@ class TensorWriter:
         for param in self._job.params:
             weight = self._job.weight(param.name)
             for rows in self._lowered.stored.get(param.name, ()):  # none where it is stored under another name
-                for piece in row_pieces((rows.end - rows.begin, *weight.shape[1:])):
+                pieces = rows.scheme.pieces if rows.scheme else 1
+                for piece in row_pieces((rows.end - rows.begin, *weight.shape[1:]), pieces):
                     yield Piece(param.name, weight, rows, piece.start, piece.stop)
 
     def _write_piece(self, piece: Piece) -> tuple[str, int]:
@@ -217,8 +218,9 @@ class TensorWriter:
         return content.nbytes
 
 
-def _plan(program: Program, params: Sequence[Param], options: BuildOptions) -> tuple[Lowered, Metadata]:
-    quantized = quantized_params(program, params, options)
+def _plan(
+    program: Program, params: Sequence[Param], options: BuildOptions, quantized: Mapping[str, Sequence[Part]]
+) -> tuple[Lowered, Metadata]:
     lowered = lower(program, params, dtype=DType[options.dtype.upper()], quantized=quantized)
     header = EngineHeader(
         dtype=options.dtype,

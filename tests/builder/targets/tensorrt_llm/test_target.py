@@ -135,6 +135,7 @@ def test_a_machine_without_anything_says_what_is_missing(checkpoint: Path, tmp_p
         ({"tp_size": 3}, "tp_size 3 does not divide the 4 attention heads"),
         ({"gemm_plugin": "float7", "workers": 0}, "2 problems"),
         ({"kv_cache_dtype": "int8"}, "calibration"),
+        ({"calibration_data": "a.jsonl", "quantization": "int8"}, "calibration_data has no effect"),
     ],
 )
 def test_what_cannot_be_built_is_refused(checkpoint: Path, tmp_path: Path, values: dict[str, Any], words: str) -> None:

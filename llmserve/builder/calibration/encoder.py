@@ -1,0 +1,61 @@
+"""Prompts to ids before there is an engine, as the engine's own preprocessing will make them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeAlias
+
+from llmserve.checkpoint.reader import CONFIG_NAME, GENERATION_CONFIG_NAME, TOKENIZER_NAMES, Checkpoint
+from llmserve.engine.artifact import TOKENIZER_FILES
+from llmserve.errors import CheckpointError, InvalidArgument
+from llmserve.owned_directory import temporary_directory
+from llmserve.stages.chat import parse_messages
+from llmserve.stages.preprocess import Preprocessor, TextPrompt
+
+TEMPORARY_PREFIX = "llmserve-tokenizer-"
+
+Ids: TypeAlias = tuple[int, ...]
+
+
+class Encoder:
+    """Reads the tokenizer when it is first needed: `CheckpointError` where there is none, or it is corrupt."""
+
+    def __init__(self, checkpoint: Checkpoint, vocab_size: int) -> None:
+        self._checkpoint = checkpoint
+        self._vocab_size = vocab_size
+        self._preprocessor: Preprocessor | None = None
+
+    def text(self, text: str) -> Ids:
+        return self._encode(TextPrompt(text=text))
+
+    def messages(self, messages: Any) -> Ids:
+        """As JSON has them."""
+        return self._encode(TextPrompt(messages=parse_messages(json.dumps(messages))))
+
+    def prompt_ids(self, ids: Any) -> Ids:
+        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+            raise InvalidArgument("prompt_ids must be a list of token ids")
+        return self._known(tuple(ids))
+
+    def _encode(self, prompt: TextPrompt) -> Ids:
+        if self._preprocessor is None:
+            self._preprocessor = _open_preprocessor(self._checkpoint)
+        return self._known(self._preprocessor.prepare(prompt).input_ids)
+
+    def _known(self, ids: Ids) -> Ids:
+        if unknown := [token for token in ids if not 0 <= token < self._vocab_size]:
+            raise InvalidArgument(f"token id {unknown[0]} is none of the network's {self._vocab_size:,}")
+        return ids
+
+
+def _open_preprocessor(checkpoint: Checkpoint) -> Preprocessor:
+    """A GGUF file's tokenizer is no file yet."""
+    if all(checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
+        raise CheckpointError(f"{checkpoint.path} has no tokenizer ({' or '.join(TOKENIZER_NAMES)}): give prompt_ids")
+    with temporary_directory(TEMPORARY_PREFIX) as parent:
+        folder = parent / checkpoint.path.resolve().name
+        folder.mkdir()
+        for name in (*TOKENIZER_FILES, GENERATION_CONFIG_NAME, CONFIG_NAME):
+            if (content := checkpoint.text_file(name)) is not None:
+                (folder / name).write_bytes(content)
+        return Preprocessor.open(folder)

@@ -1,0 +1,148 @@
+"""Rounding with feedback: what one input's rounding does to a product, the inputs that follow make up for.
+
+GPTQ (arXiv 2210.17323) for blocks of inputs, each by itself: then all of them are worked on side by side, and as much
+is gained. How much of an error each input takes over follows from the second moments of what the matrix reads.
+
+Shapes in comments: B blocks, C inputs of a block, G groups of a block, N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.quantization import QUANTIZED_GROUP, Grid, Matrix, Part, Quantized, Scheme, Vector
+from llmserve.checkpoint.integers import Integers
+
+BLOCK_INPUTS = 256
+DAMPING = 0.01  # of the mean second moment, added to each input's: what the text does not tell must not matter
+SHARE_BITS = 20  # behind the point, of what an error is multiplied with
+ERROR_BITS = 22  # of an error, relative to the largest weight of a row
+MOST_DIGITS = 2.0**24  # of either: 32 products of two fit a float64, so that they have the same sum in any order
+
+Moments: TypeAlias = NDArray[np.float32]  # [B, C, C]
+Shares: TypeAlias = NDArray[np.float32]  # [B, C, C]
+
+
+def shares_of(moments: Moments) -> Shares:
+    """Which part of an input's error is taken from each of the later ones of its block, from what inputs are together.
+
+    Multiples of 2^-SHARE_BITS. Inputs that are never anything share nothing.
+    """
+    products = moments.astype(np.float64)
+    sizes = np.einsum("bcc->bc", products)
+    damping = np.maximum(DAMPING * sizes.mean(axis=1, keepdims=True), np.where(sizes > 0, 0.0, 1.0))
+    damped = products + np.eye(moments.shape[1]) * damping[:, None, :]
+    # with L of the inverse = L L^T, column j of L is what later inputs are to do about j
+    lower = np.linalg.cholesky(np.linalg.inv(damped))
+    shares = np.triu((lower / np.einsum("bcc->bc", lower)[:, None, :]).transpose(0, 2, 1), 1)
+    digits = np.clip(np.rint(shares * 2.0**SHARE_BITS), -MOST_DIGITS, MOST_DIGITS)
+    found: Shares = (digits / 2.0**SHARE_BITS).astype(np.float32)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithFeedback:
+    """A number format whose values are chosen for what is read, not each for itself. Rows depend on nothing else."""
+
+    scheme: Scheme
+    shares: Shares
+    pieces: int = 4  # for a step works on one input of each block
+
+    @property
+    def name(self) -> str:
+        return self.scheme.name
+
+    @property
+    def bits(self) -> float:
+        return self.scheme.bits
+
+    def quantize(self, rows: Matrix) -> Quantized:
+        rounding = _Rounding(self.scheme, rows, self.shares)
+        for begin in range(0, self.shares.shape[1], QUANTIZED_GROUP):
+            rounding.round_group(begin)
+        return rounding.result(rows.shape[1])
+
+    def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
+        """Nothing is wrong with what is kept, so nobody makes up for it."""
+        return self.scheme.keep(rows)
+
+    def row_scale(self, rows: Matrix) -> Vector:
+        return self.scheme.row_scale(rows)
+
+    def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
+        return self.scheme.grid(groups, row_scales)
+
+
+class _Rounding:
+    """Rows on their way: a group of inputs after the other, all blocks side by side."""
+
+    def __init__(self, scheme: Scheme, rows: Matrix, shares: Shares) -> None:
+        self._count, (self._num_blocks, width, _) = len(rows), shares.shape
+        padded = np.zeros((self._count, self._num_blocks * width), np.float32)
+        padded[:, : rows.shape[1]] = rows
+        # inputs of one place in all blocks lie together: [C, B, N]
+        self._left = np.ascontiguousarray(padded.reshape(self._count, self._num_blocks, width).transpose(2, 1, 0))
+        self._scheme, self._shares = scheme, shares
+        self._row_scale = scheme.row_scale(rows)
+        self._of_blocks = np.tile(self._row_scale, self._num_blocks)
+        # what errors are counted in: a power of two for each row
+        self._unit = np.exp2(np.frexp(np.abs(rows).max(axis=1))[1] - np.float64(ERROR_BITS))
+        self._values: list[Matrix] = []
+        self._grids: list[Grid] = []
+
+    def round_group(self, begin: int) -> None:
+        """The inputs from `begin` of every block; what they get wrong is taken from the later ones."""
+        end = begin + QUANTIZED_GROUP
+        group, shares = self._left[begin:end], self._shares[:, begin:end]
+        grid = self._scheme.grid(group.reshape(QUANTIZED_GROUP, -1), self._of_blocks)
+        self._grids.append(grid)
+        inverse, errors = grid.inverse, np.empty_like(group)
+        for place, weights in enumerate(group):
+            flat = weights.reshape(-1)
+            values = np.clip(np.rint(flat * inverse + grid.zero), grid.least, grid.most)
+            self._values.append(values)
+            errors[place] = (flat - (values - grid.zero) * grid.step).reshape(weights.shape)
+            later = shares[:, place, begin + place + 1 : end].T[:, :, None]
+            group[place + 1 :] -= later * errors[place]
+        if end < len(self._left):
+            self._left[end:] -= self._taken(errors, shares[:, :, end:])
+
+    def _taken(self, errors: NDArray[np.float32], shares: Shares) -> NDArray[np.float32]:
+        """[C, B, N] of the errors [G, B, N], each times its share [B, G, C]: an exact sum, whatever its order."""
+        digits = np.clip(np.rint(errors / self._unit), -MOST_DIGITS, MOST_DIGITS)
+        products = np.matmul(shares.transpose(0, 2, 1).astype(np.float64), digits.transpose(1, 0, 2))
+        taken: NDArray[np.float32] = (products * self._unit).astype(np.float32).transpose(1, 0, 2)
+        return taken
+
+    def result(self, num_inputs: int) -> Quantized:
+        def by_row(of_places: Sequence[NDArray[Any]], wanted: int) -> NDArray[Any]:
+            """Of one place in all blocks after the other, [places][B * N], in the order of a row's inputs."""
+            stacked = np.stack(of_places).reshape(len(of_places), self._num_blocks, self._count)
+            return stacked.transpose(2, 1, 0).reshape(self._count, -1)[:, :wanted]
+
+        num_groups = -(-num_inputs // QUANTIZED_GROUP)
+        values = by_row(self._values, num_inputs)
+        zeros = [grid.zeros for grid in self._grids if grid.zeros is not None]
+        return Quantized(
+            values.astype(np.uint8) if zeros else values.astype(np.int8),
+            by_row([grid.scales for grid in self._grids], num_groups),
+            self._row_scale,
+            by_row(zeros, num_groups) if zeros else None,
+        )
+
+
+def with_feedback(
+    quantized: Mapping[str, Sequence[Part]], shares: Mapping[str, Shares]
+) -> Mapping[str, Sequence[Part]]:
+    """The same formats, rounded with feedback where shares are known."""
+    return {
+        name: [replace(part, scheme=WithFeedback(part.scheme, shares[name])) for part in parts]
+        if name in shares
+        else parts
+        for name, parts in quantized.items()
+    }

@@ -1,0 +1,74 @@
+"""What is done to weights, and found out about their inputs, before they are rounded to few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from llmserve.builder.calibration.activations import Inputs, watch_inputs, watched_names
+from llmserve.builder.calibration.feedback import Shares, shares_of
+from llmserve.builder.digest import tensor_digest
+from llmserve.builder.equalization import Equalization, MeasuredSizes, equalize, names_read
+from llmserve.builder.pieces import Each, Weight
+from llmserve.builder.progress import Progress
+from llmserve.builder.resolve import ResolvedBuild
+
+# What is moved where sizes were measured: with int8 all that there is; four bits of a weight suffer from uneven columns
+# more than activations gain, unless these are far apart.
+LEAST_EXPONENTS = {"int8": 1, "int4": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    load: Callable[[str], Weight]  # parameters, equalized
+    equalization: Equalization
+    shares: Mapping[str, Shares] = field(default_factory=dict)
+    calibration: str = ""  # the digest of the text
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Of all that decides how the numbers of the checkpoint are rounded."""
+        found = {f"{name}.shares": tensor_digest(shares) for name, shares in self.shares.items()}
+        text = {"calibration": self.calibration} if self.calibration else {}
+        return {**self.equalization.digests, **found, **text}
+
+
+def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Rounding:
+    """Nothing, where nothing is quantized."""
+
+    def load(name: str) -> Weight:
+        return build.weights.rows(name, build.options.dtype)
+
+    def count(name: str, num_elements: int) -> None:
+        progress.advance(name, build.options.itemsize * num_elements)
+
+    # columns of integers that are kept stay as they are
+    quantized = {name: parts for name, parts in build.quantized.items() if name not in build.kept}
+    if not quantized or not build.target.rounds_activations:
+        return Rounding(load, Equalization({}, {}))
+    sizes = {param.name: build.options.itemsize * param.num_elements for param in build.params}
+    inputs: Mapping[str, Inputs] = {}
+    if build.calibration:
+        progress.phase("calibrate", sum(sizes[name] for name in watched_names(build.program)))
+        inputs = watch_inputs(build.program, build.calibration.texts, load, advance=count, each=each)
+    progress.phase("equalize", sum(sizes[name] for name in names_read(build.program, quantized)))
+    least = LEAST_EXPONENTS[build.options.quantization]
+    measured = MeasuredSizes({name: found.peaks for name, found in inputs.items()}, least) if inputs else None
+    equalization = equalize(build.program, quantized, load, progress.advance, each, measured)
+    equalized = equalization.apply(load)
+    if not build.calibration:
+        return Rounding(equalized, equalization)
+    shares = _shares({name: inputs[name] for name in quantized if name in inputs}, equalization, each)
+    return Rounding(equalized, equalization, shares, build.calibration.sha256)
+
+
+def _shares(inputs: Mapping[str, Inputs], equalization: Equalization, each: Each) -> Mapping[str, Shares]:
+    """Matrices that read the same have the same; all of them are divided by the same factors."""
+    readers = {id(found.moments): name for name, found in inputs.items()}
+
+    def of_reader(name: str) -> Shares:
+        factors = equalization.columns.get(name)
+        return shares_of(inputs[name].moments if factors is None else inputs[name].divided(factors).moments)
+
+    made = dict(zip(readers, each(of_reader, readers.values()), strict=True))
+    return {name: made[id(found.moments)] for name, found in inputs.items()}

@@ -1,0 +1,124 @@
+"""`llmserve build --calibration-data`, from the file to the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmserve.builder import pieces
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.cli.build import default_output_dir
+from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
+from llmserve.engine.manifest import Manifest
+from llmserve.engine.verify import verify_engine
+from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_tensors
+from tests.engine.cpu.networks import random_ids
+
+OPTIONS = BuildOptions(dtype="float16", max_num_tokens=64, quantization="int4")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", "llama")
+
+
+def write(file: Path, *, count: int = 40) -> Path:
+    lines = [{"prompt_ids": random_ids(320, 60, seed)} for seed in range(count)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"text": "The river is wide"}]))
+    return file
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != CACHE_FILE}
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_same_file_makes_the_same_bytes_with_any_number_of_threads(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 32 * 64)
+    options = replace(OPTIONS, quantization=quantization)
+    made = []
+    for threads, name in ((1, "a.jsonl"), (2, "b.jsonl"), (5, "c.jsonl")):
+        data = str(write(tmp_path / name))
+        build_engine(checkpoint, tmp_path / "e", replace(options, calibration_data=data), threads=threads)
+        made.append(contents(tmp_path / "e"))
+    assert made[0] == made[1] == made[2]
+    result = verify_engine(EngineDirectory.open(tmp_path / "e"))
+    assert result is not None
+    assert result.passed
+    build_engine(checkpoint, tmp_path / "plain", options)
+    assert contents(tmp_path / "plain")["rank0.engine"] != made[0]["rank0.engine"]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_architecture_can_be_calibrated(tmp_path: Path, kind: str) -> None:
+    folder = make_checkpoint(tmp_path / "c", kind)
+    options = replace(OPTIONS, calibration_data=str(write(tmp_path / "a.jsonl")), max_seq_len=64)
+    build_engine(folder, tmp_path / "e", options)
+    result = verify_engine(EngineDirectory.open(tmp_path / "e"))
+    assert result is not None
+    assert result.passed
+    assert result.tolerance < 0.3
+
+
+def test_the_manifest_and_the_digest_know_the_text(checkpoint: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "a.jsonl")
+    other = tmp_path / "b.jsonl"
+    other.write_bytes(data.read_bytes() + b"\n")
+    manifests = [
+        build_engine(checkpoint, tmp_path / "e", replace(OPTIONS, calibration_data=name))
+        for name in ("", str(data), str(other))
+    ]
+    plain, one, two = manifests
+    assert plain.calibration is None
+    assert one.calibration is not None
+    assert one.calibration.sha256 == hashlib.sha256(data.read_bytes()).hexdigest()
+    assert (one.calibration.lines, one.calibration.tokens >= 2400) == (41, True)
+    assert plain.loss is not None
+    assert one.loss is not None
+    assert one.loss.divergence > 0
+    assert len({manifest.engine_digest for manifest in manifests}) == 3
+    assert one.options == plain.options, "where the file was is nobody's business"
+    assert str(tmp_path) not in one.to_json()
+    assert EngineDirectory.open(tmp_path / "e").manifest == two
+    assert Manifest.from_json(two.to_json()) == two
+
+
+def test_what_rounding_costs_is_known_where_something_is_rounded_and_text_can_be_read(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    silent = make_checkpoint(tmp_path / "silent", "llama", with_tokenizer=False)
+    assert build_engine(silent, tmp_path / "e", OPTIONS).loss is None
+    assert build_engine(checkpoint, tmp_path / "e", replace(OPTIONS, quantization="")).loss is None
+    loss = build_engine(checkpoint, tmp_path / "e", replace(OPTIONS, max_seq_len=50)).loss
+    assert loss is not None
+    assert loss.positions == 50
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_network_whose_inputs_hang_together_loses_less(tmp_path: Path, quantization: str) -> None:
+    """As those of trained networks do: embeddings that are mixtures of a few things, and little of their own."""
+    folder = make_checkpoint(tmp_path / "c", "llama")
+    tensors = random_tensors(KINDS["llama"], dtype="float32", seed=0)
+    embedding, rng = tensors["model.embed_tokens.weight"], np.random.default_rng(1)
+    mixed = rng.standard_normal((len(embedding), 6)) @ rng.standard_normal((6, embedding.shape[1]))
+    tensors["model.embed_tokens.weight"] = (mixed + 0.1 * embedding).astype(np.float32)
+    write_tensors(folder, tensors, "safetensors")
+    options = replace(OPTIONS, quantization=quantization)
+    calibrated = replace(options, calibration_data=str(write(tmp_path / "a.jsonl", count=100)))
+    plain, mended = (build_engine(folder, tmp_path / "e", each).loss for each in (options, calibrated))
+    assert plain is not None
+    assert mended is not None
+    assert mended.divergence < 0.8 * plain.divergence
+
+
+def test_an_engine_of_its_own_directory() -> None:
+    options = replace(OPTIONS, calibration_data="a.jsonl")
+    assert default_output_dir(Path("a/b"), options) == Path("engines/b-fp16-int4-calibrated")
