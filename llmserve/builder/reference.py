@@ -19,8 +19,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.builder.mixed_precision import LINEAR_KINDS
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
-from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Part, round_activations, round_to_steps, round_weight
+from llmserve.builder.quantization import Matrix, Part, round_activations, round_to_steps, round_weight
 from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from llmserve.builder.calibration.encoder import Encoder, Ids
 from llmserve.builder.calibration.text import CalibrationText, read_calibration
 from llmserve.builder.loss import passage_ids
+from llmserve.builder.mixed_precision import quantized_params
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Part, keeps_integers, quantized_params
+from llmserve.builder.quantization import Part, keeps_integers
 from llmserve.builder.targets.base import Target
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights

@@ -14,6 +14,7 @@ import pytest
 
 from llmserve.builder import pieces
 from llmserve.builder.build import build_engine
+from llmserve.builder.loss import MOST_TOKENS
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
 from llmserve.engine.artifact import CACHE_FILE, SELFTEST_FILE, EngineDirectory
@@ -221,11 +222,13 @@ def test_the_manifest_names_the_device(tmp_path: Path) -> None:
 
 
 def test_memory_stays_near_one_tensor(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 20}
+    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 40}
     checkpoint = make_checkpoint(tmp_path / "c", "llama", dtype="bfloat16", **sizes)
     total = (checkpoint / "model.safetensors").stat().st_size
     largest = 2 * 512 * 192 * np.dtype(np.float32).itemsize
-    assert total > 20 * largest
+    # of what a layer computes for the passage, twice, whatever the number of layers
+    passage = 2 * MOST_TOKENS * 2 * (2 * 512) * np.dtype(np.float32).itemsize
+    assert total > 40 * largest
     for quantization in ("", "int8", "int4"):
         tracemalloc.start()
         try:
@@ -233,4 +236,4 @@ def test_memory_stays_near_one_tensor(tmp_path: Path) -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert peak < 6 * largest < total / 3
+        assert peak < 6 * largest + (passage if quantization else 0) < total / 3

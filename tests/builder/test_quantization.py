@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llmserve.builder import quantization
+from llmserve.builder.mixed_precision import quantized_params
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import (
     QUANTIZED_GROUP,
@@ -14,7 +15,6 @@ from llmserve.builder.quantization import (
     Matrix,
     Part,
     in_groups,
-    quantized_params,
     round_activations,
     round_to_steps,
     round_weight,
