@@ -65,7 +65,11 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     ensembles = Ensembles(core)
     state = State(ensembles, extensions, Conversations(core), TokenTexts(ensembles))
     models = Models(state)
-    get: tuple[tuple[str, Endpoint], ...] = (("/v1/models", models.list), ("/v1/models/{model}", models.retrieve))
+    get: tuple[tuple[str, Endpoint], ...] = (
+        ("/v1/models", models.list),
+        ("/v1/models/{model}", models.retrieve),
+        ("/tokenizer_info", models.tokenizer_info),
+    )
     post: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/completions", Completions(state).create),
         ("/v1/chat/completions", Chat(state).create),

@@ -11,12 +11,21 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
+from llmserve.frontends.http.error_answers import JSON
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.openai.ensembles import Ensemble, Values
-from llmserve.frontends.openai.event_stream import DONE, EventStream, Template, data, json_answer, json_string
+from llmserve.frontends.openai.event_stream import (
+    DONE,
+    EventStream,
+    Template,
+    data,
+    encoded_slowly,
+    json_answer,
+    json_string,
+)
 from llmserve.frontends.openai.fields import MAX_TOKENS, MAX_TOP, Sampled, TemplateValues
-from llmserve.frontends.openai.generation import Answer, Piece, Usage, answers, total_usage
-from llmserve.frontends.openai.log_probs import chat_log_probs, log_prob_values, scored_output
+from llmserve.frontends.openai.generation import Answer, Caller, Piece, Usage, answers, total_usage
+from llmserve.frontends.openai.log_probs import Scored, TokenBytes, chat_log_probs, log_prob_values, scored_output
 from llmserve.frontends.openai.replies import finish_reason, new_id, usage_document
 from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import Strict, refused
@@ -122,31 +131,15 @@ class Chat:
         )
         if body.stream:
             return EventStream(self._events(body, ensemble, pieces, num_answers))
-        found = await answers(pieces, num_answers)
-        return json_answer(await self._document(body, ensemble, found))
+        return await self._reply(body, ensemble, caller, await answers(pieces, num_answers))
 
-    async def _document(self, body: ChatRequest, ensemble: Ensemble, found: Sequence[Answer]) -> Json:
-        document: dict[str, Json] = {
-            "id": new_id("chatcmpl"),
-            "object": OBJECT,
-            "created": int(time.time()),
-            "model": body.model,
-            "choices": [await self._choice(body, ensemble, answer, index) for index, answer in enumerate(found)],
-            "usage": usage_document(total_usage([found])),
-        }
-        warning = next((answer.warning for answer in found if answer.warning), "")
-        return document | ({"warning": warning} if warning else {})
-
-    async def _choice(self, body: ChatRequest, ensemble: Ensemble, answer: Answer, index: int) -> Json:
-        content: list[Json] = []
-        for piece in answer.pieces if body.logprobs else ():
-            content += await self._scored(ensemble, piece)
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": {"content": content, "refusal": None} if body.logprobs else None,
-            "finish_reason": finish_reason(answer.finish_reason),
-        }
+    async def _reply(self, body: ChatRequest, ensemble: Ensemble, caller: Caller, found: Sequence[Answer]) -> Response:
+        if not body.logprobs:
+            return json_answer(_document(body, found, [], {}))
+        scored = await caller.beside_loop(lambda: [_scored(answer.pieces) for answer in found], found)
+        texts = await self.state.token_texts.of(ensemble, (one for tokens in scored for one in tokens))
+        content = await caller.beside_loop(lambda: encoded_slowly(_document(body, found, scored, texts)), found)
+        return Response(content, media_type=JSON)
 
     async def _events(
         self, body: ChatRequest, ensemble: Ensemble, pieces: AsyncGenerator[Piece, None], num_answers: int
@@ -170,7 +163,7 @@ class Chat:
                         yield data({**head, "choices": [_delta(opening, index)], **rest})
                 if body.logprobs:
                     choice = _delta({"content": piece.text}, piece.index)
-                    choice["logprobs"] = {"content": await self._scored(ensemble, piece), "refusal": None}
+                    choice["logprobs"] = await self._log_probs(ensemble, piece)
                     yield data({**head, "choices": [choice], **rest})
                 elif piece.text:
                     yield templates[piece.index].filled(json_string(piece.text))
@@ -183,9 +176,43 @@ class Chat:
             yield data({**head, "choices": [], "usage": usage_document(total)})
         yield DONE
 
-    async def _scored(self, ensemble: Ensemble, piece: Piece) -> list[Json]:
-        tokens = scored_output(piece.arrays)
-        return chat_log_probs(tokens, await self.state.token_texts.of(ensemble, tokens))
+    async def _log_probs(self, ensemble: Ensemble, piece: Piece) -> Json:
+        tokens = _scored([piece])
+        return _log_probs_document(tokens, await self.state.token_texts.of(ensemble, tokens))
+
+
+def _scored(pieces: Sequence[Piece]) -> list[Scored]:
+    return [one for piece in pieces for one in scored_output(piece.arrays)]
+
+
+def _log_probs_document(tokens: Sequence[Scored], texts: TokenBytes) -> Json:
+    return {"content": chat_log_probs(tokens, texts), "refusal": None}
+
+
+def _document(
+    body: ChatRequest, found: Sequence[Answer], scored: Sequence[Sequence[Scored]], texts: TokenBytes
+) -> Json:
+    choices: list[dict[str, Json]] = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": finish_reason(answer.finish_reason),
+        }
+        for index, answer in enumerate(found)
+    ]
+    for choice, tokens in zip(choices, scored, strict=False):
+        choice["logprobs"] = _log_probs_document(tokens, texts)
+    document: dict[str, Json] = {
+        "id": new_id("chatcmpl"),
+        "object": OBJECT,
+        "created": int(time.time()),
+        "model": body.model,
+        "choices": choices,
+        "usage": usage_document(total_usage([found])),
+    }
+    warning = next((answer.warning for answer in found if answer.warning), "")
+    return document | ({"warning": warning} if warning else {})
 
 
 def _added(total: Usage | None, piece: Piece) -> Usage | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self, TypeAlias
@@ -12,13 +12,23 @@ from typing import Annotated, Any, Self, TypeAlias
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
+from llmserve.frontends.http.error_answers import JSON
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.openai.ensembles import Ensemble, Values
-from llmserve.frontends.openai.event_stream import DONE, EventStream, Template, data, json_answer, json_string
+from llmserve.frontends.openai.event_stream import (
+    DONE,
+    EventStream,
+    Template,
+    data,
+    encoded_slowly,
+    json_answer,
+    json_string,
+)
 from llmserve.frontends.openai.fields import MAX_ANSWERS, MAX_TOKENS, MAX_TOP, Sampled
 from llmserve.frontends.openai.generation import Answer, Caller, Piece, Sampling, Usage, answers, total_usage
 from llmserve.frontends.openai.log_probs import (
     Scored,
+    TokenBytes,
     completion_log_probs,
     log_prob_values,
     scored_output,
@@ -110,7 +120,18 @@ class Completions:
                 prompt.answers = await answers(pieces, sampling.num_answers)
 
         await _first_failure([run(prompt) for prompt in prompts])
-        return json_answer(await self._document(body, ensemble, prompts))
+        return await self._reply(body, ensemble, caller, prompts)
+
+    async def _reply(
+        self, body: CompletionRequest, ensemble: Ensemble, caller: Caller, prompts: Sequence[_Prompt]
+    ) -> Response:
+        if body.logprobs is None:
+            return json_answer(_document(body, prompts, [], {}))
+        found = [answer for prompt in prompts for answer in prompt.answers]
+        scored = await caller.beside_loop(lambda: [*_scored(body, prompts)], found)
+        texts = await self.state.token_texts.of(ensemble, (one for tokens in scored for one in tokens))
+        content = await caller.beside_loop(lambda: encoded_slowly(_document(body, prompts, scored, texts)), found)
+        return Response(content, media_type=JSON)
 
     def _sampling(self, body: CompletionRequest) -> Sampling:
         more: Values = {}
@@ -134,44 +155,6 @@ class Completions:
                 prompt.values = {"prompt_ids": prompt.ids}
         else:
             prompt.ids, prompt.text = given, await ensembles.text_of(ensemble, given)
-
-    async def _document(self, body: CompletionRequest, ensemble: Ensemble, prompts: Sequence[_Prompt]) -> Json:
-        choices: list[Json] = []
-        for prompt in prompts:
-            for answer in _best(prompt.answers, body.n or 1):
-                choices.append(await self._choice(body, ensemble, prompt, answer, len(choices)))
-        usage = total_usage([prompt.answers for prompt in prompts])
-        if usage is not None and body.max_tokens == 0:
-            usage = replace(usage, completion=0)
-        warning = next((answer.warning for prompt in prompts for answer in prompt.answers if answer.warning), "")
-        document = {
-            "id": new_id("cmpl"),
-            "object": OBJECT,
-            "created": int(time.time()),
-            "model": body.model,
-            "choices": choices,
-            "usage": usage_document(usage),
-        }
-        return document | ({"warning": warning} if warning else {})
-
-    async def _choice(
-        self, body: CompletionRequest, ensemble: Ensemble, prompt: _Prompt, answer: Answer, index: int
-    ) -> Json:
-        tokens: list[Scored] = []
-        text, reason = answer.text, finish_reason(answer.finish_reason)
-        if body.max_tokens == 0:
-            text, reason = "", "length"
-        elif body.logprobs is not None:
-            tokens = [one for piece in answer.pieces for one in scored_output(piece.arrays)]
-        if body.echo:
-            text = prompt.text + text
-            if body.logprobs is not None:
-                tokens = [*scored_prompt([one.pieces[0].arrays for one in prompt.answers], prompt.ids), *tokens]
-        log_probs = None
-        if body.logprobs is not None:
-            texts = await self.state.token_texts.of(ensemble, tokens)
-            log_probs = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs)
-        return {"text": text, "index": index, "logprobs": log_probs, "finish_reason": reason}
 
     async def _events(
         self,
@@ -219,6 +202,43 @@ class Completions:
         tokens = scored_output(piece.arrays)
         texts = await self.state.token_texts.of(ensemble, tokens)
         return completion_log_probs(tokens, texts, offset=offset, num_top=body.logprobs or 0)
+
+
+def _scored(body: CompletionRequest, prompts: Sequence[_Prompt]) -> Iterator[list[Scored]]:
+    """The tokens of each choice, in their order."""
+    for prompt in prompts:
+        before = scored_prompt([one.pieces[0].arrays for one in prompt.answers], prompt.ids) if body.echo else []
+        for answer in _best(prompt.answers, body.n or 1):
+            has_answer = body.max_tokens != 0
+            after = (one for piece in answer.pieces for one in scored_output(piece.arrays))
+            yield [*before, *(after if has_answer else ())]
+
+
+def _document(
+    body: CompletionRequest, prompts: Sequence[_Prompt], scored: Sequence[Sequence[Scored]], texts: TokenBytes
+) -> Json:
+    choices: list[dict[str, Json]] = []
+    for prompt in prompts:
+        for answer in _best(prompt.answers, body.n or 1):
+            text, reason = answer.text, finish_reason(answer.finish_reason)
+            if body.max_tokens == 0:
+                text, reason = "", "length"
+            choices.append(_choice(prompt.text + text, len(choices), reason))
+    for choice, tokens in zip(choices, scored, strict=False):
+        choice["logprobs"] = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs or 0)
+    usage = total_usage([prompt.answers for prompt in prompts])
+    if usage is not None and body.max_tokens == 0:
+        usage = replace(usage, completion=0)
+    warning = next((answer.warning for prompt in prompts for answer in prompt.answers if answer.warning), "")
+    document = {
+        "id": new_id("cmpl"),
+        "object": OBJECT,
+        "created": int(time.time()),
+        "model": body.model,
+        "choices": choices,
+        "usage": usage_document(usage),
+    }
+    return document | ({"warning": warning} if warning else {})
 
 
 def _choice(text: str, index: int, reason: str | None = None) -> dict[str, Json]:

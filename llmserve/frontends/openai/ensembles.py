@@ -124,6 +124,13 @@ class Ensembles:
             raise ModelNotFound(problem, "model", "model_not_found")
         return found
 
+    def only(self) -> Ensemble:
+        """For requests that name no model. Raises `Refused` unless there is exactly one."""
+        names = list(self.names())
+        if len(names) != 1:
+            raise Refused(f"the request must name a model: there are {', '.join(names) or 'none'}", "model")
+        return self.find(names[0])
+
     def _look(self, name: str) -> Ensemble | None:
         config = self.core.model_config(name)
         if self._configs.get(name) is not config:  # loaded anew
@@ -132,6 +139,14 @@ class Ensembles:
 
     async def prompt_ids(self, ensemble: Ensemble, values: Values) -> list[int]:
         """The ids that the ensemble's first step makes of a prompt, whose `values` are the ensemble's inputs."""
+        return _values(await self._prepared(ensemble, values), "INPUT_ID")
+
+    async def end_ids(self, ensemble: Ensemble) -> tuple[int, int]:
+        """The ids that end and pad an answer; -1: none."""
+        outputs = await self._prepared(ensemble, {"text_input": ["x"]})
+        return _values(outputs, "OUT_END_ID")[0], _values(outputs, "OUT_PAD_ID")[0]
+
+    async def _prepared(self, ensemble: Ensemble, values: Values) -> Mapping[str, Tensor]:
         given = ensemble.tensors({"max_tokens": [1], **values})
         step = next(step for step in ensemble.config.ensemble_scheduling.step if step.model_name == ensemble.encoder)
         renamed = {
@@ -139,8 +154,8 @@ class Ensembles:
             for name, source in step.input_map.items()
             if source in given
         }
-        request = InferRequest(ensemble.encoder, renamed, requested_outputs=("INPUT_ID",))
-        return _values(await self._ask(request), "INPUT_ID")
+        outputs = ("INPUT_ID", "OUT_END_ID", "OUT_PAD_ID")
+        return await self._ask(InferRequest(ensemble.encoder, renamed, requested_outputs=outputs))
 
     async def text_of(self, ensemble: Ensemble, ids: Sequence[int]) -> str:
         """What the ensemble's last step makes of ids."""

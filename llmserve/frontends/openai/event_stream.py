@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from llmserve.frontends.http.asgi import Message, Receive, Send
 from llmserve.frontends.http.error_answers import JSON
-from llmserve.frontends.http.json_fields import Json, encode_json
+from llmserve.frontends.http.json_fields import ENCODER, Json, encode_json
 from llmserve.frontends.openai.failures import Failure, error_document, failure_of
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -91,3 +91,8 @@ def error_response(path: str, failure: Failure) -> Response:
 
 def json_answer(document: Json) -> Response:
     return Response(encode_json(document), media_type=JSON)
+
+
+def encoded_slowly(document: Json) -> bytes:
+    """In many steps, between which other threads run: for documents that may be large, in a thread."""
+    return "".join(ENCODER.iterencode(document)).encode("utf-8", "replace")

@@ -23,6 +23,7 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("GET", "/openapi.json"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
+    ("GET", "/tokenizer_info"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/responses"),
@@ -31,7 +32,7 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 )
-PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/openapi.json")
+PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json")
 
 
 def in_openais_words(request: Request, status: int, problem: str) -> WholeAnswer:

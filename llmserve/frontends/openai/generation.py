@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from llmserve.frontends.http.admission import header_of
+from llmserve.frontends.http.bodies import off_loop
 from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
@@ -19,9 +20,11 @@ from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest
 from llmserve.wire.http1.request import Request
 
+Result = TypeVar("Result")
 Arrays = Mapping[str, NDArray[Any]]
 NO_LIMIT = 2**31 - 1  # of tokens: the engine's own limit holds
 NO_END = -1
+ENTRY_BYTES = 64  # that an id or a log prob becomes, in JSON and on its way there
 UNKNOWN_END = "end_id"  # of an ensemble that does not say why an answer ends
 TEXT = ("text_output", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "warning")
 TOKENS = (
@@ -120,6 +123,12 @@ class Caller:
             if trace is not None:
                 trace.stamp("HTTP_SEND_END")
                 self.extensions.tracer.finish(ensemble.name, trace)
+
+    async def beside_loop(self, work: Callable[[], Result], found: Iterable[Answer]) -> Result:
+        """Do `work` on answers: here, or in a thread when their arrays are long."""
+        size = ENTRY_BYTES * sum(a.size for answer in found for piece in answer.pieces for a in piece.arrays.values())
+        self.request.share.grow(size)
+        return await off_loop(self.request, work, size=size)
 
     def _trace(self, model: str) -> Trace | None:
         """Begun when the model is known, which the body says: it has come."""

@@ -6,8 +6,9 @@ prompt_log_probs [1, m - 1]  prompt_top_ids, prompt_top_log_probs [1, m - 1, k] 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from llmserve.errors import InternalError
 from llmserve.frontends.http.json_fields import Json
@@ -15,6 +16,7 @@ from llmserve.frontends.openai.ensembles import Ensemble, Ensembles, Values
 from llmserve.frontends.openai.generation import Arrays
 
 LOWEST = -9999.0  # JSON has no infinity
+TokenBytes: TypeAlias = Mapping[int, bytes]
 MAX_KNOWN = 300_000  # tokens of one ensemble whose bytes are kept
 
 
@@ -80,7 +82,7 @@ class TokenTexts:
         if made_from is not config or len(known) > MAX_KNOWN:  # loaded anew
             known = {}
             self._known[ensemble.name] = config, known
-        ids = {scored.token for scored in tokens} | {token for scored in tokens for token, _ in scored.top}
+        ids = {token for scored in tokens for token, _ in (*scored.top, (scored.token, 0))}
         if new := [token for token in ids if token not in known]:
             known.update(zip(new, await self._ensembles.bytes_of(ensemble, new), strict=True))
         return known
@@ -94,7 +96,7 @@ def token_text(content: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-def chat_log_probs(tokens: Sequence[Scored], texts: dict[int, bytes]) -> list[Json]:
+def chat_log_probs(tokens: Sequence[Scored], texts: TokenBytes) -> list[Json]:
     return [
         _chat_token(one.token, one.log_prob or 0.0, texts)
         | {"top_logprobs": [_chat_token(token, log_prob, texts) for token, log_prob in one.top]}
@@ -102,14 +104,12 @@ def chat_log_probs(tokens: Sequence[Scored], texts: dict[int, bytes]) -> list[Js
     ]
 
 
-def _chat_token(token: int, log_prob: float, texts: dict[int, bytes]) -> dict[str, Json]:
+def _chat_token(token: int, log_prob: float, texts: TokenBytes) -> dict[str, Json]:
     content = texts[token]
     return {"token": token_text(content), "logprob": max(log_prob, LOWEST), "bytes": list(content)}
 
 
-def completion_log_probs(
-    tokens: Sequence[Scored], texts: dict[int, bytes], *, offset: int, num_top: int
-) -> dict[str, Json]:
+def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, offset: int, num_top: int) -> dict[str, Json]:
     """`offset`: in characters, of the first token in the answer's text."""
     offsets = []
     for one in tokens:
@@ -123,7 +123,7 @@ def completion_log_probs(
     }
 
 
-def _alternatives(one: Scored, texts: dict[int, bytes]) -> dict[str, float] | None:
+def _alternatives(one: Scored, texts: TokenBytes) -> dict[str, float] | None:
     """The likeliest, and the token itself. Of two that are written alike the likelier."""
     if one.log_prob is None:
         return None

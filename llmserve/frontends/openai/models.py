@@ -22,7 +22,7 @@ OWNER = "llmserve"
 
 
 class TokenizeRequest(Strict):
-    model: str
+    model: str | None = Field(None, description="Needed where there are several.")
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = Field(None, description="To a prompt. As the model is configured by default.")
@@ -39,7 +39,7 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
-    model: str
+    model: str | None = Field(None, description="Needed where there are several.")
     tokens: Ids
 
 
@@ -60,7 +60,7 @@ class Models:
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """The ids that a prompt, or a conversation, becomes."""
-        ensemble = self.state.ensembles.find(body.model)
+        ensemble = self._named(body.model)
         ids = await self.state.ensembles.prompt_ids(ensemble, await self._prompt(ensemble, body))
         texts = None
         if body.return_token_strs:
@@ -76,7 +76,20 @@ class Models:
         adds = body.add_special_tokens
         return values if adds is None else {**values, "add_special_tokens": [adds]}
 
+    def _named(self, model: str | None) -> Ensemble:
+        return self.state.ensembles.only() if model is None else self.state.ensembles.find(model)
+
+    async def tokenizer_info(self) -> Response:
+        """Special tokens, as they are spelled: what evaluation harnesses ask for before they have ids made here."""
+        ensembles, ensemble = self.state.ensembles, self.state.ensembles.only()
+        end, pad = await ensembles.end_ids(ensemble)
+        opened = await ensembles.prompt_ids(ensemble, {"text_input": [""], "add_special_tokens": [True]})
+        wanted = {"eos_token": end, "pad_token": pad, "bos_token": opened[0] if opened else -1}
+        texts = await ensembles.bytes_of(ensemble, list(wanted.values()))
+        found = {name: text.decode("utf-8", "replace") or None for name, text in zip(wanted, texts, strict=True)}
+        return json_answer({"tokenizer_class": None, "chat_template": None, **found})
+
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """The text of ids, without special tokens."""
-        ensemble = self.state.ensembles.find(body.model)
+        ensemble = self._named(body.model)
         return json_answer({"prompt": await self.state.ensembles.text_of(ensemble, body.tokens)})

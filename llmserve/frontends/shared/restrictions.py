@@ -60,7 +60,7 @@ CALLS: Mapping[Api, Calls] = {
     ),
     Api.METADATA: Calls(
         ("ServerMetadata", "ModelMetadata"),
-        ("/v2", *_of_model(""), "/openapi.json", "/v1/models", "/v1/models/{model}"),
+        ("/v2", *_of_model(""), "/openapi.json", "/tokenizer_info", "/v1/models", "/v1/models/{model}"),
     ),
     Api.INFERENCE: Calls(
         ("ModelInfer", "ModelStreamInfer"),

@@ -178,3 +178,9 @@ def test_tokens_of_a_text_and_back(http: httpx.Client) -> None:
     chat = http.post("/tokenize", json={"model": "ensemble", "messages": [{"role": "user", "content": "red fox"}]})
     assert chat.json()["tokens"] == [195, *found["tokens"], 196]
     assert http.post("/tokenize", json={"model": "ensemble"}).status_code == 400
+    assert (
+        http.post("/tokenize", json={"prompt": "red fox", "add_special_tokens": False}).json()["tokens"]
+        == found["tokens"]
+    )
+    info = http.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["bos_token"], info["pad_token"]) == ("</s>", None, "<unk>")

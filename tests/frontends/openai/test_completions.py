@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -180,3 +182,10 @@ def test_an_answer_that_is_cut_by_the_engine_says_so(client: openai.OpenAI) -> N
     )
     assert unlimited.choices[0].finish_reason == "length"
     assert "warning" not in (unlimited.model_extra or {})
+
+
+def test_many_log_probs_are_made_beside_the_loop(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "logprobs": 0, "extra_body": {"ignore_eos": True}}
+    one = client.completions.create(**asked, max_tokens=100)
+    many = client.completions.create(**asked, max_tokens=100, n=64)
+    assert [choice.logprobs for choice in many.choices] == [one.choices[0].logprobs] * 64
