@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ Logits: TypeAlias = NDArray[np.float32]  # of one token [vocabulary], or of seve
 class FinishReason(Enum):
     """Why a sequence ended. Names are TensorRT-LLM's."""
 
-    END_ID = "end_id"
+    END_ID = "end_id"  # also of an answer to which its guide lets nothing be added
     STOP_WORDS = "stop_words"
     LENGTH = "length"
     TIMED_OUT = "timed_out"
@@ -33,7 +33,7 @@ class SamplingParams:
     """How the next token is chosen. A field's default means "switched off".
 
     Order of application, on raw logits: repetition, presence and frequency penalties; embedding bias;
-    bans (bad words, `min_tokens`); then greedy, or temperature, top-k, top-p, min-p and a draw.
+    bans (bad words, `min_tokens`); the guide's mask; then greedy, or temperature, top-k, top-p, min-p and a draw.
     Greedy when `temperature == 0` or `top_k == 1`.
     """
 
@@ -86,6 +86,37 @@ class BeamSearch:
     diversity_rate: float | None = None
 
 
+class GuideState(Enum):
+    """Where an answer stands that a guide leads."""
+
+    OPEN = "open"  # more tokens may follow
+    COMPLETE = "complete"  # the answer is what it should be, and nothing may follow
+    STUCK = "stuck"  # it is not, and nothing may follow: no token of the vocabulary fits, or a limit is reached
+
+
+class Matcher(Protocol):
+    """What may follow the tokens of one answer so far. Used by one thread at a time."""
+
+    @property
+    def state(self) -> GuideState: ...
+
+    def mask(self, end_ids: Sequence[int]) -> bytes:
+        """A bit for each token id, the lowest bits first, in words of 32. One of `end_ids` may end what is complete."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Take a token that the mask allows, and that is no end."""
+        ...
+
+
+class Guide(Protocol):
+    """What answers have to look like, in terms of tokens. Shared by requests."""
+
+    def start(self) -> Matcher:
+        """For a new answer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Whom requests are for. Tenants that compete for an engine share it by their weights.
@@ -119,6 +150,7 @@ class GenerateRequest:
     bad_ids: tuple[tuple[int, ...], ...] = ()  # none of these token sequences may be completed
     embedding_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     num_sequences: int = 1  # n answers; sequence i draws from its own random stream
+    guide: Guide | None = None  # every answer follows it, however it is drawn
     beam: BeamSearch | None = None  # instead of sampling; the best answer is sequence 0
     return_log_probs: bool = False
     return_prompt_log_probs: bool = False

@@ -6,7 +6,18 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llmserve.core import FinishReason, GenerateRequest, Logits, PromptScores, Tenant, TokenEvent, TopTokens, Usage
+from llmserve.core import (
+    FinishReason,
+    GenerateRequest,
+    GuideState,
+    Logits,
+    Matcher,
+    PromptScores,
+    Tenant,
+    TokenEvent,
+    TopTokens,
+    Usage,
+)
 from llmserve.scheduler.blocks import ROOT_HASH, hash_block
 from llmserve.scheduler.plan import NO_SCORES, Chunk, ChunkScores, SampleRequest
 from llmserve.scheduler.words import BadWords, StopWords
@@ -23,6 +34,7 @@ class Sequence:
     bad_words: BadWords
     index: int = 0
     leader: Sequence | None = None  # the first sequence of the request, which computes the prompt for all
+    matcher: Matcher | None = None  # of the request's guide; it has seen the output
     cache_root: bytes = ROOT_HASH
     arrival_ns: int = 0  # when the request was made, before any queue
 
@@ -132,6 +144,7 @@ class Sequence:
             num_prompt=self.num_prompt if needs_history else 0,
             bias=request.embedding_bias,
             banned=self._banned_ids(),
+            mask=None if self.matcher is None else self.matcher.mask(self.stop_words.single_ids),
             log_prob=request.return_log_probs,
             num_top=request.num_top_log_probs,
             logits=request.return_generation_logits,
@@ -171,10 +184,22 @@ class Sequence:
         if num_matched:
             is_end_id = num_matched == 1 and token == self.request.end_id
             return self._finish(FinishReason.END_ID if is_end_id else FinishReason.STOP_WORDS, num_matched)
+        if self.matcher is not None and (end := self._guided_end(self.matcher, token)) is not None:
+            return end
         if self.num_output == self.max_tokens:
             return self._finish(FinishReason.LENGTH)
         num_ready = self.num_output - self.stop_words.num_begun(tail)
         return self._event(num_ready) if num_ready > self.num_emitted else None
+
+    def _guided_end(self, matcher: Matcher, token: int) -> TokenEvent | None:
+        """The last event, when nothing may follow `token`. Where only the end token may, `min_tokens` gives way."""
+        if token == self.request.end_id:
+            return self._finish(FinishReason.END_ID, 1)
+        matcher.advance(token)
+        if matcher.state is GuideState.OPEN:
+            return None
+        is_complete = matcher.state is GuideState.COMPLETE
+        return self._finish(FinishReason.END_ID if is_complete else FinishReason.LENGTH)
 
     def time_out(self) -> TokenEvent:
         return self._finish(FinishReason.TIMED_OUT)
@@ -229,10 +254,10 @@ def sequences_for(request: GenerateRequest, ids: Iterator[int], *, max_seq_len: 
     stop_words = StopWords(request.stop_ids + (() if request.end_id is None else ((request.end_id,),)))
     bad_words = BadWords(request.bad_ids)
     max_tokens = request.max_new_tokens(max_seq_len)
-    leader = Sequence(next(ids), request, max_tokens, stop_words, bad_words, arrival_ns=arrival_ns)
-    return [leader] + [
-        Sequence(
-            next(ids), request, max_tokens, stop_words, bad_words, index=index, leader=leader, arrival_ns=arrival_ns
-        )
-        for index in range(1, request.num_sequences)
-    ]
+    sequences: list[Sequence] = []
+    for index in range(request.num_sequences):
+        sequence = Sequence(next(ids), request, max_tokens, stop_words, bad_words, index=index, arrival_ns=arrival_ns)
+        sequence.leader = sequences[0] if sequences else None
+        sequence.matcher = request.guide.start() if request.guide else None
+        sequences.append(sequence)
+    return sequences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
 from tokenizers import Tokenizer as Library
@@ -12,20 +12,9 @@ from tokenizers import Tokenizer as Library
 from llmserve.errors import CheckpointError
 from llmserve.stages.files import TextFiles
 from llmserve.stages.text import without_incomplete_character
+from llmserve.stages.token_bytes import byte_level_bytes, piece_bytes
 
 BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
-META_SPACE = "▁"
-
-
-def _byte_of_letter() -> dict[str, bytes]:
-    """A byte-level vocabulary writes a byte as one letter: the visible ones of Latin-1 as they are, the others as those
-    from 256 on, in order."""
-    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): bytes([byte]) for byte in own} | {chr(256 + n): bytes([byte]) for n, byte in enumerate(others)}
-
-
-BYTE_OF_LETTER = _byte_of_letter()
 
 
 class JsonTokenizer:
@@ -71,21 +60,20 @@ class JsonTokenizer:
         text: str | None = self._library.id_to_token(token) if token >= 0 else None
         if text is None:
             return b""
-        if token in self._added_ids:
-            return text.encode()
-        if self._is_byte_level:
-            return b"".join(BYTE_OF_LETTER.get(letter) or letter.encode() for letter in text)
-        if token in self._byte_ids:
-            return bytes.fromhex(text[3:5])
-        return text.replace(META_SPACE, " ").encode()
+        return text.encode() if token in self._added_ids else self._spelled(text)
+
+    def written_bytes(self) -> Sequence[bytes | None]:
+        silent = {token for token in range(self.vocab_size) if self._library.id_to_token(token) is None}
+        silent |= self._special_ids
+        return [None if token in silent else self.token_bytes(token) for token in range(self.vocab_size)]
 
     @cached_property
     def _added_ids(self) -> frozenset[int]:
         return frozenset(self._library.get_added_tokens_decoder())
 
     @cached_property
-    def _is_byte_level(self) -> bool:
-        return "ByteLevel" in repr(self._library.decoder)
+    def _spelled(self) -> Callable[[str], bytes]:
+        return byte_level_bytes if "ByteLevel" in repr(self._library.decoder) else piece_bytes
 
     @cached_property
     def _without_specials(self) -> Library:

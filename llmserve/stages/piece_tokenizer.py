@@ -17,6 +17,7 @@ import sentencepiece
 from llmserve.errors import CheckpointError
 from llmserve.stages.files import TextFiles, read_json
 from llmserve.stages.text import without_incomplete_character
+from llmserve.stages.token_bytes import piece_bytes
 
 # A serialized `normalizer_spec { add_dummy_prefix: false }`. Appended to a model it overrides that one field, because
 # protobuf merges a message that occurs twice.
@@ -99,8 +100,13 @@ class PieceTokenizer:
     def token_bytes(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size:
             return self._added_texts.get(token, "").encode()
-        piece: str = self._model.id_to_piece(token)
-        return bytes.fromhex(piece[3:5]) if self._model.is_byte(token) else piece.replace(META_SPACE, " ").encode()
+        return piece_bytes(self._model.id_to_piece(token))
+
+    def written_bytes(self) -> Sequence[bytes | None]:
+        model = self._model
+        silent = {token for token in range(self.vocab_size) if model.is_unknown(token) or model.is_unused(token)}
+        silent |= self._special_ids
+        return [None if token in silent else self.token_bytes(token) for token in range(self.vocab_size)]
 
     @cached_property
     def _added_texts(self) -> dict[int, str]:

@@ -51,6 +51,10 @@ class Tokenizer(Protocol):
         """What one id stands for by itself: a part of a character maybe, and a special token's own spelling."""
         ...
 
+    def written_bytes(self) -> Sequence[bytes | None]:
+        """What each token writes into a text; None for special tokens, and where nothing is known."""
+        ...
+
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of an engine directory or a checkpoint. `CheckpointError` when its files are missing or corrupt."""

@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
-from llmserve.core import FinishReason, GenerateRequest, PromptScores, SamplingParams, TokenEvent
+from llmserve.core import FinishReason, GenerateRequest, GuideState, PromptScores, SamplingParams, TokenEvent
 from llmserve.engine.base import Engine
 from llmserve.errors import InvalidArgument, Unavailable, Unsupported
 from tests.contracts.engines import ENGINES, INSTALLED
@@ -188,6 +188,42 @@ async def test_what_is_asked_about_the_distribution_is_told_or_refused_by_name(
     assert found == tuple(count if name_of_wish == asking else 0 for asking, count in zip(ASKED, full, strict=True))
     assert set(top) <= {(3, 3)}
     assert set(rows) <= {(engine.info.vocab_size,)}
+
+
+class Evens:
+    """A guide: even ids, five of them, then the end."""
+
+    state = GuideState.OPEN
+
+    def __init__(self, vocab_size: int, num_left: int = 5) -> None:
+        self._vocab_size = vocab_size
+        self._num_left = num_left
+
+    def start(self) -> Evens:
+        return Evens(self._vocab_size)
+
+    def mask(self, end_ids: Sequence[int]) -> bytes:
+        return b"\x55" * (-(-self._vocab_size // 32) * 4)
+
+    def advance(self, token: int) -> None:
+        assert token % 2 == 0
+        self._num_left -= 1
+        if not self._num_left:
+            self.state = GuideState.COMPLETE
+
+
+async def test_an_answer_follows_its_guide_or_the_guide_is_refused_by_name(engine: Engine) -> None:
+    asked = replace(REQUEST, guide=Evens(engine.info.vocab_size), sampling=RANDOM, num_sequences=2)
+    if engine.info.target == "tensorrt_llm":
+        with pytest.raises(Unsupported, match="guided_decoding_guide"):
+            engine.submit(asked)
+        return
+    events = await events_of(engine, asked)
+    for index in range(2):
+        mine = [event for event in events if event.sequence_index == index]
+        tokens = [token for event in mine for token in event.token_ids]
+        assert (len(tokens), mine[-1].finish_reason) == (5, FinishReason.END_ID)
+        assert all(token % 2 == 0 for token in tokens)
 
 
 async def test_the_answer_ends_where_max_seq_len_ends(engine: Engine) -> None:

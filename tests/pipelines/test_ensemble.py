@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -249,6 +250,14 @@ async def test_what_is_asked_about_the_distribution_reaches_the_client(
         assert top.data.tolist() == [[[0, 1]] * top.shape[1]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_guided_answer_has_the_form_that_was_asked_for(core: InferenceCore, stream: bool) -> None:
+    guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": r"[a-z]{2,8}( [a-z]{2,8}){2}\."}
+    answer = await ask(core, "ensemble", text_input="The fox", max_tokens=60, stream=stream, **guide)
+    assert re.fullmatch(guide["guided_decoding_guide"], text_of(answer))
+    assert value(answer[-1], "finish_reason") == "end_id"
+
+
 async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
     async with serving(text_dir, lambda: fake_engine(LIMITS, step_delay_s=0.01)) as core:
         running = asyncio.create_task(
@@ -277,6 +286,11 @@ async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
         ({"text_input": "x", "prompt_table_extra_id": 1}, Code.UNIMPLEMENTED, "prompt_table_extra_id.* not supported"),
         ({"text_input": "x", "lora_task_id": 1}, Code.UNIMPLEMENTED, "lora_task_id is not supported"),
         ({"messages": "{"}, Code.INVALID_ARGUMENT, "JSON"),
+        (
+            {"text_input": "x", "guided_decoding_guide_type": "regex", "guided_decoding_guide": "["},
+            Code.INVALID_ARGUMENT,
+            "the regex guide cannot be followed: .*unclosed",
+        ),
     ],
 )
 async def test_bad_requests_are_refused_and_the_next_one_is_served(

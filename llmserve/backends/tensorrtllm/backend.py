@@ -24,6 +24,7 @@ from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, Not
 from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 from llmserve.stages.generate import GeneratedEvent, generate
+from llmserve.stages.guides import GuideCompiler
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class EngineInstance:
     version: str
     excludes_input: bool
     _active: ActiveRequests = field(default_factory=ActiveRequests)
+    _guides: GuideCompiler | None = None  # from the first guide on
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
@@ -81,6 +83,8 @@ class EngineInstance:
         return self.engine.healthy()
 
     async def close(self) -> None:
+        if self._guides is not None:
+            self._guides.close()
         await asyncio.to_thread(self.engine.close)
 
     async def _respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
@@ -90,7 +94,7 @@ class EngineInstance:
                 self._stop(request)
                 yield self._response(request, final=True)
                 return
-            job = self._read(request)
+            job = await self._guided(self._read(request))
             # First of all the engine refuses what it cannot answer; it starts with the first pull.
             stops = job.stop_strings if job.generate.beam is None else ()  # of beams, only ids stop: each has its text
             stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=stops)
@@ -108,6 +112,16 @@ class EngineInstance:
                         yield self._response(request, outputs, final=answer.is_complete)
         except LlmserveError as error:
             yield self._response(request, error=error, final=True)
+
+    async def _guided(self, job: TensorRequest) -> TensorRequest:
+        """With its guide compiled, where it has one."""
+        if job.guide is None:
+            return job
+        if self._guides is None:
+            if self.tokenizer is None:
+                raise InvalidArgument("guides need a tokenizer, and there is none beside the engine; set tokenizer_dir")
+            self._guides = GuideCompiler(self.tokenizer, self.engine.info.vocab_size)
+        return replace(job, generate=replace(job.generate, guide=await self._guides.compiled(job.guide)))
 
     def _stop(self, request: InferRequest) -> None:
         if not request.request_id:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from llmserve.core import BeamSearch, GenerateRequest, SamplingParams
 from llmserve.errors import InvalidArgument, LlmserveError, Unsupported, raise_problems
 from llmserve.serving.types import Tensor
+from llmserve.stages.guides import GuideKind, GuideText
 from llmserve.stages.text import text_from_bytes
 from llmserve.stages.word_lists import unpack_word_list
 
@@ -28,7 +29,7 @@ UNSUPPORTED_INPUTS = (  # refused rather than swallowed
     "prompt_embedding_table", "prompt_table_extra_ids", "prompt_vocab_size", "cross_attention_mask",
     "skip_cross_attn_blocks", "mrope_rotary_cos_sin",
     "mrope_position_deltas", "lora_task_id", "lora_weights", "lora_config", "context_phase_params",
-    "guided_decoding_guide_type", "guided_decoding_guide", "runtime_top_p_min", "runtime_top_p_decay",
+    "runtime_top_p_min", "runtime_top_p_decay",
     "runtime_top_p_reset_ids", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
     "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
     "retention_token_range_durations_ms", "retention_decode_priority", "retention_decode_duration_ms",
@@ -45,6 +46,7 @@ class TensorRequest:
     excludes_input: bool
     stop_strings: tuple[str, ...]
     prompt_warnings: tuple[str, ...] = ()  # of preprocessing, for the client
+    guide: GuideText | None = None  # what the answers have to look like; to be compiled
 
 
 def is_stop(inputs: Mapping[str, Tensor]) -> bool:
@@ -80,6 +82,7 @@ def read_request(
         excludes_input=reader.flag("exclude_input_in_output", excludes_input),
         stop_strings=reader.strings("stop_words"),
         prompt_warnings=reader.strings("prompt_warning"),
+        guide=_guide(reader),
     )
     if request.generate.beam and request.streaming:
         reader.problems.append("streaming needs a beam_width of 1: which beam is best is known at the end only")
@@ -105,6 +108,22 @@ def _beam(reader: _Reader, max_beam_width: int) -> BeamSearch | None:
         if reader.has("beam_search_diversity_rate")
         else None,
     )
+
+
+def _guide(reader: _Reader) -> GuideText | None:
+    kinds, texts = reader.strings("guided_decoding_guide_type"), reader.strings("guided_decoding_guide")
+    if not kinds and not texts:
+        return None
+    known = {kind.value: kind for kind in GuideKind}
+    kind = known.get(kinds[0]) if len(kinds) == 1 else None
+    if kind is None:
+        given = ", ".join(kinds) or "nothing"
+        reader.problems.append(f"guided_decoding_guide_type must be one of {', '.join(known)}, got {given}")
+        return None
+    if len(texts) not in ((0, 1) if kind is GuideKind.JSON else (1,)):
+        reader.problems.append(f"guided_decoding_guide must be one text for the type {kind.value}, got {len(texts)}")
+        return None
+    return GuideText(kind, texts[0] if kind is not GuideKind.JSON else "")
 
 
 def _sampling(reader: _Reader) -> SamplingParams:

@@ -19,7 +19,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -45,11 +45,14 @@ assert SAMPLE.size == SAMPLE_PLACE.size + SAMPLE_DRAW.size + SAMPLE_WANTS.size
 class StepRecord(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("token_ids", "chunks", "block_ids", "selected_rows", "kept_rows")),
-        *((name, ctypes.c_void_p) for name in ("samples", "scores", "sample_ids", "bias_values")),
+        *((name, ctypes.c_void_p) for name in ("samples", "scores", "sample_ids", "bias_values", "mask_words")),
         *((name, ctypes.c_void_p) for name in ("tokens", "log_probs", "score_log_probs", "top_ids", "top_log_probs")),
         ("logits", ctypes.c_void_p),
         *((name, ctypes.c_uint32) for name in ("num_tokens", "num_chunks", "num_block_ids", "num_selected")),
-        *((name, ctypes.c_uint32) for name in ("num_kept", "num_samples", "num_scores", "num_sample_ids", "num_top")),
+        *(
+            (name, ctypes.c_uint32)
+            for name in ("num_kept", "num_samples", "num_scores", "num_sample_ids", "num_top", "num_mask_words")
+        ),
     )
 
 

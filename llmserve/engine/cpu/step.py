@@ -19,7 +19,8 @@ from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 
 LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 MAX_KNOWN_DRAWS = 4096
-WANTS = SAMPLE_WANTS.pack(False, 0, 0, 0), SAMPLE_WANTS.pack(True, 0, 0, 0)
+NO_MASK = 2**32 - 1
+WANTS = SAMPLE_WANTS.pack(False, 0, 0, NO_MASK), SAMPLE_WANTS.pack(True, 0, 0, NO_MASK)
 assert sys.byteorder == "little", "the records are little endian"
 
 
@@ -71,6 +72,7 @@ class FlatStep:
         self._chunks, self._rows, self._kept = array("I"), array("I"), array("I")
         self._scores: list[bytes] = []
         self._num_top = 0
+        self._masks = array("I")
         self._lists: list[array[int]] = []  # which end to end are the ids that samples refer to
         self._num_sample_ids = 0
         self._bias_values = array("f")  # at the places of their ids
@@ -164,9 +166,17 @@ class FlatStep:
             banned_end,
         )
         wants = WANTS[sample.log_prob]
-        if sample.num_top:
-            wants = SAMPLE_WANTS.pack(sample.log_prob, sample.num_top, self._add_top(sample.num_top), 0)
+        if sample.num_top or sample.mask is not None:
+            first_top, first_mask = self._add_top(sample.num_top), self._add_mask(sample.mask)
+            wants = SAMPLE_WANTS.pack(sample.log_prob, sample.num_top, first_top, first_mask)
         return place + self._memory.draw(sample.params, self._vocab_size) + wants
+
+    def _add_mask(self, mask: bytes | None) -> int:
+        if mask is None:
+            return NO_MASK
+        begin = len(self._masks)
+        self._masks.frombytes(mask)
+        return begin
 
     def _add_bias(self, bias: Sequence[tuple[int, float]]) -> int:
         begin, end = self._add_ids([token_id for token_id, _ in bias])
@@ -197,6 +207,7 @@ class FlatStep:
             _address(self._score_records),
             sample_ids,
             _address(self._bias_values),
+            _address(self._masks),
             _address(self._tokens),
             _address(self._log_probs),
             _address(self._score_log_probs),
@@ -212,6 +223,7 @@ class FlatStep:
             len(self._scores),
             self._num_sample_ids,
             self._num_top,
+            len(self._masks),
         )
 
 

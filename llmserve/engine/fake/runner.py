@@ -15,7 +15,7 @@ Of the sampling parameters it honours the ones that change which token is right:
 
     not greedy      the token is moved on by seed + index of the sequence, so n answers differ
     bias            the token with the largest positive bias wins
-    banned          the token is moved on to the next one that is not banned
+    banned, mask    the token is moved on to the next one that is neither banned nor masked
     log_prob        -(token + 1) / vocab_size, so that the most likely tokens are 0, 1, 2 and so on
 
 A prompt's log-prob tells what was read, too: that of `token` after the tokens before it is that of (h + token) %
@@ -121,9 +121,13 @@ def fake_sample(token_ids: Sequence[int], sample: SampleRequest, vocab_size: int
     best_id, best_bias = max(sample.bias, key=lambda item: item[1], default=(token, 0.0))
     if best_bias > 0:
         token = best_id
-    while token in sample.banned:
+    while token in sample.banned or not is_allowed(sample.mask, token):
         token = (token + 1) % vocab_size
     return token
+
+
+def is_allowed(mask: bytes | None, token: int) -> bool:
+    return mask is None or bool(mask[token // 8] >> token % 8 & 1)
 
 
 def fake_answer(prompt_ids: Sequence[int], num_tokens: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> list[int]:

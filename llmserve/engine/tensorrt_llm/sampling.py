@@ -93,6 +93,7 @@ def check_scores(request: GenerateRequest) -> None:
         "return_prompt_log_probs": request.return_prompt_log_probs,
         "return_context_logits": request.return_context_logits,
         "return_generation_logits": request.return_generation_logits,
+        "guided_decoding_guide": request.guide is not None,
     }
     if names := ", ".join(name for name, is_wanted in wanted.items() if is_wanted):
         raise Unsupported(f"request {request.request_id!r}: an engine for TensorRT-LLM does not answer {names}")

@@ -223,6 +223,7 @@ async def test_the_end_id_stops_and_is_not_shown(engine: InflightEngine) -> None
         ({"input_ids": [1] * 300, "input_lengths": 300}, "too long"),
         ({"input_ids": [5000, 1, 1]}, "vocabulary"),
         ({"stop_words": [b"x"]}, "tokenizer"),
+        ({"guided_decoding_guide_type": [b"json"]}, "guides need a tokenizer"),
     ],
 )
 async def test_bad_requests_become_an_error_response(

@@ -10,6 +10,7 @@ from llmserve.backends.tensorrtllm.request_tensors import UNSUPPORTED_INPUTS, Te
 from llmserve.core import BeamSearch, SamplingParams
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.serving.types import Tensor
+from llmserve.stages.guides import GuideKind, GuideText
 from tests.backends.tensorrtllm.models import tensors
 
 
@@ -163,6 +164,31 @@ def test_what_may_be_asked_about_the_distribution() -> None:
     ).generate
     assert (asked.return_context_logits, asked.return_generation_logits) == (True, True)
     assert (asked.num_top_log_probs, asked.return_prompt_log_probs) == (5, True)
+
+
+def test_guides_by_tensorrt_llms_names() -> None:
+    assert read().guide is None
+    schema = '{"type": "object"}'
+    given = read(guided_decoding_guide_type=[b"json_schema"], guided_decoding_guide=[schema.encode()])
+    assert given.guide == GuideText(GuideKind.JSON_SCHEMA, schema)
+    assert read(guided_decoding_guide_type=[b"json"]).guide == GuideText(GuideKind.JSON)
+    given = read(guided_decoding_guide_type=[b"json"], guided_decoding_guide=[b"x"])
+    assert given.guide == GuideText(GuideKind.JSON)
+    assert read(guided_decoding_guide_type=[b""], guided_decoding_guide=[b""]).guide is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"guided_decoding_guide_type": "xml"}, "must be one of json, json_schema, regex, ebnf_grammar, got xml"),
+        ({"guided_decoding_guide_type": "structural_tag", "guided_decoding_guide": "{}"}, "got structural_tag"),
+        ({"guided_decoding_guide": "a+"}, "guided_decoding_guide_type must be .* got nothing"),
+        ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide must be one text for the type regex, got 0"),
+    ],
+)
+def test_guides_that_are_half_said_are_refused(values: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        read(**{name: [text.encode()] for name, text in values.items()})  # type: ignore[arg-type]
 
 
 def test_stop_is_a_flag() -> None:

@@ -23,7 +23,7 @@ from llmserve.engine.cpu.runner import available_isas
 from llmserve.engine.cpu.step import FlatStep, StepMemory
 from llmserve.scheduler.plan import StepPlan
 
-REQUEST = struct.Struct("<11I")  # kind, nine counts of a step, value
+REQUEST = struct.Struct("<12I")  # kind, ten counts of a step, value
 REPLY = struct.Struct("<2I")  # status, bytes of text
 PROGRAM = tuple(os.environ.get("LLMSERVE_STEPS_PROGRAM", "").split())
 
@@ -61,11 +61,11 @@ class OtherRunner:
             (r.token_ids, 4 * r.num_tokens), (r.chunks, CHUNK.size * r.num_chunks), (r.block_ids, 4 * r.num_block_ids),
             (r.selected_rows, 4 * r.num_selected), (r.kept_rows, 4 * r.num_kept),
             (r.samples, SAMPLE.size * r.num_samples), (r.scores, SCORE.size * r.num_scores),
-            (r.sample_ids, 4 * r.num_sample_ids),
+            (r.sample_ids, 4 * r.num_sample_ids), (r.mask_words, 4 * r.num_mask_words),
         )  # fmt: skip
         counts = (
             *(r.num_tokens, r.num_chunks, r.num_block_ids, r.num_selected, r.num_kept),
-            *(r.num_samples, r.num_scores, r.num_sample_ids, r.num_top),
+            *(r.num_samples, r.num_scores, r.num_sample_ids, r.num_top, r.num_mask_words),
         )
         payload = b"".join(ctypes.string_at(address, size) for address, size in arrays if size)
         self._ask(REQUEST.pack(Kind.STEP, *counts, 0) + payload)
@@ -80,10 +80,10 @@ class OtherRunner:
         return flat.result()
 
     def set_tactics(self, table: bytes) -> None:
-        self._ask(REQUEST.pack(Kind.SET_TACTICS, *[0] * 9, len(table)) + table)
+        self._ask(REQUEST.pack(Kind.SET_TACTICS, *[0] * 10, len(table)) + table)
 
     def tactics(self, weight_type: int) -> list[str]:
-        return self._ask(REQUEST.pack(Kind.TACTICS, *[0] * 9, weight_type)).partition(";")[0].split(",")
+        return self._ask(REQUEST.pack(Kind.TACTICS, *[0] * 10, weight_type)).partition(";")[0].split(",")
 
     def close(self) -> None:
         """The program ends when its input does; sanitizers have the last word."""

@@ -38,6 +38,9 @@ def adjusted_logits(logits: NDArray[np.float32], request: SampleRequest) -> NDAr
     for token, bias in request.bias:
         x[token] += np.float32(bias)
     x[list(request.banned)] = -np.inf
+    if request.mask is not None:
+        allowed = np.unpackbits(np.frombuffer(request.mask, np.uint8), bitorder="little")[: len(x)]
+        x[allowed == 0] = -np.inf
     return x
 
 

@@ -80,6 +80,11 @@ REQUESTS = {
     ),
     "bias": SampleRequest(SamplingParams(), 0, 0, bias=((3, 4.0), (8, -9.0))),
     "bans": SampleRequest(SamplingParams(), 0, 0, banned=tuple(range(5, 40))),
+    "mask": SampleRequest(SamplingParams(), 0, 0, mask=bytes([0xAA, 0, 0xFF, 1, 0, 0xFF, 0xFF, 0])),
+    "mask and filters": SampleRequest(
+        SamplingParams(temperature=1.5, top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.7), 0, 0, HISTORY, 3,
+        bias=((3, 4.0), (8, -9.0)), banned=(1,), mask=bytes([0xAA, 0, 0xFF, 1, 0, 0xFF, 0xFF, 0]),
+    ),
     "everything": SampleRequest(
         SamplingParams(temperature=1.3, top_k=25, top_p=0.9, min_p=0.02, repetition_penalty=1.3, presence_penalty=0.2),
         0, 0, HISTORY, 2, ((3, 2.0),), (0, 1, 2),
@@ -172,7 +177,7 @@ def test_when_everything_is_banned_bans_are_ignored(runner: CpuRunner) -> None:
 def test_logits_that_are_no_numbers_give_a_token_all_the_same(runner: CpuRunner) -> None:
     for name, request in REQUESTS.items():
         result = sample(runner, NAN, draws(dataclasses.replace(request, log_prob=True), 3))
-        assert result.tokens == [0] * 3, name
+        assert result.tokens == [0 if request.mask is None else 1] * 3, name  # the lowest that a mask allows
         assert result.log_probs == [-np.inf] * 3
 
 

@@ -13,7 +13,7 @@ import pytest
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.cpu import step as step_module
 from llmserve.engine.cpu.library import CHUNK, SAMPLE
-from llmserve.engine.cpu.step import FlatStep, StepMemory
+from llmserve.engine.cpu.step import NO_MASK, FlatStep, StepMemory
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import sequences_for
 
@@ -83,7 +83,7 @@ def test_what_a_request_decides_is_packed_once_and_as_the_kernel_reads_it(monkey
         found = [*SAMPLE.iter_unpack(ctypes.string_at(flat.record.samples, 3 * SAMPLE.size))]
         assert [row[:4] for row in found] == [(i, position, i, i) for i in range(3)]
         assert [row[11:] for row in found] == [
-            (VOCAB, 0.5, 0.25, 0.0, 1.0, 0.0, 0.0, int(i == 1), 0, 0, 0) for i in range(3)
+            (VOCAB, 0.5, 0.25, 0.0, 1.0, 0.0, 0.0, int(i == 1), 0, 0, NO_MASK) for i in range(3)
         ]
     assert len(packed) == 3
     another = StepPlan((Chunk(0, (1,), 3, (0,), SampleRequest(SamplingParams(), 0, 4)),))

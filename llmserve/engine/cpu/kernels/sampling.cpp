@@ -10,6 +10,8 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
+bool is_allowed(const uint32_t* mask, size_t id) { return mask[id / kMaskBits] >> (id % kMaskBits) & 1u; }
+
 }  // namespace
 
 Sampler::Sampler(const KernelTable& kernels, size_t vocab_size)
@@ -23,16 +25,30 @@ int32_t Sampler::sample(const float* logits, const StepRecord& step, const Sampl
   const std::span banned(step.sample_ids + request.banned_begin, step.sample_ids + request.banned_end);
   const float* row = adjust(logits, step, request);
   for (int32_t id : banned) adjusted_[static_cast<size_t>(id)] = kNever;
+  apply_mask(step, request);
   const Best found = best(row);
-  if (found.logit == kNever) return banned.empty() ? found.id : best(adjust(logits, step, request)).id;
+  if (found.logit == kNever) return without_bans(logits, step, request);
   if (request.temperature == 0.0f || request.top_k == 1) return found.id;
   return draw_.choose({row, adjusted_.size(), peaks_.data(), peaks_.size()}, found.logit, found.id, request);
 }
 
-// The logits with penalties and bias: the row itself when the request alters nothing, bans included, else the copy.
+int32_t Sampler::without_bans(const float* logits, const StepRecord& step, const SampleRecord& request) {
+  const float* row = adjust(logits, step, request);
+  apply_mask(step, request);
+  const Best found = best(row);
+  if (found.logit != kNever || request.first_mask == kNoMask) return found.id;
+  for (size_t id = 0; id < adjusted_.size(); ++id) {
+    if (is_allowed(step.mask_words + request.first_mask, id)) return static_cast<int32_t>(id);
+  }
+  return 0;
+}
+
+// The logits with penalties and bias: the row itself when the request alters nothing, bans and mask included, else the
+// copy.
 const float* Sampler::adjust(const float* logits, const StepRecord& step, const SampleRecord& request) {
   const bool penalizes = request.history_begin != request.history_end;
-  if (!penalizes && request.bias_begin == request.bias_end && request.banned_begin == request.banned_end) return logits;
+  const bool forbids = request.banned_begin != request.banned_end || request.first_mask != kNoMask;
+  if (!penalizes && request.bias_begin == request.bias_end && !forbids) return logits;
   std::copy(logits, logits + adjusted_.size(), adjusted_.begin());
   if (penalizes) penalize(step, request);
   for (uint32_t i = request.bias_begin; i < request.bias_end; ++i) {
@@ -40,6 +56,22 @@ const float* Sampler::adjust(const float* logits, const StepRecord& step, const 
     logit = cleaned(cleaned(logit) + step.bias_values[i]);
   }
   return adjusted_.data();
+}
+
+void Sampler::apply_mask(const StepRecord& step, const SampleRecord& request) {
+  if (request.first_mask == kNoMask) return;
+  const uint32_t* mask = step.mask_words + request.first_mask;
+  for (size_t begin = 0; begin < adjusted_.size(); begin += kMaskBits) {
+    const uint32_t word = mask[begin / kMaskBits];
+    const size_t end = std::min<size_t>(begin + kMaskBits, adjusted_.size());
+    if (word == 0) {  // most are
+      std::fill_n(adjusted_.data() + begin, end - begin, kNever);
+    } else if (word != UINT32_MAX) {
+      for (size_t id = begin; id < end; ++id) {
+        if (!is_allowed(mask, id)) adjusted_[id] = kNever;
+      }
+    }
+  }
 }
 
 void Sampler::penalize(const StepRecord& step, const SampleRecord& request) {

@@ -10,9 +10,10 @@
 
 namespace llmserve {
 
-// Order: repetition, presence and frequency penalties; bias; bans; then greedy, or temperature, top-k, top-p, min-p and
-// one draw. A number that is not finite never wins: NaN counts as minus infinity, plus infinity as the largest float.
-// When nothing is left to choose from, bans are ignored; when even then nothing is left, the lowest id is taken.
+// Order: repetition, presence and frequency penalties; bias; bans; the mask; then greedy, or temperature, top-k, top-p,
+// min-p and one draw. A number that is not finite never wins: NaN counts as minus infinity, plus infinity as the largest
+// float. When nothing is left to choose from, bans are ignored, and the mask only when it allows nothing at all; when even
+// then nothing is left, the lowest id is taken.
 class Sampler {
  public:
   Sampler(const KernelTable& kernels, size_t vocab_size);
@@ -26,6 +27,8 @@ class Sampler {
   };
 
   const float* adjust(const float* logits, const StepRecord& step, const SampleRecord& request);
+  void apply_mask(const StepRecord& step, const SampleRecord& request);
+  int32_t without_bans(const float* logits, const StepRecord& step, const SampleRecord& request);
   void penalize(const StepRecord& step, const SampleRecord& request);
   Best best(const float* logits);
 

@@ -58,6 +58,11 @@ bool top_inside(const StepRecord& step, const FileHeader& header, uint32_t num_t
   return num_top <= header.vocab_size && uint64_t{first_top} + num_top <= step.num_top;
 }
 
+bool mask_inside(const StepRecord& step, const FileHeader& header, uint32_t first_mask) {
+  const uint64_t words = (uint64_t{header.vocab_size} + kMaskBits - 1) / kMaskBits;
+  return first_mask == kNoMask || first_mask + words <= step.num_mask_words;
+}
+
 Error check_scores(const StepRecord& step, const FileHeader& header) {
   for (uint32_t i = 0; i < step.num_scores; ++i) {
     const ScoreRecord& s = step.scores[i];
@@ -72,7 +77,8 @@ Error check_samples(const StepRecord& step, const FileHeader& header) {
   const auto inside = [&](uint32_t begin, uint32_t end) { return begin <= end && end <= step.num_sample_ids; };
   for (uint32_t i = 0; i < step.num_samples; ++i) {
     const SampleRecord& s = step.samples[i];
-    if (!top_inside(step, header, s.num_top, s.first_top) || !inside(s.history_begin, s.history_end) ||
+    if (!top_inside(step, header, s.num_top, s.first_top) || !mask_inside(step, header, s.first_mask) ||
+        !inside(s.history_begin, s.history_end) ||
         !inside(s.bias_begin, s.bias_end) || !inside(s.banned_begin, s.banned_end) ||
         s.num_prompt > s.history_end - s.history_begin) {
       return invalid("a sample request points outside of its step");

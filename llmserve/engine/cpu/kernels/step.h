@@ -18,6 +18,9 @@ struct ChunkRecord {
   uint32_t num_blocks;
 };
 
+constexpr uint32_t kNoMask = UINT32_MAX;
+constexpr uint32_t kMaskBits = 32;  // of a word
+
 // Ranges [begin, end) index `sample_ids`; biases are ids there and numbers at the same index of `bias_values`.
 struct SampleRecord {
   uint64_t seed;
@@ -37,7 +40,7 @@ struct SampleRecord {
   uint32_t want_log_prob;
   uint32_t num_top;    // most likely tokens wanted, and where in `top_ids` and `top_log_probs` they go
   uint32_t first_top;
-  uint32_t reserved;
+  uint32_t first_mask = kNoMask;  // word of `mask_words` with which the tokens begin that may be drawn
 };
 
 // A token that is known already, and whose log-prob is wanted: of a prompt.
@@ -59,6 +62,7 @@ struct StepRecord {
   const ScoreRecord* scores;
   const int32_t* sample_ids;
   const float* bias_values;
+  const uint32_t* mask_words;  // a bit for each token id, the lowest bits first
   int32_t* tokens;    // out, one per sample
   double* log_probs;  // out, one per sample
   double* score_log_probs;  // out, one per score
@@ -74,9 +78,9 @@ struct StepRecord {
   uint32_t num_scores;
   uint32_t num_sample_ids;
   uint32_t num_top;
-  uint32_t reserved;
+  uint32_t num_mask_words;
 };
-static_assert(sizeof(StepRecord) == 160);
+static_assert(sizeof(StepRecord) == 168);
 
 // Whether the step stays inside the engine's limits and memory.
 Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks);

@@ -94,21 +94,24 @@ void test_rowwise(const KernelTable& k, Random& random) {
   }
 }
 
-// One step of two sequences over an engine: three tokens, then one, both sampled.
+// One step of two sequences over an engine: three tokens, then one, both sampled, the first token scored.
 Error run_step(Engine& engine) {
   const int32_t tokens[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3, 4, 5}, sample_ids[] = {1, 2, 3, 5, 0};
   const ChunkRecord chunks[] = {{0, 3, 0, 0, 3}, {3, 1, 0, 3, 3}};
-  const uint32_t selected[] = {2, 3};
+  const uint32_t selected[] = {0, 2, 3}, mask[8] = {0xaaaaaaaa, 0, 0xffffffff};
+  const ScoreRecord scores[] = {{0, 4, 2, 0}};
   SampleRecord samples[2] = {};
-  samples[1] = {.seed = 7, .position = 3, .stream = 0, .selected = 1, .history_begin = 0, .history_end = 3,
+  samples[1] = {.seed = 7, .position = 3, .stream = 0, .selected = 2, .history_begin = 0, .history_end = 3,
                 .num_prompt = 2, .bias_begin = 3, .bias_end = 4, .banned_begin = 4, .banned_end = 5, .top_k = 3,
                 .temperature = 0.8f, .top_p = 0.9f, .min_p = 0.01f, .repetition_penalty = 1.2f,
-                .presence_penalty = 0.1f, .frequency_penalty = 0.1f, .want_log_prob = 1, .reserved = 0};
+                .presence_penalty = 0.1f, .frequency_penalty = 0.1f, .want_log_prob = 1, .num_top = 3, .first_top = 2,
+                .first_mask = 0};
+  samples[0].selected = 1;
   const float bias[5] = {};
-  int32_t out[2];
-  double log_probs[2];
-  return engine.step({tokens, chunks, blocks, selected, samples, sample_ids, bias, out, log_probs, nullptr, 4, 2, 6, 2,
-                      2, 5});
+  int32_t out[2], top_ids[5];
+  double log_probs[2], score_log_probs[1], top_log_probs[5];
+  return engine.step({tokens, chunks, blocks, selected, nullptr, samples, scores, sample_ids, bias, mask, out, log_probs,
+                      score_log_probs, top_ids, top_log_probs, nullptr, 4, 2, 6, 3, 0, 2, 1, 5, 5, 8});
 }
 
 uint32_t checksum(const std::vector<char>& bytes, size_t begin, size_t end) {

@@ -117,6 +117,14 @@ void test_sampler(const KernelTable& k) {
     expect(token >= 0 && token < 4, k.name, "sampling with everything banned", i);
     request.banned_end = 0;
     for (request.position = 0; request.position < 20; ++request.position) sampler.sample(rows[i], step, request);
+    request.first_mask = 0;
+    for (uint32_t mask : {0b0010u, 0b0110u, 0b1111u}) {
+      step.mask_words = &mask;
+      for (request.banned_end = 0; request.banned_end <= 4; request.banned_end += 4) {
+        const int32_t chosen = sampler.sample(rows[i], step, request);
+        expect(chosen >= 0 && chosen < 4 && (mask >> chosen & 1), k.name, "sampling under a mask", i);
+      }
+    }
   }
 }
 

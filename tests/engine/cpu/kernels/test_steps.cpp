@@ -18,7 +18,7 @@ enum class Kind : uint32_t { kStep, kSetTactics, kTactics };
 struct Request {
   Kind kind;
   uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_kept;  // kStep, and the next line
-  uint32_t num_samples, num_scores, num_sample_ids, num_top;
+  uint32_t num_samples, num_scores, num_sample_ids, num_top, num_mask_words;
   uint32_t value;  // kSetTactics: how many; kTactics: the weights' type
 };
 
@@ -49,16 +49,17 @@ void step(Engine* engine, const Request& r, size_t vocabulary) {
   const auto samples = read<SampleRecord>(r.num_samples);
   const auto scores = read<ScoreRecord>(r.num_scores);
   const auto sample_ids = read<int32_t>(r.num_sample_ids);
+  const auto mask_words = read<uint32_t>(r.num_mask_words);
   const std::vector<float> bias(r.num_sample_ids);
   std::vector<int32_t> tokens(r.num_samples);
   std::vector<int32_t> top_ids(r.num_top);
   std::vector<double> log_probs(r.num_samples), score_log_probs(r.num_scores), top_log_probs(r.num_top);
   std::vector<float> logits(r.num_kept * vocabulary);
   const StepRecord record = {token_ids.data(), chunks.data(), block_ids.data(), selected.data(), kept.data(),
-                             samples.data(), scores.data(), sample_ids.data(), bias.data(), tokens.data(),
+                             samples.data(), scores.data(), sample_ids.data(), bias.data(), mask_words.data(), tokens.data(),
                              log_probs.data(), score_log_probs.data(), top_ids.data(), top_log_probs.data(),
                              logits.data(), r.num_tokens, r.num_chunks, r.num_block_ids, r.num_selected, r.num_kept,
-                             r.num_samples, r.num_scores, r.num_sample_ids, r.num_top, 0};
+                             r.num_samples, r.num_scores, r.num_sample_ids, r.num_top, r.num_mask_words};
   char text[1024] = "";
   const int status = llmserve_step(engine, &record, text, sizeof(text));
   reply(status, text);

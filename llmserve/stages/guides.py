@@ -1,0 +1,302 @@
+"""Structured output: a schema, a regular expression or a grammar, compiled to what an engine asks before each token.
+
+`GuideCompiler` belongs to one engine: a guide is in terms of its tokenizer's bytes. It compiles in a thread of its own,
+one guide at a time, and keeps the latest. What a client sends may be anything, so sizes, waiting guides and the work of
+compiling and of each token are limited.
+
+llguidance is imported when the first guide arrives. Its tokenizer is given one token more than the engine has, as the
+end: whether an answer may end is a bit of each mask, whichever tokens end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.core import Guide, GuideState
+from llmserve.errors import InvalidArgument, ResourceExhausted
+from llmserve.stages.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_TEXT_BYTES = 64 << 10
+MAX_WAITING = 64  # guides to be compiled
+MAX_KEPT = 64  # compiled ones
+ANY_OBJECT = '{"type": "object"}'
+WHITE_SPACE = r"[ \t\n\r]{1,16}"  # between the tokens of JSON, at most: models that find no end of it are led on
+MAX_MESSAGE = 500
+NUM_TRIED = 4  # tokens
+MAX_TOKEN_S = 0.005
+
+
+class GuideKind(Enum):
+    """Names are TensorRT-LLM's (`guided_decoding_guide_type`)."""
+
+    JSON = "json"  # any object
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF_GRAMMAR = "ebnf_grammar"  # GBNF (`root ::= ...`), or llguidance's Lark (`start: ...`)
+
+
+@dataclass(frozen=True, slots=True)
+class GuideText:
+    """A guide as a client writes it."""
+
+    kind: GuideKind
+    text: str = ""
+
+
+class GuideCompiler:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """`vocab_size`: the engine's, which may have tokens that the tokenizer does not know."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._kept: OrderedDict[GuideText, Guide] = OrderedDict()
+        self._num_waiting = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmserve-guides")
+
+    async def compiled(self, text: GuideText) -> Guide:
+        """`InvalidArgument` for a guide that is wrong, too large, or that no answer can follow."""
+        if (guide := self._kept.get(text)) is not None:
+            self._kept.move_to_end(text)
+            return guide
+        if (size := len(text.text.encode(errors="replace"))) > MAX_TEXT_BYTES:
+            raise InvalidArgument(f"the {text.kind.value} guide has {size} bytes, more than {MAX_TEXT_BYTES}")
+        if self._num_waiting >= MAX_WAITING:
+            raise ResourceExhausted(f"{MAX_WAITING} guides are waiting to be compiled; try again later")
+        self._num_waiting += 1
+        try:
+            guide = await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, text)
+        finally:
+            self._num_waiting -= 1
+        self._kept[text] = guide
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return guide
+
+    def compile(self, text: GuideText) -> Guide:
+        """The same here and now."""
+        from llguidance import LLMatcher
+
+        try:
+            grammar = _grammar(text)
+        except (ValueError, RecursionError) as error:
+            raise _invalid(text, str(error)) from error
+        matcher = LLMatcher(self._vocabulary.library, grammar, limits=_limits(), log_level=0)
+        if matcher.is_error():
+            raise _invalid(text, matcher.get_error())
+        guide = TokenGuide(matcher, self._vocabulary)
+        if guide.state is GuideState.STUCK:
+            raise _invalid(text, "no answer of this model can follow it")
+        if guide.state is GuideState.COMPLETE:
+            raise _invalid(text, "it allows nothing but an empty answer")
+        _check_work(text, guide)
+        return guide
+
+    def close(self) -> None:
+        """Guides that wait are given up."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._tokenizer, self._vocab_size)
+
+
+class Vocabulary:
+    """A tokenizer as llguidance knows it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        known = list(tokenizer.written_bytes())[:vocab_size]
+        known += [None] * (vocab_size - len(known))
+        self.vocab_size = vocab_size
+        self.num_mask_bytes = -(-vocab_size // 32) * 4
+        num_bits = 32 * -(-(vocab_size + 1) // 32)
+        self.nothing = bytes(num_bits // 8)
+        self.only_end = (1 << vocab_size).to_bytes(num_bits // 8, "little")
+        self.library = _library_tokenizer(tokenizer, known)
+        self.first_twins = _first_twins(tokenizer, known)
+
+    def may_end(self, bits: bytes) -> bool:
+        return bool(bits[self.vocab_size // 8] >> self.vocab_size % 8 & 1)
+
+    def says_nothing(self, bits: bytes) -> bool:
+        """Whether no token is allowed; the end does not count."""
+        return bits in (self.nothing, self.only_end)
+
+
+class TokenGuide:
+    """A compiled guide: the matcher of an answer that has not begun."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        bits = matcher.compute_bitmask()
+        self._bits = _first_bits(bits, vocabulary)
+        self.state = _state(matcher, self._bits, vocabulary)
+
+    def start(self) -> TokenMatcher:
+        return TokenMatcher(self._matcher.deep_copy(), self._vocabulary, self._bits)
+
+
+class TokenMatcher:
+    """One answer under a guide."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, bits: bytes) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._bits = bits  # what may come next, the end included
+        self._is_first = True
+        self.state = GuideState.OPEN
+        self.reason = ""  # why it is stuck, where the library says so
+
+    def mask(self, end_ids: Sequence[int]) -> bytes:
+        vocabulary = self._vocabulary
+        if not vocabulary.may_end(self._bits):
+            return self._bits[: vocabulary.num_mask_bytes]
+        mask = bytearray(self._bits[: vocabulary.num_mask_bytes])
+        for token in end_ids:
+            if 0 <= token < vocabulary.vocab_size:
+                mask[token // 8] |= 1 << token % 8
+        return bytes(mask)
+
+    def advance(self, token: int) -> None:
+        if self._is_first:
+            token = self._vocabulary.first_twins.get(token, token)
+            self._is_first = False
+        self._matcher.consume_token(token)
+        self._bits = self._matcher.compute_bitmask()  # after an error, too: then it is the end alone
+        if self._vocabulary.says_nothing(self._bits):
+            self.state = _state(self._matcher, self._bits, self._vocabulary)
+            self.reason = self._matcher.get_error()
+
+
+def _check_work(text: GuideText, guide: TokenGuide) -> None:
+    """Refuse what would hold up other answers in every step. A few tokens are tried; the least time counts, of this
+    thread's own."""
+    matcher = guide.start()
+    least = math.inf
+    for _ in range(NUM_TRIED):
+        if matcher.state is not GuideState.OPEN:
+            break
+        (first, *_) = np.flatnonzero(_unpacked(matcher.mask(())))
+        began = time.thread_time()
+        matcher.advance(int(first))
+        least = min(least, time.thread_time() - began)
+    if matcher.reason:
+        raise _invalid(text, matcher.reason)
+    if MAX_TOKEN_S < least < math.inf:
+        raise _invalid(text, f"each token takes {least * 1e3:.0f} ms of work; repeat less, or smaller parts")
+
+
+def _unpacked(bits: bytes) -> NDArray[np.uint8]:
+    """A number for each bit."""
+    return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+
+
+def _state(matcher: LLMatcher, bits: bytes, vocabulary: Vocabulary) -> GuideState:
+    if not vocabulary.says_nothing(bits):
+        return GuideState.OPEN
+    is_complete = vocabulary.may_end(bits) and not matcher.is_error()
+    return GuideState.COMPLETE if is_complete else GuideState.STUCK
+
+
+def _grammar(text: GuideText) -> str:
+    """In llguidance's own form. `ValueError` when it cannot be read."""
+    from llguidance import LLMatcher, grammar_from, regex_to_lark
+
+    if text.kind is GuideKind.REGEX:  # \d and \w are ASCII, as in ECMAScript and so in JSON Schema
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text.text, use_ascii='dw')}/")
+    if text.kind is GuideKind.EBNF_GRAMMAR:
+        return grammar_from("ebnf", text.text)
+    schema = ANY_OBJECT if text.kind is GuideKind.JSON else text.text
+    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
+
+
+def _limits() -> LLParserLimits:
+    """Compiling takes at most about a second, and a token tens of milliseconds; ordinary guides take microseconds."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=50_000,
+        step_max_items=20_000,
+        max_lexer_states=20_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def _invalid(text: GuideText, reason: str) -> InvalidArgument:
+    reason = " ".join(reason.replace("<non-verbose/>", "").split())
+    return InvalidArgument(f"the {text.kind.value} guide cannot be followed: {reason[:MAX_MESSAGE]}")
+
+
+class _Spellings:
+    """What llguidance asks a tokenizer. Where a guide leaves one text only, it is cut into these tokens."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, tokenizer: Tokenizer, known: Sequence[bytes | None]) -> None:
+        self.eos_token_id = end = len(known)
+        self.special_token_ids = [*(token for token, written in enumerate(known) if not written), end]
+        self.tokens = [written or b"<|%d|>" % token for token, written in enumerate(known)] + [b"<|end|>"]
+        self._tokenizer = tokenizer
+        self._tokens = {written: token for token, written in enumerate(known) if written}
+        self._longest = max(map(len, self._tokens), default=0)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The tokenizer's own, unless it writes something else: a space in front, characters in a normal form."""
+        ids = self._tokenizer.encode(text.decode(errors="ignore"))
+        if all(token < self.eos_token_id for token in ids) and b"".join(self.tokens[i] for i in ids) == text:
+            return ids
+        return self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """Always the longest token that fits; as far as there is one."""
+        ids: list[int] = []
+        while text:
+            fitting = next((length for length in range(self._longest, 0, -1) if text[:length] in self._tokens), 0)
+            if not fitting:
+                break
+            ids.append(self._tokens[text[:fitting]])
+            text = text[fitting:]
+        return ids
+
+
+def _library_tokenizer(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Spellings(tokenizer, known)), n_vocab=len(known) + 1)
+
+
+def _first_twins(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> dict[int, int]:
+    """Where a space at the beginning of a text is not shown: each token with one in front -> the one that says the same
+    there, -1 for none. Empty where it is shown."""
+    spaced = {token: written for token, written in enumerate(known) if written and written.startswith(b" ")}
+    if not any(tokenizer.decode([token])[:1] != " " for token in list(spaced)[:8]):
+        return {}
+    plain = {written: token for token, written in enumerate(known) if written}
+    return {token: plain.get(written[1:], -1) for token, written in spaced.items()}
+
+
+def _first_bits(bits: bytes, vocabulary: Vocabulary) -> bytes:
+    """`bits` of the first token: one whose space is not shown is allowed when its twin is."""
+    if not vocabulary.first_twins:
+        return bits
+    allowed = _unpacked(bits)
+    before = allowed.copy()
+    for token, twin in vocabulary.first_twins.items():
+        allowed[token] = before[twin] if twin >= 0 else 0
+    return np.packbits(allowed, bitorder="little").tobytes()

@@ -1,0 +1,30 @@
+"""What a token writes, byte for byte: the spellings of vocabularies in tokenizer.json and tokenizer.model."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+SPACE = "\u2581"  # how sentencepiece spells a space
+BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def piece_bytes(piece: str) -> bytes:
+    """Of a sentencepiece vocabulary, or one that spells as it does."""
+    byte = BYTE.fullmatch(piece)
+    return bytes.fromhex(byte[1]) if byte else piece.replace(SPACE, " ").encode()
+
+
+def byte_level_bytes(text: str) -> bytes:
+    """Of a byte-level vocabulary, as GPT-2's: a character for each byte."""
+    table = _byte_of_character()
+    return b"".join(table.get(character, character.encode()) for character in text)
+
+
+@cache
+def _byte_of_character() -> dict[str, bytes]:
+    """Bytes that are printable in Latin-1 stand for themselves; the others follow from character 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    spelled = {chr(byte): bytes([byte]) for byte in printable}
+    return spelled | {chr(256 + place): bytes([byte]) for place, byte in enumerate(others)}
