@@ -22,7 +22,6 @@ from llmserve.stages.token_bytes import piece_bytes
 # A serialized `normalizer_spec { add_dummy_prefix: false }`. Appended to a model it overrides that one field, because
 # protobuf merges a message that occurs twice.
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
-META_SPACE = "▁"
 
 
 class PieceTokenizer:
