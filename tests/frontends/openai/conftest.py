@@ -41,7 +41,7 @@ def tokenizer(text_dir: Path) -> Tokenizer:
     return load_tokenizer(text_dir)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(text_dir: Path) -> Iterator[RunningServer]:
     with serving(text_dir) as running:
         yield running
@@ -71,13 +71,13 @@ def serving(text_dir: Path, api_keys: ApiKeys | None = None) -> Iterator[Running
         asyncio.run_coroutine_threadsafe(core.stop(10), running.loop).result(20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(served: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{served.http_url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def http(served: RunningServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served.http_url, timeout=60) as made:
         yield made
