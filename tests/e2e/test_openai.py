@@ -66,3 +66,18 @@ def test_a_client_that_leaves_frees_its_sequence(server: ServerProcess) -> None:
         assert used_blocks(server) > 0
     wait_for_idle(server)
     assert num_cancelled(server) == before + 1
+
+
+def test_an_answer_is_scored_as_it_was_made(server: ServerProcess) -> None:
+    """To the bit: whether a token is computed as a part of a prompt or by itself."""
+    with openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0) as client:
+        asked: Any = {"model": MODEL, "temperature": 0, "logprobs": 2}
+        made = client.completions.create(**asked, prompt=f"Summarize:\n{DOCUMENTS[1]}", max_tokens=8).choices[0]
+        whole = f"Summarize:\n{DOCUMENTS[1]}{made.text}"
+        scored = client.completions.create(**asked, prompt=whole, max_tokens=0, echo=True).choices[0]
+    assert made.logprobs is not None
+    assert scored.logprobs is not None
+    size = len(made.logprobs.tokens or ())
+    assert (scored.logprobs.tokens or [])[-size:] == made.logprobs.tokens
+    assert (scored.logprobs.token_logprobs or [])[-size:] == made.logprobs.token_logprobs
+    assert (scored.logprobs.top_logprobs or [])[-size:] == made.logprobs.top_logprobs
