@@ -1,0 +1,48 @@
+"""What an ensemble is asked for a request's fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmserve.frontends.openai.completions import CompletionRequest
+from llmserve.frontends.openai.responses import ResponseRequest
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def values(**fields: Any) -> dict[str, Any]:
+    body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "temperature": 0, **fields})
+    return dict(body.sampling(16, 1, {}).values())
+
+
+def test_what_a_request_does_not_say_is_not_asked() -> None:
+    assert values() == {"max_tokens": [16]}
+    assert values(presence_penalty=0, repetition_penalty=1, stop=None, n=1, ignore_eos=False) == values()
+
+
+def test_a_draw_is_asked_for_by_top_p() -> None:
+    drawn = values(temperature=0.5, seed=-1)
+    assert drawn == {"max_tokens": [16], "temperature": [0.5], "top_p": [1.0], "seed": [2**64 - 1]}
+    assert values(temperature=1.0, top_k=-1, seed=3).keys() == {"max_tokens", "temperature", "top_p", "seed"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "guide"),
+    [
+        ({"type": "text"}, {}),
+        ({"type": "json_object"}, {"guided_decoding_guide_type": ["json"]}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}},
+            {"guided_decoding_guide_type": ["json_schema"], "guided_decoding_guide": [json.dumps(SCHEMA)]},
+        ),
+    ],
+)
+def test_a_format_is_a_guide(wanted: dict[str, Any], guide: dict[str, Any]) -> None:
+    assert values(response_format=wanted) == {"max_tokens": [16], **guide}
+    text = {"type": "json_schema", **wanted["json_schema"]} if "json_schema" in wanted else wanted
+    response = ResponseRequest.model_validate({"model": "m", "input": "x", "text": {"format": text}, "temperature": 0})
+    found = response.sampling().values()
+    assert {name: value for name, value in found.items() if name != "max_tokens"} == guide
