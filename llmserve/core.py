@@ -98,14 +98,21 @@ class Matcher(Protocol):
     """What may follow the tokens of one answer so far. Used by one thread at a time."""
 
     @property
-    def state(self) -> GuideState: ...
+    def state(self) -> GuideState:
+        """As the last mask says it."""
+        ...
 
     def mask(self, end_ids: Sequence[int]) -> bytes:
-        """A bit for each token id, the lowest bits first, in words of 32. One of `end_ids` may end what is complete."""
+        """A bit for each token id, the lowest bits first, in words of 32. One of `end_ids` may end what is complete.
+        The work is done here, beside a step."""
         ...
 
     def advance(self, token: int) -> None:
-        """Take a token that the mask allows, and that is no end."""
+        """Take a token that the mask allows, and that is no end; nothing is done with it yet."""
+        ...
+
+    def is_complete(self) -> bool:
+        """Whether nothing may follow the last token."""
         ...
 
 

@@ -6,7 +6,7 @@ are the same thing with different lengths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmserve.core import Logits, SamplingParams, TopTokens
@@ -26,7 +26,7 @@ class SampleRequest:
     num_prompt: int = 0  # how many of `history` are prompt
     bias: Sequence[tuple[int, float]] = ()  # (token id, added to its logit)
     banned: Sequence[int] = ()  # token ids that may not be drawn now
-    mask: bytes | None = None  # a bit for each token id that may be drawn, the lowest bits first, in words of 32
+    mask: Callable[[], bytes] | None = None  # makes a bit for each token id that may be drawn: `Matcher.mask`
     log_prob: bool = False
     num_top: int = 0  # most likely tokens to tell beside the sampled one
     logits: bool = False  # also return the logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from llmserve.core import (
     FinishReason,
@@ -144,7 +145,7 @@ class Sequence:
             num_prompt=self.num_prompt if needs_history else 0,
             bias=request.embedding_bias,
             banned=self._banned_ids(),
-            mask=None if self.matcher is None else self.matcher.mask(self.stop_words.single_ids),
+            mask=None if self.matcher is None else partial(self.matcher.mask, self.stop_words.single_ids),
             log_prob=request.return_log_probs,
             num_top=request.num_top_log_probs,
             logits=request.return_generation_logits,
@@ -187,19 +188,17 @@ class Sequence:
         if self.matcher is not None and (end := self._guided_end(self.matcher, token)) is not None:
             return end
         if self.num_output == self.max_tokens:
-            return self._finish(FinishReason.LENGTH)
+            is_complete = self.matcher is not None and self.matcher.is_complete()
+            return self._finish(FinishReason.END_ID if is_complete else FinishReason.LENGTH)
         num_ready = self.num_output - self.stop_words.num_begun(tail)
         return self._event(num_ready) if num_ready > self.num_emitted else None
 
     def _guided_end(self, matcher: Matcher, token: int) -> TokenEvent | None:
-        """The last event, when nothing may follow `token`. Where only the end token may, `min_tokens` gives way."""
-        if token == self.request.end_id:
-            return self._finish(FinishReason.END_ID, 1)
-        matcher.advance(token)
-        if matcher.state is GuideState.OPEN:
+        """The last event, when `token` was drawn where nothing was allowed but an end, whatever `min_tokens` says."""
+        if matcher.state is GuideState.OPEN and token != self.request.end_id:
+            matcher.advance(token)
             return None
-        is_complete = matcher.state is GuideState.COMPLETE
-        return self._finish(FinishReason.END_ID if is_complete else FinishReason.LENGTH)
+        return self._finish(FinishReason.LENGTH if matcher.state is GuideState.STUCK else FinishReason.END_ID, 1)
 
     def time_out(self) -> TokenEvent:
         return self._finish(FinishReason.TIMED_OUT)

@@ -157,11 +157,13 @@ class TokenMatcher:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._bits = bits  # what may come next, the end included
+        self._taken: int | None = None  # and not looked at yet
         self._is_first = True
         self.state = GuideState.OPEN
         self.reason = ""  # why it is stuck, where the library says so
 
     def mask(self, end_ids: Sequence[int]) -> bytes:
+        self._look()
         vocabulary = self._vocabulary
         if not vocabulary.may_end(self._bits):
             return self._bits[: vocabulary.num_mask_bytes]
@@ -172,10 +174,18 @@ class TokenMatcher:
         return bytes(mask)
 
     def advance(self, token: int) -> None:
-        if self._is_first:
-            token = self._vocabulary.first_twins.get(token, token)
-            self._is_first = False
-        self._matcher.consume_token(token)
+        self._taken = self._vocabulary.first_twins.get(token, token) if self._is_first else token
+        self._is_first = False
+
+    def is_complete(self) -> bool:
+        self._look()
+        return self.state is GuideState.COMPLETE
+
+    def _look(self) -> None:
+        if self._taken is None:
+            return
+        self._matcher.consume_token(self._taken)
+        self._taken = None
         self._bits = self._matcher.compute_bitmask()  # after an error, too: then it is the end alone
         if self._vocabulary.says_nothing(self._bits):
             self.state = _state(self._matcher, self._bits, self._vocabulary)
@@ -191,8 +201,9 @@ def _check_work(text: GuideText, guide: TokenGuide) -> None:
         if matcher.state is not GuideState.OPEN:
             break
         (first, *_) = np.flatnonzero(_unpacked(matcher.mask(())))
-        began = time.thread_time()
         matcher.advance(int(first))
+        began = time.thread_time()
+        matcher.mask(())
         least = min(least, time.thread_time() - began)
     if matcher.reason:
         raise _invalid(text, matcher.reason)

@@ -203,13 +203,15 @@ class Evens:
         return Evens(self._vocab_size)
 
     def mask(self, end_ids: Sequence[int]) -> bytes:
-        return b"\x55" * (-(-self._vocab_size // 32) * 4)
+        self.state = GuideState.OPEN if self._num_left else GuideState.COMPLETE
+        return (b"\x55" if self._num_left else b"\0") * (-(-self._vocab_size // 32) * 4)
 
     def advance(self, token: int) -> None:
         assert token % 2 == 0
         self._num_left -= 1
-        if not self._num_left:
-            self.state = GuideState.COMPLETE
+
+    def is_complete(self) -> bool:
+        return self._num_left == 0
 
 
 async def test_an_answer_follows_its_guide_or_the_guide_is_refused_by_name(engine: Engine) -> None:

@@ -19,7 +19,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -46,6 +46,7 @@ class StepRecord(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("token_ids", "chunks", "block_ids", "selected_rows", "kept_rows")),
         *((name, ctypes.c_void_p) for name in ("samples", "scores", "sample_ids", "bias_values", "mask_words")),
+        ("masks_ready", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("tokens", "log_probs", "score_log_probs", "top_ids", "top_log_probs")),
         ("logits", ctypes.c_void_p),
         *((name, ctypes.c_uint32) for name in ("num_tokens", "num_chunks", "num_block_ids", "num_selected")),
@@ -77,6 +78,7 @@ class Library:
         self._declare(
             "llmserve_step", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(StepRecord), ctypes.c_char_p, ctypes.c_size_t
         )
+        self._declare("llmserve_signal", None, ctypes.c_void_p)
         trial = (ctypes.c_uint32,) * 5
         texts = (ctypes.c_char_p, ctypes.c_size_t)
         self._declare("llmserve_tactics", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, *texts)
@@ -117,6 +119,10 @@ class Library:
 
     def step(self, handle: int, record: StepRecord) -> None:
         self._call(self._library.llmserve_step, handle, ctypes.byref(record))
+
+    def signal(self, flag: int) -> None:
+        """See `llmserve_signal`; `flag`: its address."""
+        self._library.llmserve_signal(flag)
 
     def set_tactics(self, handle: int, tactics: bytes) -> None:
         """One per operation and row bucket, in order."""

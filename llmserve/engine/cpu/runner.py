@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
@@ -36,6 +37,7 @@ class CpuRunner:
         self.isa = isa
         self.native_ns = 0  # spent inside the library's steps so far; the rest of a step is Python's
         self._memory = StepMemory()
+        self._masking = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")  # a thread when it is first used
         self._info = RunnerInfo(
             vocab_size=header.vocab_size,
             block_size=header.block_size,
@@ -77,16 +79,28 @@ class CpuRunner:
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
         flat = FlatStep(plan, self._info.vocab_size, self._memory)
+        masking = self._masking.submit(self._make_masks, flat) if flat.has_masks else None
         started = time.perf_counter_ns()
         try:
             self._library.step(self._handle, flat.record)
         except InvalidArgument as error:  # a plan comes from our own scheduler, never from a client
             raise InternalError(f"the engine refused a step: {error}") from error
+        finally:
+            if masking is not None:
+                masking.result()
         self.native_ns += time.perf_counter_ns() - started
         return flat.result()
 
+    def _make_masks(self, flat: FlatStep) -> None:
+        """In a thread beside the step, which waits for the signal before it samples."""
+        try:
+            flat.fill_masks()
+        finally:
+            self._library.signal(flat.masks_ready)
+
     def close(self) -> None:
         """Free the pool and join the threads. Idempotent."""
+        self._masking.shutdown()
         self._close()
 
 

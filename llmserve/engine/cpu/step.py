@@ -72,7 +72,7 @@ class FlatStep:
         self._chunks, self._rows, self._kept = array("I"), array("I"), array("I")
         self._scores: list[bytes] = []
         self._num_top = 0
-        self._masks = array("I")
+        self._masks: list[Callable[[], bytes]] = []
         self._lists: list[array[int]] = []  # which end to end are the ids that samples refer to
         self._num_sample_ids = 0
         self._bias_values = array("f")  # at the places of their ids
@@ -85,11 +85,31 @@ class FlatStep:
         self._score_log_probs = array("d", bytes(8 * len(self._scores)))
         self._top_ids = array("i", bytes(4 * self._num_top))
         self._top_log_probs = array("d", bytes(8 * self._num_top))
+        self._mask_words = array("I", bytes(len(self._masks) * self._mask_bytes))
+        self._masks_ready = array("I", [0])
         self._samples = array("B", b"".join(samples))
         self._tokens = array("i", bytes(4 * len(samples)))
         self._log_probs = array("d", bytes(8 * len(samples)))
         self._logits = np.empty((len(self._kept), vocab_size), np.float32) if self._kept else None
         self.record = self._make_record(len(samples), memory.fill(self._lists, self._num_sample_ids))
+
+    @property
+    def has_masks(self) -> bool:
+        return bool(self._masks)
+
+    @property
+    def masks_ready(self) -> int:
+        """Address of the flag that says so, to be set behind `fill_masks`, which may run beside the step."""
+        return _address(self._masks_ready)
+
+    def fill_masks(self) -> None:
+        with memoryview(self._mask_words).cast("B") as room:
+            for place, mask in enumerate(self._masks):
+                room[place * self._mask_bytes : (place + 1) * self._mask_bytes] = mask()
+
+    @property
+    def _mask_bytes(self) -> int:
+        return -(-self._vocab_size // 32) * 4
 
     def result(self) -> StepResult:
         sampled = iter(zip(self._tokens.tolist(), self._log_probs.tolist(), strict=True))
@@ -171,12 +191,11 @@ class FlatStep:
             wants = SAMPLE_WANTS.pack(sample.log_prob, sample.num_top, first_top, first_mask)
         return place + self._memory.draw(sample.params, self._vocab_size) + wants
 
-    def _add_mask(self, mask: bytes | None) -> int:
+    def _add_mask(self, mask: Callable[[], bytes] | None) -> int:
         if mask is None:
             return NO_MASK
-        begin = len(self._masks)
-        self._masks.frombytes(mask)
-        return begin
+        self._masks.append(mask)
+        return (len(self._masks) - 1) * self._mask_bytes // 4
 
     def _add_bias(self, bias: Sequence[tuple[int, float]]) -> int:
         begin, end = self._add_ids([token_id for token_id, _ in bias])
@@ -207,7 +226,8 @@ class FlatStep:
             _address(self._score_records),
             sample_ids,
             _address(self._bias_values),
-            _address(self._masks),
+            _address(self._mask_words),
+            self.masks_ready if self._masks else None,
             _address(self._tokens),
             _address(self._log_probs),
             _address(self._score_log_probs),
@@ -223,7 +243,7 @@ class FlatStep:
             len(self._scores),
             self._num_sample_ids,
             self._num_top,
-            len(self._masks),
+            len(self._mask_words),
         )
 
 

@@ -15,7 +15,7 @@ Of the sampling parameters it honours the ones that change which token is right:
 
     not greedy      the token is moved on by seed + index of the sequence, so n answers differ
     bias            the token with the largest positive bias wins
-    banned, mask    the token is moved on to the next one that is neither banned nor masked
+    banned, mask    the token is moved on to the next one that is neither banned nor masked; the mask comes first
     log_prob        -(token + 1) / vocab_size, so that the most likely tokens are 0, 1, 2 and so on
 
 A prompt's log-prob tells what was read, too: that of `token` after the tokens before it is that of (h + token) %
@@ -121,13 +121,10 @@ def fake_sample(token_ids: Sequence[int], sample: SampleRequest, vocab_size: int
     best_id, best_bias = max(sample.bias, key=lambda item: item[1], default=(token, 0.0))
     if best_bias > 0:
         token = best_id
-    while token in sample.banned or not is_allowed(sample.mask, token):
-        token = (token + 1) % vocab_size
-    return token
-
-
-def is_allowed(mask: bytes | None, token: int) -> bool:
-    return mask is None or bool(mask[token // 8] >> token % 8 & 1)
+    mask = None if sample.mask is None else sample.mask()
+    following = [(token + step) % vocab_size for step in range(vocab_size)] if mask or sample.banned else [token]
+    allowed = [each for each in following if mask is None or mask[each // 8] >> each % 8 & 1]
+    return next((each for each in allowed if each not in sample.banned), allowed[0] if allowed else token)
 
 
 def fake_answer(prompt_ids: Sequence[int], num_tokens: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> list[int]:

@@ -56,6 +56,7 @@ class OtherRunner:
     def step(self, plan: StepPlan) -> StepResult:
         assert not any(chunk.sample and chunk.sample.bias for chunk in plan.chunks), "biases are not sent"
         flat = FlatStep(plan, self.info.vocab_size, self._memory)
+        flat.fill_masks()
         r = flat.record
         arrays = (
             (r.token_ids, 4 * r.num_tokens), (r.chunks, CHUNK.size * r.num_chunks), (r.block_ids, 4 * r.num_block_ids),

@@ -39,7 +39,7 @@ def adjusted_logits(logits: NDArray[np.float32], request: SampleRequest) -> NDAr
         x[token] += np.float32(bias)
     x[list(request.banned)] = -np.inf
     if request.mask is not None:
-        allowed = np.unpackbits(np.frombuffer(request.mask, np.uint8), bitorder="little")[: len(x)]
+        allowed = np.unpackbits(np.frombuffer(request.mask(), np.uint8), bitorder="little")[: len(x)]
         x[allowed == 0] = -np.inf
     return x
 

@@ -61,6 +61,7 @@ def draws(request: SampleRequest, count: int) -> list[SampleRequest]:
     return [dataclasses.replace(request, position=position) for position in range(count)]
 
 
+MASK = bytes([0xAA, 0, 0xFF, 1, 0, 0xFF, 0xFF, 0])
 HISTORY = (4, 7, 7, 9, 11, 7, 4, 30, 7, 30)
 REQUESTS = {
     "plain": SampleRequest(SamplingParams(), 0, 0),
@@ -80,10 +81,10 @@ REQUESTS = {
     ),
     "bias": SampleRequest(SamplingParams(), 0, 0, bias=((3, 4.0), (8, -9.0))),
     "bans": SampleRequest(SamplingParams(), 0, 0, banned=tuple(range(5, 40))),
-    "mask": SampleRequest(SamplingParams(), 0, 0, mask=bytes([0xAA, 0, 0xFF, 1, 0, 0xFF, 0xFF, 0])),
+    "mask": SampleRequest(SamplingParams(), 0, 0, mask=lambda: MASK),
     "mask and filters": SampleRequest(
         SamplingParams(temperature=1.5, top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.7), 0, 0, HISTORY, 3,
-        bias=((3, 4.0), (8, -9.0)), banned=(1,), mask=bytes([0xAA, 0, 0xFF, 1, 0, 0xFF, 0xFF, 0]),
+        bias=((3, 4.0), (8, -9.0)), banned=(1,), mask=lambda: MASK,
     ),
     "everything": SampleRequest(
         SamplingParams(temperature=1.3, top_k=25, top_p=0.9, min_p=0.02, repetition_penalty=1.3, presence_penalty=0.2),

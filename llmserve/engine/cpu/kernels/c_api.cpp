@@ -92,7 +92,7 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 5; }
+uint32_t llmserve_abi_version(void) { return 6; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
@@ -116,6 +116,8 @@ void llmserve_close(llmserve::Engine* engine) { delete engine; }
 int llmserve_step(llmserve::Engine* engine, const llmserve::StepRecord* step, char* text, size_t text_bytes) {
   return guarded(text, text_bytes, [&] { return engine->step(*step); });
 }
+
+void llmserve_signal(uint32_t* flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEASE); }
 
 int llmserve_set_tactics(llmserve::Engine* engine, const uint8_t* tactics, size_t count, char* text,
                          size_t text_bytes) {

@@ -34,6 +34,9 @@ LLMSERVE_EXPORT void llmserve_close(llmserve::Engine* engine);
 LLMSERVE_EXPORT int llmserve_step(llmserve::Engine* engine, const llmserve::StepRecord* step, char* text,
                                   size_t text_bytes);
 
+/* Says that what `flag` stands for is done: of a step that runs, that its masks are ready. */
+LLMSERVE_EXPORT void llmserve_signal(uint32_t* flag);
+
 /* The tactics of a variant for weights of a type (format.h), as "ROWSxVECTORS", separated by commas, and the one that is
  * taken for each row bucket when nothing was measured, as numbers separated by commas behind a semicolon. */
 LLMSERVE_EXPORT int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size_t text_bytes);

@@ -1,10 +1,18 @@
 #include "executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <functional>
+#include <thread>
 
 namespace llmserve {
+namespace {
+
+constexpr std::chrono::microseconds kMaskPoll{20};
+
+}  // namespace
+
 const float* Executor::logits(uint32_t selected) const {
   return reinterpret_cast<const float*>(engine_.logits_.data()) + size_t{selected - piece_begin_} * header_.vocab_size;
 }
@@ -265,7 +273,14 @@ std::span<const Record> Executor::of_piece(std::span<const Record> records, Fn s
   return {begin, end};
 }
 
+// Masks are made beside the step, by threads that need a core too: so nobody waits for them awake.
+void Executor::wait_for_masks() const {
+  if (!step_.masks_ready) return;
+  while (__atomic_load_n(step_.masks_ready, __ATOMIC_ACQUIRE) == 0) std::this_thread::sleep_for(kMaskPoll);
+}
+
 void Executor::use_logits(TaskCounter& tasks) {
+  wait_for_masks();
   const auto samples = of_piece(std::span(step_.samples, step_.num_samples), &SampleRecord::selected);
   const auto scores = of_piece(std::span(step_.scores, step_.num_scores), &ScoreRecord::selected);
   const auto kept = of_piece(std::span(step_.kept_rows, step_.num_kept), std::identity());

@@ -29,6 +29,7 @@ class Executor {
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
   void in_place(const OpRecord& op, TaskCounter& tasks);
   void cache_write(const OpRecord& op, size_t begin, size_t end);
+  void wait_for_masks() const;
   void use_logits(TaskCounter& tasks);
   void sample(const SampleRecord& request);
   void score(const ScoreRecord& request);

@@ -63,6 +63,7 @@ struct StepRecord {
   const int32_t* sample_ids;
   const float* bias_values;
   const uint32_t* mask_words;  // a bit for each token id, the lowest bits first
+  const uint32_t* masks_ready;  // when not 0: see llmserve_signal. Until then the step goes on to its logits; null: they are
   int32_t* tokens;    // out, one per sample
   double* log_probs;  // out, one per sample
   double* score_log_probs;  // out, one per score
@@ -80,7 +81,7 @@ struct StepRecord {
   uint32_t num_top;
   uint32_t num_mask_words;
 };
-static_assert(sizeof(StepRecord) == 168);
+static_assert(sizeof(StepRecord) == 176);
 
 // Whether the step stays inside the engine's limits and memory.
 Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks);

@@ -110,7 +110,7 @@ Error run_step(Engine& engine) {
   const float bias[5] = {};
   int32_t out[2], top_ids[5];
   double log_probs[2], score_log_probs[1], top_log_probs[5];
-  return engine.step({tokens, chunks, blocks, selected, nullptr, samples, scores, sample_ids, bias, mask, out, log_probs,
+  return engine.step({tokens, chunks, blocks, selected, nullptr, samples, scores, sample_ids, bias, mask, nullptr, out, log_probs,
                       score_log_probs, top_ids, top_log_probs, nullptr, 4, 2, 6, 3, 0, 2, 1, 5, 5, 8});
 }
 

@@ -56,7 +56,7 @@ void step(Engine* engine, const Request& r, size_t vocabulary) {
   std::vector<double> log_probs(r.num_samples), score_log_probs(r.num_scores), top_log_probs(r.num_top);
   std::vector<float> logits(r.num_kept * vocabulary);
   const StepRecord record = {token_ids.data(), chunks.data(), block_ids.data(), selected.data(), kept.data(),
-                             samples.data(), scores.data(), sample_ids.data(), bias.data(), mask_words.data(), tokens.data(),
+                             samples.data(), scores.data(), sample_ids.data(), bias.data(), mask_words.data(), nullptr, tokens.data(),
                              log_probs.data(), score_log_probs.data(), top_ids.data(), top_log_probs.data(),
                              logits.data(), r.num_tokens, r.num_chunks, r.num_block_ids, r.num_selected, r.num_kept,
                              r.num_samples, r.num_scores, r.num_sample_ids, r.num_top, r.num_mask_words};
