@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.digest import tensor_digest
-from llmserve.builder.mixed_precision import LINEAR_KINDS
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
+from llmserve.builder.quantization import LINEAR_KINDS
 from llmserve.checkpoint.floats import to_float32
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.models.graph import Op, OpKind, Program

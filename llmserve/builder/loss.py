@@ -14,8 +14,7 @@ from llmserve.errors import LlmserveError
 
 Logits: TypeAlias = NDArray[np.float32]
 
-MULTIPLICATIONS = 5e11  # that the passage may take, so that a large network has a shorter one
-FEWEST_TOKENS, MOST_TOKENS = 64, 256
+MOST_TOKENS = 96  # of the passage: as many as the prompts of the self-test, so it takes twice as long
 LOOKED_AT = 16  # positions at a time, to keep temporaries small
 KEPT_DIGITS = 3  # of a divergence: more of them differ between machines
 PASSAGE = """\
@@ -23,26 +22,13 @@ The harbour of a small town is a good place to see how work is divided. Before s
 knows what has to be done first: the ice is checked, the boxes are counted, and somebody writes the weight of every
 catch into a book. At six o'clock the buyers arrive. They walk along the quay, look at the fish, and talk about the
 weather as if the price did not matter to them. By seven most of it has been sold.
-
-What looks like a habit is a set of rules. A box that has been promised is marked with chalk, and nobody touches it
-again. When two buyers want the same one, the older offer counts. If the book and the boxes differ, all sales stop until
-the mistake has been found, because an error of 3 kilograms in the morning becomes an argument in the evening. For
-example, in March 2014 a crate was counted twice; it took four people until noon to find out why.
-
-def total_weight(boxes):
-    # in kilograms, of the boxes that have not been sold
-    return sum(box.weight for box in boxes if not box.sold)
-
-Later the town becomes quiet. The nets are mended, engines are cleaned, and children who come from school ask how much
-was caught today. Their question has a simple answer, since it has been written down.
 """
 
 
-def passage_ids(encoder: Encoder, num_parameters: int) -> Ids:
+def passage_ids(encoder: Encoder, max_seq_len: int) -> Ids:
     """The passage, as far as it is read; nothing where the checkpoint has no tokenizer that could encode it."""
-    length = max(FEWEST_TOKENS, min(MOST_TOKENS, int(MULTIPLICATIONS / num_parameters)))
     try:
-        return encoder.text(PASSAGE)[:length]
+        return encoder.text(PASSAGE)[: min(MOST_TOKENS, max_seq_len)]
     except LlmserveError:
         return ()
 

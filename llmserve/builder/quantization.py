@@ -1,28 +1,39 @@
-"""How weights and activations are rounded to few bits. The same for every target.
+"""How weights and activations are rounded to few bits, and which parameters are. The same for every target.
 
 Thirty-two inputs of an output share a scale, and thirty-two inputs of a token, whose activations are rounded to int8
-whatever the bits of the weights. Integers that a checkpoint has already are kept where they fit.
+whatever the bits of the weights. Nothing is calibrated. Integers that a checkpoint has already are kept where they fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.builder.int4_search import (
+    LARGEST_CODE,
+    MOST_INT4,
+    ZERO_STEPS,
+    Int4Search,
+    quotients,
+    smallest_and_largest,
+)
+from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight
 from llmserve.checkpoint.floats import to_float32
 from llmserve.checkpoint.integers import Integers, integers
+from llmserve.models.graph import OpKind, Program
+from llmserve.models.spec import Param
 
+LINEAR_KINDS = (OpKind.LINEAR, OpKind.LOGITS)
 QUANTIZED_GROUP = 32  # inputs that share a scale
 NOTHING = np.float32(2.0**-100)  # numbers below have no inverse to multiply with
 ROUNDED_ROWS = 256  # at a time, to keep temporaries small
-MOST_INT4, ZERO_STEPS, LARGEST_CODE = 15, 16, 255
 SEARCHED_ELEMENTS = 1 << 15  # of four bits at a time: temporaries that stay in a cache
-REFINEMENTS = 3  # of scales and zero points of four bits
+MOST_BITS = 4.9  # of a weight of the layers, on average, with int4
 
 Matrix: TypeAlias = NDArray[np.float32]
 Vector: TypeAlias = NDArray[np.float32]
@@ -105,7 +116,7 @@ class Grid:
 
     @property
     def inverse(self) -> Vector:
-        return _quotients(np.ones_like(self.step), self.step)
+        return quotients(np.ones_like(self.step), self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,14 @@ class Int8:
         values = np.clip(np.rint(groups / safe[:, :, None]), -127, 127).astype(np.int8)
         return Quantized(values.reshape(len(rows), -1)[:, : rows.shape[1]], scales, row_scale)
 
+    def row_scale(self, rows: Matrix) -> Vector:
+        largest: Vector = np.abs(rows).max(axis=1) / np.float32(127)
+        return largest
+
+    def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
+        scales = quotients(np.abs(groups).max(axis=0) / np.float32(127), row_scales).astype(np.float16)
+        return Grid(scales.astype(np.float32) * row_scales, np.float32(0), -127, 127, scales)
+
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         """Steps that are binary16 numbers, or such numbers times the largest or a power of two of their row."""
         largest = np.abs(rows.steps).max(axis=1)
@@ -146,14 +165,6 @@ class Int8:
         values = rows.values.astype(np.int8)
         fits = (values == rows.values).all(axis=1) & (row_scale != 0)
         return Quantized(values, _relative(rows.steps, np.where(fits, row_scale, 1)), row_scale), fits
-
-    def row_scale(self, rows: Matrix) -> Vector:
-        largest: Vector = np.abs(rows).max(axis=1) / np.float32(127)
-        return largest
-
-    def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
-        scales = _quotients(np.abs(groups).max(axis=0) / np.float32(127), row_scales).astype(np.float16)
-        return Grid(scales.astype(np.float32) * row_scales, np.float32(0), -127, 127, scales)
 
 
 def _relative(scales: Matrix, row_scale: Vector) -> NDArray[np.float16]:
@@ -191,12 +202,12 @@ class Int4:
         return None
 
     def row_scale(self, rows: Matrix) -> Vector:
-        low, high = _range(in_groups(rows), axis=2)
+        low, high = smallest_and_largest(in_groups(rows), axis=2)
         largest: Vector = (high - low).max(axis=1) / np.float32(MOST_INT4) / np.float32(LARGEST_CODE**2)
         return largest
 
     def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
-        search = _Int4Search(groups, row_scales)
+        search = Int4Search(groups, row_scales)
         search.refine()
         codes = search.codes.astype(np.float32)
         zero = search.zeros.astype(np.float32) / np.float32(ZERO_STEPS)
@@ -209,83 +220,13 @@ def _search_int4(weight: Matrix, found: Quantized, rows: slice) -> None:
     count, num_groups, _ = groups.shape
     by_place = np.ascontiguousarray(groups.reshape(-1, QUANTIZED_GROUP).T)
     row_scale = Int4().row_scale(weight[rows])
-    search = _Int4Search(by_place, np.repeat(row_scale, num_groups))
+    search = Int4Search(by_place, np.repeat(row_scale, num_groups))
     search.refine()
     found.values[rows] = search.values.T.reshape(count, -1)[:, : weight.shape[1]]
     found.scales[rows] = search.codes.reshape(count, num_groups)
     found.row_scale[rows] = row_scale
     assert found.zeros is not None
     found.zeros[rows] = search.zeros.reshape(count, num_groups)
-
-
-class _Int4Search:
-    """The best of what was looked at, for groups that are columns [QUANTIZED_GROUP, M].
-
-    Everything is done element by element, and sums are taken in order: the result is the same on every machine.
-    """
-
-    def __init__(self, groups: Matrix, row_scales: Vector) -> None:
-        """`row_scales` of the rows that the groups belong to."""
-        self._groups, self._row_scales = groups, row_scales
-        self._errors = np.full(groups.shape[1], np.inf, np.float32)
-        self.values = np.zeros(groups.shape, np.uint8)
-        self.codes = np.zeros(groups.shape[1], np.uint8)
-        self.zeros = np.zeros(groups.shape[1], np.uint8)
-
-    def refine(self) -> None:
-        """Begins with what cuts nothing off."""
-        low, high = _range(self._groups, axis=0)
-        scales = (high - low) / np.float32(MOST_INT4)
-        values = self.look_at(scales, _quotients(-low, scales))
-        for _ in range(REFINEMENTS):
-            values = self.look_at(*_best_for(values, self._groups, scales))
-
-    def look_at(self, scales: Vector, zeros: Vector) -> Matrix:
-        """The values that are best for the nearest scales and zero points that can be stored, as floats."""
-        codes = np.minimum(np.rint(np.sqrt(_quotients(scales, self._row_scales))), LARGEST_CODE)
-        zero_codes = np.clip(np.rint(zeros * ZERO_STEPS), 0, MOST_INT4 * ZERO_STEPS)
-        scale, zero = codes * codes * self._row_scales, zero_codes / np.float32(ZERO_STEPS)
-        values = self._groups * _quotients(np.ones_like(scale), scale)
-        values += zero
-        np.rint(values, out=values)
-        np.clip(values, 0, MOST_INT4, out=values)
-        errors: Matrix = np.subtract(values, zero, dtype=np.float32)
-        errors *= scale
-        errors -= self._groups
-        errors *= errors
-        total = _sum(errors)
-        better = total < self._errors
-        np.copyto(self._errors, total, where=better)
-        np.copyto(self.codes, codes.astype(np.uint8), where=better)
-        np.copyto(self.zeros, zero_codes.astype(np.uint8), where=better)
-        np.copyto(self.values, values.astype(np.uint8), where=better)
-        return values
-
-
-def _best_for(values: Matrix, groups: Matrix, largest: Vector) -> tuple[Vector, Vector]:
-    """Scales, up to the largest, and zero points with the smallest squared error for values [QUANTIZED_GROUP, M]."""
-    mean_value, mean_weight = (_sum(matrix) / np.float32(QUANTIZED_GROUP) for matrix in (values, groups))
-    deviations: Matrix = np.subtract(values, mean_value, dtype=np.float32)
-    scales = _quotients(_sum(deviations * groups), _sum(deviations * deviations))
-    scales = np.clip(scales, 0, largest)
-    return scales, mean_value - _quotients(mean_weight, scales)
-
-
-def _range(groups: NDArray[np.float32], axis: int) -> tuple[Matrix, Matrix]:
-    """The smallest and the largest along an axis, nothing among them."""
-    return np.minimum(groups.min(axis=axis), 0), np.maximum(groups.max(axis=axis), 0)
-
-
-def _quotients(dividends: Vector, divisors: Vector) -> Vector:
-    """Nothing divided by nothing is nothing."""
-    return np.divide(dividends, divisors, where=divisors > 0, out=np.zeros_like(dividends))
-
-
-def _sum(rows: Matrix) -> Vector:
-    total: Vector = rows[0].copy()
-    for row in rows[1:]:
-        total += row
-    return total
 
 
 def in_groups(rows: Matrix) -> Groups:
@@ -346,3 +287,76 @@ def round_to_steps(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
     inverse = np.float32(steps) / np.where(peak > NOTHING, peak, np.float32(np.inf))
     rounded: NDArray[np.float32] = np.rint(x * inverse) * (peak / np.float32(steps))
     return rounded
+
+
+def quantized_params(program: Program, params: Sequence[Param], options: BuildOptions) -> Mapping[str, Sequence[Part]]:
+    """Parameters that are quantized, and how: quantizable ones that only linear layers read, as their matrix.
+
+    With int4 the head stays int8: logits are compared with each other, and it is a small part of a model. So do the
+    values of the attention, and then what reads its output, as far as MOST_BITS allows: their error costs most for
+    their size, as K-quants found too.
+    """
+    if not options.quantization:
+        return {}
+    shapes = {param.name: param.shape for param in params if param.quantizable}
+    matrices = {op.weights[0]: op.kind for op in program.ops if op.kind in LINEAR_KINDS}
+    elsewhere = {name for op in program.ops for name in (op.weights[1:] if op.kind in LINEAR_KINDS else op.weights)}
+    names = {name: kind for name, kind in matrices.items() if name in shapes and name not in elsewhere}
+    if options.quantization == "int8":
+        return {name: _whole(Int8(), shapes[name]) for name in names}
+    layers = {name: shapes[name] for name, kind in names.items() if kind is not OpKind.LOGITS}
+    found = {name: _whole(Int8() if kind is OpKind.LOGITS else Int4(), shapes[name]) for name, kind in names.items()}
+    return {**found, **_with_more_bits(program, layers)}
+
+
+def _whole(scheme: Scheme, shape: Sequence[int]) -> tuple[Part, ...]:
+    return (Part(scheme, 0, shape[0]),)
+
+
+def _with_more_bits(program: Program, layers: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[Part]]:
+    """Of matrices that have four bits, those of which rows get eight."""
+    total = sum(rows * cols for rows, cols in layers.values())
+    used = sum(rows * cols * (Int4().bits + 32 / cols) for rows, cols in layers.values())
+    found: dict[str, Sequence[Part]] = {}
+    for name, begin, end in (*_value_rows(program), *_readers_of_attention(program)):
+        if name not in layers or name in found:
+            continue
+        rows, cols = layers[name]
+        more = (end - begin) * cols * (Int8().bits - Int4().bits)
+        if used + more <= MOST_BITS * total:
+            used += more
+            parts = (Part(Int4(), 0, begin), Part(Int8(), begin, end), Part(Int4(), end, rows))
+            found[name] = tuple(part for part in parts if part.begin < part.end)
+    return found
+
+
+def _value_rows(program: Program) -> Iterator[tuple[str, int, int]]:
+    """Matrices and the rows of them that make values of the attention, layer by layer."""
+    made_by = {op.output: op for op in program.ops}
+    for op in program.ops:
+        if op.kind is OpKind.ATTENTION:
+            maker, start, width = made_by[op.inputs[2]], 0, made_by[op.inputs[2]].width
+            if maker.kind is OpKind.SLICE:
+                maker, start = made_by[maker.inputs[0]], int(maker.number("start"))
+            if maker.kind is OpKind.LINEAR:
+                yield maker.weights[0], start, start + width
+
+
+def _readers_of_attention(program: Program) -> Iterator[tuple[str, int, int]]:
+    attended = {op.output for op in program.ops if op.kind is OpKind.ATTENTION}
+    for op in program.ops:
+        if op.kind is OpKind.LINEAR and op.inputs[0] in attended:
+            yield op.weights[0], 0, op.width
+
+
+def stored_names(params: Sequence[Param], quantized: Collection[str]) -> Mapping[str, str]:
+    """Parameter -> the name under which its numbers are stored.
+
+    Parameters made from the same sources in the same way (a head tied to the embedding) are stored once, under the
+    first one's name; a quantized one has numbers of its own.
+    """
+    first: dict[object, str] = {}
+    origins: dict[str, Any] = {
+        param.name: param.name if param.name in quantized else (param.sources, param.combine) for param in params
+    }
+    return {name: first.setdefault(origin, name) for name, origin in origins.items()}

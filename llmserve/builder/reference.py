@@ -19,9 +19,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.mixed_precision import LINEAR_KINDS
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
-from llmserve.builder.quantization import Matrix, Part, round_activations, round_to_steps, round_weight
+from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Part, round_activations, round_to_steps, round_weight
 from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
 
@@ -36,7 +35,7 @@ Load: TypeAlias = Callable[[str], Weight]
 class Run:
     """One prompt, with or without the rounding of what is computed: activations, keys and values.
 
-    Without it, weights may stay as they are, too.
+    Without it, weights may stay as they are, too; such runs come last.
     """
 
     token_ids: Sequence[int]
@@ -132,15 +131,16 @@ class ReferenceModel:
             [round_activations(x) if run.rounds and parts else x for x, run in zip(inputs, runs, strict=True)]
         )
         y = np.empty((len(stacked), source.shape[0]), np.float32)
-        exact = np.repeat([run.exact_weights or not parts for run in runs], [len(x) for x in inputs])
-        with_exact, with_rounded = (stacked, None) if exact.all() else (stacked[exact], stacked[~exact])
+        kept_exact = [run.exact_weights or not parts for run in runs]
+        assert kept_exact == sorted(kept_exact), "runs with exact weights come last"
+        end = sum(len(x) for x, exact in zip(inputs, kept_exact, strict=True) if not exact)
 
         def product(rows: slice) -> int:
-            if len(with_exact):
-                y[exact, rows] = with_exact @ to_float32(source[rows]).T
-            if with_rounded is not None:
-                y[~exact, rows] = with_rounded @ round_weight(parts or (), source, rows).T
-            return int(rows.stop - rows.start) * source.shape[1]
+            if end:
+                y[:end, rows] = stacked[:end] @ round_weight(parts or (), source, rows).T
+            if end < len(y):
+                y[end:, rows] = stacked[end:] @ to_float32(source[rows]).T
+            return int((rows.stop - rows.start) * source.shape[1])
 
         pieces = max((part.scheme.pieces for part in parts or ()), default=1 if len(stacked) < MANY_TOKENS else 8)
         for num_elements in self._each(product, row_pieces(source.shape, pieces)):

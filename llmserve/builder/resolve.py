@@ -10,9 +10,8 @@ from pathlib import Path
 from llmserve.builder.calibration.encoder import Encoder, Ids
 from llmserve.builder.calibration.text import CalibrationText, read_calibration
 from llmserve.builder.loss import passage_ids
-from llmserve.builder.mixed_precision import quantized_params
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Part, keeps_integers
+from llmserve.builder.quantization import Part, keeps_integers, quantized_params
 from llmserve.builder.targets.base import Target
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
@@ -46,18 +45,12 @@ class ResolvedBuild:
     @property
     def weight_bytes(self) -> int:
         """Of all parameters in the engine's dtype, before they are rounded to fewer bits."""
-        return self.options.itemsize * self.num_parameters
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(param.num_elements for param in self.params)
+        return self.options.itemsize * sum(param.num_elements for param in self.params)
 
     @property
     def passage(self) -> Ids:
         """What the loss of rounding weights is measured on; nothing where none are, or no tokenizer is there."""
-        if not self.options.quantization:
-            return ()
-        return passage_ids(self.encoder, self.num_parameters)[: self.options.max_seq_len]
+        return passage_ids(self.encoder, self.options.max_seq_len) if self.options.quantization else ()
 
     @property
     def notes(self) -> list[str]:
@@ -121,11 +114,11 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
     code = find_tokenizer_code(checkpoint.path) if checkpoint.path.is_dir() else TokenizerCode()  # of a GGUF file: none
+    quantized = quantized_params(program, params, options)
+    kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
     encoder, calibration = Encoder(checkpoint, program.vocab_size), None
     if options.calibration_data:
         calibration = read_calibration(Path(options.calibration_data), encoder, max_seq_len=options.max_seq_len)
-    quantized = quantized_params(program, params, options)
-    kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
     return ResolvedBuild(
         spec, params, program, options, target, weights, code, quantized, kept, encoder, calibration, checkpoint.notes
     )

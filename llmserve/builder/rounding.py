@@ -34,7 +34,7 @@ class Rounding:
 
 
 def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Rounding:
-    """Nothing, where nothing is quantized."""
+    """Nothing, where nothing is quantized. Integers that are kept stay as they are, and so do their columns."""
 
     def load(name: str) -> Weight:
         return build.weights.rows(name, build.options.dtype)
@@ -42,8 +42,7 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
     def count(name: str, num_elements: int) -> None:
         progress.advance(name, build.options.itemsize * num_elements)
 
-    # columns of integers that are kept stay as they are
-    quantized = {name: parts for name, parts in build.quantized.items() if name not in build.kept}
+    quantized = build.quantized.keys() - build.kept
     if not quantized or not build.target.rounds_activations:
         return Rounding(load, Equalization({}, {}))
     sizes = {param.name: build.options.itemsize * param.num_elements for param in build.params}
@@ -58,7 +57,7 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
     equalized = equalization.apply(load)
     if not build.calibration:
         return Rounding(equalized, equalization)
-    shares = _shares({name: inputs[name] for name in quantized if name in inputs}, equalization, each)
+    shares = _shares({name: inputs[name] for name in inputs if name in quantized}, equalization, each)
     return Rounding(equalized, equalization, shares, build.calibration.sha256)
 
 

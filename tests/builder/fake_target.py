@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.mixed_precision import quantized_params, stored_names
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.progress import Progress
+from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.models.graph import Program

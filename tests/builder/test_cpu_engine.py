@@ -221,14 +221,14 @@ def test_the_manifest_names_the_device(tmp_path: Path) -> None:
     assert manifest.device
 
 
-def test_memory_stays_near_one_tensor(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 60}
-    checkpoint = make_checkpoint(tmp_path / "c", "llama", dtype="bfloat16", **sizes)
+@pytest.mark.parametrize("with_passage", [False, True])
+def test_memory_stays_near_one_tensor(tmp_path: Path, with_passage: bool) -> None:
+    """With a tokenizer also near what a layer makes of the passage that the loss of rounding is measured on."""
+    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 20}
+    checkpoint = make_checkpoint(tmp_path / "c", "llama", dtype="bfloat16", with_tokenizer=with_passage, **sizes)
     total = (checkpoint / "model.safetensors").stat().st_size
     largest = 2 * 512 * 192 * np.dtype(np.float32).itemsize
-    # of what a layer reads and computes for the passage, rounded and not, however many layers there are
-    passage = 3 * MOST_TOKENS * 2 * (2 * 512) * np.dtype(np.float32).itemsize
-    assert total > 40 * largest
+    assert total > 20 * largest
     for quantization in ("", "int8", "int4"):
         tracemalloc.start()
         try:
@@ -236,4 +236,5 @@ def test_memory_stays_near_one_tensor(tmp_path: Path) -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert peak < 6 * largest + (passage if quantization else 0) < total / 3
+        made_of_passage = 2 * MOST_TOKENS * 2 * 512 * np.dtype(np.float32).itemsize
+        assert peak - 2 * made_of_passage * with_passage < 6 * largest < total / 3

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmserve.builder.equalization import Equalization, MeasuredSizes, equalize, powers_of_two
-from llmserve.builder.mixed_precision import quantized_params
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.reference import ReferenceModel
 from tests.engine.cpu.networks import LIMITS, Network, odd_network, random_ids
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmserve.builder import quantization
-from llmserve.builder.mixed_precision import quantized_params
+from llmserve.builder import int4_search
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import (
     QUANTIZED_GROUP,
@@ -15,6 +14,7 @@ from llmserve.builder.quantization import (
     Matrix,
     Part,
     in_groups,
+    quantized_params,
     round_activations,
     round_to_steps,
     round_weight,
@@ -53,7 +53,7 @@ def test_four_bits_refine_scales_and_zero_points(monkeypatch: pytest.MonkeyPatch
     rows = np.random.default_rng(2).standard_normal((50, 320)).astype(np.float32)
 
     def errors(refinements: int) -> Matrix:
-        monkeypatch.setattr(quantization, "REFINEMENTS", refinements)
+        monkeypatch.setattr(int4_search, "REFINEMENTS", refinements)
         squares: Matrix = in_groups((Int4().quantize(rows).weight - rows) ** 2).sum(axis=2)
         return squares
 

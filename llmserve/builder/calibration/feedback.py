@@ -68,8 +68,8 @@ class WithFeedback:
         return rounding.result(rows.shape[1])
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
-        """Nothing is wrong with what is kept, so nobody makes up for it."""
-        return self.scheme.keep(rows)
+        """What is kept needs no feedback."""
+        return None
 
     def row_scale(self, rows: Matrix) -> Vector:
         return self.scheme.row_scale(rows)

@@ -10,11 +10,10 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from llmserve.builder.calibration.feedback import Shares, with_feedback
-from llmserve.builder.mixed_precision import quantized_params
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Each, Weight, one_by_one
 from llmserve.builder.progress import Progress
-from llmserve.builder.quantization import Part
+from llmserve.builder.quantization import Part, quantized_params
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
 

@@ -18,9 +18,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.mixed_precision import quantized_params
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Matrix, Part, Scheme, in_groups
+from llmserve.builder.quantization import Matrix, Part, Scheme, in_groups, quantized_params
 from llmserve.builder.reference import ReferenceModel, Run, scaled_and_capped
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget

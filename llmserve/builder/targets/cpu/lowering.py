@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.mixed_precision import LINEAR_KINDS, stored_names
-from llmserve.builder.quantization import QUANTIZED_GROUP, Part, Scheme
+from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Part, Scheme, stored_names
 from llmserve.builder.targets.cpu.buffers import LOGITS_BUFFER, NOWHERE, Buffers, Place
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program

@@ -18,11 +18,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.mixed_precision import quantized_params
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.progress import Progress
-from llmserve.builder.quantization import Part, quantize_rows
+from llmserve.builder.quantization import Part, quantize_rows, quantized_params
 from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Rows, lower

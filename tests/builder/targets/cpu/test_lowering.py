@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from llmserve.builder import quantization as rounding
-from llmserve.builder.mixed_precision import quantized_params
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cpu.buffers import NO_BUFFER, Place
 from llmserve.builder.targets.cpu.lowering import DeviceOp, Lowered, lower
 from llmserve.engine.cpu.layout import LINEAR_CODES, NO_TENSOR, Before, DType, OpCode

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from llmserve.builder.mixed_precision import quantized_params
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.lowering import lower
 from llmserve.builder.targets.cpu.target import CpuTarget
