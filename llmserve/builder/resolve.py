@@ -117,6 +117,10 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     quantized = quantized_params(program, params, options)
     kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
     encoder, calibration = Encoder(checkpoint, program.vocab_size), None
+    if options.calibration_data and not quantized.keys() - kept:
+        raise RecipeError(
+            "calibration_data has no effect: every weight keeps the integers that the checkpoint has; leave it out"
+        )
     if options.calibration_data:
         calibration = read_calibration(Path(options.calibration_data), encoder, max_seq_len=options.max_seq_len)
     return ResolvedBuild(

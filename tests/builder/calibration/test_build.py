@@ -17,8 +17,10 @@ from llmserve.cli.build import default_output_dir
 from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.verify import verify_engine
+from llmserve.errors import RecipeError
 from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_tensors
 from tests.engine.cpu.networks import random_ids
+from tests.gguf_files import make_gguf
 
 OPTIONS = BuildOptions(dtype="float16", max_num_tokens=64, quantization="int4")
 
@@ -117,6 +119,14 @@ def test_a_network_whose_inputs_hang_together_loses_less(tmp_path: Path, quantiz
     assert plain is not None
     assert mended is not None
     assert mended.divergence < 0.8 * plain.divergence
+
+
+def test_integers_that_are_kept_need_no_text(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "m.gguf", "qwen3", stored="Q8_0", tokenizer="bpe", intermediate_size=192)
+    options = replace(OPTIONS, calibration_data=str(write(tmp_path / "a.jsonl")))
+    with pytest.raises(RecipeError, match="every weight keeps the integers"):
+        build_engine(file, tmp_path / "e", replace(options, quantization="int8"))
+    assert build_engine(file, tmp_path / "e", options).calibration is not None
 
 
 def test_an_engine_of_its_own_directory() -> None:
