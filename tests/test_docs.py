@@ -117,7 +117,9 @@ def test_commands_in_other_fences_exist_with_their_flags() -> None:
     """Examples that are shown but not run: at least the command and every flag of them is real."""
     commands: Any = typer.main.get_command(app)
     for page in PAGES:
-        for fence in re.findall(r"^```\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        for language, fence in re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            if language:
+                continue
             for line in re.findall(r"^(?:\$ )?llmserve (.*)$", fence, re.MULTILINE):
                 name, *arguments = shlex.split(line)
                 known = {flag for parameter in commands.commands[name].params for flag in parameter.opts}
