@@ -86,6 +86,12 @@ _LLM = (
         (*MODEL, "inflight_batcher_specific_metric"),
     ),
     Metric("nv_trt_llm_general_metrics", "gauge", "General LLM state", (*MODEL, "general_type")),
+    Metric("llmserve_time_to_first_token_seconds", "histogram", "From a request's arrival to its first token"),
+    Metric("llmserve_time_per_output_token_seconds", "histogram", "Between an answer's tokens, on its average"),
+    Metric("llmserve_e2e_request_latency_seconds", "histogram", "From a request's arrival to the end of its answer"),
+    Metric("llmserve_request_queue_time_seconds", "histogram", "From a request's arrival to its first step"),
+    Metric("llmserve_request_prompt_tokens", "histogram", "Tokens of a prompt"),
+    Metric("llmserve_request_generation_tokens", "histogram", "Tokens of an answer"),
 )
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*_INFERENCE, *_CACHE, *_MACHINE, *_LLM)}

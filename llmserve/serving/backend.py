@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.serving.config.auto_complete import substitute_directory
+from llmserve.serving.observe.latencies import Histogram
 from llmserve.serving.types import InferRequest, InferResponse
 
 
@@ -130,6 +131,7 @@ class LoadedModel:
     batches_itself: bool = False  # instances accept any number of requests at once (in-flight batching)
     collates: bool = False  # executes a batch as one set of tensors: honours `batch_input` and `batch_output`
     gauges: Callable[[], Sequence[GaugeSample]] = field(default=lambda: ())  # read at each metrics scrape
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)  # by family
 
 
 class Backend(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.errors import Cancelled, InternalError, LlmserveError, ResourceExhausted
 from llmserve.serving.backend import GaugeSample, InlineInstance, LoadedModel
 from llmserve.serving.loading.labels import Labels
+from llmserve.serving.observe.latencies import Histogram
 from llmserve.serving.observe.model_statistics import FailureReason, ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import ModelScheduler, Rejected, SequenceError
 from llmserve.serving.schedulers.inline import fits_inline
@@ -82,6 +83,11 @@ class ServedModel:
 
     def gauges(self) -> Sequence[GaugeSample]:
         return self._loaded.gauges()
+
+    @property
+    def histograms(self) -> Mapping[str, Histogram]:
+        """Of its backend."""
+        return self._loaded.histograms
 
     async def infer(
         self, request: InferRequest, ensemble_timing: RequestTiming | None = None

@@ -14,6 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.backends.tensorrtllm.active import ActiveRequest, ActiveRequests
 from llmserve.backends.tensorrtllm.answer import Answer
+from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
 from llmserve.backends.tensorrtllm.gauges import engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
@@ -50,7 +51,12 @@ class TensorrtLlmBackend:
         instance = EngineInstance(
             f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input
         )
-        return LoadedModel([instance], batches_itself=True, gauges=lambda: engine_gauges(engine.stats()))
+        return LoadedModel(
+            [instance],
+            batches_itself=True,
+            gauges=lambda: engine_gauges(engine.stats()),
+            histograms=instance.histograms.by_name,
+        )
 
 
 def _tokenizer_for_stop_strings(path: Path) -> Tokenizer | None:
@@ -72,6 +78,7 @@ class EngineInstance:
     config: ModelConfig
     version: str
     excludes_input: bool
+    histograms: AnswerHistograms = field(default_factory=AnswerHistograms)
     _active: ActiveRequests = field(default_factory=ActiveRequests)
     _guides: GuideCompiler | None = None  # from the first guide on
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -105,6 +112,7 @@ class EngineInstance:
             with self._active.running(request.request_id) as active:
                 async with aclosing(_sent(stream, answer, active)) as sent:
                     async for beams in sent:
+                        self._record(beams)
                         events = ResponseEvents(beams, echo, tokens_per_block, asked)
                         if answer.is_complete:
                             events.warning = self._warning(job, request)
@@ -112,6 +120,11 @@ class EngineInstance:
                         yield self._response(request, outputs, final=answer.is_complete)
         except LlmserveError as error:
             yield self._response(request, error=error, final=True)
+
+    def _record(self, events: Sequence[GeneratedEvent]) -> None:
+        for event in events:
+            if event.tokens.finish_reason is not None and event.tokens.usage is not None:
+                self.histograms.record(event.tokens.usage)
 
     async def _guided(self, job: TensorRequest) -> TensorRequest:
         """With its guide compiled, where it has one."""

@@ -77,6 +77,8 @@ class ServerCollector(Collector):
                 yield from _summary_samples(f"nv_cache_{kind}_summary_per_model", summary, self._settings.quantiles)
         for name, labels, value in model.gauges():
             yield Sample(name, value, labels)
+        for name, histogram in model.histograms.items():
+            yield from _histogram_samples(name, histogram)
 
 
 def _ordered(labels: Mapping[str, str]) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import openai
@@ -10,6 +11,7 @@ import pytest
 from llmserve.engine.fake import fake_log_prob
 from llmserve.stages.tokenizer import Tokenizer
 from tests.frontends.openai.conftest import VOCAB_SIZE, expected_ids, expected_text
+from tests.frontends.server import RunningServer
 
 MODEL = "ensemble"
 PROMPT = "The small red fox"
@@ -189,3 +191,17 @@ def test_many_log_probs_are_made_beside_the_loop(client: openai.OpenAI) -> None:
     one = client.completions.create(**asked, max_tokens=100)
     many = client.completions.create(**asked, max_tokens=100, n=64)
     assert [choice.logprobs for choice in many.choices] == [one.choices[0].logprobs] * 64
+
+
+def test_the_metrics_page_counts_answers(served: RunningServer, client: openai.OpenAI) -> None:
+    def num_answers() -> float:
+        family = 'llmserve_time_to_first_token_seconds_count{model="tensorrt_llm",version="1"}'
+        found = re.search(rf"^{family} (.+)$", served.core.metrics_text(), re.MULTILINE)
+        return float(found[1]) if found else -1.0
+
+    before = num_answers()
+    client.completions.create(model="ensemble", prompt="hello", max_tokens=2)
+    assert num_answers() == before + 1 >= 1
+    page = served.core.metrics_text()
+    assert 'llmserve_request_generation_tokens_bucket{model="tensorrt_llm",version="1",le="+Inf"}' in page
+    assert "# TYPE llmserve_request_generation_tokens histogram" in page
