@@ -161,9 +161,7 @@ class GenerateRequest:
     beam: BeamSearch | None = None  # instead of sampling; the best answer is sequence 0
     return_log_probs: bool = False
     return_prompt_log_probs: bool = False
-    num_top_log_probs: int = (
-        0  # most likely tokens to tell at each new token, and where asked for at each of the prompt
-    )
+    num_top_log_probs: int = 0  # likeliest tokens to tell at each new token, and with prompt log-probs at its own
     return_context_logits: bool = False  # of every token of the prompt
     return_generation_logits: bool = False  # that each new token was drawn from, before anything altered them
     priority: int = 0  # higher is scheduled first

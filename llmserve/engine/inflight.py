@@ -104,7 +104,7 @@ class InflightEngine:
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         sequences = sequences_for(request, self._ids, max_seq_len=self._limits.max_seq_len, arrival_ns=time.time_ns())
         stream = TokenStream(asyncio.get_running_loop())
-        self._enqueue(sequences, stream)
+        self._enqueue(request, sequences, stream)
         is_metered = request.tenant.tokens_per_minute > 0
         try:
             num_open = len(sequences)
@@ -117,17 +117,20 @@ class InflightEngine:
         finally:
             self._leave(sequences)
 
-    def _enqueue(self, sequences: list[Sequence], stream: TokenStream) -> None:
+    def _enqueue(self, request: GenerateRequest, sequences: list[Sequence], stream: TokenStream) -> None:
+        """What is refused costs its tenant nothing."""
         with self._lock:
             self._end.check()
             self._check_tenant(sequences)
             self._check_room(sequences)
+            if request.tenant.tokens_per_minute:
+                self._budgets.charge(request.tenant, len(request.prompt_ids))
             self._arriving += sequences
             self._streams.update((sequence.id, stream) for sequence in sequences)
             self._wake.notify()
 
     def _check_tenant(self, sequences: list[Sequence]) -> None:
-        """Whether its limits let it ask; then the prompt is paid for."""
+        """Whether its limits let it ask."""
         tenant = sequences[0].tenant
         num_answers = self._num_sequences()[tenant] + len(sequences) if tenant.max_answers else 0
         if num_answers > tenant.max_answers:
@@ -137,7 +140,6 @@ class InflightEngine:
             )
         if tenant.tokens_per_minute:
             self._budgets.check(tenant)
-            self._budgets.charge(tenant, sequences[0].num_prompt)
 
     def _charge(self, tenant: Tenant, num_tokens: int) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ import pytest
 
 from llmserve.core import GenerateRequest, SamplingParams, Tenant
 from llmserve.engine.budgets import TokenBudgets
-from llmserve.errors import RateLimited
+from llmserve.errors import RateLimited, ResourceExhausted
 from tests.engine.test_inflight import opened
 
 
@@ -60,3 +60,21 @@ async def test_an_engine_keeps_both_limits() -> None:
         assert 30 < caught.value.retry_after_s <= 36
         async with aclosing(engine.submit(request(Tenant("other")))) as stream:
             assert [event async for event in stream]
+
+
+async def test_what_the_queue_refuses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise ResourceExhausted("the queue is full")
+
+    tenant = Tenant("metered", tokens_per_minute=5)
+    asked = GenerateRequest("r", (1,) * 6, SamplingParams(max_tokens=1, temperature=0.0), tenant=tenant)
+    with opened() as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "_check_room", full)
+            for _ in range(3):
+                with pytest.raises(ResourceExhausted, match="full"):
+                    await anext(engine.submit(asked))
+        async with aclosing(engine.submit(asked)) as stream:
+            assert [event async for event in stream]
+        with pytest.raises(RateLimited):
+            await anext(engine.submit(asked))

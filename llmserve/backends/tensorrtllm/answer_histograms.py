@@ -9,7 +9,7 @@ from llmserve.core import Usage
 from llmserve.serving.observe.latencies import Histogram
 
 NS_PER_S = 1e9
-# two and a half octaves for each decimal place; what a laptop takes for a long prompt has a bucket, too
+# up to what a laptop takes for a long prompt
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 SECONDS_OF_A_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)

@@ -112,7 +112,9 @@ class EngineInstance:
             with self._active.running(request.request_id) as active:
                 async with aclosing(_sent(stream, answer, active)) as sent:
                     async for beams in sent:
-                        self._record(beams)
+                        for event in beams:
+                            if event.tokens.finish_reason is not None and event.tokens.usage is not None:
+                                self.histograms.record(event.tokens.usage)
                         events = ResponseEvents(beams, echo, tokens_per_block, asked)
                         if answer.is_complete:
                             events.warning = self._warning(job, request)
@@ -120,11 +122,6 @@ class EngineInstance:
                         yield self._response(request, outputs, final=answer.is_complete)
         except LlmserveError as error:
             yield self._response(request, error=error, final=True)
-
-    def _record(self, events: Sequence[GeneratedEvent]) -> None:
-        for event in events:
-            if event.tokens.finish_reason is not None and event.tokens.usage is not None:
-                self.histograms.record(event.tokens.usage)
 
     async def _guided(self, job: TensorRequest) -> TensorRequest:
         """With its guide compiled, where it has one."""

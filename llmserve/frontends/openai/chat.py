@@ -31,7 +31,7 @@ from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import Strict, refused
 
 OBJECT, CHUNK = "chat.completion", "chat.completion.chunk"
-NO_TOOLS = "tools are not supported yet"
+NO_TOOLS = "tools are not supported: leave them out"
 
 
 class TextPart(Strict):
