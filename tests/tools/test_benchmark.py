@@ -97,7 +97,7 @@ def test_cells_of_long_prompts_are_measured_once_and_not_by_everyone(tmp_path: P
     assert [cell.name for cell in LONG_CELLS[::3]] == ["prefill 2000", "batch 8 behind 1900"]
     assert {cell.calls for cell in LONG_CELLS} == {1}
     both = replace(job(tmp_path), cells=(*CELLS, *LONG_CELLS))
-    patient, impatient = (Contestant("x", "int8", "m", long_prompts=long) for long in (True, False))
+    patient, impatient = (Contestant("x", "int8", "m", longest_prompt=most) for most in (9000, 1000))
     entries = rounds.entries_for([patient, impatient], ["tiny"], lambda one: Path(sys.executable), both)
     assert [entry.job.cells for entry in entries] == [both.cells, CELLS]
     once = benchmark_engine.measured(replace(both, passes=2, cells=(CELLS[1], LONG_CELLS[0], LONG_CELLS[2])))

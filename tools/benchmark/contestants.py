@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 OURS_MODULE = "tools.benchmark.ours"
@@ -15,7 +16,7 @@ class Contestant:
     engine: str
     precision: str  # a key of BITS
     module: str  # has prepare(job) and open_model(job)
-    long_prompts: bool = True  # whether it computes them in bearable time
+    longest_prompt: int = sys.maxsize  # tokens; what is longer takes it unbearable time
 
     @property
     def is_ours(self) -> bool:
@@ -34,13 +35,15 @@ class Contestant:
         return f"{self.engine} {self.precision}"
 
 
-def _contestants(engine: str, module: str, *precisions: str, long_prompts: bool = True) -> tuple[Contestant, ...]:
-    return tuple(Contestant(engine, precision, module, long_prompts) for precision in precisions)
+def _contestants(
+    engine: str, module: str, *precisions: str, longest_prompt: int = sys.maxsize
+) -> tuple[Contestant, ...]:
+    return tuple(Contestant(engine, precision, module, longest_prompt) for precision in precisions)
 
 
 OURS = _contestants("llmserve", OURS_MODULE, "float32", "bfloat16", "float16", "int8", "int4")
 PEERS = (
     *_contestants("OpenVINO GenAI", "tools.benchmark.peers.openvino_genai", "float16", "int8", "int4"),
-    *_contestants("llama.cpp", "tools.benchmark.peers.llama_cpp", "float16", "int8", "int4"),
-    *_contestants("transformers", "tools.benchmark.peers.torch_eager", "float32", "bfloat16", long_prompts=False),
+    *_contestants("llama.cpp", "tools.benchmark.peers.llama_cpp", "float16", "int8", "int4", longest_prompt=2000),
+    *_contestants("transformers", "tools.benchmark.peers.torch_eager", "float32", "bfloat16", longest_prompt=1000),
 )

@@ -65,12 +65,12 @@ class Findings:
 def entries_for(
     contestants: Sequence[Contestant], shapes: Sequence[str], python: Callable[[Contestant], Path], job: Job
 ) -> list[Entry]:
-    """Every contestant with every network; `job` says the rest. Who cannot bear long prompts is spared their cells."""
-    cells = {True: job.cells, False: tuple(cell for cell in job.cells if not cell.is_long)}
+    """Every contestant with every network; `job` says the rest. Who takes too long for a prompt is spared its cell."""
+    cells = {one: tuple(cell for cell in job.cells if cell.prompt_tokens <= one.longest_prompt) for one in contestants}
     return [
         Entry(
             one,
-            replace(job, module=one.module, precision=one.precision, shape_name=shape, cells=cells[one.long_prompts]),
+            replace(job, module=one.module, precision=one.precision, shape_name=shape, cells=cells[one]),
             python(one),
         )
         for shape in shapes
