@@ -2,6 +2,7 @@
 
 LlmserveError                 code
 ├── InvalidArgument           INVALID_ARGUMENT    the caller's input is wrong
+│   ├── PromptTooLong         INVALID_ARGUMENT    the engine has no room for the prompt
 │   ├── CheckpointError       INVALID_ARGUMENT    a checkpoint folder cannot be used as it is
 │   ├── RecipeError           INVALID_ARGUMENT    build options or a recipe are wrong
 │   └── ModelConfigError      INVALID_ARGUMENT    a config.pbtxt or a model repository is wrong
@@ -20,7 +21,7 @@ LlmserveError                 code
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import ClassVar, Self
 
@@ -55,6 +56,15 @@ class LlmserveError(Exception):
 
 class InvalidArgument(LlmserveError):
     code = Code.INVALID_ARGUMENT
+
+
+class PromptTooLong(InvalidArgument):
+    """`num_tokens` of a prompt are more than the `limit` of an engine."""
+
+    def __init__(self, message: str, *, num_tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
+        self.limit = limit
 
 
 class CheckpointError(InvalidArgument):
@@ -111,7 +121,7 @@ class InternalError(LlmserveError):
     code = Code.INTERNAL
 
 
-def raise_problems(error: type[LlmserveError], headline: str, problems: Sequence[str]) -> None:
+def raise_problems(error: Callable[[str], LlmserveError], headline: str, problems: Sequence[str]) -> None:
     """Raise one `error` that lists every problem, or return when there is none."""
     if not problems:
         return

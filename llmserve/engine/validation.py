@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from llmserve.core import GenerateRequest
-from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.errors import InvalidArgument, PromptTooLong, raise_problems
 
 MAX_NUM_SEQUENCES = 128
 MAX_TOP_LOG_PROBS = 20
@@ -28,7 +29,13 @@ def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int
         *_ban_problems(request, vocab_size),
         *_bias_problems(request, vocab_size),
     ]
-    raise_problems(InvalidArgument, f"request {request.request_id!r} is not valid", problems)
+    error = prompt_error(len(request.prompt_ids), limit=max_seq_len - 1)
+    raise_problems(error, f"request {request.request_id!r} is not valid", problems)
+
+
+def prompt_error(num_tokens: int, *, limit: int) -> Callable[[str], InvalidArgument]:
+    """What a refusal is made with: when the prompt is longer than `limit` tokens it says so, whatever else is wrong."""
+    return partial(PromptTooLong, num_tokens=num_tokens, limit=limit) if num_tokens > limit else InvalidArgument
 
 
 def check_pool(request: GenerateRequest, *, max_seq_len: int, num_pool_tokens: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
 
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.validation import MAX_WORD_LENGTH, MAX_WORD_TOKENS, check_pool, check_request
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, PromptTooLong
 
 REQUEST = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
 
@@ -47,3 +48,13 @@ def test_an_answer_that_never_fits_the_pool_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="can never run"):
         check_pool(REQUEST, max_seq_len=100, num_pool_tokens=8)
     check_pool(REQUEST, max_seq_len=8, num_pool_tokens=8)  # cut to six tokens
+
+
+def test_too_long_a_prompt_says_how_long_whatever_else_is_wrong() -> None:
+    sampling = SamplingParams(max_tokens=0)
+    with pytest.raises(PromptTooLong, match="max_tokens must be at least 1") as caught:
+        check_request(replace(REQUEST, prompt_ids=(1,) * 12, sampling=sampling), vocab_size=4, max_seq_len=10)
+    placed = caught.value.at("in ensemble 'e'")
+    assert (placed.num_tokens, placed.limit) == (12, 9)
+    assert str(placed).startswith("in ensemble 'e', request 'r' is not valid")
+    assert pickle.loads(pickle.dumps(placed)).limit == 9

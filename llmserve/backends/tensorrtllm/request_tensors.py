@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.core import BeamSearch, GenerateRequest, SamplingParams
-from llmserve.errors import InvalidArgument, LlmserveError, Unsupported, raise_problems
+from llmserve.engine.validation import prompt_error
+from llmserve.errors import LlmserveError, Unsupported, raise_problems
 from llmserve.serving.types import Tensor
 from llmserve.stages.guides import GuideKind, GuideText
 from llmserve.stages.text import text_from_bytes
@@ -57,7 +58,8 @@ def is_stop(inputs: Mapping[str, Tensor]) -> bool:
 def read_request(
     inputs: Mapping[str, Tensor], *, request_id: str, max_seq_len: int, excludes_input: bool, max_beam_width: int = 1
 ) -> TensorRequest:
-    """Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`."""
+    """Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`; of too long a
+    prompt, `PromptTooLong`."""
     reader = _Reader(inputs)
     names = UNSUPPORTED_INPUTS + (DECODER_INPUTS if reader.size("decoder_input_ids") > 1 else ())
     unsupported = [f"{name} is not supported by this engine" for name in names if reader.has(name)]
@@ -89,7 +91,8 @@ def read_request(
     if request.generate.num_sequences < 1:
         reader.problems.append(f"num_return_sequences must be at least 1, got {request.generate.num_sequences}")
     problems = reader.problems + unsupported
-    raise_problems(InvalidArgument if reader.problems else Unsupported, "the request cannot be answered", problems)
+    error = prompt_error(len(request.generate.prompt_ids), limit=max_seq_len - 1) if reader.problems else Unsupported
+    raise_problems(error, "the request cannot be answered", problems)
     return request
 
 

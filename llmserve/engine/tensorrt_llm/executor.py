@@ -33,7 +33,7 @@ from llmserve.engine.tensorrt_llm.sampling import (
 )
 from llmserve.engine.tensorrt_llm.statistics import engine_stats, idle
 from llmserve.engine.validation import check_request
-from llmserve.errors import InternalError, InvalidArgument, LlmserveError, Unavailable
+from llmserve.errors import InternalError, LlmserveError, PromptTooLong, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +94,13 @@ class ExecutorEngine:
         )
         check_top_k(request.sampling)
         check_scores(request)
-        if len(request.prompt_ids) > self._limits.max_input_len:
-            raise InvalidArgument(
-                f"request {request.request_id!r}: the prompt has {len(request.prompt_ids)} tokens, but this engine "
-                f"takes at most {self._limits.max_input_len} (max_input_len; max_num_tokens without chunked context)"
+        num_tokens, limit = len(request.prompt_ids), self._limits.max_input_len
+        if num_tokens > limit:
+            raise PromptTooLong(
+                f"request {request.request_id!r}: the prompt has {num_tokens} tokens, but this engine takes at most "
+                f"{limit} (max_input_len; max_num_tokens without chunked context)",
+                num_tokens=num_tokens,
+                limit=limit,
             )
         return self._stream(request)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError, RateLimited
+from llmserve.errors import Code, InternalError, InvalidArgument, LlmserveError, PromptTooLong, RateLimited
 from llmserve.frontends.http.bodies import BodyTooLarge, BodyTooSlow
 from llmserve.frontends.http.error_answers import JSON, RETRY_AFTER_S
 from llmserve.frontends.http.json_fields import Json, encode_json
@@ -89,8 +89,7 @@ def failure_of(error: Exception) -> Failure:
         return Failure(status, message, error.param, error.code_name)
     if isinstance(error, RateLimited):
         return Failure(status, message, code="rate_limit_exceeded", retry_after_s=math.ceil(error.retry_after_s))
-    is_too_long = "the prompt is too long" in message or "but this engine takes at most" in message
-    return Failure(status, message, code="context_length_exceeded" if is_too_long else None)
+    return Failure(status, message, code="context_length_exceeded" if isinstance(error, PromptTooLong) else None)
 
 
 def openai_error(failure: Failure) -> Json:
