@@ -141,6 +141,15 @@ EVERYBODY = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the limits of a tenant leave to it in one engine, for now. Of a limit that it has not, 0."""
+
+    num_answers: int  # that it may begin
+    num_tokens: int  # of prompts and answers
+    tokens_back_s: float  # until a whole minute's tokens are there again
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt for `Engine.submit`. Token ids only: text never enters an engine.
 

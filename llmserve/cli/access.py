@@ -77,7 +77,7 @@ def exposures(options: ServeOptions, extensions: Extensions) -> Iterator[str]:
 
 def _open_ports(options: ServeOptions, api: Api, http: Restrictions, grpc: Restrictions) -> Iterator[tuple[str, str]]:
     """Ports on which others than this machine find a group unrestricted, with the flag that would restrict it."""
-    if options.allow_http and api not in http.keys:
+    if options.allow_http and api not in http.keys and not options.http_use_ssl_mutual:
         host = options.http_address or options.host
         if not is_loopback(host):
             yield f"HTTP on {host}:{options.http_port}", f"--http-restricted-api={api}:HEADER=VALUE"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import ssl
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +15,7 @@ import typer
 
 from llmserve.cli.access import exposures, grpc_restrictions, http_restrictions, make_api_keys
 from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.encryption import files_without_effect, grpc_tls, http_tls, metrics_tls
 from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.serve_options import ServeOptions
 from llmserve.cli.tritonserver_flags import translate
@@ -86,6 +86,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
     from llmserve.cli.request_memory import request_memory
     from llmserve.cli.tracing import make_tracer
     from llmserve.frontends.shared.api_keys import HEADERS
+    from llmserve.frontends.shared.cross_origin import parse_origins
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
     from llmserve.frontends.shared.log_settings import FORMATS, LogControl, LogSettings
@@ -120,6 +121,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
         http_restrictions=http,
         grpc_restrictions=grpc,
         api_keys=keys,
+        cross_origin=parse_origins(options.cors_allow_origin or (), "--cors-allow-origin"),
         requests=request_memory(options.request_memory, options.request_memory_each),
         grpc_compression=options.grpc_infer_response_compression_level.zlib_level,
     )
@@ -174,6 +176,7 @@ def listen_settings(options: ServeOptions) -> Listen:
     if not (options.allow_http or options.allow_grpc):
         raise InvalidArgument("nothing to listen on: allow one of HTTP and gRPC")
     http_host = options.http_address or options.host
+    say_without_effect(files_without_effect(options))
     return Listen(
         http=Address(http_host, options.http_port) if options.allow_http else None,
         grpc=Address(options.grpc_address or options.host, options.grpc_port) if options.allow_grpc else None,
@@ -186,21 +189,10 @@ def listen_settings(options: ServeOptions) -> Listen:
             max_age_s=options.grpc_max_connection_age / 1000,
             max_age_grace_s=options.grpc_max_connection_age_grace / 1000,
         ),
-        grpc_tls=tls_context(options) if options.allow_grpc else None,
+        grpc_tls=grpc_tls(options),
+        http_tls=http_tls(options),
+        metrics_tls=metrics_tls(options),
     )
-
-
-def tls_context(options: ServeOptions) -> ssl.SSLContext | None:
-    from llmserve.wire.tls import TlsFiles, server_context
-
-    files = TlsFiles(
-        options.grpc_server_cert, options.grpc_server_key, options.grpc_root_cert, mutual=options.grpc_use_ssl_mutual
-    )
-    if options.grpc_use_ssl or options.grpc_use_ssl_mutual:
-        return server_context(files)
-    given = {"cert": files.certificate, "key": files.key}
-    say_without_effect([f"--grpc-server-{name} (without --grpc-use-ssl)" for name, path in given.items() if path])
-    return None
 
 
 def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple[Path | str, ...]:

@@ -158,6 +158,23 @@ class ListenOptions:
         CompressionLevel,
         typer.Option(help="Of answers to clients that understand it.", rich_help_panel=LISTENING),
     ] = CompressionLevel.NONE
+    http_use_ssl: Annotated[bool, typer.Option(help="HTTPS only.", rich_help_panel=LISTENING)] = False
+    http_use_ssl_mutual: Annotated[
+        bool, typer.Option(help="And only for clients with a certificate.", rich_help_panel=LISTENING)
+    ] = False
+    http_server_cert: Annotated[
+        str, typer.Option(help="PEM: the server's certificates.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
+    http_server_key: Annotated[
+        str, typer.Option(help="PEM: the key of the first of them.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
+    http_root_cert: Annotated[
+        str, typer.Option(help="PEM: who signs clients' certificates.", show_default=False, rich_help_panel=LISTENING)
+    ] = ""
+    metrics_use_ssl: Annotated[
+        bool,
+        typer.Option(help="/metrics over HTTPS only, like the HTTP port.", rich_help_panel=LISTENING),
+    ] = False
     grpc_use_ssl: Annotated[bool, typer.Option(help="gRPC over TLS only.", rich_help_panel=LISTENING)] = False
     grpc_use_ssl_mutual: Annotated[
         bool, typer.Option(help="And only for clients with a certificate.", rich_help_panel=LISTENING)
@@ -211,6 +228,13 @@ class AccessOptions:
             help="The same for gRPC, where the header is triton-grpc-protocol-HEADER.", rich_help_panel=ACCESS
         ),
     ] = None
+    cors_allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="SCHEME://HOST:PORT whose pages may use the HTTP port, or *; may be repeated.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None
     allow_client_shm: Annotated[
         bool, typer.Option(help="Let clients register shared memory of this machine.", rich_help_panel=ACCESS)
     ] = False
@@ -255,19 +279,19 @@ class MetricsOptions:
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
     log_verbose: Annotated[
-        int, typer.Option(help="Above 0: details of what happens, too.", min=0, rich_help_panel=LOGGING)
+        int, typer.Option(help="Above 0: each request, and details.", min=0, rich_help_panel=LOGGING)
     ] = 0
     log_info: Annotated[bool, typer.Option(help="Print information.", rich_help_panel=LOGGING)] = True
     log_warning: Annotated[bool, typer.Option(help="Print warnings.", rich_help_panel=LOGGING)] = True
     log_error: Annotated[bool, typer.Option(help="Print errors.", rich_help_panel=LOGGING)] = True
-    log_format: Annotated[str, typer.Option(help="default or ISO8601.", rich_help_panel=LOGGING)] = "default"
+    log_format: Annotated[str, typer.Option(help="default, ISO8601 or json.", rich_help_panel=LOGGING)] = "default"
     log_file: Annotated[
         str, typer.Option(help="Instead of standard error.", show_default=False, rich_help_panel=LOGGING)
     ] = ""
     trace_config: Annotated[
         list[str] | None,
         typer.Option(
-            help="Traces of requests: triton,file=PATH, level=TIMESTAMPS, rate=N, ...; may be repeated.",
+            help="Traces: triton,file=PATH, or opentelemetry,url=URL; rate=N, level=TIMESTAMPS, ...; may be repeated.",
             rich_help_panel=LOGGING,
         ),
     ] = None

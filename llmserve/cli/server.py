@@ -46,6 +46,8 @@ class Listen:
     max_input_bytes: int
     grpc_limits: ConnectionLimits
     grpc_tls: ssl.SSLContext | None = None
+    http_tls: ssl.SSLContext | None = None
+    metrics_tls: ssl.SSLContext | None = None
 
 
 class StopSignals:
@@ -120,8 +122,7 @@ class ServerProcess:
                 tls=listen.grpc_tls,
             )
             started.push_async_callback(grpc.stop)
-            security = "" if listen.grpc_tls is None else " (TLS)"
-            lines.append(f"Started GRPCInferenceService at {url_host(listen.grpc.host)}:{grpc.port}{security}")
+            lines.append(_started("GRPCInferenceService", listen.grpc.host, grpc.port, listen.grpc_tls))
         if listen.http is not None:
             http = await start_http(
                 core,
@@ -129,13 +130,14 @@ class ServerProcess:
                 listen.http.port,
                 extensions=extensions,
                 max_input_bytes=listen.max_input_bytes,
+                tls=listen.http_tls,
             )
             started.push_async_callback(http.stop)
-            lines.append(f"Started HTTPService at {url_host(listen.http.host)}:{http.port}")
+            lines.append(_started("HTTPService", listen.http.host, http.port, listen.http_tls))
         if listen.metrics is not None:
-            metrics = await start_metrics(core, listen.metrics.host, listen.metrics.port)
+            metrics = await start_metrics(core, listen.metrics.host, listen.metrics.port, listen.metrics_tls)
             started.push_async_callback(metrics.stop)
-            lines.append(f"Started Metrics Service at {url_host(listen.metrics.host)}:{metrics.port}")
+            lines.append(_started("Metrics Service", listen.metrics.host, metrics.port, listen.metrics_tls))
         return lines
 
     async def _stop(self, core: InferenceCore, signals: StopSignals, front_ends: AsyncExitStack) -> None:
@@ -158,6 +160,10 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None] | asynci
         for pending in (task, waiting):
             pending.cancel()
         await asyncio.gather(task, waiting, return_exceptions=True)
+
+
+def _started(service: str, host: str, port: int, tls: ssl.SSLContext | None) -> str:
+    return f"Started {service} at {url_host(host)}:{port}{'' if tls is None else ' (TLS)'}"
 
 
 def model_table(statuses: Sequence[ModelStatus]) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from llmserve.core import GenerateRequest, Logits, TokenEvent
+from llmserve.core import Allowance, GenerateRequest, Logits, Tenant, TokenEvent
 from llmserve.scheduler.plan import ChunkScores, StepPlan
 
 
@@ -108,4 +108,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop the step loop; open streams end with `Unavailable`. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class MeteringEngine(Engine, Protocol):
+    """An engine that holds tenants to their limits."""
+
+    def allowance(self, tenant: Tenant) -> Allowance:
+        """What is left to a tenant. Cheap; from any thread."""
         ...

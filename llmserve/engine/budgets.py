@@ -31,6 +31,11 @@ class TokenBudgets:
                 retry_after_s=(1 - left) * MINUTE_S / tenant.tokens_per_minute,
             )
 
+    def left(self, tenant: Tenant) -> tuple[int, float]:
+        """Tokens, and the seconds until they are all there again."""
+        left = self._tokens_left(tenant)
+        return max(0, int(left)), (tenant.tokens_per_minute - left) * MINUTE_S / tenant.tokens_per_minute
+
     def charge(self, tenant: Tenant, num_tokens: int) -> None:
         self._left[tenant] = self._tokens_left(tenant) - num_tokens, self._clock()
 

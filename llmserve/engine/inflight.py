@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from llmserve.core import GenerateRequest, Tenant, TokenEvent
+from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats, Runner
 from llmserve.engine.budgets import TokenBudgets
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
@@ -92,6 +92,13 @@ class InflightEngine:
     def stats(self) -> EngineStats:
         """As of the last step."""
         return self._stats
+
+    def allowance(self, tenant: Tenant) -> Allowance:
+        """See `MeteringEngine`."""
+        with self._lock:
+            num_answers = max(0, tenant.max_answers - self._num_sequences()[tenant]) if tenant.max_answers else 0
+            tokens, back_s = self._budgets.left(tenant) if tenant.tokens_per_minute else (0, 0.0)
+        return Allowance(num_answers, tokens, back_s)
 
     def healthy(self) -> bool:
         return self._end.reason is None

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from prometheus_client.registry import Collector
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.core import Allowance, Tenant
 from llmserve.serving.config.auto_complete import substitute_directory
 from llmserve.serving.observe.latencies import Histogram
 from llmserve.serving.types import InferRequest, InferResponse
@@ -125,6 +126,11 @@ class LoadContext:
 GaugeSample: TypeAlias = tuple[str, Mapping[str, str], float]  # family, labels (without model and version), value
 
 
+def no_limits(tenant: Tenant) -> Allowance | None:
+    """Of a model that holds no tenant to its limits."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     instances: Sequence[ModelInstance]
@@ -132,6 +138,7 @@ class LoadedModel:
     collates: bool = False  # executes a batch as one set of tensors: honours `batch_input` and `batch_output`
     gauges: Callable[[], Sequence[GaugeSample]] = field(default=lambda: ())  # read at each metrics scrape
     histograms: Mapping[str, Histogram] = field(default_factory=dict)  # by family
+    allowance: Callable[[Tenant], Allowance | None] = no_limits  # what is left to a tenant; cheap
 
 
 class Backend(Protocol):

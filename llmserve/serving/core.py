@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve import __version__
+from llmserve.core import Allowance, Tenant
 from llmserve.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -188,6 +189,10 @@ class InferenceCore:
     def labels(self, name: str, version: str = "") -> Labels:
         """The names of the classes that outputs of a model score, as far as its config gives them."""
         return self._table.find(name, version).labels
+
+    def allowance(self, name: str, tenant: Tenant) -> Allowance | None:
+        """What its limits leave to a tenant in a model, for now; None: there are none."""
+        return self._table.find(name, "").allowance(tenant)
 
     def metrics_text(self) -> str:
         return metrics_text(self._registry)

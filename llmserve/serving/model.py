@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.core import Allowance, Tenant
 from llmserve.errors import Cancelled, InternalError, LlmserveError, ResourceExhausted
 from llmserve.serving.backend import GaugeSample, InlineInstance, LoadedModel
 from llmserve.serving.loading.labels import Labels
@@ -83,6 +84,11 @@ class ServedModel:
 
     def gauges(self) -> Sequence[GaugeSample]:
         return self._loaded.gauges()
+
+    def allowance(self, tenant: Tenant) -> Allowance | None:
+        """What its limits leave to a tenant, here or in the first step that has any; None: there are none."""
+        own = self._loaded.allowance(tenant)
+        return own or next(filter(None, (part.allowance(tenant) for part in self._parts)), None)
 
     @property
     def histograms(self) -> Mapping[str, Histogram]:

@@ -1,6 +1,6 @@
-"""Certificates for a listening socket, read and checked at start: TLS 1.2 and later, HTTP/2 by ALPN.
+"""Certificates for a listening socket, read and checked at start: TLS 1.2 and later, the protocol agreed on by ALPN.
 
-`--grpc-use-ssl` shows clients the server's certificate; `--grpc-use-ssl-mutual` asks for theirs, too.
+`--grpc-use-ssl` and `--http-use-ssl` show clients the server's certificate; `-mutual` asks for theirs, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NoReturn
 from llmserve.errors import InvalidArgument, raise_problems
 
 CERTIFICATE, KEY = "CERTIFICATE", "PRIVATE KEY"  # what stands on the first line of PEM
+PROTOCOLS = {"grpc": "h2", "http": "http/1.1"}  # by ALPN
 HANDSHAKE_TIMEOUT_S = 20.0
 
 
@@ -24,27 +25,35 @@ class TlsFiles:
     key: str
     root: str
     mutual: bool
+    port: str = "grpc"  # whose flags these are
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.port}-use-ssl-mutual" if self.mutual else f"--{self.port}-use-ssl"
 
     def problems(self) -> list[str]:
         found = [
-            _problem("--grpc-server-cert", self.certificate, CERTIFICATE),
-            _problem("--grpc-server-key", self.key, KEY),
+            _problem(f"--{self.port}-server-cert", self.certificate, CERTIFICATE),
+            _problem(f"--{self.port}-server-key", self.key, KEY),
         ]
         if self.mutual:
-            found.append(_problem("--grpc-root-cert", self.root, CERTIFICATE))
+            found.append(_problem(f"--{self.port}-root-cert", self.root, CERTIFICATE))
         return [problem for problem in found if problem]
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Raises `InvalidArgument` with everything that is wrong with the files."""
-    flag = "--grpc-use-ssl-mutual" if files.mutual else "--grpc-use-ssl"
-    raise_problems(InvalidArgument, f"{flag}: connections cannot be encrypted", files.problems())
+    raise_problems(InvalidArgument, f"{files.flag}: connections cannot be encrypted", files.problems())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    pair = f"--grpc-server-cert {files.certificate} and --grpc-server-key {files.key}"
+    context.set_alpn_protocols([PROTOCOLS[files.port]])
+    pair = f"--{files.port}-server-cert {files.certificate} and --{files.port}-server-key {files.key}"
+
+    def refuse_password() -> NoReturn:
+        raise InvalidArgument(f"--{files.port}-server-key is encrypted; give a key without a password")
+
     try:
-        context.load_cert_chain(files.certificate, files.key, password=_refuse_password)
+        context.load_cert_chain(files.certificate, files.key, password=refuse_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise InvalidArgument(f"{pair}: the key is not that of the certificate") from error
@@ -54,7 +63,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
         try:
             context.load_verify_locations(files.root)
         except ssl.SSLError as error:
-            raise InvalidArgument(f"--grpc-root-cert {files.root}: {error.reason or error}") from error
+            raise InvalidArgument(f"--{files.port}-root-cert {files.root}: {error.reason or error}") from error
     return context
 
 
@@ -66,7 +75,3 @@ def _problem(flag: str, path: str, kind: str) -> str:
     except OSError as error:
         return f"{flag} {path}: {error.strerror}"
     return "" if f"{kind}-----" in text else f"{flag} {path}: holds no {kind.lower()} in PEM"
-
-
-def _refuse_password() -> NoReturn:
-    raise InvalidArgument("--grpc-server-key is encrypted; give a key without a password")

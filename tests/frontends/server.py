@@ -14,8 +14,10 @@ from llmserve.frontends.grpc.inference_service import start_grpc
 from llmserve.frontends.http.inference_api import start_http
 from llmserve.frontends.http.metrics_port import start_metrics
 from llmserve.frontends.shared.api_keys import ApiKeys
+from llmserve.frontends.shared.cross_origin import CrossOrigin
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
+from llmserve.frontends.shared.log_settings import LogControl
 from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.shared.shared_memory import SharedMemory
@@ -60,6 +62,9 @@ def running_server(
     restrictions: tuple[Restrictions, Restrictions] = (Restrictions(), Restrictions()),
     allows_shared_memory: bool = True,
     api_keys: ApiKeys | None = None,
+    logs: LogControl | None = None,
+    cross_origin: CrossOrigin | None = None,
+    http_tls: ssl.SSLContext | None = None,
 ) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop. `restrictions`: those of HTTP, those of gRPC."""
     loop = asyncio.new_event_loop()
@@ -78,11 +83,13 @@ def running_server(
             http_restrictions=restrictions[0],
             grpc_restrictions=restrictions[1],
             api_keys=api_keys,
+            logs=logs or LogControl(),
+            cross_origin=cross_origin or CrossOrigin(),
             memory=SharedMemory(allowed=allows_shared_memory),
         )
         grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)
-        http = await start_http(core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES)
-        metrics = await start_metrics(core, HOST, 0)
+        http = await start_http(core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES, tls=http_tls)
+        metrics = await start_metrics(core, HOST, 0, http_tls)
 
         async def stop() -> None:
             await asyncio.gather(grpc.stop(), http.stop(), metrics.stop())

@@ -24,6 +24,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.core import Allowance, Tenant
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, NotFound, Unavailable
 from llmserve.serving.loading.table import version_number
 from llmserve.serving.signature import datatype_name
@@ -139,6 +140,9 @@ class StubCore:
 
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         self.unloaded.append((name, unload_dependents))
+
+    def allowance(self, name: str, tenant: Tenant) -> Allowance | None:
+        return None
 
     def metrics_text(self) -> str:
         return "# HELP up is it up\nup 1\n"

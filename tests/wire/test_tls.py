@@ -156,9 +156,9 @@ def test_a_connection_that_breaks_the_protocol(server: RunningServer, files: Fil
     assert received.endswith(b"this is a port for gRPC over HTTP/2")
 
 
-def problem_of(certificate: str = "", key: str = "", root: str = "", *, mutual: bool = True) -> str:
+def problem_of(certificate: str = "", key: str = "", root: str = "", *, mutual: bool = True, port: str = "grpc") -> str:
     with pytest.raises(InvalidArgument) as caught:
-        server_context(TlsFiles(certificate, key, root, mutual=mutual))
+        server_context(TlsFiles(certificate, key, root, mutual=mutual, port=port))
     return str(caught.value)
 
 

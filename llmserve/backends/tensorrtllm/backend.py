@@ -19,10 +19,11 @@ from llmserve.backends.tensorrtllm.gauges import engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
-from llmserve.engine.base import Engine
+from llmserve.engine.base import Engine, MeteringEngine
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound
-from llmserve.serving.backend import LoadContext, LoadedModel
+from llmserve.serving.backend import LoadContext, LoadedModel, no_limits
+from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.guides import GuideCompiler
@@ -55,6 +56,7 @@ class TensorrtLlmBackend:
             [instance],
             batches_itself=True,
             gauges=lambda: engine_gauges(engine.stats()),
+            allowance=engine.allowance if isinstance(engine, MeteringEngine) else no_limits,
             histograms=instance.histograms.by_name,
         )
 

@@ -39,6 +39,7 @@ from llmserve.frontends.shared.delivery import Delivery, deliver
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
 from llmserve.frontends.shared.raw_tensors import num_bytes
+from llmserve.frontends.shared.request_context import enter_part
 from llmserve.frontends.shared.server_core import Core, is_decoupled
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferResponse
@@ -117,6 +118,7 @@ class InferStream:
 
     async def _infer(self, received: Received) -> None:
         message = received.message
+        enter_part(message.model_name)
         trace = self._extensions.tracer.sample(message.model_name)
         if trace is None:
             return await self._respond(received, None)

@@ -25,6 +25,7 @@ from llmserve.frontends.grpc.extension_rpcs import ExtensionRpcs
 from llmserve.frontends.grpc.health import health_methods
 from llmserve.frontends.grpc.infer_messages import deadline_after, parse_request
 from llmserve.frontends.grpc.infer_stream import InferStream
+from llmserve.frontends.grpc.known_calls import known
 from llmserve.frontends.grpc.large_messages import parse_large
 from llmserve.frontends.grpc.response_messages import infer_message, large_cost, large_infer_message
 from llmserve.frontends.shared.data_source import DataSource
@@ -32,6 +33,7 @@ from llmserve.frontends.shared.delivery import deliver
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
 from llmserve.frontends.shared.raw_tensors import num_bytes
+from llmserve.frontends.shared.request_context import name_model
 from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
 from llmserve.serving.observe.trace import Trace
 from llmserve.wire.event_loop import INLINE_BYTES
@@ -76,6 +78,7 @@ class InferenceService(ExtensionRpcs):
 
     @answers_errors
     async def ModelInfer(self, request: Any, context: Any) -> service_pb2.ModelInferResponse | LargeMessage:
+        name_model(request.model_name)
         trace = self._extensions.tracer.sample(request.model_name)
         if trace is not None:
             self._follow(trace, request.model_name, context)
@@ -166,4 +169,4 @@ async def start_grpc(
     extensions = extensions or Extensions()
     methods = {**methods_of(InferenceService(core, extensions)), **health_methods(core)}
     allowed = restricted(methods, extensions.grpc_restrictions, extensions.api_keys)
-    return await serve(allowed, host, port, limits=limits, tls=tls, memory=extensions.requests)
+    return await serve(known(allowed, extensions), host, port, limits=limits, tls=tls, memory=extensions.requests)

@@ -9,7 +9,7 @@ A client that goes away cancels the application, as it does any other handler.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,12 +34,13 @@ class AsgiAnswer:
     application: Application
     request: Request
     max_input_bytes: int
+    more_headers: Callable[[], Mapping[str, str]] = dict  # of the answer, when it begins
 
     async def send(self, reply: Reply) -> None:
         await self.request.while_connected(self._run(reply))
 
     async def _run(self, reply: Reply) -> None:
-        exchange = _Exchange(self.request, reply, self.max_input_bytes)
+        exchange = _Exchange(self, reply)
         await self.application(_scope(self.request), exchange.receive, exchange.send)
         if not reply.is_complete:
             raise InternalError(f"the application has not answered {self.request.method} {self.request.path}")
@@ -66,10 +67,11 @@ def _scope(request: Request) -> Message:
 class _Exchange:
     """The events of one request and its answer."""
 
-    def __init__(self, request: Request, reply: Reply, max_input_bytes: int) -> None:
-        self._request = request
+    def __init__(self, answer: AsgiAnswer, reply: Reply) -> None:
+        self._request = answer.request
         self._reply = reply
-        self._max_input_bytes = max_input_bytes
+        self._max_input_bytes = answer.max_input_bytes
+        self._more_headers = answer.more_headers
         self._has_body = False  # it has been received
         self._status = 0  # none yet
         self._headers: dict[str, str] = {}
@@ -93,6 +95,7 @@ class _Exchange:
             assert not self._status
             self._status = message["status"]
             self._read_headers(message.get("headers", ()))
+            self._headers.update(self._more_headers())
             return
         assert self._status
         assert not reply.is_complete

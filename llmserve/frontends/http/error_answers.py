@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from llmserve.errors import Code, InternalError, LlmserveError, RateLimited
 from llmserve.frontends.http.bodies import BodyTooLarge, BodyTooSlow
 from llmserve.frontends.http.json_fields import Json, encode_json
-from llmserve.wire.http1.answers import NO_HEADERS, Answer, WholeAnswer
+from llmserve.wire.http1.answers import Answer, WholeAnswer
 from llmserve.wire.http1.connection import Handler
-from llmserve.wire.http1.request import ClientGone, Request
+from llmserve.wire.http1.request import NO_HEADERS, ClientGone, Request
 from llmserve.wire.request_memory import RequestTooLarge
 
 TOO_MANY_REQUESTS, UNAVAILABLE = 429, 503

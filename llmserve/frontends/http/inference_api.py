@@ -5,6 +5,7 @@ Paths are matched exactly, and HEAD is not GET. A client that goes away cancels 
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from llmserve.frontends.http.generate_bodies import (
 from llmserve.frontends.http.infer_bodies import HEADER_LENGTH, HEADER_LENGTH_NAME, parse_infer
 from llmserve.frontends.http.infer_outputs import OutputForm, encode_large_response, encode_response, large_cost
 from llmserve.frontends.http.json_fields import Json, encode_json
+from llmserve.frontends.http.known_requests import enter, logged
 from llmserve.frontends.http.routes import Routes
 from llmserve.frontends.http.traced_answers import traced_answer
 from llmserve.frontends.openai.front_end import PATHS as OPENAI_PATHS
@@ -47,15 +49,16 @@ from llmserve.frontends.shared.delivery import deliver
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
 from llmserve.frontends.shared.raw_tensors import Raw, num_bytes
+from llmserve.frontends.shared.request_context import name_model
 from llmserve.frontends.shared.restrictions import API_OF_PATH, Api
 from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
 from llmserve.serving.config.proto_json import message_to_dict
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest, InferResponse
 from llmserve.wire.event_loop import INLINE_BYTES
-from llmserve.wire.http1.answers import NO_HEADERS, Answer, Reply, WholeAnswer
+from llmserve.wire.http1.answers import Answer, Reply, WholeAnswer
 from llmserve.wire.http1.connection import Handler
-from llmserve.wire.http1.request import Request
+from llmserve.wire.http1.request import NO_HEADERS, Request
 from llmserve.wire.http1.server import HttpServer, serve
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
@@ -297,6 +300,13 @@ def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = D
         routes.add(method, path, openai.answer, guard)
 
     def answer(request: Request) -> Awaitable[Answer]:
+        enter(request, extensions, needs_id=request.path.startswith(OPENAI_PREFIXES))
+        handling = routed(request)
+        return logged(handling) if extensions.logs.shows_requests else handling
+
+    def routed(request: Request) -> Awaitable[Answer]:
+        if (permission := extensions.cross_origin.preflight(request)) is not None:
+            return _at_once(permission)
         found = routes.find(request.method, request.path)
         if found is None:
             return _at_once(_not_found(request))
@@ -305,6 +315,7 @@ def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = D
         if found.handler is None:
             return _at_once(_not_allowed(request))
         request.path_params = found.params
+        name_model(found.params.get("model", ""))
         return found.handler(request)
 
     return answer
@@ -333,11 +344,12 @@ async def start_http(
     *,
     extensions: Extensions | None = None,
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES,
+    tls: ssl.SSLContext | None = None,
 ) -> HttpServer:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
-    `extensions` are those of the server's other front ends.
+    `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
     """
     extensions = extensions or Extensions()
     handler = http_handler(core, extensions, max_input_bytes=max_input_bytes)
-    return await serve(handler, host, port, flag="--http-port", memory=extensions.requests)
+    return await serve(handler, host, port, flag="--http-port", memory=extensions.requests, tls=tls)

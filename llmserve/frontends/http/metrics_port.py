@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
+
 from llmserve.frontends.shared.server_core import Core
 from llmserve.wire.http1.answers import Answer, WholeAnswer
 from llmserve.wire.http1.request import Request
 from llmserve.wire.http1.server import HttpServer, serve
 
 
-async def start_metrics(core: Core, host: str, port: int) -> HttpServer:
+async def start_metrics(core: Core, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken."""
 
     async def answer(request: Request) -> Answer:
         text = core.metrics_text() if request.path == "/metrics" else ""
         return WholeAnswer(text.encode(), content_type="text/plain; charset=utf-8")
 
-    return await serve(answer, host, port, flag="--metrics-port")
+    return await serve(answer, host, port, flag="--metrics-port", tls=tls)

@@ -8,4 +8,5 @@ generation    a prompt to an `InferRequest`, responses to pieces of an answer
 messages      conversations, as the ensembles take them
 event_stream  pieces to server-sent events
 failures      errors in each protocol's shape
+limits        what a key may still ask for, as headers
 """

@@ -6,10 +6,12 @@ A server that nobody asks for them neither starts later because of them nor hold
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmserve.frontends.http.asgi import AsgiAnswer
 from llmserve.frontends.openai.failures import UNAUTHORIZED, Failure, failed, failure_of
+from llmserve.frontends.openai.limits import limit_headers
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.server_core import Core
 from llmserve.wire.http1.answers import Answer, WholeAnswer
@@ -54,7 +56,10 @@ class OpenAiFrontEnd:
             application = await asyncio.shield(self._making)
         except Exception as error:  # border: an installation that lacks something
             return failed(request.path, failure_of(error))
-        return AsgiAnswer(application, request, self._max_body_bytes)
+        if self._extensions.api_keys is None:
+            return AsgiAnswer(application, request, self._max_body_bytes)
+        headers = partial(limit_headers, self._core, self._extensions, request)
+        return AsgiAnswer(application, request, self._max_body_bytes, headers)
 
     def _make(self) -> FastAPI:
         from llmserve.frontends.openai.application import make_application

@@ -15,6 +15,7 @@ from llmserve.frontends.http.bodies import off_loop
 from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.request_context import name_model
 from llmserve.frontends.shared.server_core import Core
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest
@@ -104,6 +105,7 @@ class Caller:
 
         Without `streaming` each of them is one piece. Raises `LlmserveError` at any time.
         """
+        name_model(ensemble.name)
         asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, wants_tokens)
         trace = self._trace(ensemble.name)
         headers = self.extensions.http_headers.chosen(self.request.header_items)

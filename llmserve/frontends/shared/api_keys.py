@@ -89,9 +89,13 @@ class ApiKeys:
 
     def tenant(self, header: HeaderOf) -> Tenant:
         """Whom a request is for that lacks nothing."""
-        given = _given_key(header)
-        owner = None if given is None else self.owner(given)
+        owner = self.owner_of(header)
         return EVERYBODY if owner is None else owner.tenant  # whose key has just been withdrawn
+
+    def owner_of(self, header: HeaderOf) -> KeyOwner | None:
+        """Of the key that a request with these headers carries."""
+        given = _given_key(header)
+        return None if given is None else self.owner(given)
 
     def owner(self, key: bytes) -> KeyOwner | None:
         self._reread()

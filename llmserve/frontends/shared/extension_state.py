@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from llmserve.core import EVERYBODY, Tenant
 from llmserve.frontends.shared.api_keys import ApiKeys, HeaderOf
+from llmserve.frontends.shared.cross_origin import CrossOrigin
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
 from llmserve.frontends.shared.log_settings import LogControl
 from llmserve.frontends.shared.restrictions import Restrictions
@@ -26,6 +27,7 @@ class Extensions:
     http_restrictions: Restrictions = field(default_factory=Restrictions)
     grpc_restrictions: Restrictions = field(default_factory=Restrictions)
     api_keys: ApiKeys | None = None  # None: nobody needs one
+    cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     requests: RequestMemory = field(default_factory=RequestMemory)
     grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
 

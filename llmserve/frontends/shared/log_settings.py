@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
 from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.frontends.shared.json_logs import JsonFormatter
 
-FORMATS: Mapping[str, tuple[str, str | None]] = {
-    "default": ("%(levelname)s %(name)s: %(message)s", None),
-    "ISO8601": ("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"),
+FORMATS: Mapping[str, Callable[[], logging.Formatter]] = {
+    "default": lambda: logging.Formatter("%(levelname)s %(name)s: %(message)s"),
+    "ISO8601": lambda: logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+    ),
+    "json": JsonFormatter,
 }
 FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 MAX_UINT32 = 2**32 - 1
@@ -21,7 +25,7 @@ LogValue: TypeAlias = bool | int | str
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Verbose levels above 0 add debug records."""
+    """Verbose levels above 0 add debug records, and one for each request that is answered."""
 
     log_file: str = ""  # where the handlers write, for clients to see; "": standard error
     log_info: bool = True
@@ -61,6 +65,11 @@ class LogControl(logging.Filter):
         ours = self._logger is not None and (record.name + ".").startswith(self._logger.name + ".")
         return not ours or self._settings.shows(record.levelno)
 
+    @property
+    def shows_requests(self) -> bool:
+        """Whether each request is logged when it has been answered."""
+        return self._settings.log_verbose_level > 0
+
     def describe(self) -> dict[str, LogValue]:
         """As clients see it."""
         return asdict(self._settings)
@@ -82,8 +91,7 @@ class LogControl(logging.Filter):
         shown = (logging.DEBUG, *FLAGS.values())
         levels = [level for level in shown if self._settings.shows(level)]
         self._logger.setLevel(min(levels, default=logging.CRITICAL + 1))
-        text, dates = FORMATS[self._settings.log_format]
         for handler in self._handlers:
-            formatter = logging.Formatter(text, dates)
+            formatter = FORMATS[self._settings.log_format]()
             formatter.converter = time.gmtime
             handler.setFormatter(formatter)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
 from llmserve.wire.http1.request import Request
@@ -17,7 +16,6 @@ from llmserve.wire.pieces import in_pieces
 
 JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
 Body: TypeAlias = bytes | memoryview
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 PHRASES = {HTTPStatus.METHOD_NOT_ALLOWED: "Not Allowed"}  # in Triton's words; the others are the usual ones
 STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {PHRASES.get(status, status.phrase)}\r\n" for status in HTTPStatus
@@ -39,12 +37,13 @@ class Wire(Protocol):
 class Reply:
     """The answer to one request, on its way. It is complete after `whole`, or after `begin`, pieces and `end`."""
 
-    __slots__ = ("_chunks", "_head", "_wire", "has_begun", "is_complete", "request")
+    __slots__ = ("_chunks", "_head", "_wire", "has_begun", "is_complete", "request", "status")
 
     def __init__(self, request: Request, wire: Wire) -> None:
         self.request = request
         self.has_begun = False
         self.is_complete = False
+        self.status = 0  # none yet
         self._wire = wire
         self._chunks = not request.is_http10
         self._head = b""  # not sent yet: it goes with the first piece
@@ -92,7 +91,10 @@ class Reply:
         self._wire.write(self._head + (b"0\r\n\r\n" if self._chunks else b""))
 
     def _make_head(self, status: int, headers: Mapping[str, str], content_type: str, framing: str) -> bytes:
+        self.status = status
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        if self.request.answer_headers:
+            lines += "".join([f"{name}: {value}\r\n" for name, value in self.request.answer_headers.items()])
         if content_type:
             lines += f"Content-Type: {content_type}\r\n"
         if not self.request.keeps_alive and "Connection" not in headers:

@@ -13,6 +13,7 @@ from llmserve.wire.request_memory import RequestMemory, Share
 
 Result = TypeVar("Result")
 NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ClientGone(Exception):
@@ -23,9 +24,9 @@ class Request:
     """Made by a connection, which also adds to the body. Names of headers are in lower case."""
 
     __slots__ = (
-        "_cancelled_with_client", "_first", "_index", "_is_gone", "_on_wait", "_pieces", "_waiter", "fields",
-        "has_ended", "is_http10", "keeps_alive", "memory", "method", "num_bytes", "path", "path_params", "query",
-        "share",
+        "_cancelled_with_client", "_first", "_index", "_is_gone", "_on_wait", "_pieces", "_waiter", "answer_headers",
+        "fields", "has_ended", "is_http10", "keeps_alive", "memory", "method", "num_bytes", "path", "path_params",
+        "query", "share",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +43,7 @@ class Request:
         self.path = path  # decoded, without the query
         self.query = query  # as it came
         self.path_params = NO_PARAMETERS  # what a route reads from the path
+        self.answer_headers = NO_HEADERS  # that its answer has, whatever it is
         self.keeps_alive = keeps_alive  # the connection serves further requests after this one
         self.is_http10 = is_http10  # knows no chunks
         self.has_ended = False  # the body is complete

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from llmserve.wire.http1.connection import Connection, Handler
 from llmserve.wire.listener import BACKLOG, ListeningServer, claim_port
 from llmserve.wire.request_memory import RequestMemory
+from llmserve.wire.tls import HANDSHAKE_TIMEOUT_S
 
 
 class HttpServer(ListeningServer[Connection]):
@@ -14,12 +16,24 @@ class HttpServer(ListeningServer[Connection]):
 
 
 async def serve(
-    handler: Handler, host: str, port: int, *, flag: str, memory: RequestMemory | None = None
+    handler: Handler,
+    host: str,
+    port: int,
+    *,
+    flag: str,
+    memory: RequestMemory | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> HttpServer:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken. `memory`: of all requests."""
     memory = memory or RequestMemory()
     listener = claim_port(host, port, flag)
     connections: set[Connection] = set()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(handler, connections, memory), sock=listener, backlog=BACKLOG)
+    server = await loop.create_server(
+        lambda: Connection(handler, connections, memory),
+        sock=listener,
+        backlog=BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
+    )
     return HttpServer(listener.getsockname()[1], server, connections)

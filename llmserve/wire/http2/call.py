@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ from llmserve.errors import ResourceExhausted
 from llmserve.wire.event_loop import INLINE_BYTES, beside_loop
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import ConnectionFailed, frame
-from llmserve.wire.http2.headers import COMPRESSED_RESPONSE, RESPONSE, RequestHead, trailers
+from llmserve.wire.http2.headers import COMPRESSED_RESPONSE, RESPONSE, RequestHead, trailers, with_metadata
 from llmserve.wire.http2.messages import (
     PREFIX,
     Arrived,
@@ -63,8 +64,8 @@ class Received:
 class Call:
     __slots__ = (
         "_assembler", "_callbacks", "_compressor", "_deadline", "_has_begun", "_heard_at", "_held", "_memory",
-        "_messages", "_method", "_reader", "_sender", "_window", "expiry", "has_ended", "head", "is_closed",
-        "send_window", "share", "stream", "task",
+        "_messages", "_method", "_reader", "_sender", "_window", "answer_metadata", "context", "expiry", "has_ended",
+        "head", "is_closed", "send_window", "share", "status", "stream", "task",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +78,9 @@ class Call:
         self.is_closed = False  # nothing more can be sent
         self.task: asyncio.Task[None] | None = None
         self.expiry: asyncio.TimerHandle | None = None
+        self.answer_metadata: Sequence[tuple[str, str]] = ()
+        self.context: Context | None = None
+        self.status: StatusCode | None = None  # when it has one
         self._sender = sender
         self._method = method
         self._memory = memory
@@ -91,6 +95,10 @@ class Call:
         self._compressor: Compressor | None = None
         self._has_begun = False  # the response's head is sent
         self._deadline = None if head.timeout_s is None else time.monotonic() + head.timeout_s
+
+    @property
+    def path(self) -> str:
+        return self.head.path
 
     # what handlers use
 
@@ -201,6 +209,7 @@ class Call:
     async def answer(self, reply: Reply | LargeMessage) -> None:
         """The one message of a unary call, and OK."""
         await self._send(reply, self._last_frames(OK))
+        self.status = StatusCode.OK
 
     def finish(self, code: StatusCode = StatusCode.OK, details: str = "") -> None:
         """The status; nothing can be sent after it."""
@@ -208,6 +217,7 @@ class Call:
             block = OK if code is StatusCode.OK else trailers(code.value[0], details)
             self._sender.write(self._first_frames() + self._last_frames(block))
             self.is_closed = True
+            self.status = code
 
     def cancel(self) -> None:
         """The client has gone, or wants no more."""
@@ -271,6 +281,8 @@ class Call:
             return b""
         self._has_begun = True
         block = RESPONSE if self._compressor is None else COMPRESSED_RESPONSE[self._compressor.encoding]
+        if self.answer_metadata:
+            block = with_metadata(block, self.answer_metadata)
         return frame(frames.HEADERS, frames.END_HEADERS, self.stream, block)
 
     def _last_frames(self, block: bytes) -> bytes:

@@ -72,8 +72,11 @@ class Calls:
         if method is None:
             call.finish(StatusCode.UNIMPLEMENTED, "Method not found!")
             return
+        if method.open is not None:
+            method.open(call)
         if method.refuse is not None and (problem := method.refuse(head.metadata)) is not None:
             call.finish(problem.code, str(problem))
+            call.forget()
             return
         self._calls[stream] = call
         if self._pause_timer is None:
@@ -123,7 +126,7 @@ class Calls:
             self._pause_timer.cancel()
 
     def _start(self, call: Call) -> None:
-        call.task = self._loop.create_task(self._run(call))
+        call.task = self._loop.create_task(self._run(call), context=call.context)
         call.task.add_done_callback(lambda _: self._forget(call))  # not at its end: one cancelled at once has none
 
     async def _handle(self, call: Call) -> None:

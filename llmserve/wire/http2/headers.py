@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import quote
@@ -217,6 +218,11 @@ def trailers(status: int, details: str = "") -> bytes:
     """A block with the status of a call; `details` are percent-encoded, as much of them as fits."""
     block = NO_TABLE + _literal(b"grpc-status", str(status).encode())
     return block + _literal(b"grpc-message", _percent_encoded(details)) if details else block
+
+
+def with_metadata(block: bytes, metadata: Sequence[tuple[str, str]]) -> bytes:
+    """The head of a response, with more in it: names and values are printable ASCII."""
+    return block + b"".join([_literal(name.encode("ascii"), value.encode("ascii")) for name, value in metadata])
 
 
 def _percent_encoded(text: str) -> bytes:

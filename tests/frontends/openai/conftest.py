@@ -16,6 +16,8 @@ from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.engine.base import RunnerInfo
 from llmserve.engine.fake import fake_answer, fake_engine
 from llmserve.frontends.shared.api_keys import ApiKeys
+from llmserve.frontends.shared.log_settings import LogControl
+from llmserve.frontends.shared.tracer import Tracer
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
@@ -48,7 +50,9 @@ def served(text_dir: Path) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def serving(text_dir: Path, api_keys: ApiKeys | None = None) -> Iterator[RunningServer]:
+def serving(
+    text_dir: Path, api_keys: ApiKeys | None = None, logs: LogControl | None = None, tracer: Tracer | None = None
+) -> Iterator[RunningServer]:
     tokenizer_dir = {"tokenizer_dir": str(text_dir)}
     settings = ServerSettings(
         (PIPELINES,),
@@ -62,7 +66,8 @@ def serving(text_dir: Path, api_keys: ApiKeys | None = None) -> Iterator[Running
         "tensorrtllm": TensorrtLlmBackend(lambda path, limits: fake_engine(LIMITS)),
         "python": PythonBackend(),
     }
-    with running_server(lambda: InferenceCore(settings, backends), api_keys=api_keys) as running:
+    made = running_server(lambda: InferenceCore(settings, backends), api_keys=api_keys, logs=logs, tracer=tracer)
+    with made as running:
         core = running.core
         assert isinstance(core, InferenceCore)
         asyncio.run_coroutine_threadsafe(core.start(), running.loop).result(60)

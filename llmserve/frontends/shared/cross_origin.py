@@ -1,0 +1,85 @@
+"""Which pages of other origins may read the answers (CORS): by default none, and nothing is said of it.
+
+Nothing is allowed with a browser's own credentials: keys are in headers that a page has to set by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.wire.http1.answers import WholeAnswer
+from llmserve.wire.http1.request import Request
+
+EVERY = "*"
+METHODS = "GET, POST"
+MAX_AGE_S = 600  # for which a browser remembers a permission
+USUAL_PORTS = {"http": 80, "https": 443}  # which browsers leave out
+READABLE = (  # headers of answers, besides those that every page may read
+    "x-request-id, request-id, retry-after, inference-header-content-length, x-ratelimit-limit-requests, "
+    "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
+    "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossOrigin:
+    """`origins` as browsers write them, or `EVERY`."""
+
+    origins: frozenset[str] = frozenset()
+
+    def headers(self, request: Request) -> dict[str, str]:
+        """That every answer to `request` has."""
+        if not self.origins:
+            return {}
+        allowed = self._allowed(request)
+        varies = {} if EVERY in self.origins else {"Vary": "Origin"}  # a cache must not show it to other origins
+        if not allowed:
+            return varies
+        return {**varies, "Access-Control-Allow-Origin": allowed, "Access-Control-Expose-Headers": READABLE}
+
+    def preflight(self, request: Request) -> WholeAnswer | None:
+        """The answer to a browser that asks before it sends a page's request; None: it is not that, or not allowed."""
+        if request.method != "OPTIONS" or not self._allowed(request):
+            return None
+        if request.header(b"access-control-request-method") is None:
+            return None
+        headers = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": str(MAX_AGE_S)}
+        if wanted := request.header(b"access-control-request-headers"):
+            headers["Access-Control-Allow-Headers"] = wanted
+        return WholeAnswer(headers=headers)
+
+    def _allowed(self, request: Request) -> str:
+        """Whom the answer is for: an origin, or all of them; "": nobody."""
+        origin = request.header(b"origin")
+        if origin is None:
+            return ""
+        return EVERY if EVERY in self.origins else origin if origin in self.origins else ""
+
+
+def parse_origins(origins: Sequence[str], flag: str) -> CrossOrigin:
+    """Raises `InvalidArgument` with everything that is wrong."""
+    problems = [
+        f"{origin}: expected SCHEME://HOST or SCHEME://HOST:PORT in lower case, or {EVERY} for every page"
+        for origin in origins
+        if origin != EVERY and not _is_origin(origin)
+    ]
+    if EVERY in origins and len(set(origins)) > 1:
+        problems.append(f"{EVERY} is every page; leave the others out")
+    raise_problems(InvalidArgument, f"{flag} is wrong", problems)
+    return CrossOrigin(frozenset(origins))
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return False
+    host = parts.hostname or ""
+    name = f"[{host}]" if ":" in host else host
+    if parts.scheme not in USUAL_PORTS or parts.port == USUAL_PORTS[parts.scheme]:
+        return False
+    return bool(host) and text == f"{parts.scheme}://{name}{port}"

@@ -1,0 +1,25 @@
+"""A record for each request that has been answered, when the log settings ask for them (verbose level 1)."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from llmserve.frontends.shared.json_logs import FIELDS
+from llmserve.frontends.shared.request_context import RequestContext
+
+MAX_NAME = 256  # characters
+
+logger = logging.getLogger("llmserve.requests")
+
+
+def log_request(context: RequestContext, status: int | str, *, is_complete: bool) -> None:
+    """`status`: of HTTP, or of gRPC by name. Not complete: the client has gone, or the answer broke off."""
+    duration_ms = round((time.monotonic_ns() - context.began_ns) / 1e6, 3)
+    name = context.name[:MAX_NAME]
+    name = name if name.isprintable() else ascii(name)[1:-1]  # a path may hold a line's end
+    known = context.fields()
+    words = "".join(f", {field} {value}" for field, value in known.items())
+    broken = "" if is_complete else ", not to its end"
+    fields = {"request": name, "status": status, "duration_ms": duration_ms, "is_complete": is_complete}
+    logger.info("%s: %s in %.1f ms%s%s", name, status, duration_ms, broken, words, extra={FIELDS: {**fields, **known}})
