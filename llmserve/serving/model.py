@@ -37,6 +37,13 @@ class _Outcome:
     failure: FailureReason | None = None
     is_final: bool = False
 
+    @property
+    def reason(self) -> str:
+        """Why the request has failed, or will have if this is its end; "": it has not."""
+        if self.failure is None:
+            return "" if self.is_final else FailureReason.CANCELED.value
+        return self.failure.value
+
 
 class ServedModel:
     def __init__(
@@ -143,7 +150,7 @@ class ServedModel:
             self._release()
             self._account(prepared, timing, outcome)
             if trace is not None:
-                trace.end(timing, composed=bool(self._parts))
+                trace.end(timing, composed=bool(self._parts), error=outcome.reason)
             if ensemble_timing is not None:
                 ensemble_timing.add(timing)
 
@@ -179,7 +186,7 @@ class ServedModel:
         self._account(prepared, timing, outcome)
         if trace is not None:
             trace.response(answer.outputs)
-            trace.end(timing, composed=False)
+            trace.end(timing, composed=False, error=outcome.reason)
         if ensemble_timing is not None:
             ensemble_timing.add(timing)
         return answer

@@ -44,7 +44,10 @@ class InferenceTrace:
         return None if self._trace is None else self._trace.child()
 
     def get_context(self) -> str | None:
-        return None
+        """W3C's trace context as a JSON object, for what the model asks elsewhere; None: no spans are made of it."""
+        if self._trace is None or self._trace.ids_of_span is None:
+            return None
+        return json.dumps({"traceparent": self._trace.ids_of_span.traceparent})
 
 
 class InferenceRequest:

@@ -112,7 +112,7 @@ class EngineInstance:
             tokens_per_block = self.engine.stats().tokens_per_block
             asked = asked_outputs(job.generate)
             with self._active.running(request.request_id) as active:
-                async with aclosing(_sent(stream, answer, active)) as sent:
+                async with aclosing(_sent(stream, answer, active, request.trace)) as sent:
                     async for beams in sent:
                         for event in beams:
                             if event.tokens.finish_reason is not None and event.tokens.usage is not None:
@@ -187,11 +187,13 @@ class EngineInstance:
 
 
 async def _sent(
-    stream: AsyncGenerator[GeneratedEvent, None], answer: Answer, active: ActiveRequest
+    stream: AsyncGenerator[GeneratedEvent, None], answer: Answer, active: ActiveRequest, trace: Trace | None
 ) -> AsyncGenerator[Sequence[GeneratedEvent], None]:
     """The events to send, those of one response; when the request is stopped from outside, the last ones say so."""
     async with aclosing(stream):
         while (event := await active.pull(stream)) is not None:
+            if trace is not None:
+                trace.generated(event.tokens)
             if out := answer.add(event):
                 yield out
         for index in answer.open_sequences():

@@ -1,7 +1,7 @@
 """Settings of request traces: parsed from clients' strings, with a model's own values over the server's.
 
 trace_level   OFF, or TIMESTAMPS and TENSORS
-trace_rate    every n-th request is traced
+trace_rate    every n-th request is traced; 0, of spans only: those whose client traces them
 trace_count   so many traces are left to be made; -1: no limit
 log_frequency a file for every n traces, numbered; 0: one file
 """
@@ -19,10 +19,18 @@ OFF = "OFF"
 MAX_UINT32 = 2**32 - 1
 MAX_INT32 = 2**31 - 1
 NUMBERS = {"trace_rate": (0, MAX_UINT32), "trace_count": (-1, MAX_INT32), "log_frequency": (0, MAX_UINT32)}
-MODE = "triton"
+MODE, OPENTELEMETRY = "triton", "opentelemetry"
 
 # name -> value as text, several for trace_level, None: as it was before anybody set it
 Update: TypeAlias = Mapping[str, str | Sequence[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where traces go: into files like this one, or as spans to a collector."""
+
+    file: str = ""  # "": into none
+    exports_spans: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +40,15 @@ class TraceSettings:
     count: int = -1
     log_frequency: int = 0
 
-    def problem(self, file: str) -> str:
-        """Why nothing can be traced like this into `file`; "" when it can, or is off."""
-        if self.levels and not file:
+    def problem(self, destination: Destination) -> str:
+        """Why nothing can be traced like this; "" when it can, or is off."""
+        if not self.levels:
+            return ""
+        if destination.exports_spans:
+            return "spans hold no tensors: leave the level TENSORS out" if "TENSORS" in self.levels else ""
+        if not destination.file:
             return "trace file name is not given: start the server with --trace-config triton,file=PATH"
-        return "sample rate must be non-zero" if self.levels and self.rate == 0 else ""
+        return "sample rate must be non-zero" if self.rate == 0 else ""
 
 
 FIELDS = {"trace_level": "levels", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
@@ -61,23 +73,23 @@ def parse_update(update: Update) -> tuple[dict[str, object], set[str]]:
     return values, cleared
 
 
-def with_values(base: TraceSettings, values: Mapping[str, object], file: str) -> TraceSettings:
+def with_values(base: TraceSettings, values: Mapping[str, object], destination: Destination) -> TraceSettings:
     """`base` with some fields set; raises when that cannot be traced."""
     made = replace(base, **values)  # type: ignore[arg-type]  # made by `parse_update`
-    if problem := made.problem(file):
+    if problem := made.problem(destination):
         raise InvalidArgument(f"Attempting to set invalid trace setting :{problem}")
     return made
 
 
-def describe(settings: TraceSettings, remaining: int, file: str) -> dict[str, str | list[str]]:
+def describe(settings: TraceSettings, remaining: int, destination: Destination) -> dict[str, str | list[str]]:
     """As clients see it: everything is text."""
     return {
         "trace_level": list(settings.levels) or [OFF],
         "trace_rate": str(settings.rate),
         "trace_count": str(remaining),
         "log_frequency": str(settings.log_frequency),
-        "trace_file": file,
-        "trace_mode": MODE,
+        "trace_file": destination.file,
+        "trace_mode": OPENTELEMETRY if destination.exports_spans else MODE,
     }
 
 

@@ -1,4 +1,4 @@
-"""Which requests are traced, and the files that their traces go to.
+"""Which requests are traced, and where their traces go: into files, or as spans to a collector.
 
 A file is a JSON array and complete at any time: each trace is written over the closing bracket by a thread of its own,
 so that neither the event loop waits for the disk nor a crash takes traces with it.
@@ -9,11 +9,24 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from llmserve.frontends.shared.trace_settings import TraceSettings, Update, describe, parse_update, with_values
+from llmserve.frontends.shared.request_context import current_request
+from llmserve.frontends.shared.trace_context import parent_of, request_span
+from llmserve.frontends.shared.trace_settings import (
+    Destination,
+    TraceSettings,
+    Update,
+    describe,
+    parse_update,
+    with_values,
+)
+from llmserve.serving.observe.spans import Span, spans_of
 from llmserve.serving.observe.trace import Record, Trace
 
 logger = logging.getLogger(__name__)
@@ -32,7 +45,7 @@ class _Sampler:
 
     def picks(self) -> bool:
         """Whether the next request is to be traced."""
-        if not self.settings.levels or self.num_left == 0:
+        if not self.settings.levels or self.num_left == 0 or self.settings.rate == 0:
             return False
         self.num_seen += 1
         if self.num_seen % self.settings.rate:
@@ -41,11 +54,25 @@ class _Sampler:
         return True
 
 
-class Tracer:
-    """`file`: where traces go, "" being nowhere. All calls on the event loop."""
+class SpanSink(Protocol):
+    """Where spans go instead of into files."""
 
-    def __init__(self, file: str = "", start: TraceSettings | None = None) -> None:
+    def export(self, spans: Iterable[Span]) -> None:
+        """In a thread; does not wait."""
+        ...
+
+    def close(self) -> None:
+        """Send what there is, as far as that takes no time to speak of."""
+        ...
+
+
+class Tracer:
+    """`file`: where traces go, "" being nowhere; `spans`: instead of it. All calls on the event loop."""
+
+    def __init__(self, file: str = "", start: TraceSettings | None = None, spans: SpanSink | None = None) -> None:
         self._file = _TraceFile(file)
+        self._spans = spans
+        self._destination = Destination(file, exports_spans=spans is not None)
         self._start = start or TraceSettings()
         self._own: dict[str, dict[str, object]] = {"": {}}  # model, or "" for the server -> the fields set for it
         self._samplers = {"": _Sampler(self._start)}
@@ -57,8 +84,8 @@ class Tracer:
         values, cleared = parse_update(update)
         own = {name: value for name, value in self._own.get(model, {}).items() if name not in cleared} | values
         chosen = {name: fields for name, fields in {**self._own, model: own}.items() if fields or not name}
-        server = with_values(self._start, chosen[""], self._file.path)
-        settings = {name: with_values(server, fields, self._file.path) for name, fields in chosen.items()}
+        server = with_values(self._start, chosen[""], self._destination)
+        settings = {name: with_values(server, fields, self._destination) for name, fields in chosen.items()}
         kept = {name: self._samplers[name] for name in settings if model not in ("", name) and name in self._samplers}
         self._own = chosen
         self._samplers = {name: _Sampler(value) for name, value in settings.items()} | kept
@@ -66,25 +93,45 @@ class Tracer:
     def describe(self, model: str = "") -> dict[str, str | list[str]]:
         """The settings in force for a model, or the server's."""
         sampler = self._samplers.get(model) or self._samplers[""]
-        return describe(sampler.settings, sampler.num_left, self._file.path)
+        return describe(sampler.settings, sampler.num_left, self._destination)
 
     def sample(self, model: str) -> Trace | None:
         """A trace for the request that has just come, when it is its turn."""
         sampler = self._samplers.get(model) or self._samplers[""]
-        if not sampler.settings.levels or not sampler.picks():
-            return None
         levels = sampler.settings.levels
-        return Trace(self._ids, timestamps="TIMESTAMPS" in levels, tensors="TENSORS" in levels)
+        if not levels:
+            return None
+        context = current_request()
+        parent = None if self._spans is None or context is None else parent_of(context.header)
+        if not (sampler.picks() if parent is None else parent.is_sampled):
+            return None
+        trace = Trace(self._ids, timestamps="TIMESTAMPS" in levels, tensors="TENSORS" in levels)
+        trace.request_id = "" if context is None else context.id
+        if self._spans is not None:
+            trace.request = request_span(context, parent)
+            trace.ids_of_span = trace.request.ids.child()
+        return trace
 
     def finish(self, model: str, trace: Trace) -> None:
         """The request is over: its trace goes to the file."""
         settings = (self._samplers.get(model) or self._samplers[""]).settings
-        if self._file.path:
+        if self._spans is not None:
+            self._writer.submit(self._export, trace, time.monotonic_ns())
+        elif self._file.path:
             self._writer.submit(self._file.append, trace.records(), settings.log_frequency)
 
     def close(self) -> None:
         """Write what is still waiting to be written."""
         self._writer.shutdown()
+        if self._spans is not None:
+            self._spans.close()
+
+    def _export(self, trace: Trace, ended_ns: int) -> None:
+        assert self._spans is not None
+        try:
+            self._spans.export(spans_of(trace, ended_ns))
+        except Exception:  # border: the thread goes on, and so do requests
+            logger.exception("a trace could not be exported")
 
 
 class _TraceFile:

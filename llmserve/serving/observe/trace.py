@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llmserve.core import TokenEvent
 from llmserve.serving.observe.model_statistics import RequestTiming
+from llmserve.serving.observe.spans import AnswerSteps, RequestSpan, SpanIds
 
 if TYPE_CHECKING:
     from llmserve.serving.types import InferRequest, Tensor
@@ -28,9 +30,16 @@ class Trace:
     timestamps: bool  # level TIMESTAMPS
     tensors: bool  # level TENSORS
     parent_id: int = 0
+    request_id: str = ""  # of whoever asked the server, for requests that have none of their own
+    request: RequestSpan | None = None  # where spans are made of it, and it is no other trace's child
+    ids_of_span: SpanIds | None = None  # of the model's; None: there will be none
+    model: str = ""
+    version: str = ""
+    error: str = ""  # why the request has failed; "": it has not
+    answers: dict[int, AnswerSteps] = field(default_factory=dict)  # of an LLM, by sequence
+    children: list[Trace] = field(default_factory=list)
     id: int = field(init=False)
     _records: list[Record] = field(default_factory=list)
-    _children: list[Trace] = field(default_factory=list)
     _queue_ns: int = 0
     _prepare_ns: int = 0
 
@@ -43,8 +52,15 @@ class Trace:
 
     def child(self) -> Trace:
         """The trace of a request that this one's model sends to another."""
-        made = Trace(self.ids, self.timestamps, self.tensors, parent_id=self.id)
-        self._children.append(made)
+        made = Trace(
+            self.ids,
+            self.timestamps,
+            self.tensors,
+            parent_id=self.id,
+            request_id=self.request_id,
+            ids_of_span=None if self.ids_of_span is None else self.ids_of_span.child(),
+        )
+        self.children.append(made)
         return made
 
     def stamp(self, name: str, ns: int | None = None) -> None:
@@ -56,11 +72,12 @@ class Trace:
     def begin(self, model: str, version: str, request: InferRequest, timing: RequestTiming) -> None:
         """The model has accepted the request, and looks for an instance."""
         head: Record = {"id": self.id, "model_name": model, "model_version": int(version)}
-        if request.request_id:
-            head["request_id"] = request.request_id
+        if request_id := request.request_id or self.request_id:
+            head["request_id"] = request_id
         if self.parent_id:
             head["parent_id"] = self.parent_id
         self._records.append(head)
+        self.model, self.version = model, version
         self._prepare_ns = timing.input_ns
         self._queue_ns = time.monotonic_ns()
         self.stamp("REQUEST_START", timing.start_ns)
@@ -73,8 +90,14 @@ class Trace:
             self.stamp("INFER_RESPONSE_COMPLETE")
         self._tensors("TENSOR_BACKEND_OUTPUT", outputs)
 
-    def end(self, timing: RequestTiming, *, composed: bool) -> None:
+    def generated(self, event: TokenEvent) -> None:
+        """An LLM has computed something of an answer."""
+        if self.ids_of_span is not None:
+            self.answers.setdefault(event.sequence_index, AnswerSteps()).add(event)
+
+    def end(self, timing: RequestTiming, *, composed: bool, error: str = "") -> None:
         """The request is over. `composed`: by other models, which have traces of their own, so nothing was computed."""
+        self.error = error
         if not composed:
             moment = self._queue_ns + timing.queue_ns
             self.stamp("COMPUTE_START", moment)
@@ -89,7 +112,12 @@ class Trace:
 
     def records(self) -> list[Record]:
         """Its own and its children's."""
-        return [*self._records, *(record for child in self._children for record in child.records())]
+        return [*self._records, *(record for child in self.children for record in child.records())]
+
+    def times(self) -> dict[str, int]:
+        """Its own stamps, in time.monotonic_ns(); of several of a name the last."""
+        stamps = (stamp for record in self._records for stamp in record.get("timestamps", ()))
+        return {stamp["name"]: stamp["ns"] for stamp in stamps}
 
     def _tensors(self, activity: str, tensors: Iterable[Tensor]) -> None:
         if not self.tensors:

@@ -255,8 +255,14 @@ def test_the_flag(tmp_path: Path) -> None:
     }  # fmt: skip
     tracer.close()
     with pytest.raises(InvalidArgument) as caught:
-        make_tracer(["nonsense", "opentelemetry,url=x", "rate=x", "file=/no/such/place/t.json"])
-    for words in ("nonsense: known:", "only mode triton", "'trace_rate', got: x", "no directory /no/such/place"):
+        make_tracer(["nonsense", "opentelemetry,url=x", "mode=zipkin", "rate=x", "file=/no/such/place/t.json"])
+    for words in (
+        "nonsense: known:",
+        "this needs mode=opentelemetry",
+        "mode=zipkin: the modes are triton and opentelemetry",
+        "'trace_rate', got: x",
+        "no directory /no/such/place",
+    ):
         assert words in str(caught.value)
     with pytest.raises(InvalidArgument, match="trace file name is not given"):
         make_tracer(["level=TIMESTAMPS"])

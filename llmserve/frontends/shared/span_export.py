@@ -1,0 +1,86 @@
+"""Spans to a collector, with OpenTelemetry's own library (extra `otel`): OTLP over HTTP.
+
+A bounded queue and a thread are the library's: whoever adds a span never waits, and a collector that is slow or away
+costs spans and nothing else. What OTEL_* in the environment says of headers, certificates and the resource is in force.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from llmserve import __version__
+from llmserve.errors import InvalidArgument
+from llmserve.serving.observe.spans import Span
+
+EXPORT_TIMEOUT_S = 5.0  # of one request to the collector, with all tries
+CLOSE_TIMEOUT_S = 3.0
+SERVICE = "llmserve"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """None: as the library has it, or as OTEL_* in the environment says."""
+
+    url: str | None = None
+    resource: Mapping[str, str] = field(default_factory=dict)
+    max_queue_size: int | None = None  # spans
+    max_export_batch_size: int | None = None  # spans
+    schedule_delay_ms: int | None = None
+
+
+class SpanExport:
+    def __init__(self, settings: ExportSettings) -> None:
+        """Raises `InvalidArgument` when the library is not there, or cannot work like this."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        except ImportError as error:
+            raise InvalidArgument("spans need OpenTelemetry's library: pip install 'llmserve[otel]'") from error
+        name = os.environ.get("OTEL_SERVICE_NAME", SERVICE)
+        self._resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__, **settings.resource})
+        self._scope = InstrumentationScope(SERVICE, __version__)
+        try:
+            self._processor = BatchSpanProcessor(
+                OTLPSpanExporter(settings.url, timeout=EXPORT_TIMEOUT_S),
+                max_queue_size=settings.max_queue_size,
+                max_export_batch_size=settings.max_export_batch_size,
+                schedule_delay_millis=settings.schedule_delay_ms,
+            )
+        except ValueError as error:
+            raise InvalidArgument(f"spans cannot be exported like this: {error}") from error
+
+    def export(self, spans: Iterable[Span]) -> None:
+        """See `SpanSink`."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+        flags = TraceFlags(TraceFlags.SAMPLED)
+        for span in spans:
+            ids, state = span.ids, TraceState.from_header([span.state]) if span.state else TraceState()
+            around = SpanContext(ids.trace_id, ids.parent_id, span.is_request, flags, state) if ids.parent_id else None
+            failed = {"error.type": span.error} if span.error else {}
+            self._processor.on_end(
+                ReadableSpan(
+                    span.name,
+                    SpanContext(ids.trace_id, ids.span_id, False, flags, state),
+                    parent=around,
+                    resource=self._resource,
+                    attributes={**span.attributes, **failed},
+                    kind=SpanKind.SERVER if span.is_request else SpanKind.INTERNAL,
+                    instrumentation_scope=self._scope,
+                    status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+                    start_time=span.began_ns,
+                    end_time=span.ended_ns,
+                )
+            )
+
+    def close(self) -> None:
+        """See `SpanSink`. A collector that is away would have the library wait for it."""
+        closing = threading.Thread(target=self._processor.shutdown, name="span-export-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
