@@ -40,8 +40,15 @@ check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Debian's package, taken apart: that needs no root. Where it cannot be had, the tests that want it are skipped.
+.prometheus/.tried:
+	@mkdir -p .prometheus
+	@if ! command -v prometheus > /dev/null; then echo "== fetching Prometheus for the tests of deploy/ (19 MB)"; \
+	  cd .prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . || echo "there is none to be had here"; fi
+	@touch $@
+
 # Bytecode is kept, whatever the environment says: two workers and all the programs that tests start would compile the same.
-pytest: $(VENV)/.check
+pytest: $(VENV)/.check .prometheus/.tried
 	@echo "== pytest"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
@@ -112,7 +119,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	$(BIN)/python -m tools.soak_clients --engine $(DEMO_ENGINE) $(SOAK_ARGS)
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .clients .smollm2 engines dist .cmake-build llmserve/engine/cpu/*.so
+	rm -rf $(VENV) .venv-bench .venv-compat .clients .smollm2 .prometheus engines dist .cmake-build llmserve/engine/cpu/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)
