@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from llmserve.frontends.openai.ensembles import Values
 from llmserve.frontends.openai.generation import NO_END, Sampling
@@ -43,6 +43,29 @@ class JsonSchemaFormat(Strict):
 
 
 ResponseFormat: TypeAlias = Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's, for what `response_format` has no words for."""
+
+    json_: dict[str, JsonValue] | None = Field(None, alias="json")
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self._guides()) != 1:
+            raise ValueError("give one of json, regex and grammar")
+        return self
+
+    def values(self) -> Values:
+        ((kind, guide),) = self._guides().items()
+        return guide_values(kind, guide)
+
+    def _guides(self) -> dict[str, str]:
+        schema = None if self.json_ is None else json.dumps(self.json_)
+        guides = {"json_schema": schema, "regex": self.regex, "ebnf_grammar": self.grammar}
+        return {kind: guide for kind, guide in guides.items() if guide is not None}
 
 
 def guide_values(kind: str, guide: str) -> Values:
@@ -86,7 +109,14 @@ class Sampled(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = Field(None, description="A label; nothing depends on it.")
+
+    @model_validator(mode="after")
+    def _has_one_format(self) -> Self:
+        if self.structured_outputs is not None and format_values(self.response_format):
+            raise ValueError("response_format and structured_outputs both say what an answer looks like: give one")
+        return self
 
     @field_validator("logit_bias")
     @classmethod
@@ -105,8 +135,13 @@ class Sampled(Strict):
             seed=self.seed,
             num_answers=num_answers,
             stop=stop_list(self.stop),
-            more={**self._more(), **format_values(self.response_format), **more},
+            more={**self._more(), **self._format(), **more},
         )
+
+    def _format(self) -> Values:
+        if self.structured_outputs is not None:
+            return self.structured_outputs.values()
+        return format_values(self.response_format)
 
     def _more(self) -> Values:
         """What is not as it is anyway."""

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from llmserve.frontends.openai.completions import CompletionRequest
 from llmserve.frontends.openai.responses import ResponseRequest
@@ -46,3 +47,32 @@ def test_a_format_is_a_guide(wanted: dict[str, Any], guide: dict[str, Any]) -> N
     response = ResponseRequest.model_validate({"model": "m", "input": "x", "text": {"format": text}, "temperature": 0})
     found = response.sampling().values()
     assert {name: value for name, value in found.items() if name != "max_tokens"} == guide
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "guide"),
+    [
+        ({"regex": "[a-z]+"}, "regex", "[a-z]+"),
+        ({"grammar": 'root ::= "a"'}, "ebnf_grammar", 'root ::= "a"'),
+        ({"json": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
+    ],
+)
+def test_vllms_words_for_a_format(wanted: dict[str, Any], kind: str, guide: str) -> None:
+    found = values(structured_outputs=wanted)
+    assert found == {"max_tokens": [16], "guided_decoding_guide_type": [kind], "guided_decoding_guide": [guide]}
+    assert values(structured_outputs=wanted, response_format={"type": "text"}) == found
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"structured_outputs": {}}, "give one of json, regex and grammar"),
+        ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "give one of json, regex and grammar"),
+        ({"structured_outputs": {"regex": ""}}, "at least 1 character"),
+        ({"structured_outputs": {"choice": ["a"]}}, "Extra inputs are not permitted"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "give one"),
+    ],
+)
+def test_a_format_is_said_once(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        values(**fields)
