@@ -86,6 +86,17 @@ _LLM = (
         (*MODEL, "inflight_batcher_specific_metric"),
     ),
     Metric("nv_trt_llm_general_metrics", "gauge", "General LLM state", (*MODEL, "general_type")),
+    Metric(
+        "llmserve_engine_info",
+        "gauge",
+        "The engine that answers; always 1",
+        (*MODEL, "name", "architecture", "target", "dtype", "digest", "max_seq_len", "max_batch_size"),
+    ),
+    Metric(
+        "llmserve_engine_gate", "gauge", "Whether the engine has passed an evaluation", (*MODEL, "suite", "verdict")
+    ),
+    Metric("llmserve_prompt_tokens_total", "counter", "Tokens computed of prompts and of what was preempted"),
+    Metric("llmserve_generation_tokens_total", "counter", "Tokens sampled"),
     Metric("llmserve_time_to_first_token_seconds", "histogram", "From a request's arrival to its first token"),
     Metric("llmserve_time_per_output_token_seconds", "histogram", "Between an answer's tokens, on its average"),
     Metric("llmserve_e2e_request_latency_seconds", "histogram", "From a request's arrival to the end of its answer"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.cli.termination import terminated_as_exception
+from llmserve.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from llmserve.evaluation.report import Report
 
 RESULTS = Path("eval-results")
 
@@ -76,7 +80,22 @@ def command(
     report.save(path)
     Console(highlight=False).print(render(report))
     typer.echo(f"report: {path}")
+    if engine is not None and not url:
+        _tell_engine(engine, report)
     raise typer.Exit(0 if report.passed else 1)
+
+
+def _tell_engine(engine: Path, report: Report) -> None:
+    """So that whoever is served by it can ask. A folder that cannot be written keeps nobody from evaluating."""
+    from llmserve.engine.gates import GateRecord, record_gate
+
+    record = GateRecord(
+        report.suite, report.suite_digest, report.passed, report.gate.verdict.value, len(report.samples)
+    )
+    try:
+        record_gate(engine, report.engine.facts["engine_digest"], record)
+    except InvalidArgument as error:
+        typer.echo(f"the engine does not know of it: {error}", err=True)
 
 
 class _ProgressBars:

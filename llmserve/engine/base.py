@@ -90,6 +90,8 @@ class EngineStats:
     micro_batch_id: int = 0
     gpu_mem_usage: int = 0  # bytes
     pinned_mem_usage: int = 0  # bytes of the host that GPUs copy from
+    total_ctx_tokens: int | None = None  # computed since the start, of prompts and of what was preempted; None: unknown
+    total_gen_tokens: int | None = None  # sampled since the start; None: unknown
 
 
 class Engine(Protocol):

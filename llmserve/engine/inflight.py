@@ -32,6 +32,7 @@ from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
+NO_TOKEN = -1  # of a chunk that asked for no sample
 CLOSE_TIMEOUT_S = 30.0  # a step cannot be interrupted; after this the thread is left to end by itself
 
 
@@ -72,6 +73,8 @@ class InflightEngine:
         self._budgets = TokenBudgets()
         self._load = _Load()
         self._num_steps = 0
+        self._num_ctx_tokens = 0
+        self._num_gen_tokens = 0
         self._stats = self._snapshot(StepPlan(()))
         self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)
         self._thread.start()
@@ -212,6 +215,7 @@ class InflightEngine:
             result = self._runner.step(plan)
             updates += self._scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
             self._num_steps += 1
+            self._num_gen_tokens += len(result.tokens) - result.tokens.count(NO_TOKEN)
         else:
             assert not self._scheduler.has_work, "sequences wait, but none can run"
         self._stats = self._snapshot(plan or StepPlan(()))
@@ -249,6 +253,8 @@ class InflightEngine:
         context = [
             chunk for chunk in plan.chunks if len(chunk.token_ids) > 1 or chunk.start == 0 or chunk.sample is None
         ]
+        num_ctx_tokens = sum(len(chunk.token_ids) for chunk in context)
+        self._num_ctx_tokens += num_ctx_tokens
         return EngineStats(
             iteration=self._num_steps,
             num_waiting_requests=len(scheduler.waiting),
@@ -258,11 +264,13 @@ class InflightEngine:
             num_context_requests=len(context),
             num_gen_requests=len(plan.chunks) - len(context),
             num_paused_requests=scheduler.num_paused,
-            num_ctx_tokens=sum(len(chunk.token_ids) for chunk in context),
+            num_ctx_tokens=num_ctx_tokens,
             tokens_per_block=self._limits.block_size,
             max_num_blocks=pool.num_blocks,
             free_num_blocks=pool.num_free,
             used_num_blocks=pool.num_used,
             reused_blocks=pool.num_reused,
             missed_blocks=pool.num_missed,
+            total_ctx_tokens=self._num_ctx_tokens,
+            total_gen_tokens=self._num_gen_tokens,
         )

@@ -18,6 +18,7 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.gates import read_gates
 from llmserve.errors import InvalidArgument, NotFound, ResourceExhausted, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
@@ -97,6 +98,10 @@ def test_a_good_engine_passes_and_a_damaged_one_fails(
     assert bad.exit_code == 1, bad.output
     assert "FAIL" in bad.output
     assert json.loads(report.read_text())["verdict"] == "fail"
+    verdicts = {True: engine, False: damaged}
+    for passed, folder in verdicts.items():
+        (gate,) = read_gates(folder, EngineDirectory.open(folder).manifest.engine_digest)
+        assert (gate.passed, gate.suite) == (passed, json.loads(report.read_text())["suite"]["name"])
 
 
 def test_a_stored_baseline_needs_no_torch(

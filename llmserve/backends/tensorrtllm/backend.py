@@ -15,14 +15,15 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.backends.tensorrtllm.active import ActiveRequest, ActiveRequests
 from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
-from llmserve.backends.tensorrtllm.gauges import engine_gauges
+from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
 from llmserve.engine.base import Engine, MeteringEngine
+from llmserve.engine.gates import read_gates
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound
-from llmserve.serving.backend import LoadContext, LoadedModel, no_limits
+from llmserve.serving.backend import GaugeSample, LoadContext, LoadedModel, no_limits
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 from llmserve.stages.generate import GeneratedEvent, generate
@@ -52,10 +53,16 @@ class TensorrtLlmBackend:
         instance = EngineInstance(
             f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input
         )
+        gates = read_gates(parameters.engine_dir, engine.info.digest)
+
+        def samples() -> Sequence[GaugeSample]:
+            stats = engine.stats()
+            return [*engine_gauges(stats), *engine_facts(engine.info, stats, gates)]
+
         return LoadedModel(
             [instance],
             batches_itself=True,
-            gauges=lambda: engine_gauges(engine.stats()),
+            gauges=samples,
             allowance=engine.allowance if isinstance(engine, MeteringEngine) else no_limits,
             histograms=instance.histograms.by_name,
         )

@@ -1,4 +1,4 @@
-"""Engine statistics as the gauges that Triton exports for TensorRT-LLM models."""
+"""Engine statistics as the gauges that Triton exports for TensorRT-LLM models, and what Triton does not tell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import psutil
 
-from llmserve.engine.base import EngineStats
+from llmserve.engine.base import EngineInfo, EngineStats
+from llmserve.engine.gates import GateRecord
 from llmserve.serving.backend import GaugeSample
 
 
@@ -49,3 +50,25 @@ def engine_gauges(stats: EngineStats) -> Sequence[GaugeSample]:
         for (family, label), values in families.items()
         for kind, value in values.items()
     ]
+
+
+def engine_facts(info: EngineInfo, stats: EngineStats, gates: Sequence[GateRecord]) -> Sequence[GaugeSample]:
+    """Which engine it is, what was said of it, and the tokens that it has computed, where it counts them."""
+    labels = {
+        "name": info.name,
+        "architecture": info.architecture,
+        "target": info.target,
+        "dtype": info.dtype,
+        "digest": info.digest,
+        "max_seq_len": str(info.max_seq_len),
+        "max_batch_size": str(info.max_batch_size),
+    }
+    counts = {
+        "llmserve_prompt_tokens_total": stats.total_ctx_tokens,
+        "llmserve_generation_tokens_total": stats.total_gen_tokens,
+    }
+    counters: list[GaugeSample] = [(family, {}, float(count)) for family, count in counts.items() if count is not None]
+    verdicts: list[GaugeSample] = [
+        ("llmserve_engine_gate", {"suite": gate.suite, "verdict": gate.verdict}, float(gate.passed)) for gate in gates
+    ]
+    return [("llmserve_engine_info", labels, 1.0), *verdicts, *counters]

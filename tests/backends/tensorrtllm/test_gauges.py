@@ -1,0 +1,41 @@
+"""What `/metrics` tells of an engine beside Triton's gauges."""
+
+from __future__ import annotations
+
+from llmserve.backends.tensorrtllm.gauges import engine_facts
+from llmserve.engine.base import EngineStats
+from llmserve.engine.fake import fake_engine
+from llmserve.engine.gates import GateRecord
+from tests.backends.tensorrtllm.models import load_model, request, responses
+
+PROMPT = [1, 2, 3]
+
+
+async def test_metrics_tell_the_engine_and_count_tokens_in_each_step() -> None:
+    engine = fake_engine()
+    model = load_model(engine)
+
+    def counts() -> list[float]:
+        samples = {family: number for family, _, number in model.gauges()}
+        return [samples[f"llmserve_{kind}_tokens_total"] for kind in ("prompt", "generation")]
+
+    (facts,) = [labels for family, labels, _ in model.gauges() if family == "llmserve_engine_info"]
+    assert (facts["target"], facts["digest"]) == (engine.info.target, engine.info.digest)
+    assert counts() == [0, 0]
+    (instance,) = model.instances
+    (stream,) = instance.execute([request(PROMPT, streaming=True)])
+    seen = [counts() async for _ in stream]
+    assert seen[-1] == [3, 5]
+    assert seen == sorted(seen)
+    assert len({tuple(each) for each in seen}) > 1  # not only when the answer has ended
+    await responses(instance, request(PROMPT))  # type: ignore[arg-type]
+    assert counts()[1] == 10
+    engine.close()
+
+
+def test_what_an_engine_does_not_count_is_not_told() -> None:
+    info = (engine := fake_engine()).info
+    engine.close()
+    assert [family for family, _, _ in engine_facts(info, EngineStats(), ())] == ["llmserve_engine_info"]
+    told = engine_facts(info, EngineStats(), [GateRecord("one", "s", passed=False, verdict="fail", num_samples=3)])
+    assert told[1:] == [("llmserve_engine_gate", {"suite": "one", "verdict": "fail"}, 0.0)]
