@@ -17,8 +17,8 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients format \
-  wheel bench bench-peers bench-quality bench-server soak-clients clean
+.PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients page-images \
+  format wheel bench bench-peers bench-quality bench-server soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
 	@touch $@
 
 # Bytecode is kept, whatever the environment says: two workers and all the programs that tests start would compile the same.
-pytest: $(VENV)/.check .prometheus/.tried
+pytest: $(VENV)/.check .prometheus/.tried .page/.created
 	@echo "== pytest"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
@@ -76,6 +76,9 @@ test-clients: $(VENV)/.check .clients/.created ## gRPC clients in JavaScript, Go
 	golang-goprotobuf-dev protobuf-compiler default-jdk-headless libgrpc-java libnetty-java libperfmark-java \
 	libgeronimo-annotation-1.3-spec-java protobuf-compiler-grpc-java-plugin nghttp2-client curl"
 	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
+
+page-images: $(VENV)/.check .page/.created .page/fonts/.created .smollm2/.fetched ## Take the pictures of the web page in docs/images again (SmolLM2 answers)
+	$(BIN)/python -m tests.page.pictures
 
 test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cross compiler and QEMU)
 	@for tool in $(ARM_COMPILER) $(firstword $(ARM_EMULATOR)); do command -v $$tool > /dev/null || \
@@ -118,8 +121,22 @@ bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Tri
 soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of streaming clients of a published repository: same text, and they end (about 40 minutes)
 	$(BIN)/python -m tools.soak_clients --engine $(DEMO_ENGINE) $(SOAK_ARGS)
 
+# A browser that needs nothing of the machine. Without one the tests of the page are skipped, and say so.
+.page/.created: tests/page/package.json tests/page/unpack_browser.mjs
+	@echo "== installing a browser for the tests of the web page into .page (with npm)"
+	@mkdir -p .page && cp $^ .page/
+	@{ npm install --prefix .page --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error && node .page/unpack_browser.mjs \
+	  && touch $@; } || echo "there is none: the tests of the page are skipped"
+
+# What people's machines have: a sans serif that is easy to read, and Chinese.
+.page/fonts/.created:
+	@echo "== fetching fonts for the pictures into .page/fonts (from Debian)"
+	@mkdir -p .page/fonts && cd .page/fonts && apt-get download fonts-inter fonts-wqy-microhei && \
+	  for package in *.deb; do dpkg -x $$package .; done
+	@touch $@
+
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .clients .smollm2 .prometheus engines dist .cmake-build llmserve/engine/cpu/*.so
+	rm -rf $(VENV) .venv-bench .venv-compat .clients .page .prometheus .smollm2 engines dist .cmake-build llmserve/engine/cpu/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)

@@ -192,6 +192,7 @@ def listen_settings(options: ServeOptions) -> Listen:
         grpc_tls=grpc_tls(options),
         http_tls=http_tls(options),
         metrics_tls=metrics_tls(options),
+        web_page=options.allow_web_page,
     )
 
 

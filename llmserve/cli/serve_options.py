@@ -124,6 +124,9 @@ class ListenOptions:
     allow_http: Annotated[bool, typer.Option(help="Listen for HTTP.", rich_help_panel=LISTENING)] = True
     allow_grpc: Annotated[bool, typer.Option(help="Listen for gRPC.", rich_help_panel=LISTENING)] = True
     allow_metrics: Annotated[bool, typer.Option(help="Serve /metrics.", rich_help_panel=LISTENING)] = True
+    allow_web_page: Annotated[
+        bool, typer.Option(help="Serve the web page at / over HTTP.", rich_help_panel=LISTENING)
+    ] = True
     http_max_input_size: Annotated[
         int, typer.Option(help="Bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
     ] = DEFAULT_MAX_INPUT_BYTES

@@ -48,6 +48,7 @@ class Listen:
     grpc_tls: ssl.SSLContext | None = None
     http_tls: ssl.SSLContext | None = None
     metrics_tls: ssl.SSLContext | None = None
+    web_page: bool = True  # on the HTTP port
 
 
 class StopSignals:
@@ -131,6 +132,7 @@ class ServerProcess:
                 extensions=extensions,
                 max_input_bytes=listen.max_input_bytes,
                 tls=listen.http_tls,
+                web_page=listen.web_page,
             )
             started.push_async_callback(http.stop)
             lines.append(_started("HTTPService", listen.http.host, http.port, listen.http_tls))

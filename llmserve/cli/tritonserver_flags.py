@@ -15,7 +15,7 @@ OWN_BOOLEANS = (
     "allow-http", "allow-grpc", "allow-metrics", "allow-cpu-metrics", "allow-gpu-metrics", "strict-readiness",
     "exit-on-error", "log-info", "log-warning", "log-error", "grpc-use-ssl", "grpc-use-ssl-mutual",
     "http-use-ssl", "http-use-ssl-mutual", "metrics-use-ssl",  # named after those: tritonserver has none of them
-    "grpc-keepalive-permit-without-calls", "allow-client-shm",
+    "grpc-keepalive-permit-without-calls", "allow-client-shm", "allow-web-page",
 )  # fmt: skip
 WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 

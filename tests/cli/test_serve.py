@@ -396,12 +396,14 @@ def test_answers_over_grpc_are_compressed_when_asked_for(tmp_path: Path, servers
 
 def test_services_that_are_not_wanted(tmp_path: Path, servers: list[Server]) -> None:
     repository = identity_model(tmp_path, "first")
-    command = [*LLMSERVE, "serve", *ANY_PORTS, "--model-repository", str(repository), "--allow-grpc=false"]
+    unwanted = ("--allow-grpc=false", "--allow-web-page=false")
+    command = [*LLMSERVE, "serve", *ANY_PORTS, "--model-repository", str(repository), *unwanted]
     server = Server(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     servers.append(server)
     server.wait_for("Metrics Service at")
     assert "GRPCInferenceService" not in "".join(server.printed)
     assert server.infer("first")[0] == 200
+    assert server.http("GET", "/")[0] == 404
 
 
 def test_a_reason_is_wrapped_inside_the_table() -> None:

@@ -65,6 +65,7 @@ def running_server(
     logs: LogControl | None = None,
     cross_origin: CrossOrigin | None = None,
     http_tls: ssl.SSLContext | None = None,
+    web_page: bool = True,
 ) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop. `restrictions`: those of HTTP, those of gRPC."""
     loop = asyncio.new_event_loop()
@@ -88,7 +89,9 @@ def running_server(
             memory=SharedMemory(allowed=allows_shared_memory),
         )
         grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)
-        http = await start_http(core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES, tls=http_tls)
+        http = await start_http(
+            core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES, tls=http_tls, web_page=web_page
+        )
         metrics = await start_metrics(core, HOST, 0, http_tls)
 
         async def stop() -> None:

@@ -44,6 +44,8 @@ from llmserve.frontends.http.traced_answers import traced_answer
 from llmserve.frontends.openai.front_end import PATHS as OPENAI_PATHS
 from llmserve.frontends.openai.front_end import PREFIXES as OPENAI_PREFIXES
 from llmserve.frontends.openai.front_end import OpenAiFrontEnd, in_openais_words
+from llmserve.frontends.page.web_page import PATHS as PAGE_PATHS
+from llmserve.frontends.page.web_page import WebPage
 from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.delivery import deliver
 from llmserve.frontends.shared.extension_state import Extensions
@@ -64,6 +66,7 @@ from llmserve.wire.http1.server import HttpServer, serve
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+METRICS_TEXT = "text/plain; charset=utf-8"
 PLAIN_ROUTES = ("/live", "/ready", "/infer")  # whose errors are sent as text, but those about an inference's JSON
 
 
@@ -150,6 +153,9 @@ class InferenceApi:
     async def statistics(self, request: Request) -> WholeAnswer:
         found = self.core.statistics(*_model_and_version(request))
         return json_response({"model_stats": [_statistics_document(entry) for entry in found]})
+
+    async def metrics(self, request: Request) -> WholeAnswer:
+        return WholeAnswer(self.core.metrics_text().encode(), content_type=METRICS_TEXT)
 
     def infer(self, request: Request) -> Awaitable[Answer]:
         return self._traced(request, self._infer)
@@ -273,6 +279,7 @@ def _handlers(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
     yield "GET", "/v2/health/live", api.live
     yield "GET", "/v2/health/ready", api.ready
     yield "GET", "/v2/models/stats", api.statistics
+    yield "GET", "/metrics", api.metrics
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         yield "POST", f"{model}/infer", api.infer
         yield "POST", f"{model}/generate", api.generate
@@ -287,17 +294,21 @@ def _handlers(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
             yield method, path, handler
 
 
-def http_handler(core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES) -> Handler:
+def http_handler(
+    core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES, web_page: bool = True
+) -> Handler:
     """What answers every request."""
     routes = Routes()
     guards = {api: guard_of(api, extensions.http_restrictions, extensions.api_keys) for api in Api}
     for method, path, handler in _handlers(InferenceApi(core, extensions, max_input_bytes)):
         handler = answers_errors(handler, TEXT if path.endswith("/ready") else JSON)
         routes.add(method, path, handler, guards[API_OF_PATH[path]])
-    openai = OpenAiFrontEnd(core, extensions, max_input_bytes=max_input_bytes)
+    openai, page = OpenAiFrontEnd(core, extensions, max_input_bytes=max_input_bytes), WebPage()
     for method, path in OPENAI_PATHS:
         guard = guard_of(API_OF_PATH[path], extensions.http_restrictions, extensions.api_keys, in_openais_words)
         routes.add(method, path, openai.answer, guard)
+    for path in PAGE_PATHS if web_page else ():  # files, no calls: they are in no group
+        routes.add("GET", path, page.answer)
 
     def answer(request: Request) -> Awaitable[Answer]:
         enter(request, extensions, needs_id=request.path.startswith(OPENAI_PREFIXES))
@@ -345,11 +356,12 @@ async def start_http(
     extensions: Extensions | None = None,
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES,
     tls: ssl.SSLContext | None = None,
+    web_page: bool = True,
 ) -> HttpServer:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
     `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
     """
     extensions = extensions or Extensions()
-    handler = http_handler(core, extensions, max_input_bytes=max_input_bytes)
+    handler = http_handler(core, extensions, max_input_bytes=max_input_bytes, web_page=web_page)
     return await serve(handler, host, port, flag="--http-port", memory=extensions.requests, tls=tls)

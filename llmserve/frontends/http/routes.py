@@ -41,7 +41,7 @@ class Routes:
 
     def add(self, method: str, path: str, handler: Handler, guard: Guard | None = None) -> None:
         node = self._root
-        for segment in path.split("/")[1:]:
+        for segment in _segments(path):
             is_parameter = segment.startswith("{")
             child = node.children.setdefault(PARAMETER if is_parameter else segment, _Node())
             if is_parameter:
@@ -54,8 +54,12 @@ class Routes:
     def _find(self, method: str, path: str) -> Found | None:
         """None for a path that is none of them. A parameter called version is a number."""
         params: dict[str, str] = {}
-        node = _descend(self._root, path.split("/"), 1, params)
+        node = _descend(self._root, _segments(path), 0, params) if path.startswith("/") else None
         return None if node is None else Found(node.methods.get(method), params, node.guard)
+
+
+def _segments(path: str) -> list[str]:
+    return [] if path == "/" else path.split("/")[1:]
 
 
 def _descend(node: _Node, segments: Sequence[str], depth: int, params: dict[str, str]) -> _Node | None:

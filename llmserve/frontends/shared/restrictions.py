@@ -79,7 +79,7 @@ CALLS: Mapping[Api, Calls] = {
         ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
         _of_repository("/index", "/models/{model}/load", "/models/{model}/unload"),
     ),
-    Api.STATISTICS: Calls(("ModelStatistics",), ("/v2/models/stats", *_of_model("/stats"))),
+    Api.STATISTICS: Calls(("ModelStatistics",), ("/v2/models/stats", *_of_model("/stats"), "/metrics")),
     Api.TRACE: Calls(("TraceSetting",), ("/v2/trace/setting", "/v2/models/{model}/trace/setting")),
     Api.LOGGING: Calls(("LogSettings",), ("/v2/logging",)),
 }

@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from llmserve.wire.http1.request import Request
 from llmserve.wire.pieces import in_pieces
 
+NOT_MODIFIED = HTTPStatus.NOT_MODIFIED.value
 JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
 Body: TypeAlias = bytes | memoryview
 PHRASES = {HTTPStatus.METHOD_NOT_ALLOWED: "Not Allowed"}  # in Triton's words; the others are the usual ones
@@ -56,7 +57,10 @@ class Reply:
         if headers.get("Connection") == "close":
             self.request.keeps_alive = False
         self.has_begun = self.is_complete = True
-        head = self._make_head(status, headers, content_type, f"Content-Length: {sum(map(len, more), len(body))}\r\n")
+        length = (
+            f"Content-Length: {sum(map(len, more), len(body))}\r\n" if status != NOT_MODIFIED else ""
+        )  # not its own
+        head = self._make_head(status, headers, content_type, length)
         if self.request.method == "HEAD":
             self._wire.write(head)
         elif len(body) <= JOINED_BYTES:

@@ -54,3 +54,13 @@ def test_paths_that_are_found(routes: Routes, path: str, params: dict[str, str])
 def test_paths_that_are_not(routes: Routes, path: str) -> None:
     assert routes.find("GET", path) is None
     assert routes.find("POST", path) is None
+
+
+def test_the_root_is_a_path_like_others(routes: Routes) -> None:
+    assert routes.find("GET", "/") is None
+    routes.add("GET", "/", handler)
+    found = routes.find("GET", "/")
+    assert found is not None
+    assert found.handler is handler
+    for path in ("", "//", "*", "x:80", "v2", "/v2/"):
+        assert routes.find("GET", path) is None

@@ -1,0 +1,1 @@
+"""The web page at `/`: `assets/` is plain HTML, CSS and ES modules, which `web_page.py` serves."""

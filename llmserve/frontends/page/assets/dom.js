@@ -1,0 +1,55 @@
+// Elements. Text becomes text nodes, whatever is in it; there is no other way from a text to the page.
+
+export const byId = (id) => document.getElementById(id);
+
+/** An element with properties and children; `dataset` and `attributes` are objects. */
+export function element(tag, { dataset = {}, attributes = {}, ...properties } = {}, ...children) {
+  const made = document.createElement(tag);
+  Object.assign(made, properties);
+  Object.assign(made.dataset, dataset);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function drawing(tag, attributes = {}, ...children) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/** A button that shows a symbol of the page, and says what it does. */
+export function iconButton(symbol, label, act) {
+  const icon = drawing("svg", { "aria-hidden": "true" }, drawing("use", { href: `#i-${symbol}` }));
+  const button = element("button", { type: "button", className: "icon", title: label, dataset: { act: symbol } }, icon);
+  button.setAttribute("aria-label", label);
+  button.addEventListener("click", act);
+  return button;
+}
+
+/** Runs each of the given functions once in the next frame, however often it is asked for. */
+export function frameScheduler() {
+  const due = new Set();
+  const run = () => {
+    const now = [...due];
+    due.clear();
+    for (const work of now) work();
+  };
+  return (work) => {
+    if (due.size === 0) requestAnimationFrame(run);
+    due.add(work);
+  };
+}
+
+/** Puts a text into the clipboard; without one (plain http from another machine) by way of a selection. */
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = element("textarea", { value: text, className: "unseen" });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}

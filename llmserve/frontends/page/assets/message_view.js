@@ -1,0 +1,169 @@
+// A message as it is shown: its text or its tokens, what was measured, what went wrong, and what can be done with it.
+
+import { tokenCount, tokensPerSecond, UNDER_WAY } from "./answer.js";
+import { copyText, element, iconButton } from "./dom.js";
+import { number, text as say } from "./language.js";
+import { showMarkdown } from "./markdown.js";
+import { hideCard, showTokens } from "./tokens.js";
+
+const BUSY = [429, 503];
+
+/** `actions`: `again(message)`, `edit(message, text)`. */
+export class MessageView {
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.showsTokens = true; // where it has some
+    this.element = element("article", { className: `message ${message.role}` });
+    this.update();
+  }
+
+  get isUnderWay() {
+    return UNDER_WAY.includes(this.message.state);
+  }
+
+  update() {
+    if (this.message.role === "user") this.showQuestion();
+    else this.showAnswer();
+  }
+
+  /** All of it again, as when the language has changed. */
+  redraw() {
+    this.element.replaceChildren();
+    this.parts = null;
+    this.update();
+  }
+
+  showQuestion() {
+    const { message } = this;
+    this.element.setAttribute("aria-label", say("you"));
+    const acts = element("span", { className: "acts" }, this.copyButton(), iconButton("edit", say("edit"), () => this.edit()));
+    this.element.replaceChildren(
+      element("div", { className: "body" }, message.content),
+      element("footer", { className: "meta" }, acts),
+    );
+  }
+
+  /** A box in the message's place. */
+  edit() {
+    const area = element("textarea", { value: this.message.content, rows: 3 });
+    area.setAttribute("aria-label", say("edit"));
+    const send = () => area.value.trim() && this.actions.edit(this.message, area.value.trim());
+    const leave = () => {
+      this.showQuestion();
+      this.element.querySelector("[data-act=edit]").focus();
+    };
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") leave();
+      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send();
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    const buttons = element(
+      "p", { className: "buttons" },
+      element("button", { type: "button", className: "plain", onclick: leave }, say("cancel")),
+      element("button", { type: "button", className: "main", onclick: send }, say("saveEdit")),
+    );
+    this.element.replaceChildren(element("div", { className: "body editing" }, area, buttons));
+    area.focus();
+  }
+
+  showAnswer() {
+    const { message } = this;
+    this.parts ??= this.makeParts();
+    const { body, notice, numbers, acts } = this.parts;
+    this.element.classList.toggle("waiting", message.state === "waiting");
+    this.element.classList.toggle("writing", message.state === "writing");
+    this.element.setAttribute("aria-busy", this.isUnderWay);
+    body.classList.toggle("plain", message.isPlain);
+    if (message.tokens && this.showsTokens) showTokens(body, message.tokens);
+    else if (message.isPlain) body.textContent = message.content;
+    else showMarkdown(body, message.content);
+    numbers.replaceChildren(...measured(message).map((each) => element("span", {}, each)));
+    acts.hidden = this.isUnderWay;
+    this.parts.tokens.hidden = message.tokens === null;
+    this.showProblem(notice);
+  }
+
+  makeParts() {
+    this.element.setAttribute("aria-label", say("answer"));
+    const tokens = iconButton("tokens", say(this.showsTokens ? "hideTokens" : "showTokens"), () => {
+      this.showsTokens = !this.showsTokens;
+      hideCard();
+      this.redraw();
+      this.parts.tokens.focus();
+    });
+    tokens.setAttribute("aria-pressed", this.showsTokens);
+    const parts = {
+      tokens,
+      body: element("div", { className: "body" }),
+      notice: element("div", { className: "notice", hidden: true, attributes: { role: "alert" } }),
+      numbers: element("span", { className: "numbers" }),
+      acts: element(
+        "span", { className: "acts" }, this.copyButton(),
+        iconButton("again", say("again"), () => this.actions.again(this.message)), tokens,
+      ),
+    };
+    const meta = element("footer", { className: "meta" }, parts.numbers, parts.acts);
+    this.element.replaceChildren(parts.body, parts.notice, meta);
+    return parts;
+  }
+
+  copyButton() {
+    return iconButton("copy", say("copy"), async ({ currentTarget }) => {
+      await copyText(this.message.content);
+      const use = currentTarget.querySelector("use");
+      use.setAttribute("href", "#i-done");
+      setTimeout(() => use.setAttribute("href", "#i-copy"), 1200);
+    });
+  }
+
+  showProblem(notice) {
+    const problem = problemOf(this.message);
+    notice.hidden = !problem;
+    notice.classList.toggle("calm", this.message.state === "done");
+    if (!problem || notice.dataset.says === problem) return;
+    notice.dataset.says = problem;
+    notice.replaceChildren(element("span", {}, problem));
+    if (this.message.state === "done") return; // a warning
+    const again = () => this.actions.again(this.message);
+    notice.append(element("button", { type: "button", className: "plain", onclick: again }, say("tryAgain")));
+  }
+}
+
+function problemOf(message) {
+  const { state, problem, retryAfter, status } = message;
+  if (state === "lost") return say(message.content || message.tokens ? "lost" : "lostAtOnce");
+  if (state !== "refused") return message.warning;
+  const told = say(BUSY.includes(status) ? "busy" : "refused", { problem });
+  return retryAfter === null ? told : `${told} ${say("tryAfter", { seconds: number(retryAfter) })}`;
+}
+
+export function duration(milliseconds) {
+  if (milliseconds < 1000) return say("milliseconds", { value: number(milliseconds, milliseconds < 10 ? 1 : 0) });
+  return say("seconds", { value: number(milliseconds / 1000, 1) });
+}
+
+/** What is worth telling of an answer, in words. */
+function measured(message) {
+  if (message.firstAfter === null) return [];
+  const { count, exact } = tokenCount(message);
+  const speed = tokensPerSecond(message);
+  const { usage } = message;
+  const cached = usage?.prompt_tokens_details?.cached_tokens;
+  return [
+    say(exact ? "tokens" : "tokensAbout", { count: number(count) }),
+    speed === null ? "" : say("speed", { speed: number(speed, speed < 100 ? 1 : 0) }),
+    say("first", { time: duration(message.firstAfter) }),
+    usage ? say("promptTokens", { count: number(usage.prompt_tokens) }) : "",
+    cached ? say("cachedTokens", { count: number(cached) }) : "",
+    ending(message),
+  ].filter(Boolean);
+}
+
+function ending({ state, finish }) {
+  if (state === "stopped") return say("wasStopped");
+  if (state !== "done") return "";
+  return { stop: say("finishStop"), length: say("finishLength") }[finish] ?? finish;
+}

@@ -1,0 +1,77 @@
+"""The files of the web page. They are public and the same for everybody: what the page asks for needs its API key.
+
+`/` is the page, `/page/FILE` what it is made of. Nothing is read before somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmserve.frontends.http.error_answers import TEXT, refused
+from llmserve.wire.http1.answers import WholeAnswer
+from llmserve.wire.http1.request import Request
+
+FOLDER = Path(__file__).with_name("assets")
+INDEX = "index.html"
+PATHS = ("/", "/page/{file}")  # for GET
+NOT_MODIFIED = 304
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = "; ".join((
+    "default-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "object-src 'none'",
+    "require-trusted-types-for 'script'", "trusted-types 'none'",  # no text becomes markup, wherever it comes from
+))  # fmt: skip
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # kept, and asked for again by its tag
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    content: bytes
+    content_type: str
+    tag: str  # of this content, as HTTP writes it
+
+
+class WebPage:
+    """Of one server."""
+
+    def __init__(self) -> None:
+        self._files: Mapping[str, PageFile] | None = None  # nobody has asked yet
+
+    async def answer(self, request: Request) -> WholeAnswer:
+        if self._files is None:
+            self._files = await asyncio.to_thread(read_files)
+        file = self._files.get(request.path_params.get("file", INDEX))
+        if file is None:
+            return refused("Not Found", 404, TEXT)
+        headers = {**HEADERS, "ETag": file.tag}
+        if has_tag(request.header(b"if-none-match") or "", file.tag):
+            return WholeAnswer(status=NOT_MODIFIED, headers=headers)
+        return WholeAnswer(file.content, content_type=file.content_type, headers=headers)
+
+
+def read_files() -> dict[str, PageFile]:
+    """By name."""
+    contents = {path: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in CONTENT_TYPES}
+    return {
+        path.name: PageFile(content, CONTENT_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+        for path, content in contents.items()
+    }
+
+
+def has_tag(condition: str, tag: str) -> bool:
+    """Whether an If-None-Match is about `tag`; it compares weakly."""
+    tags = [each.strip().removeprefix("W/") for each in condition.split(",")]
+    return tag in tags or tags == ["*"]
