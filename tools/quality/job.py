@@ -36,6 +36,11 @@ class QualityJob:
         return self.file(f"{self.column}-reference.npy")
 
     @property
+    def calibration(self) -> Path:
+        """JSON lines of other texts than those that are measured, for `--calibration-data`."""
+        return self.file("calibration.jsonl")
+
+    @property
     def losses(self) -> Path:
         """Of this contestant, on these texts."""
         texts = zlib.crc32(self._texts_file.read_bytes())

@@ -35,9 +35,11 @@ class Networks:
     say: Callable[[str], None]
 
     def prepare(self, column: Column) -> Path:
-        """The folder of the column's network, with its checkpoint and the column's texts."""
-        folder = self._network(column)
-        (folder / f"{column.name}-texts.json").write_text(texts_of(column, self._tokenizer(column)).to_json())
+        """The folder of the column's network, with its checkpoint, the column's texts, and others to calibrate with."""
+        folder, tokenizer = self._network(column), self._tokenizer(column)
+        (folder / f"{column.name}-texts.json").write_text(texts_of(column, tokenizer).to_json())
+        lines = (json.dumps({"prompt_ids": ids}) + "\n" for ids in foreign_texts(column, tokenizer))
+        (folder / "calibration.jsonl").write_text("".join(lines))
         return folder
 
     def _network(self, column: Column) -> Path:
@@ -70,7 +72,7 @@ class Networks:
         return column.change.apply(network) if column.change is not None else network
 
     def _trained(self, column: Column, base: Path) -> Network:
-        texts = _token_ids(self._tokenizer(column), slice(FIRST_FOREIGN_TEXT, None))
+        texts = foreign_texts(column, self._tokenizer(column))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "texts.json").write_text(json.dumps(texts))
@@ -90,9 +92,16 @@ def texts_of(column: Column, tokenizer: Path) -> Texts:
         borders = range(0, column.num_texts * column.num_tokens, column.num_tokens)
         return Texts([stream[begin : begin + column.num_tokens] for begin in borders], column.skipped)
     texts = [ids[: column.num_tokens] for ids in _token_ids(tokenizer, slice(0, column.num_texts))]
-    if isinstance(column.change, Sinks):
-        texts = [column.change.mark(ids) for ids in texts]
-    return Texts(texts, column.skipped)
+    return Texts(_marked(column, texts), column.skipped)
+
+
+def foreign_texts(column: Column, tokenizer: Path) -> list[list[int]]:
+    """Token ids of the documents that are for training and calibration."""
+    return _marked(column, _token_ids(tokenizer, slice(FIRST_FOREIGN_TEXT, None)))
+
+
+def _marked(column: Column, texts: Sequence[list[int]]) -> list[list[int]]:
+    return [column.change.mark(ids) if isinstance(column.change, Sinks) else ids for ids in texts]
 
 
 def _token_ids(tokenizer: Path, which: slice) -> Sequence[list[int]]:

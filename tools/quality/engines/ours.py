@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner, read_header
 from llmserve.engine.selftest import prompt_logits
 from tools.benchmark.ours import build_options
+from tools.quality.contestants import CALIBRATED
 from tools.quality.job import QualityJob
 
 
@@ -21,7 +24,12 @@ def prepare(job: QualityJob) -> None:
     """Always anew: what is measured here is how the builder rounds."""
     directory = job.file(job.precision)
     shutil.rmtree(directory, ignore_errors=True)
-    build_engine(job.checkpoint, directory, build_options(job.precision))
+    build_engine(job.checkpoint, directory, options_of(job))
+
+
+def options_of(job: QualityJob) -> BuildOptions:
+    options = build_options(job.precision.removesuffix(CALIBRATED))
+    return replace(options, calibration_data=str(job.calibration)) if job.precision.endswith(CALIBRATED) else options
 
 
 def open_logits(job: QualityJob) -> OurLogits:
@@ -36,7 +44,7 @@ class OurLogits:
         longest = max(map(len, job.texts().ids))
         num_blocks = -(-longest // read_header(path).block_size)
         self._runner = CpuRunner.open(path, num_blocks=num_blocks, threads=job.threads)
-        plan = plan_build(job.checkpoint, build_options(job.precision), measure=lambda: 0.0)
+        plan = plan_build(job.checkpoint, options_of(job), measure=lambda: 0.0)
         self.weight_bytes = plan.weight_bytes_per_step
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
