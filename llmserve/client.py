@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -216,6 +217,23 @@ class AsyncClient:
         finally:
             call.cancel()
 
+    async def infer(
+        self, inputs: Mapping[str, Parameter], *, request_id: str = "", timeout_s: float | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """The outputs of the first response to `inputs`, all by name: for models that take something else than text."""
+        request = request_of(await self.config(), inputs, request_id=request_id)
+        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=self._metadata)
+        try:
+            await call.write(request)
+            await call.done_writing()
+            async for message in call:
+                return _outputs(message)
+        except grpc.RpcError as error:
+            raise _failure(self.url, error, streaming=True) from error
+        finally:
+            call.cancel()
+        raise Unavailable(f"{self.url} ended without an answer of model '{self.model}'")
+
 
 def build_request(
     config: ModelConfig, prompt: Prompt, parameters: Mapping[str, Parameter], *, request_id: str = ""
@@ -227,6 +245,13 @@ def build_request(
         values["text_input"] = prompt
     else:
         values["messages"] = json.dumps([dict(message) for message in prompt], ensure_ascii=False)
+    return request_of(config, values, request_id=request_id)
+
+
+def request_of(
+    config: ModelConfig, values: Mapping[str, Parameter], *, request_id: str = ""
+) -> service_pb2.ModelInferRequest:
+    """As `build_request`, of inputs by name."""
     datatypes = {entry.name: datatype_name(entry.data_type) for entry in config.input}
     unknown = sorted(values.keys() - datatypes.keys())
     if unknown:
@@ -262,13 +287,7 @@ def _tensor(name: str, datatype: str, value: Parameter, *, batched: bool) -> Ten
 
 def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
     """The delta in one message; raises the error that it carries."""
-    if message.error_message:
-        raise LlmserveError(message.error_message)
-    response = message.infer_response
-    outputs: dict[str, Any] = {}
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        tensor = decode_tensor(output.name, output.datatype, output.shape, raw, model=response.model_name)
-        outputs[output.name] = tensor.data.reshape(-1).tolist()
+    outputs: dict[str, Any] = {name: data.reshape(-1).tolist() for name, data in _outputs(message).items()}
 
     def first(name: str, default: Any) -> Any:
         return next(iter(outputs.get(name, ())), default)
@@ -284,6 +303,19 @@ def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
         log_probs=tuple(outputs.get("output_log_probs", ())),
         warning=first("warning", b"").decode("utf-8", errors="replace"),
     )
+
+
+def _outputs(message: service_pb2.ModelStreamInferResponse) -> dict[str, NDArray[Any]]:
+    """Of one message, by name; raises the error that it carries."""
+    if message.error_message:
+        raise LlmserveError(message.error_message)
+    response = message.infer_response
+    return {
+        output.name: decode_tensor(
+            output.name, output.datatype, output.shape, raw, model=response.model_name
+        ).data
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }  # fmt: skip
 
 
 def _target(url: str) -> str:

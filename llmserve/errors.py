@@ -95,6 +95,10 @@ class EngineFileError(LlmserveError):
     code = Code.FAILED_PRECONDITION
 
 
+class GateClosed(EngineFileError):
+    """The engine is whole, and lacks the record of a release gate that was asked for."""
+
+
 class ResourceExhausted(LlmserveError):
     code = Code.RESOURCE_EXHAUSTED
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from llmserve.backends.identity import IdentityBackend
 from llmserve.backends.onnxruntime import OnnxRuntimeBackend
@@ -12,7 +14,11 @@ from llmserve.backends.python.backend import PythonBackend
 from llmserve.backends.pytorch import PyTorchBackend
 from llmserve.backends.repeat import RepeatBackend
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Engine
+from llmserve.engine.gate_record import GateRule, require_gate
 from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument
 from llmserve.serving.backend import Backend
 
@@ -49,10 +55,15 @@ def parse_backend_settings(texts: Sequence[str]) -> BackendSettings:
     return BackendSettings(values)
 
 
-def make_backends(settings: BackendSettings) -> dict[str, Backend]:
-    """By the name that `config.pbtxt` gives in `backend`."""
+def open_gated(gate: GateRule, path: Path, settings: EngineSettings) -> Engine:
+    require_gate(EngineDirectory.open(path), gate)
+    return open_engine(path, settings)
+
+
+def make_backends(settings: BackendSettings, gate: GateRule | None = None) -> dict[str, Backend]:
+    """By the name that `config.pbtxt` gives in `backend`. With `gate`, engines open that have what it asks for."""
     backends: tuple[Backend, ...] = (
-        TensorrtLlmBackend(open_engine),
+        TensorrtLlmBackend(open_engine if gate is None else partial(open_gated, gate)),
         PythonBackend(),
         PyTorchBackend(),
         OnnxRuntimeBackend(settings.max_batch_size(OnnxRuntimeBackend.name)),

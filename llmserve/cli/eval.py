@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,9 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.cli.termination import terminated_as_exception
 from llmserve.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from llmserve.evaluation.report import Report
 
 RESULTS = Path("eval-results")
 
@@ -50,15 +47,26 @@ def command(
     threads: Annotated[int, typer.Option(help="Of the engine in this process; 0: every core.")] = 0,
     api_key: ApiKeyOption = "",
     root_certificates: RootCertificatesOption = None,
+    record: Annotated[
+        bool, typer.Option(help="Add the verdict to the engine's records, which llmserve serve --require-gate reads.")
+    ] = True,
+    sign_key: Annotated[
+        Path | None, typer.Option(help="Private key (PEM, Ed25519) that signs the record.", show_default=False)
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Report file.", show_default="eval-results/ENGINE-SUITE.json (--url: server-)")
     ] = None,
 ) -> None:
-    """Compare an engine with the Hugging Face baseline: ROUGE, latency, tokens/s, and a verdict."""
+    """Compare an engine with the Hugging Face baseline: ROUGE, evidence from its answers, latency, and a verdict.
+
+    `llmserve eval bless SUITE` makes the margins of a suite count.
+    """
     # imported here: the other commands need neither gRPC nor the statistics
     from llmserve.client import Access
+    from llmserve.evaluation.record import add_record
     from llmserve.evaluation.run import EvalOptions, evaluate
     from llmserve.evaluation.table import render
+    from llmserve.sealed_log import Signer
 
     options = EvalOptions(
         hf_model_dir,
@@ -73,6 +81,9 @@ def command(
         threads=threads,
         access=Access(api_key, root_certificates),
     )
+    if sign_key is not None and (url or not record):
+        raise InvalidArgument("--sign-key signs a record, and there is none with --url or --no-record; leave it out")
+    signer = Signer.load(sign_key) if sign_key is not None else None
     with terminated_as_exception(), _ProgressBars() as bars:
         report = evaluate(options, bars)
     judged = engine.resolve().name if engine and not url else "server"
@@ -80,22 +91,9 @@ def command(
     report.save(path)
     Console(highlight=False).print(render(report))
     typer.echo(f"report: {path}")
-    if engine is not None and not url:
-        _tell_engine(engine, report)
+    if engine is not None and not url and record:
+        typer.echo(f"record: {add_record(engine, suite, report, path, signer=signer)}")
     raise typer.Exit(0 if report.passed else 1)
-
-
-def _tell_engine(engine: Path, report: Report) -> None:
-    """So that whoever is served by it can ask. A folder that cannot be written keeps nobody from evaluating."""
-    from llmserve.engine.gates import GateRecord, record_gate
-
-    record = GateRecord(
-        report.suite, report.suite_digest, report.passed, report.gate.verdict.value, len(report.samples)
-    )
-    try:
-        record_gate(engine, report.engine.facts["engine_digest"], record)
-    except InvalidArgument as error:
-        typer.echo(f"the engine does not know of it: {error}", err=True)
 
 
 class _ProgressBars:

@@ -14,10 +14,12 @@ from rich.table import Table
 
 from llmserve.cli.facts_table import facts_table
 from llmserve.engine.artifact import PROGRAM_FILE, EngineDirectory
+from llmserve.engine.gate_record import latest, records_of
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.verify import verify_engine
+from llmserve.errors import InvalidArgument
 
 
 def command(
@@ -98,9 +100,18 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
         *([("loss of rounding", f"{manifest.loss} of a short text")] if manifest.loss else ()),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
         ("files", ", ".join(manifest.files)),
+        ("release gate", _records(directory)),
         ("runs here", "\n".join(f"no: {problem}" for problem in problems) or "yes"),
     ]  # fmt: skip
     return [*rows, ("verified", verdict)] if verdict else rows
+
+
+def _records(directory: EngineDirectory) -> str:
+    """The last complete record of each suite, a line each."""
+    try:
+        return "\n".join(map(str, latest(records_of(directory)).values())) or "no suite was run on this engine"
+    except InvalidArgument as error:
+        return str(error)
 
 
 def _plain(facts: Mapping[str, Any]) -> str:

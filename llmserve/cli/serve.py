@@ -23,6 +23,7 @@ from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 
 if TYPE_CHECKING:
     from llmserve.cli.server import Listen, ServerProcess
+    from llmserve.engine.gate_record import GateRule
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.serving.settings import ServerSettings
 
@@ -59,9 +60,10 @@ def serve(options: ServeOptions) -> None:
     settings = server_settings(options)
     backend_settings = parse_backend_settings(options.backend_config or ())
     say_without_effect(backend_settings.unread())
+    gate = gate_rule(options)
     process = ServerProcess(
         settings,
-        make_backends(backend_settings),
+        make_backends(backend_settings, gate),
         listen_settings(options),
         options.exit_timeout_secs,
         options.exit_on_error,
@@ -167,6 +169,25 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         ),
         server_name=options.id,
     )
+
+
+def gate_rule(options: ServeOptions) -> GateRule | None:
+    """What engines must have passed. The given one is asked at once: what is wrong is said before anything loads."""
+    from llmserve.engine.artifact import EngineDirectory
+    from llmserve.engine.gate_record import ANY_SUITE, GateRule, require_gate
+    from llmserve.sealed_log import Verifier
+
+    suites, keys = tuple(options.require_gate or ()), options.gate_key or ()
+    if not suites:
+        if keys:
+            raise InvalidArgument("--gate-key says who signs records, and none is asked for; add --require-gate SUITE")
+        return None
+    if ANY_SUITE in suites and len(suites) > 1:
+        raise InvalidArgument(f"--require-gate {ANY_SUITE} names no suite, and the others do; leave one of them out")
+    rule = GateRule(() if suites == (ANY_SUITE,) else suites, Verifier.load(*keys) if keys else None)
+    if options.engine is not None:
+        require_gate(EngineDirectory.open(options.engine), rule)
+    return rule
 
 
 def listen_settings(options: ServeOptions) -> Listen:

@@ -264,6 +264,14 @@ class EngineOptions:
         list[str] | None,
         typer.Option(help="MODEL.KEY=VALUE: a model's parameter; may be repeated.", rich_help_panel=ENGINE),
     ] = None
+    require_gate: Annotated[
+        list[str] | None,
+        typer.Option(help="Suite that every engine must have passed, or any; may be repeated.", rich_help_panel=ENGINE),
+    ] = None
+    gate_key: Annotated[
+        list[Path] | None,
+        typer.Option(help="Public key (PEM) that signed the gate's records; may be repeated.", rich_help_panel=ENGINE),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmserve.evaluation.decisions import Decision
 from llmserve.stages.chat import Message
 
 
@@ -28,7 +29,7 @@ class Answer:
     num_tokens: int
     seconds: float  # from the request to the last token
     token_ids: tuple[int, ...] | None = None  # None: only the text is known (through a server)
-    margins: tuple[float, ...] = ()  # nats between the two best tokens, per decided position (the end token's too)
+    decisions: tuple[Decision, ...] = ()  # a baseline's: of its tokens, and of the end token where that ended it
     prompt_digest: str = ""  # `ids_digest` of the prompt; empty: not known (through a server)
 
 

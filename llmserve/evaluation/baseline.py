@@ -17,12 +17,13 @@ from typing import Any
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
+from llmserve.evaluation.decisions import pack, unpack
 from llmserve.evaluation.machine import machine_name
 from llmserve.evaluation.prompts import end_ids, ids_digest
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt
 
-FORMAT = 2
+FORMAT = 3
 DIGEST_CHARS = 16  # of each digest, in the file's name
 
 
@@ -171,7 +172,7 @@ def compute_baseline(
                 len(answer.token_ids),
                 answer.seconds,
                 answer.token_ids,
-                answer.margins,
+                answer.decisions,
                 digest,
             )
         progress(len(batch))
@@ -189,9 +190,10 @@ def _to_json(answer: Answer) -> dict[str, Any]:
     return {
         "text": answer.text,
         "token_ids": list(answer.token_ids or ()),
-        "margins": [round(margin, 3) for margin in answer.margins],
         "num_prompt_tokens": answer.num_prompt_tokens,
         "seconds": round(answer.seconds, 4),
+        "num_decisions": len(answer.decisions),
+        "decisions": pack(answer.decisions),
     }
 
 
@@ -203,6 +205,6 @@ def _from_json(name: str, content: Mapping[str, Any]) -> Answer:
         num_tokens=len(ids),
         seconds=float(content["seconds"]),
         token_ids=ids,
-        margins=tuple(float(margin) for margin in content["margins"]),
+        decisions=unpack(str(content["decisions"]), int(content["num_decisions"])),
         prompt_digest=name,
     )

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from llmserve.client import Access, AsyncClient
-from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.client import Access, AsyncClient, Parameter
+from llmserve.core import GenerateRequest, PromptScores, SamplingParams, TopTokens
 from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
+from llmserve.engine.validation import MAX_TOP_LOG_PROBS
 from llmserve.errors import LlmserveError
 from llmserve.evaluation.answers import Answer, Sample
+from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.prompts import PromptEncoder, ids_digest
 from llmserve.stages.generate import generate
 from llmserve.stages.postprocess import Postprocessor
+
+TOKENS_MODEL = "tensorrt_llm"
+PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs")
+Found = TypeVar("Found")
 
 
 class Candidate(Protocol):
@@ -30,6 +36,10 @@ class Candidate(Protocol):
 
     async def answer(self, sample: Sample, request_id: str) -> Answer:
         """The greedy answer, timed from the request to the last token."""
+        ...
+
+    async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
+        """What it says about `tokens` behind a prompt of token ids, as far as there is room for them."""
         ...
 
 
@@ -70,12 +80,35 @@ class EngineCandidate:
         seconds = time.perf_counter() - started
         return Answer(text, len(prompt.input_ids), len(ids), seconds, tuple(ids), prompt_digest=ids_digest(prompt))
 
+    async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
+        tokens = tokens[: self._engine.info.max_seq_len - len(prompt) - 1]
+        request = GenerateRequest(
+            request_id,
+            (*prompt, *tokens),
+            SamplingParams(max_tokens=1, temperature=0.0),
+            return_prompt_log_probs=True,
+            num_top_log_probs=min(MAX_TOP_LOG_PROBS, self._engine.info.vocab_size),
+        )
+        scores = PromptScores()
+        async with aclosing(generate(self._engine, request)) as stream:
+            async for event in stream:
+                scores = event.tokens.prompt or scores
+        return last_decisions(tokens, scores)
+
+
+def last_decisions(tokens: Sequence[int], scores: PromptScores) -> tuple[Decision, ...]:
+    """On `tokens`, with which a prompt ends."""
+    begin = len(scores.log_probs) - len(tokens)
+    told = zip(tokens, scores.log_probs[begin:], scores.top[begin:], strict=True)
+    return tuple(Decision(token, log_prob, top) for token, log_prob, top in told)
+
 
 class ServerCandidate:
-    """A server's `ensemble`, over gRPC streams."""
+    """A server's `ensemble`, over gRPC streams; about tokens its `tensorrt_llm` model is asked."""
 
-    def __init__(self, client: AsyncClient, max_tokens: int) -> None:
+    def __init__(self, client: AsyncClient, tokens_client: AsyncClient, max_tokens: int) -> None:
         self._client = client
+        self._tokens_client = tokens_client
         self._max_tokens = max_tokens
 
     @property
@@ -95,6 +128,20 @@ class ServerCandidate:
                 num_tokens = delta.completion_tokens or num_tokens
         return Answer(text, num_prompt_tokens, num_tokens, time.perf_counter() - started)
 
+    async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
+        """`InvalidArgument` where the model does not tell such things."""
+        inputs: dict[str, Parameter] = {
+            "input_ids": [*prompt, *tokens],
+            "input_lengths": len(prompt) + len(tokens),
+            "request_output_len": 1,
+            "return_prompt_log_probs": True,
+            "num_top_log_probs": MAX_TOP_LOG_PROBS,
+        }
+        outputs = await self._tokens_client.infer(inputs, request_id=request_id)
+        log_probs, ids, values = (outputs[name][0].tolist() for name in PROMPT_OUTPUTS)
+        top = tuple(TopTokens(tuple(i), tuple(v)) for i, v in zip(ids, values, strict=True))
+        return last_decisions(tokens, PromptScores(tuple(log_probs), top))
+
 
 @asynccontextmanager
 async def engine_candidate(path: Path, *, max_tokens: int, threads: int) -> AsyncGenerator[EngineCandidate, None]:
@@ -108,8 +155,11 @@ async def engine_candidate(path: Path, *, max_tokens: int, threads: int) -> Asyn
 
 @asynccontextmanager
 async def server_candidate(url: str, access: Access, *, max_tokens: int) -> AsyncGenerator[ServerCandidate, None]:
-    async with AsyncClient(url, access=access) as client:
-        yield ServerCandidate(client, max_tokens)
+    async with (
+        AsyncClient(url, access=access) as client,
+        AsyncClient(url, model=TOKENS_MODEL, access=access) as tokens_client,
+    ):
+        yield ServerCandidate(client, tokens_client, max_tokens)
 
 
 async def run_candidate(
@@ -134,14 +184,44 @@ async def run_candidate(
     return CandidateRun(answers, time.perf_counter() - started)
 
 
+async def decide_all(
+    candidate: Candidate,
+    samples: Sequence[Sample],
+    prompts: Sequence[Sequence[int]],
+    baseline: Sequence[Answer],
+    *,
+    concurrency: int,
+    progress: Callable[[int], None] = lambda count: None,
+) -> list[tuple[Decision, ...]]:
+    """What it says about the tokens of the baseline's answers to `prompts`, in the samples' order."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def decide(index: int) -> tuple[Decision, ...]:
+        tokens = [decision.token for decision in baseline[index].decisions]
+        async with slots:
+            with _named(samples[index]):
+                found = await candidate.decide(prompts[index], tokens, f"eval-decide-{index}")
+        progress(1)
+        return found
+
+    return await _all_or_first_error([decide(index) for index in range(len(samples))])
+
+
 async def _ask(candidate: Candidate, sample: Sample, request_id: str) -> Answer:
-    try:
+    with _named(sample):
         return await candidate.answer(sample, request_id)
+
+
+@contextmanager
+def _named(sample: Sample) -> Iterator[None]:
+    """An error says whose it is."""
+    try:
+        yield
     except LlmserveError as error:
         raise type(error)(f"sample {sample.id}: {error}") from error
 
 
-async def _all_or_first_error(calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
+async def _all_or_first_error(calls: Sequence[Awaitable[Found]]) -> list[Found]:
     """Results in order; when one raises, the others are cancelled before the error goes on."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

@@ -9,6 +9,8 @@ Per metric, with the engine's loss margin m and the 95 % interval [low, high] of
 A metric below its floor fails outright. Nothing passes on fewer than MIN_SAMPLES samples, nor where the baseline scores
 at most m (0 without a margin), for nobody can lose more than there is. The gate's verdict is the worst one; what an
 inconclusive gate means for the exit code is the suite's choice.
+
+A loss of the evidence (`evidence.Loss`) has the same three verdicts, with its interval on the other side of its margin.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.evaluation.evidence import Evidence, Loss
 from llmserve.evaluation.statistics import Interval, paired_bootstrap
 
 # The interval knows only the losses that were drawn: of an engine that spoils one answer in ten, n samples show nothing
@@ -51,6 +54,10 @@ class MetricResult:
     doubt: str = ""  # why what looks like a pass is inconclusive
 
     @property
+    def is_judged(self) -> bool:
+        return self.margin is not None or self.floor is not None
+
+    @property
     def reason(self) -> str:
         """Why this verdict, in words."""
         if self.floor is not None and self.engine < self.floor:
@@ -71,12 +78,46 @@ class MetricResult:
 
 
 @dataclass(frozen=True, slots=True)
-class GateResult:
-    metrics: tuple[MetricResult, ...]
+class LossResult:
+    """One loss, and what was asked of it. An interval of no width is a number without one."""
+
+    loss: Loss
+    interval: Interval
+    margin: float | None  # None: reported, not judged
+    verdict: Verdict
+    doubt: str = ""  # why what looks like a pass is inconclusive
 
     @property
-    def judged(self) -> tuple[MetricResult, ...]:
-        return tuple(m for m in self.metrics if m.margin is not None or m.floor is not None)
+    def reason(self) -> str:
+        """Why this verdict, in words."""
+        name, value = self.loss.value, f"{self.interval.mean:.3g}"
+        if self.interval.high > self.interval.low:
+            value += f", 95 % interval {self.interval.low:.3g} to {self.interval.high:.3g}"
+        if self.doubt:
+            return f"{name}: {self.doubt}"
+        if self.margin is None:
+            return f"{name} ({value}) is not judged"
+        words = {
+            Verdict.PASS: "is at most",
+            Verdict.FAIL: "is more than",
+            Verdict.INCONCLUSIVE: "these samples cannot tell whether it is at most",
+        }
+        return f"{name}: {words[self.verdict]} {self.margin:g} ({value})"
+
+    @property
+    def is_judged(self) -> bool:
+        return self.margin is not None
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    metrics: tuple[MetricResult, ...]
+    losses: tuple[LossResult, ...] = ()
+
+    @property
+    def judged(self) -> tuple[MetricResult | LossResult, ...]:
+        results: list[MetricResult | LossResult] = [*self.metrics, *self.losses]
+        return tuple(result for result in results if result.is_judged)
 
     @property
     def verdict(self) -> Verdict:
@@ -146,3 +187,29 @@ def _verdict(difference: Interval, margin: float | None) -> Verdict:
     if margin is None or difference.low >= -margin - ROUNDING:
         return Verdict.PASS
     return Verdict.FAIL if difference.high < -margin - ROUNDING else Verdict.INCONCLUSIVE
+
+
+def judge_losses(evidence: Evidence | str, margins: Mapping[str, float], *, seed: int = 0) -> tuple[LossResult, ...]:
+    """A verdict for every loss. Where there is no evidence (the text says why) what has a margin is inconclusive."""
+    if isinstance(evidence, str):
+        doubt, nothing = f"the engine told nothing of the baseline's answers ({evidence})", Interval(0.0, 0.0, 0.0)
+        return tuple(
+            LossResult(loss, nothing, margins[loss.value], Verdict.INCONCLUSIVE, doubt)
+            for loss in Loss
+            if loss.value in margins
+        )
+    return tuple(
+        _judge(loss, evidence.interval(loss, seed=seed), margins.get(loss.value), len(evidence.lengths))
+        for loss in Loss
+    )
+
+
+def _judge(loss: Loss, interval: Interval, margin: float | None, num_samples: int) -> LossResult:
+    if margin is None or interval.high <= margin:
+        verdict = Verdict.PASS
+    else:
+        verdict = Verdict.FAIL if interval.low > margin else Verdict.INCONCLUSIVE
+    if verdict is Verdict.PASS and margin is not None and num_samples < MIN_SAMPLES:
+        doubt = f"{num_samples} samples are too few to clear an engine; at least {MIN_SAMPLES} are needed"
+        return LossResult(loss, interval, margin, Verdict.INCONCLUSIVE, doubt)
+    return LossResult(loss, interval, margin, verdict)

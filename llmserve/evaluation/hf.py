@@ -15,7 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from llmserve.core import TopTokens
 from llmserve.errors import CheckpointError, Unsupported, raise_problems
+from llmserve.evaluation.decisions import NUM_TOP, Decision
 from llmserve.models.registry import architecture_for
 
 NO_TORCH = (
@@ -27,7 +29,7 @@ NO_TORCH = (
 @dataclass(frozen=True, slots=True)
 class HfAnswer:
     token_ids: tuple[int, ...]  # without the end token
-    margins: tuple[float, ...]  # nats between the two best tokens, per decided position, the end token's included
+    decisions: tuple[Decision, ...]  # of its tokens, and of the end token
     seconds: float
 
 
@@ -89,9 +91,10 @@ class HfModel:
         with torch.inference_mode():
             output = self._model.generate(input_ids=ids, attention_mask=mask)
         seconds = time.perf_counter() - started
-        margins = torch.stack([_margins(logits) for logits in output.logits], dim=1).tolist()
-        rows = zip(output.sequences[:, width:].tolist(), margins, strict=True)
-        return [HfAnswer(*_until_end(new, margin, end_ids), seconds) for new, margin in rows]
+        new_ids = output.sequences[:, width:]
+        by_step = [_decisions(logits, tokens) for logits, tokens in zip(output.logits, new_ids.T, strict=True)]
+        rows = zip(new_ids.tolist(), zip(*by_step, strict=True), strict=True)
+        return [HfAnswer(*_until_end(new, decisions, end_ids), seconds) for new, decisions in rows]
 
     def logits(self, token_ids: Sequence[int]) -> Any:
         """Float32 logits [T, V] of a whole sequence, as a numpy array."""
@@ -140,14 +143,17 @@ def _loading_problems(loading: Mapping[str, Any], ignored: Sequence[str]) -> lis
     ]
 
 
-def _margins(logits: Any) -> Any:
-    """Best minus second-best logit of each row [B, V]: the same difference in log-probability."""
-    best = logits.float().topk(2).values
-    return best[:, 0] - best[:, 1]
+def _decisions(logits: Any, tokens: Any) -> list[Decision]:
+    """Of one step: logits [B, V], and the tokens [B] that it chose."""
+    log_probs = logits.float().log_softmax(dim=-1)
+    chosen = log_probs.gather(1, tokens[:, None])[:, 0]
+    best = log_probs.topk(min(NUM_TOP, log_probs.shape[1]))
+    rows = zip(tokens.tolist(), chosen.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Decision(token, log_prob, TopTokens(tuple(i), tuple(v))) for token, log_prob, i, v in rows]
 
 
 def _until_end(
-    token_ids: list[int], margins: list[float], end_ids: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    token_ids: list[int], decisions: Sequence[Decision], end_ids: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[Decision, ...]]:
     count = next((i for i, token in enumerate(token_ids) if token in end_ids), len(token_ids))
-    return tuple(token_ids[:count]), tuple(margins[: count + 1])
+    return tuple(token_ids[:count]), tuple(decisions[: count + 1])

@@ -57,5 +57,5 @@ def _divergence(sample: Sample, expected: Answer, actual: Answer) -> Divergence 
     if position is None:
         return None
     # past the baseline's last decision (a length limit) there is no margin to speak of
-    margin = expected.margins[position] if position < len(expected.margins) else 0.0
+    margin = expected.decisions[position].margin if position < len(expected.decisions) else 0.0
     return Divergence(sample.id, position, margin)

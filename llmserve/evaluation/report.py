@@ -10,10 +10,11 @@ from typing import Any
 
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
-from llmserve.evaluation.gate import GateResult, MetricResult, Scores
+from llmserve.evaluation.evidence import Evidence
+from llmserve.evaluation.gate import GateResult, LossResult, MetricResult, Scores
 from llmserve.evaluation.parity import Parity
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,28 @@ class Side:
 class Report:
     suite: str
     suite_digest: str
+    rules: Mapping[str, Any]  # of the suite: `Suite.rules`
     samples: Sequence[Sample]
     baseline: Side
     engine: Side
     scores: tuple[Scores, Scores]  # of the baseline, of the engine
     gate: GateResult
+    evidence: Evidence | str  # or why there is none
     parity: Parity
     passed: bool  # the gate's verdict, after the suite's rule for inconclusive ones
     versions: Mapping[str, str]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample of the suite was asked."""
+        return bool(len(self.samples) == self.rules["num_samples"])
+
+    @property
+    def suite_facts(self) -> dict[str, Any]:
+        return {
+            "name": self.suite, "digest": self.suite_digest, "rules": dict(self.rules),
+            "num_samples": len(self.samples), "complete": self.is_complete,
+        }  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -44,10 +59,11 @@ class Report:
             "passed": self.passed,
             "verdict": self.gate.verdict.value,
             "reasons": self.gate.reasons,
-            "suite": {"name": self.suite, "digest": self.suite_digest, "num_samples": len(self.samples)},
-            "baseline": _side(self.baseline),
-            "engine": _side(self.engine),
-            "rouge": {metric.metric: _metric(metric) for metric in self.gate.metrics},
+            "suite": self.suite_facts,
+            "baseline": side_facts(self.baseline),
+            "engine": side_facts(self.engine),
+            "rouge": self.rouge_facts(),
+            "evidence": self.evidence_facts(),
             "parity": {
                 "exact_match_rate": self.parity.exact_match_rate,
                 "largest_margin": self.parity.largest_margin,
@@ -66,6 +82,19 @@ class Report:
         except OSError as error:
             raise InvalidArgument(f"the report cannot be written to {path}: {error.strerror}") from error
 
+    def rouge_facts(self) -> dict[str, Any]:
+        return {metric.metric: _metric(metric) for metric in self.gate.metrics}
+
+    def evidence_facts(self) -> dict[str, Any]:
+        losses = {result.loss.value: _loss(result) for result in self.gate.losses}
+        if isinstance(self.evidence, str):
+            return {"not_measured": self.evidence, "losses": losses}
+        return {
+            "positions": self.evidence.num_positions,
+            "losses": losses,
+            "kl_of_samples": [round(value, 6) for value in self.evidence.by_sample()],
+        }
+
     def _sample(self, index: int) -> dict[str, Any]:
         sample = self.samples[index]
         return {
@@ -76,7 +105,7 @@ class Report:
         }
 
 
-def _side(side: Side) -> dict[str, Any]:
+def side_facts(side: Side) -> dict[str, Any]:
     performance = side.performance
     return dict(side.facts) | {
         "latency_seconds": {"mean": performance.mean, "p50": performance.p50, "p95": performance.p95},
@@ -94,6 +123,16 @@ def _metric(metric: MetricResult) -> dict[str, Any]:
         "margin": metric.margin,
         "floor": metric.floor,
         "verdict": metric.verdict.value,
+    }
+
+
+def _loss(result: LossResult) -> dict[str, Any]:
+    return {
+        "value": result.interval.mean,
+        "low": result.interval.low,
+        "high": result.interval.high,
+        "margin": result.margin,
+        "verdict": result.verdict.value,
     }
 
 

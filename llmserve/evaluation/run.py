@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.errors import InvalidArgument, NotFound, raise_problems
+from llmserve.errors import InvalidArgument, NotFound, Unsupported, raise_problems
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.baseline import (
@@ -25,16 +25,25 @@ from llmserve.evaluation.baseline import (
     require_mergeable,
     this_environment,
 )
-from llmserve.evaluation.candidates import Candidate, CandidateRun, engine_candidate, run_candidate, server_candidate
+from llmserve.evaluation.candidates import (
+    Candidate,
+    CandidateRun,
+    decide_all,
+    engine_candidate,
+    run_candidate,
+    server_candidate,
+)
 from llmserve.evaluation.data import load_samples, suite_digest
+from llmserve.evaluation.decisions import Decision
+from llmserve.evaluation.evidence import Evidence
 from llmserve.evaluation.folder import model_folder, text_folder
-from llmserve.evaluation.gate import Verdict, judge
+from llmserve.evaluation.gate import GateResult, Verdict, judge, judge_losses
 from llmserve.evaluation.machine import machine_name, package_versions
 from llmserve.evaluation.parity import compare_tokens
 from llmserve.evaluation.prompts import PromptEncoder, text_digest
 from llmserve.evaluation.report import Report, Side
 from llmserve.evaluation.rouge import rouge_scores
-from llmserve.evaluation.suite import Suite, load_suite
+from llmserve.evaluation.suite import UNQUANTIZED, Suite, load_suite
 from llmserve.stages.preprocess import PreparedPrompt
 
 SERVER_DTYPE = "float16"  # of the baseline, when only a server's address is given
@@ -89,10 +98,12 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
         samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
         dtype = options.dtype or _usual_dtype(checkpoint, directory)
         key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
-        baseline_side = _baseline_side(options, checkpoint, suite, key, encoder.encode_samples(samples), watcher)
-    run = asyncio.run(_run_engine(options, suite, samples, watcher))
+        prompts = encoder.encode_samples(samples)
+        baseline_side = _baseline_side(options, checkpoint, suite, key, prompts, watcher)
+    questions = Questions(samples, [prompt.input_ids for prompt in prompts], baseline_side.answers)
+    run, decisions = asyncio.run(_run_engine(options, suite, questions, watcher))
     engine_side = candidate_side(directory, options, run)
-    return compare(suite, key.suite_digest, samples, baseline_side, engine_side)
+    return compare(suite, key.suite_digest, samples, baseline_side, engine_side, decisions)
 
 
 def _usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> str:
@@ -102,23 +113,39 @@ def _usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> s
     return str(directory.manifest.options["dtype"]) if directory else SERVER_DTYPE
 
 
-def compare(suite: Suite, digest: str, samples: Sequence[Sample], baseline: Side, engine: Side) -> Report:
-    """Both sides' answers -> scores, verdict and report."""
+def compare(
+    suite: Suite,
+    digest: str,
+    samples: Sequence[Sample],
+    baseline: Side,
+    engine: Side,
+    decisions: Decided,
+) -> Report:
+    """Both sides' answers, and what the engine says about the baseline's -> scores, verdict and report."""
     _require_same_prompts(samples, baseline.answers, engine.answers)
     references = [sample.reference for sample in samples]
     scores = [
         rouge_scores([answer.text for answer in side.answers], references, stemming=suite.stemming)
         for side in (baseline, engine)
     ]
-    gate = judge(*scores, margins=suite.margins, floors=suite.floors)
+    evidence = (
+        decisions if isinstance(decisions, str) else Evidence.of([a.decisions for a in baseline.answers], decisions)
+    )
+    loss_margins = suite.loss_margins.get(engine.facts.get("precision", UNQUANTIZED), {})
+    gate = GateResult(
+        judge(*scores, margins=suite.margins, floors=suite.floors).metrics,
+        judge_losses(evidence, loss_margins),
+    )
     return Report(
         suite=suite.name,
         suite_digest=digest,
+        rules=suite.rules(),
         samples=samples,
         baseline=baseline,
         engine=engine,
         scores=(scores[0], scores[1]),
         gate=gate,
+        evidence=evidence,
         parity=compare_tokens(samples, baseline.answers, engine.answers),
         passed=gate.verdict is Verdict.PASS or (gate.verdict is Verdict.INCONCLUSIVE and suite.inconclusive_passes),
         versions=package_versions(),
@@ -173,10 +200,38 @@ def _hf_side(baseline: Baseline, answers: Sequence[Answer], source: str) -> Side
     )
 
 
-async def _run_engine(options: EvalOptions, suite: Suite, samples: Sequence[Sample], watcher: Watcher) -> CandidateRun:
+Decided: TypeAlias = list[tuple[Decision, ...]] | str  # of each sample, or why the engine does not tell such things
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What the engine is asked, sample by sample."""
+
+    samples: Sequence[Sample]
+    prompts: Sequence[Sequence[int]]
+    baseline: Sequence[Answer]
+
+
+async def _run_engine(
+    options: EvalOptions, suite: Suite, questions: Questions, watcher: Watcher
+) -> tuple[CandidateRun, Decided]:
+    """Its own answers, and what it says about the baseline's."""
+    samples = questions.samples
     progress = watcher.phase("engine", len(samples))
     async with _open_candidate(options, suite.max_tokens) as candidate:
-        return await run_candidate(candidate, samples, concurrency=options.concurrency, progress=progress)
+        run = await run_candidate(candidate, samples, concurrency=options.concurrency, progress=progress)
+        try:
+            decisions = await decide_all(
+                candidate,
+                samples,
+                questions.prompts,
+                questions.baseline,
+                concurrency=options.concurrency,
+                progress=watcher.phase("evidence", len(samples)),
+            )
+        except (InvalidArgument, NotFound, Unsupported) as error:  # a server or engine of others
+            return run, str(error)
+        return run, decisions
 
 
 def _open_candidate(options: EvalOptions, max_tokens: int) -> AbstractAsyncContextManager[Candidate]:
@@ -195,7 +250,8 @@ def candidate_side(directory: EngineDirectory | None, options: EvalOptions, run:
         info = directory.info()
         facts = {
             "name": info.name, "target": info.target, "architecture": info.architecture, "dtype": info.dtype,
-            "engine_digest": info.digest, "checkpoint_digest": directory.manifest.source.digest,
+            "precision": str(directory.manifest.options["quantization"]) or UNQUANTIZED, "engine_digest": info.digest,
+            "checkpoint_digest": directory.manifest.source.digest,
         }  # fmt: skip
     facts |= {"in_flight": str(options.concurrency), "machine": machine_name()}
     return Side(facts, run.answers, Performance.of(run.answers, run.wall_seconds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,18 +28,80 @@ def paired_bootstrap(differences: NDArray[np.float64], *, seed: int = 0, resampl
     if np.all(differences == differences[0]):  # nothing varies; the mean must not be off by a rounding
         value = float(differences[0])
         return Interval(value, value, value)
+    return _interval(
+        float(differences.mean()), differences.size, lambda drawn: differences[drawn].mean(1), seed, resamples
+    )
+
+
+def resampled_means(
+    values: NDArray[np.float64], lengths: NDArray[np.int64], *, seed: int = 0, resamples: int = NUM_RESAMPLES
+) -> Interval:
+    """The mean of `values` [P] over all positions, with its 95 % interval when whole samples are drawn, each of
+    `lengths` positions [N]."""
+    sums = _sums(values, lengths)
+
+    def means(drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+        weights = lengths[drawn].sum(axis=1)
+        found: NDArray[np.float64] = np.divide(
+            sums[drawn].sum(axis=1), weights, out=np.zeros(len(drawn)), where=weights > 0
+        )
+        return found
+
+    return _interval(float(values.mean()) if values.size else 0.0, len(lengths), means, seed, resamples)
+
+
+def resampled_quantiles(
+    values: NDArray[np.float64],
+    lengths: NDArray[np.int64],
+    quantile: float,
+    *,
+    seed: int = 0,
+    resamples: int = NUM_RESAMPLES,
+) -> Interval:
+    """As `resampled_means`, of a quantile: the smallest value that so many of all positions do not exceed."""
+    order = np.argsort(values, kind="stable")
+    sample_of = np.repeat(np.arange(len(lengths)), lengths)[order]
+    ordered = values[order]
+
+    def of_one(drawn: NDArray[np.int64]) -> float:
+        counts = np.cumsum(np.bincount(drawn, minlength=len(lengths))[sample_of])
+        if not counts.size or not counts[-1]:
+            return 0.0
+        return float(ordered[np.searchsorted(counts, np.ceil(quantile * counts[-1]))])
+
+    def quantiles(drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.array([of_one(row) for row in drawn])
+
+    return _interval(of_one(np.arange(len(lengths))), len(lengths), quantiles, seed, resamples)
+
+
+def _sums(values: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of each sample's positions; 0 for a sample without any."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.cumsum(lengths)
+    sums: NDArray[np.float64] = total[ends] - total[ends - lengths]
+    return sums
+
+
+def _interval(
+    value: float,
+    num_samples: int,
+    statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    seed: int,
+    resamples: int,
+) -> Interval:
+    """`statistic`: indexes of drawn samples [R, N] -> a number for each resample [R]."""
+    assert num_samples > 0, "an empty suite has no mean"
     generator = np.random.default_rng(seed)
-    means = np.concatenate(
+    found = np.concatenate(
         [
-            differences[
-                generator.integers(differences.size, size=(min(CHUNK, resamples - done), differences.size))
-            ].mean(1)
+            statistic(generator.integers(num_samples, size=(min(CHUNK, resamples - done), num_samples)))
             for done in range(0, resamples, CHUNK)
         ]
     )
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(means, (tail, 1 - tail))
-    return Interval(float(differences.mean()), float(low), float(high))
+    low, high = np.quantile(found, (tail, 1 - tail))
+    return Interval(value, min(float(low), value), max(float(high), value))
 
 
 def first_divergence(expected: Sequence[int], actual: Sequence[int]) -> int | None:

@@ -11,6 +11,7 @@ max_tokens: 32                              # of the answer, greedy on both side
 max_input_tokens: 923                       # optional: the longest column is cut so that the prompt fits
 stemming: true                              # of ROUGE
 margins: {rougeL: 0.3}                      # points of ROUGE (F x 100) that the engine may lose
+loss_margins: {float: {kl: 0.001, flip: 0.1}, int8: {kl: 0.01}}   # see evidence.py; float: engines without quantization
 floors: {rougeL: 15}                        # what it must reach whatever the baseline does; margins, floors or both
 inconclusive: fail                          # or pass: what the exit code says when the samples cannot tell
 baselines: ../baselines                     # folder of stored Hugging Face outputs, relative to the suite file
@@ -27,12 +28,25 @@ from typing import Any
 import yaml
 
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
+from llmserve.evaluation.evidence import LOSSES
 from llmserve.evaluation.rouge import METRICS
 from llmserve.stages.chat import Message
 
+UNQUANTIZED = "float"
+PRECISIONS = (UNQUANTIZED, "int8", "int4")
 LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens")
-OPTIONAL = ("prompt", "messages", "max_input_tokens", "stemming", "margins", "floors", "inconclusive", "baselines")
+OPTIONAL = (
+    "prompt",
+    "messages",
+    "max_input_tokens",
+    "stemming",
+    "margins",
+    "loss_margins",
+    "floors",
+    "inconclusive",
+    "baselines",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +73,20 @@ class Suite:
     max_input_tokens: int | None = None
     stemming: bool = True
     margins: Mapping[str, float] = field(default_factory=dict)
+    loss_margins: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # precision -> loss -> at most
     floors: Mapping[str, float] = field(default_factory=dict)
     inconclusive_passes: bool = False
+
+    def rules(self) -> dict[str, Any]:
+        """What decides the verdict, as JSON holds it."""
+        return {
+            "margins": dict(self.margins),
+            "loss_margins": {precision: dict(margins) for precision, margins in self.loss_margins.items()},
+            "floors": dict(self.floors),
+            "num_samples": self.num_samples,
+            "stemming": self.stemming,
+            "inconclusive": "pass" if self.inconclusive_passes else "fail",
+        }
 
     @property
     def prompt_columns(self) -> list[str]:
@@ -110,11 +136,12 @@ class _Reader:
             max_input_tokens=self._count("max_input_tokens") if "max_input_tokens" in self._content else None,
             stemming=self._typed("stemming", bool, True),
             margins=self._points("margins"),
+            loss_margins=self._loss_margins(),
             floors=self._points("floors"),
             inconclusive_passes=self._inconclusive(),
         )
-        if not self._content.get("margins") and not self._content.get("floors"):
-            self.problems.append("the suite judges nothing: give margins, floors or both")
+        if not any(self._content.get(key) for key in ("margins", "loss_margins", "floors")):
+            self.problems.append("the suite judges nothing: give margins, loss_margins or floors")
         self._reject_unknown(self._content, {*REQUIRED, *OPTIONAL}, "")
         return suite
 
@@ -147,6 +174,19 @@ class _Reader:
         bad = [name for name, value in points.items() if not _is_number(value) or not 0 <= value <= 100]
         self.problems += [f"{key}.{name} must be a number from 0 to 100, got {points[name]!r}" for name in bad]
         return {name: float(value) for name, value in points.items() if name not in bad}
+
+    def _loss_margins(self) -> dict[str, dict[str, float]]:
+        found = {}
+        for precision, margins in self._mapping("loss_margins", set(PRECISIONS)).items():
+            key = f"loss_margins.{precision}"
+            if not isinstance(margins, dict):
+                self.problems.append(f"{key} must be a mapping of losses, got {margins!r}")
+                continue
+            self._reject_unknown(margins, set(LOSSES), f"{key}.")
+            bad = [name for name, value in margins.items() if not _is_number(value) or value < 0]
+            self.problems += [f"{key}.{name} must be a number of at least 0, got {margins[name]!r}" for name in bad]
+            found[precision] = {name: float(value) for name, value in margins.items() if name not in bad}
+        return found
 
     def _data(self) -> DataSource:
         data = self._mapping("data", {"path", "hub", "config", "split", "revision"})

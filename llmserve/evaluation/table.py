@@ -9,10 +9,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmserve.evaluation.gate import MetricResult, Verdict
+from llmserve.evaluation.evidence import Loss
+from llmserve.evaluation.gate import LossResult, MetricResult, Verdict
 from llmserve.evaluation.report import Report
 
 NAMES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
+LOSS_NAMES = {
+    Loss.KL: "KL, nat", Loss.KL_P99: "KL p99", Loss.TOP1: "other best, %", Loss.PERPLEXITY: "perplexity, %",
+    Loss.FLIP: "flip, nat",
+}  # fmt: skip
 STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.FAIL: "red"}
 
 
@@ -25,6 +30,9 @@ def render(report: Report) -> RenderableType:
     for metric in report.gate.metrics:
         table.add_row(*_metric_row(metric))
     table.add_section()
+    for result in report.gate.losses:
+        table.add_row(*_loss_row(result))
+    table.add_section()
     for row in _performance_rows(report):
         table.add_row(*row, "", "", "")
     return Group(table, *map(Text, _notes(report)), _verdict(report))
@@ -32,7 +40,6 @@ def render(report: Report) -> RenderableType:
 
 def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:
     difference = metric.difference
-    judged = metric.margin is not None or metric.floor is not None
     return (
         NAMES[metric.metric],
         f"{metric.baseline:.2f}",
@@ -40,7 +47,25 @@ def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:
         f"{difference.mean:+.2f}",
         f"{difference.low:+.2f} to {difference.high:+.2f}",
         f"{metric.margin:g}" if metric.margin is not None else "",
-        Text(metric.verdict.value, STYLES[metric.verdict]) if judged else "",
+        Text(metric.verdict.value, STYLES[metric.verdict]) if metric.is_judged else "",
+    )
+
+
+def _name(result: MetricResult | LossResult) -> str:
+    return NAMES[result.metric] if isinstance(result, MetricResult) else LOSS_NAMES[result.loss].partition(",")[0]
+
+
+def _loss_row(result: LossResult) -> tuple[str | Text, ...]:
+    interval = result.interval
+    known = not result.doubt or interval.high > 0
+    return (
+        LOSS_NAMES[result.loss],
+        "",
+        f"{interval.mean:.3g}" if known else "?",
+        "",
+        f"{interval.low:.3g} to {interval.high:.3g}" if interval.high > interval.low else "",
+        f"{result.margin:g}" if result.margin is not None else "",
+        Text(result.verdict.value, STYLES[result.verdict]) if result.is_judged else "",
     )
 
 
@@ -61,9 +86,10 @@ def _notes(report: Report) -> list[str]:
         *_source_notes(baseline, engine),
         f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",
     ]
-    if parity.largest_margin is not None:
-        notes.append(f"largest margin between the baseline's two best tokens at a first difference: "
-                     f"{parity.largest_margin:.3f} nat")  # fmt: skip
+    if isinstance(report.evidence, str):
+        notes.append(f"no evidence from the baseline's own answers: {report.evidence}")
+    else:
+        notes.append(f"evidence: {report.evidence.num_positions:,} positions of the baseline's own answers")
     return notes
 
 
@@ -87,7 +113,7 @@ def _verdict(report: Report) -> Text:
     verdict = report.gate.verdict
     word = "PASS" if report.passed else "FAIL"
     if verdict is Verdict.PASS:
-        names = ", ".join(NAMES[metric.metric] for metric in report.gate.judged)
+        names = ", ".join(_name(result) for result in report.gate.judged)
         return Text(f"{word}: the engine loses no more than the suite allows ({names})", "bold green")
     if verdict is Verdict.INCONCLUSIVE:
         word += " (inconclusive)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,17 +18,22 @@ from typer.testing import CliRunner, Result
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.gates import read_gates
+from llmserve.engine.artifact import EngineDirectory, hash_file
+from llmserve.engine.gate_record import RECORDS_FILE, GateRule, gate_problems, records_of
 from llmserve.errors import InvalidArgument, NotFound, ResourceExhausted, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
+from llmserve.evaluation.blessing import bless
 from llmserve.evaluation.candidates import CandidateRun
-from llmserve.evaluation.run import EvalOptions, candidate_side
+from llmserve.evaluation.record import add_record
+from llmserve.evaluation.run import EvalOptions, candidate_side, evaluate
+from llmserve.evaluation.suite import load_suite
+from llmserve.sealed_log import Verifier
 from tests.checkpoints import make_checkpoint
 from tests.evaluation.suites import write_suite
 from tests.gguf_files import make_gguf
 from tests.quantized_files import METHODS, make_quantized
+from tests.test_sealed_log import new_key
 
 OPTIONS = BuildOptions(dtype="float32", max_num_tokens=128, max_seq_len=128, tokens_per_block=16)
 
@@ -84,7 +90,10 @@ def test_a_good_engine_passes_and_a_damaged_one_fails(
     common = ("--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
     first = run(engine, *common)
     assert first.exit_code == 0, first.output
-    assert json.loads(report.read_text())["parity"]["exact_match_rate"] == 1.0
+    told = json.loads(report.read_text())
+    assert told["parity"]["exact_match_rate"] == 1.0
+    assert told["evidence"]["positions"] >= 32
+    assert max(told["evidence"]["kl_of_samples"]) < 1e-5
     answers_as_references(suite, report)
 
     good = run(engine, *common)
@@ -100,8 +109,81 @@ def test_a_good_engine_passes_and_a_damaged_one_fails(
     assert json.loads(report.read_text())["verdict"] == "fail"
     verdicts = {True: engine, False: damaged}
     for passed, folder in verdicts.items():
-        (gate,) = read_gates(folder, EngineDirectory.open(folder).manifest.engine_digest)
-        assert (gate.passed, gate.suite) == (passed, json.loads(report.read_text())["suite"]["name"])
+        last = records_of(EngineDirectory.open(folder))[-1]
+        assert (last.passed, last.suite) == (passed, json.loads(report.read_text())["suite"]["name"])
+
+
+def test_a_damaged_layer_fails_by_the_evidence_alone(
+    checkpoint: Path, engine: Path, damaged: Path, tmp_path: Path
+) -> None:
+    """The model babbles, so no reference fits and ROUGE sees nothing."""
+    suite = write_suite(tmp_path / "suite", margins=None, loss_margins={"float": {"kl": 0.001, "flip": 0.1}})
+    report = tmp_path / "report.json"
+    common = ("--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
+    good = run(engine, *common)
+    assert good.exit_code == 0, good.output
+    assert "PASS: the engine loses no more than the suite allows (KL, flip)" in good.output
+    bad = run(damaged, *common)
+    assert bad.exit_code == 1, bad.output
+    losses = json.loads(report.read_text())["evidence"]["losses"]
+    assert losses["kl"]["verdict"] == "fail"
+    assert losses["kl"]["low"] > 0.01
+
+
+def test_a_run_leaves_a_record_that_counts_once_the_margins_are_blessed(
+    checkpoint: Path, engine: Path, suite: Path, tmp_path: Path
+) -> None:
+    mine = shutil.copytree(engine, tmp_path / "engine", ignore=shutil.ignore_patterns(RECORDS_FILE))
+    report = tmp_path / "report.json"
+    arguments = (mine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
+    directory = EngineDirectory.open(mine)
+    run(*arguments, "--no-record")
+    assert records_of(directory) == []
+    done = run(*arguments)
+    assert "record: tiny: passed, with margins that nobody blessed" in done.output
+    assert "nobody has blessed" in gate_problems(directory, GateRule(("tiny",)))[0]
+
+    bless(suite, load_suite(suite), by="ann", why="first release")
+    assert run(*arguments, "--num-samples", "3").exit_code == 1
+    assert "nobody has blessed" in gate_problems(directory, GateRule(("tiny",)))[0]
+    assert run(*arguments).exit_code == 0
+    assert gate_problems(directory, GateRule(("tiny",))) == []
+    *_, last = records_of(directory)
+    content = last.line.content
+    assert content["report_sha256"] == hash_file(report)
+    assert content["suite"]["rules"] == load_suite(suite).rules()
+    assert content["losses"].keys() >= {"kl", "flip"}
+    assert len(records_of(directory)) == 3
+
+
+def test_a_record_is_signed_where_there_is_a_key(checkpoint: Path, engine: Path, suite: Path, tmp_path: Path) -> None:
+    private, public = new_key(tmp_path)
+    arguments = (engine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", tmp_path / "report.json")
+    assert run(*arguments, "--sign-key", private).exit_code == 0
+    assert Verifier.load(public).problem(records_of(EngineDirectory.open(engine))[-1].line) == ""
+    for without in (("--no-record",), ("--url", "localhost:1")):
+        refused = run(*arguments, "--sign-key", private, *without).exception
+        assert isinstance(refused, InvalidArgument)
+        assert "--sign-key signs a record" in str(refused)
+    assert "cannot be read" in str(run(*arguments, "--sign-key", tmp_path / "no.pem").exception)
+
+
+def test_an_engine_that_changed_during_the_run_gets_no_record(
+    checkpoint: Path, engine: Path, damaged: Path, suite: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    report = evaluate(EvalOptions(checkpoint, suite, engine=engine), Silent())
+    report.save(path)
+    with pytest.raises(InvalidArgument, match="changed during the run"):
+        add_record(damaged, suite, report, path)
+    assert all(record.time for record in records_of(EngineDirectory.open(damaged)))
+
+
+class Silent:
+    """A watcher that looks away."""
+
+    def phase(self, name: str, total: int) -> Callable[[int], None]:
+        return lambda count: None
 
 
 def test_a_stored_baseline_needs_no_torch(

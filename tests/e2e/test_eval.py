@@ -29,6 +29,8 @@ def test_server_and_process_give_the_same_answers(demo_engine: Path, server: Ser
     assert len(set(texts[0])) > 25
     counts = [[sample["engine"]["num_tokens"] for sample in report["samples"]] for report in (inside, outside)]
     assert counts[0] == counts[1]
+    assert inside["evidence"]["positions"] > 500
+    assert inside["evidence"] == outside["evidence"]  # to the bit: alone, and served among fifteen others
     assert inside["parity"]["exact_match_rate"] >= 0.9
     assert inside["rouge"]["rougeL"]["engine"] > 15
     assert abs(inside["rouge"]["rougeL"]["difference"]) < 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.core import TopTokens
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.baseline import (
@@ -18,6 +19,7 @@ from llmserve.evaluation.baseline import (
     replaceable_baseline,
     require_mergeable,
 )
+from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.prompts import PromptEncoder, ids_digest, text_digest
 from llmserve.stages.chat import Message
 from llmserve.stages.preprocess import PreparedPrompt
@@ -25,7 +27,8 @@ from tests.checkpoints import make_checkpoint
 
 KEY = BaselineKey("a" * 64, "e" * 64, "b" * 64, "float16")
 PROMPT, OTHER = PreparedPrompt((1, 2, 3), 2, 0), PreparedPrompt((1, 2, 4), 2, 0)
-ANSWER = Answer("a \u2713", 3, 2, 0.25, (7, 8), (0.5, 1.25, 3.0))
+DECISIONS = tuple(Decision(token, -0.5, TopTokens((token, 1), (-0.5, -1.25))) for token in (7, 8, 2))
+ANSWER = Answer("a \u2713", 3, 2, 0.25, (7, 8), DECISIONS)
 
 
 def baseline(*prompts: PreparedPrompt, machine: str = "here") -> Baseline:
@@ -82,7 +85,7 @@ def test_a_file_that_lies_about_its_name_is_refused(tmp_path: Path) -> None:
         load_baseline(tmp_path, KEY)
 
 
-@pytest.mark.parametrize("damage", ["", "{}", "[]", '{"format": 2', '{"answers": {}, "environment": {}}'])
+@pytest.mark.parametrize("damage", ["", "{}", "[]", '{"format": 3', '{"answers": {}, "environment": {}}'])
 def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     baseline(PROMPT).save(tmp_path).write_text(damage)
     with pytest.raises(InvalidArgument, match="--refresh-baseline"):
@@ -93,7 +96,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
 def test_a_file_of_an_older_version_can_be_replaced(tmp_path: Path) -> None:
     path = baseline(PROMPT).save(tmp_path)
     assert replaceable_baseline(tmp_path, KEY) == baseline(PROMPT)
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    path.write_text(path.read_text().replace('"format": 3', '"format": 2'))
     with pytest.raises(InvalidArgument, match="--refresh-baseline"):
         load_baseline(tmp_path, KEY)
     assert replaceable_baseline(tmp_path, KEY) is None

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llmserve.core import TopTokens
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
-from llmserve.evaluation.candidates import EngineCandidate, run_candidate
+from llmserve.evaluation.candidates import EngineCandidate, decide_all, run_candidate
+from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.prompts import PromptEncoder, ids_digest
 from llmserve.stages.chat import Message
 from llmserve.stages.postprocess import Postprocessor
@@ -17,6 +20,10 @@ from tests.checkpoints import make_checkpoint
 
 INFO = replace(FAKE_RUNNER_INFO, vocab_size=512)
 SAMPLES = [Sample(str(i), (Message("user", "word " * (i + 1)),), "unused") for i in range(12)]
+
+
+def decision(token: int) -> Decision:
+    return Decision(token, -0.5, TopTokens((token, 1), (-0.5, -1.5)))
 
 
 class SlowCandidate:
@@ -39,6 +46,10 @@ class SlowCandidate:
             self.active -= 1
         self.num_done += 1
         return Answer(sample.id, 1, 1, 0.02)
+
+    async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
+        await asyncio.sleep(0.02 / (1 + len(prompt)))
+        return tuple(decision(token) for token in (*prompt, *tokens))
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +82,31 @@ async def test_answers_come_in_order_with_bounded_concurrency() -> None:
     assert candidate.most_active == 4
     assert sum(progress) == len(SAMPLES)
     assert candidate.num_done == len(SAMPLES) + 1  # the warm-up
+
+
+async def test_an_engine_decides_on_the_baselines_tokens_as_far_as_there_is_room(checkpoint: Path) -> None:
+    engine = fake_engine(INFO)
+    try:
+        candidate = EngineCandidate(engine, PromptEncoder(checkpoint, 8), Postprocessor.open(checkpoint), 8)
+        prompt = [5] * (INFO.max_seq_len - 4)
+        full = await candidate.decide(prompt[:4], (7, 8, 9, 2), "a")
+        cut = await candidate.decide(prompt, (7, 8, 9, 2), "b")
+    finally:
+        engine.close()
+    assert [one.token for one in full] == [7, 8, 9, 2]
+    assert [one.token for one in cut] == [7, 8, 9]
+    for one in full:
+        assert len(one.top.ids) == len(one.top.log_probs) == 20
+        assert one.log_prob <= max(one.top.log_probs)
+
+
+async def test_decisions_come_in_order_on_the_tokens_of_the_baseline() -> None:
+    progress = list[int]()
+    baseline = [Answer("", 1, 1, 0.1, (i,), (decision(100 + i),)) for i in range(12)]
+    prompts = [[i] for i in range(12)]
+    found = await decide_all(SlowCandidate(), SAMPLES, prompts, baseline, concurrency=4, progress=progress.append)
+    assert [[one.token for one in sample] for sample in found] == [[i, 100 + i] for i in range(12)]
+    assert sum(progress) == 12
 
 
 async def test_an_error_names_its_sample_and_stops_the_rest() -> None:

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.evaluation import hf
+from llmserve.evaluation.decisions import NUM_TOP
 from tests.checkpoints import make_checkpoint
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -36,10 +37,15 @@ def ask(model: hf.HfModel, prompts: list[list[int]], end_ids: tuple[int, ...] = 
 def test_answers_are_greedy(model: hf.HfModel) -> None:
     (answer,) = ask(model, PROMPTS[:1])
     ids = list(PROMPTS[0])
-    for token, margin in zip(answer.token_ids, answer.margins, strict=True):
+    for token, decision in zip(answer.token_ids, answer.decisions, strict=True):
         logits = np.sort(model.logits(ids)[-1])
         assert token == int(model.logits(ids)[-1].argmax())
-        assert margin == pytest.approx(logits[-1] - logits[-2], abs=1e-4)
+        assert decision.margin == pytest.approx(logits[-1] - logits[-2], abs=1e-4)
+        log_probs = model.logits(ids)[-1] - np.logaddexp.reduce(model.logits(ids)[-1])
+        assert decision.token == token
+        assert decision.log_prob == pytest.approx(log_probs[token], abs=1e-4)
+        assert decision.top.log_probs == pytest.approx(np.sort(log_probs)[: -NUM_TOP - 1 : -1], abs=1e-4)
+        assert log_probs[list(decision.top.ids)] == pytest.approx(decision.top.log_probs, abs=1e-4)
         ids.append(token)
     assert answer.seconds > 0
 
@@ -55,7 +61,7 @@ def test_an_end_token_ends_the_answer_and_is_not_part_of_it(model: hf.HfModel) -
     cut = full.token_ids.index(end)
     (answer,) = ask(model, PROMPTS[:1], (9, end))
     assert answer.token_ids == full.token_ids[:cut]
-    assert len(answer.margins) == cut + 1
+    assert [decision.token for decision in answer.decisions] == [*full.token_ids[:cut], end]
 
 
 def test_sampling_defaults_of_the_checkpoint_do_not_leak(checkpoint: Path, model: hf.HfModel, tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from llmserve.core import TopTokens
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
+from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.report import Report, Side
 from llmserve.evaluation.run import compare
 from llmserve.evaluation.suite import load_suite
@@ -18,7 +20,11 @@ from llmserve.evaluation.table import render
 from tests.evaluation.suites import ROWS, write_suite
 
 SAMPLES = [Sample(row["id"], row["document"], row["summary"]) for row in ROWS]
-GOOD = [Answer(sample.reference, 9, 4, 0.5, (5, 6, 7, 8), (1.0, 0.25, 2.0, 3.0, 1.0)) for sample in SAMPLES]
+DECISIONS = tuple(
+    Decision(token, -0.125, TopTokens((token, 1), (-0.125, -0.125 - margin)))
+    for token, margin in zip((5, 6, 7, 8, 2), (1.0, 0.25, 2.0, 3.0, 1.0), strict=True)
+)
+GOOD = [Answer(sample.reference, 9, 4, 0.5, (5, 6, 7, 8), DECISIONS) for sample in SAMPLES]
 DAMAGED = [Answer("x y z", 9, 4, 0.25, (5, 9, 9, 9)) for _ in SAMPLES]
 FACTS = {"name": "e", "dtype": "float16", "in_flight": "1", "source": "stored"}
 
@@ -26,7 +32,7 @@ FACTS = {"name": "e", "dtype": "float16", "in_flight": "1", "source": "stored"}
 def report(tmp_path: Path, engine: list[Answer], **suite_changes: object) -> Report:
     suite = load_suite(write_suite(tmp_path, **suite_changes))
     sides = [Side(FACTS, answers, Performance.of(answers, 2.0)) for answers in (GOOD, engine)]
-    return compare(suite, "d" * 64, SAMPLES, *sides)
+    return compare(suite, "d" * 64, SAMPLES, *sides, [answer.decisions for answer in GOOD])
 
 
 def shown(report: Report) -> str:
@@ -66,15 +72,26 @@ def test_a_report_is_one_json_document(tmp_path: Path) -> None:
     report(tmp_path, [*GOOD[:-1], DAMAGED[0]]).save(path)
     content = json.loads(path.read_text())
     assert content.keys() == {
-        "format", "passed", "verdict", "reasons", "suite", "baseline", "engine", "rouge", "parity", "versions",
-        "samples",
+        "format", "passed", "verdict", "reasons", "suite", "baseline", "engine", "rouge", "evidence", "parity",
+        "versions", "samples",
     }  # fmt: skip
-    assert content["suite"] == {"name": "tiny", "digest": "d" * 64, "num_samples": 32}
+    assert content["suite"] == {
+        "name": "tiny", "digest": "d" * 64, "num_samples": 32, "complete": True,
+        "rules": {
+            "margins": {"rougeL": 0.3}, "loss_margins": {}, "floors": {}, "num_samples": 32, "stemming": True,
+            "inconclusive": "fail",
+        },
+    }  # fmt: skip
     assert content["rouge"].keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}
     assert content["rouge"]["rougeL"]["difference"] == pytest.approx(-100 / 32)
     assert content["engine"]["latency_seconds"].keys() == {"mean", "p50", "p95"}
     assert content["baseline"]["tokens_per_second"] == 64.0
     assert content["parity"]["divergences"] == [{"id": "row-31", "position": 1, "margin": 0.25}]
+    assert content["evidence"]["positions"] == 32 * 5
+    assert content["evidence"]["losses"]["kl"] == {
+        "value": 0.0, "low": 0.0, "high": 0.0, "margin": None, "verdict": "pass"
+    }  # fmt: skip
+    assert content["evidence"]["kl_of_samples"] == [0.0] * 32
     last = content["samples"][-1]
     assert (last["id"], last["reference"], last["engine"]["text"]) == ("row-31", ROWS[31]["summary"], "x y z")
     assert last["engine"]["rouge"]["rougeL"] == 0
@@ -95,9 +112,36 @@ def test_other_prompt_ids_are_refused_even_of_the_same_number(tmp_path: Path) ->
         Side(FACTS, [replace(answer, prompt_digest=digest) for answer in GOOD], Performance.of(GOOD, 2.0))
         for digest in ("ab12", "cd34")
     ]
-    assert compare(suite, "d" * 64, SAMPLES, sides[0], sides[0]).passed
+    assert compare(suite, "d" * 64, SAMPLES, sides[0], sides[0], "untold").passed
     with pytest.raises(InvalidArgument, match=r"row-0: 9 prompt tokens \(ids ab12\) for Hugging Face, 9 .*cd34"):
-        compare(suite, "d" * 64, SAMPLES, *sides)
+        compare(suite, "d" * 64, SAMPLES, *sides, "untold")
+
+
+def test_the_margins_are_those_of_the_engines_precision(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path, loss_margins={"float": {"kl": 0.01}, "int8": {"kl": 1.0, "flip": 0.1}}))
+    other_best = tuple(replace(one, top=TopTokens((1, one.token), one.top.log_probs)) for one in DECISIONS)
+    decisions = [other_best for _ in SAMPLES]
+
+    def judged(precision: str) -> Report:
+        engine = Side(FACTS | {"precision": precision}, GOOD, Performance.of(GOOD, 2.0))
+        return compare(suite, "d" * 64, SAMPLES, engine, engine, decisions)
+
+    assert judged("int4").passed
+    assert [result.loss.value for result in judged("float").gate.judged[1:]] == ["kl"]
+    assert not judged("float").passed
+    failed = judged("int8")
+    assert [reason.partition(":")[0] for reason in failed.gate.reasons] == ["flip"]
+    assert "FAIL: flip: is more than 0.1 (3)" in shown(failed)
+    assert re.search(r"flip, nat +3 +0.1 +fail", shown(failed))
+
+
+def test_what_was_not_told_is_said(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path, loss_margins={"float": {"kl": 0.01}}))
+    side = Side(FACTS, GOOD, Performance.of(GOOD, 2.0))
+    result = compare(suite, "d" * 64, SAMPLES, side, side, "no input named return_prompt_log_probs")
+    assert not result.passed
+    assert "no evidence from the baseline's own answers: no input named" in shown(result)
+    assert result.to_json()["evidence"]["not_measured"] == "no input named return_prompt_log_probs"
 
 
 def test_floors_alone_judge(tmp_path: Path) -> None:
@@ -114,7 +158,7 @@ def test_an_engine_of_another_checkpoint_is_noted_but_judged(tmp_path: Path) -> 
     def judged(engine_digest: str) -> Report:
         digests = ("1" * 64, engine_digest)
         sides = [Side(FACTS | {"checkpoint_digest": digest}, GOOD, Performance.of(GOOD, 2.0)) for digest in digests]
-        return compare(suite, "d" * 64, SAMPLES, *sides)
+        return compare(suite, "d" * 64, SAMPLES, *sides, "untold")
 
     other = judged("2" * 64)
     assert other.passed

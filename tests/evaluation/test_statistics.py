@@ -5,7 +5,7 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 from llmserve.evaluation.rouge import METRICS, rouge_scores
-from llmserve.evaluation.statistics import first_divergence, paired_bootstrap
+from llmserve.evaluation.statistics import first_divergence, paired_bootstrap, resampled_means, resampled_quantiles
 
 TEXTS = ["Returns the opened files.", "read a line", "", "The cat sat on the mat.\nIt slept."]
 REFERENCES = ["Return an open file.", "Read one line.", "Nothing.", "A cat slept.\nThe cat sat on a mat."]
@@ -47,6 +47,38 @@ def test_interval_shrinks_with_samples_and_repeats_with_the_seed() -> None:
 
 def test_a_constant_difference_has_no_width() -> None:
     assert paired_bootstrap(np.full(7, -0.3)) == paired_bootstrap(np.full(1, -0.3))
+
+
+def test_positions_count_and_samples_are_drawn() -> None:
+    """A long sample counts as often as it has positions; one that has none counts for nothing."""
+    values, lengths = np.array([1.0, 1.0, 1.0, 5.0]), np.array([3, 0, 1])
+    assert resampled_means(values, lengths).mean == 2.0
+    one_each = np.random.default_rng(5).normal(1.0, 2.0, 90)
+    found, wanted = resampled_means(one_each, np.ones(90, np.int64)), paired_bootstrap(one_each)
+    assert [found.mean, found.low, found.high] == pytest.approx([wanted.mean, wanted.low, wanted.high])
+    alike = np.repeat(np.random.default_rng(5).normal(1.0, 2.0, 9), 10)
+    alone = resampled_means(alike, np.ones(90, np.int64))
+    together = resampled_means(alike, np.full(9, 10))
+    assert together.high - together.low > 2 * (alone.high - alone.low)
+    assert resampled_means(np.zeros(0), np.zeros(4, np.int64)).high == 0
+
+
+def test_quantiles_are_of_all_positions() -> None:
+    values = np.random.default_rng(6).permutation(200).astype(float)
+    found = resampled_quantiles(values, np.full(20, 10), 0.99)
+    assert found.mean == 197.0  # 198 of 200 are no larger
+    assert found.low < found.mean <= found.high <= 199
+    assert resampled_quantiles(values, np.full(20, 10), 1.0).mean == 199
+    assert resampled_quantiles(np.zeros(0), np.zeros(4, np.int64), 0.99).mean == 0
+
+
+def test_the_interval_of_a_quantile_covers_the_true_one() -> None:
+    generator = np.random.default_rng(7)
+    covered = 0
+    for seed in range(60):
+        drawn = resampled_quantiles(generator.exponential(size=3000), np.full(300, 10), 0.9, seed=seed, resamples=300)
+        covered += drawn.low <= np.log(10) <= drawn.high
+    assert 51 <= covered <= 60
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,14 @@ SUITES = Path(__file__).resolve().parents[2] / "eval" / "suites"
 
 def test_every_key_arrives(tmp_path: Path) -> None:
     suite = load_suite(
-        write_suite(tmp_path, floors={"rouge1": 15}, stemming=False, inconclusive="pass", max_input_tokens=90)
+        write_suite(
+            tmp_path,
+            floors={"rouge1": 15},
+            stemming=False,
+            inconclusive="pass",
+            max_input_tokens=90,
+            loss_margins={"float": {"kl": 0.001, "flip": 0.1}},
+        )
     )
     assert suite.name == "tiny"
     assert suite.data.path == tmp_path / "rows.jsonl"
@@ -26,6 +33,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert (suite.margins, suite.floors) == ({"rougeL": 0.3}, {"rouge1": 15.0})
     assert (suite.stemming, suite.inconclusive_passes) == (False, True)
     assert suite.baselines == tmp_path / "baselines"
+    assert suite.loss_margins == {"float": {"kl": 0.001, "flip": 0.1}}
 
 
 def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
@@ -68,8 +76,12 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
         ({"messages": []}, "messages must be a list"),
         ({"data": {"path": "rows.xlsx"}}, "must end in"),
         ({"data": {"hub": "a/b", "config": 3.0}}, "put it in quotes"),
-        ({"margins": None}, "judges nothing: give margins, floors or both"),
+        ({"margins": None}, "judges nothing: give margins, loss_margins or floors"),
         ({"margins": {}, "floors": {}}, "judges nothing"),
+        ({"loss_margins": {"int3": {"kl": 1}}}, "unknown key: loss_margins.int3"),
+        ({"loss_margins": {"int8": {"rougeL": 1}}}, "unknown key: loss_margins.int8.rougeL"),
+        ({"loss_margins": {"int8": 0.5}}, "loss_margins.int8 must be a mapping of losses"),
+        ({"loss_margins": {"int8": {"kl": -1}}}, "loss_margins.int8.kl must be a number of at least 0"),
         ({"num_samples": True}, "num_samples must be a whole number"),
     ],
 )

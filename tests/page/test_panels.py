@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from llmserve.engine.gates import GateRecord, record_gate
+from llmserve.engine.gate_record import RECORDS_FILE
 from tests.e2e.conftest import ServerProcess, start_server
+from tests.gate_records import add_gate_record
 from tests.page.browsers import opened
 from tests.page.conftest import KV_TOKENS
 from tests.page.steps import ANSWER, ENGINE, LONG, QUESTION, ask, body_text, last_answer, set_fields, settled
@@ -30,10 +31,10 @@ SHOWN_BUTTONS = (
 def judged(engine: Path) -> Iterator[ServerProcess]:
     """A server that wants a key, with an engine that has been evaluated."""
     digest = json.loads((engine / "manifest.json").read_text())["engine_digest"]
-    record_gate(engine, digest, GateRecord("docstrings", "s", passed=True, verdict="pass", num_samples=32))
+    add_gate_record(engine, digest, "docstrings")
     running = start_server(str(engine), *KV_TOKENS, env={**os.environ, "LLMSERVE_API_KEY": KEY})
     yield running
-    (engine / "gates.json").unlink()
+    (engine / RECORDS_FILE).unlink()
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(timeout=60) == 0
 

@@ -58,7 +58,7 @@ def _by_cell(
     lines = [
         [
             str(one),
-            *(found.get((one, cell), "failed") for cell in cells),
+            *(found.get((one, cell), "-") for cell in cells),
             *(column.get(str(one), "") for column in (others or {}).values()),
         ]
         for one in _unique(row.contestant for row in rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tools.quality.planting import Planted, Sinks
 
-FIRST_FOREIGN_TEXT = 300  # of eval/data/docstrings.jsonl: from here on for training and calibration, before for measuring
+FIRST_FOREIGN_TEXT = 300  # of eval/data/docstrings.jsonl: for training and calibration; those before are measured
 
 
 @dataclass(frozen=True, slots=True)

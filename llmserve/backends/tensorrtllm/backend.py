@@ -20,7 +20,7 @@ from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
 from llmserve.engine.base import Engine, MeteringEngine
-from llmserve.engine.gates import read_gates
+from llmserve.engine.gate_record import standing
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound
 from llmserve.serving.backend import GaugeSample, LoadContext, LoadedModel, no_limits
@@ -53,7 +53,7 @@ class TensorrtLlmBackend:
         instance = EngineInstance(
             f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input
         )
-        gates = read_gates(parameters.engine_dir, engine.info.digest)
+        gates = standing(parameters.engine_dir, engine.info.digest)
 
         def samples() -> Sequence[GaugeSample]:
             stats = engine.stats()

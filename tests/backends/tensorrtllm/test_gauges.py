@@ -5,8 +5,8 @@ from __future__ import annotations
 from llmserve.backends.tensorrtllm.gauges import engine_facts
 from llmserve.engine.base import EngineStats
 from llmserve.engine.fake import fake_engine
-from llmserve.engine.gates import GateRecord
 from tests.backends.tensorrtllm.models import load_model, request, responses
+from tests.gate_records import record_of
 
 PROMPT = [1, 2, 3]
 
@@ -37,5 +37,5 @@ def test_what_an_engine_does_not_count_is_not_told() -> None:
     info = (engine := fake_engine()).info
     engine.close()
     assert [family for family, _, _ in engine_facts(info, EngineStats(), ())] == ["llmserve_engine_info"]
-    told = engine_facts(info, EngineStats(), [GateRecord("one", "s", passed=False, verdict="fail", num_samples=3)])
+    told = engine_facts(info, EngineStats(), [record_of("one", passed=False)])
     assert told[1:] == [("llmserve_engine_gate", {"suite": "one", "verdict": "fail"}, 0.0)]

@@ -1,0 +1,28 @@
+"""`llmserve eval bless`: the only way to move a suite's margins, and it leaves a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    suite: Annotated[Path, typer.Argument(help="Suite file whose margins are to count.")],
+    by: Annotated[str, typer.Option(help="Who says so.")],
+    why: Annotated[str, typer.Option(help="For what reason.")],
+    sign_key: Annotated[
+        Path | None, typer.Option(help="Private key (PEM, Ed25519) that signs the line.", show_default=False)
+    ] = None,
+) -> None:
+    """Write down beside SUITE that its margins count from now on: who says so, why, and what it changes."""
+    from llmserve.evaluation.blessing import bless, trace_of
+    from llmserve.evaluation.suite import load_suite
+    from llmserve.sealed_log import Signer
+
+    changes = bless(
+        suite, load_suite(suite), by=by, why=why, signer=Signer.load(sign_key) if sign_key is not None else None
+    )
+    typer.echo("\n".join(changes))
+    typer.echo(f"written: {trace_of(suite)}")

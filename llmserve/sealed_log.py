@@ -1,0 +1,169 @@
+"""Files that are only added to: JSON lines, each sealed and chained to the one before, signed where there is a key.
+
+    {"content": {...}, "previous": SEAL, "seal": SEAL, "key": ID, "signature": BASE64}
+
+A seal is the SHA-256 of the content and of the seal before it, so a line that is edited, dropped or moved shows, unless
+whoever did it sealed all that follows again. Against that a line can be signed: Ed25519 over its seal, with a key in a
+PEM file as `openssl genpkey -algorithm ed25519` writes it. `key` is the beginning of the SHA-256 of the public half.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmserve.errors import InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+KEY_CHARS = 16  # of a key's digest, in a line
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    content: Mapping[str, Any]
+    seal: str
+    key: str = ""  # that signed it; empty: nobody did
+    signature: str = ""
+
+
+class Signer:
+    """A private key."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.id = _key_id(key.public_key())
+
+    @classmethod
+    def load(cls, path: Path) -> Signer:
+        """From a PEM file without a password. `InvalidArgument` when it is none of Ed25519."""
+        require_cryptography()
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        return cls(_load(path, lambda data: load_pem_private_key(data, None), Ed25519PrivateKey, "private"))
+
+    def sign(self, seal: str) -> str:
+        return base64.b64encode(self._key.sign(seal.encode())).decode()
+
+
+class Verifier:
+    """Public keys, any of which may have signed."""
+
+    def __init__(self, keys: Sequence[Ed25519PublicKey]) -> None:
+        self._keys = {_key_id(key): key for key in keys}
+
+    @classmethod
+    def load(cls, *paths: Path) -> Verifier:
+        """From PEM files, one key each (`openssl pkey -in KEY -pubout`)."""
+        require_cryptography()
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+        return cls([_load(path, load_pem_public_key, Ed25519PublicKey, "public") for path in paths])
+
+    def problem(self, line: Line) -> str:
+        """Why the signature of a line does not count, or an empty string."""
+        if not line.signature:
+            return "it is not signed"
+        key = self._keys.get(line.key)
+        if key is None:
+            return f"it is signed with the key {line.key}, not with {' or '.join(self._keys)}"
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            key.verify(base64.b64decode(line.signature, validate=True), line.seal.encode())
+        except (InvalidSignature, binascii.Error):
+            return f"its signature is not the key {line.key}'s"
+        return ""
+
+
+def require_cryptography() -> None:
+    """`Unsupported` where what signs is not installed."""
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise Unsupported("signing needs the cryptography package: pip install 'llmserve[sign]'") from error
+
+
+def read(path: Path) -> list[Line]:
+    """Every line, the oldest first; none without a file. `InvalidArgument` names the first line that was changed."""
+    try:
+        return _parse(path, path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read: {error}") from error
+
+
+def append(path: Path, content: Mapping[str, Any], signer: Signer | None = None) -> Line:
+    """Add a line, unless an earlier one was changed; processes that do so at once wait for each other."""
+    try:
+        with path.open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            lines = _parse(path, file.read())
+            previous = lines[-1].seal if lines else ""
+            seal = _seal(content, previous)
+            line = Line(content, seal, signer.id if signer else "", signer.sign(seal) if signer else "")
+            file.write(_text(line, previous))
+            file.flush()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be added to: {error}") from error
+    return line
+
+
+def _parse(path: Path, text: str) -> list[Line]:
+    lines: list[Line] = []
+    previous = ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        try:
+            found = json.loads(raw)
+            line = Line(found["content"], found["seal"], found.get("key", ""), found.get("signature", ""))
+            intact = found["previous"] == previous and line.seal == _seal(line.content, previous)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            intact = False
+        if not intact:
+            raise InvalidArgument(
+                f"line {number} of {path} was changed, or one before it was dropped: what the file says proves "
+                "nothing; put the file back as it was, or remove it and make its records anew"
+            )
+        lines.append(line)
+        previous = line.seal
+    return lines
+
+
+def _text(line: Line, previous: str) -> str:
+    signed = {"key": line.key, "signature": line.signature} if line.signature else {}
+    content = {"content": line.content, "previous": previous, "seal": line.seal, **signed}
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+def _seal(content: Mapping[str, Any], previous: str) -> str:
+    return hashlib.sha256((previous + json.dumps(content, sort_keys=True, allow_nan=False)).encode()).hexdigest()
+
+
+def _key_id(key: Ed25519PublicKey) -> str:
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:KEY_CHARS]
+
+
+def _load(path: Path, parse: Any, kind: Any, half: str) -> Any:
+    try:
+        key = parse(path.read_bytes())
+    except OSError as error:
+        raise InvalidArgument(f"the key {path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{path} is not the {half} half of a key in PEM, without a password: {error}") from error
+    if not isinstance(key, kind):
+        raise InvalidArgument(
+            f"{path} is no Ed25519 key; make one with: openssl genpkey -algorithm ed25519 -out {path}"
+        )
+    return key
