@@ -77,7 +77,7 @@ def test_what_is_installed_together_is_imported_together() -> None:
     extras = PROJECT["optional-dependencies"]
     wanted = [
         *PROJECT["dependencies"],
-        *(name for extra in ("eval", "baseline", "onnx", "s3", "test") for name in extras[extra]),
+        *(name for extra in ("eval", "baseline", "onnx", "s3", "otel", "test") for name in extras[extra]),
     ]
     names = {re.split(r"[\[=<>]", requirement)[0].replace("-", "_").lower() for requirement in wanted} - {"llmserve"}
     modules = sorted(
@@ -88,6 +88,9 @@ def test_what_is_installed_together_is_imported_together() -> None:
         and module[0] != "_"
     )
     assert {"tritonclient", "onnx", "torch", "transformers", "datasets"} <= set(modules)
-    inside = ["tritonclient.grpc", "tritonclient.http", "sentencepiece.sentencepiece_model_pb2"]
+    inside = [
+        "tritonclient.grpc", "tritonclient.http", "sentencepiece.sentencepiece_model_pb2",
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    ]  # fmt: skip
     lines = [f"import {module}" for module in [*modules, *inside]]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=200)

@@ -114,6 +114,8 @@ def start_and_stop(servers: list[Server], *flags: str) -> str:
         (OPEN | {"allow_grpc": False}, ["HTTP on 0.0.0.0:8000"]),
         (OPEN | {"allow_http": False, "grpc_use_ssl": True}, ["gRPC on 0.0.0.0:8001"]),
         (OPEN | {"allow_http": False, "grpc_use_ssl_mutual": True}, []),
+        (OPEN | {"allow_grpc": False, "http_use_ssl": True}, ["HTTP on 0.0.0.0:8000"]),
+        (OPEN | {"allow_grpc": False, "http_use_ssl_mutual": True}, []),
         (OPEN | {"http_restricted_api": [HTTP_KEY]}, ["gRPC on 0.0.0.0:8001"]),
         (OPEN | {"http_restricted_api": ["inference:k=v"], "allow_grpc": False}, ["HTTP on 0.0.0.0:8000"]),
         (OPEN | {"http_restricted_api": [HTTP_KEY], "grpc_restricted_protocol": [GRPC_KEY]}, []),

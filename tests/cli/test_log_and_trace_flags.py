@@ -56,7 +56,7 @@ def test_traces_are_complete_when_the_server_has_ended(tmp_path: Path, servers: 
     ("flag", "words"),
     [
         ("--trace-config=level=TIMESTAMPS", "trace file name is not given"),
-        ("--trace-config=opentelemetry,url=localhost", "only mode triton is there"),
+        ("--trace-config=opentelemetry,url=localhost", "this needs mode=opentelemetry"),
         ("--log-format=xml", "known formats are default, ISO8601"),
         ("--log-file=/no/such/place/log", "--log-file /no/such/place/log cannot be written"),
     ],

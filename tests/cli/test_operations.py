@@ -11,9 +11,9 @@ import httpx
 import pytest
 import trustme
 
-from tests.cli.test_serve import HOST, Server, identity_model, run, start
+from tests.cli.test_serve import Server, identity_model, run, start
 from tests.frontends.openai.test_spans import TRACE, Collector, attributes
-from tests.frontends.server import wait_until
+from tests.frontends.server import HOST, wait_until
 
 ORIGIN = "https://chat.example.org"
 BODY = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [424242]}]}

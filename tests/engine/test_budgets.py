@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
-from llmserve.core import GenerateRequest, SamplingParams, Tenant
+from llmserve.core import Allowance, GenerateRequest, SamplingParams, Tenant
 from llmserve.engine.budgets import TokenBudgets
 from llmserve.errors import RateLimited, ResourceExhausted
-from tests.engine.test_inflight import opened
+from tests.engine.test_inflight import RecordingRunner, opened, until
 
 
 def test_tokens_come_back_evenly_and_are_not_saved_up() -> None:
@@ -78,3 +80,30 @@ async def test_what_the_queue_refuses_costs_nothing(monkeypatch: pytest.MonkeyPa
             assert [event async for event in stream]
         with pytest.raises(RateLimited):
             await anext(engine.submit(asked))
+
+
+async def test_an_engine_tells_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = RecordingRunner()
+    tenant = Tenant("a", max_answers=5, tokens_per_minute=60)
+    asked = GenerateRequest(
+        "r", (1, 2, 3), SamplingParams(max_tokens=4, temperature=0.0), num_sequences=2, tenant=tenant
+    )
+    with opened(runner) as engine:
+        monkeypatch.setattr(engine, "_budgets", TokenBudgets(lambda: 0.0))  # nothing comes back
+        assert engine.allowance(tenant) == Allowance(5, 60, 0.0)
+        runner.gate.clear()
+        stream = engine.submit(asked)
+        first = asyncio.ensure_future(anext(stream))
+        await until(lambda: runner.plans)
+        assert engine.allowance(tenant) == Allowance(3, 57, 3.0)
+        assert engine.allowance(Tenant("b", max_answers=1)) == Allowance(1, 0, 0.0)
+        runner.gate.set()
+        await first
+        async with aclosing(stream):
+            assert [event async for event in stream]
+        assert engine.allowance(tenant).num_tokens == 60 - 3 - 2 * 4
+        await until(lambda: engine.allowance(tenant).num_answers == 5)
+        budget = Tenant("c", tokens_per_minute=2)
+        async with aclosing(engine.submit(replace(asked, tenant=budget))) as stream:
+            assert [event async for event in stream]
+        assert engine.allowance(budget) == Allowance(0, 0, 60 * 11 / 2)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from llmserve.frontends.shared.api_keys import ApiKeys, HeaderOf
 
 REQUEST_ID = "x-request-id"  # header, and gRPC metadata
+MAX_SHOWN = 256  # characters
 VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -37,7 +38,7 @@ class RequestContext:
     def fields(self) -> dict[str, str]:
         """As logs name them."""
         found = {"request_id": self.id, "model": self.model, "key": self.key, "trace_id": self.trace_id}
-        return {name: value for name, value in found.items() if value}
+        return {name: shown(value) for name, value in found.items() if value}
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("request", default=None)
@@ -62,6 +63,12 @@ def enter_part(model: str) -> None:
     """From here on this task answers one of several requests that came together."""
     if (context := _current.get()) is not None:
         _current.set(replace(context, model=model, began_ns=time.monotonic_ns()))
+
+
+def shown(text: str) -> str:
+    """A client's words as they may stand in a log: some of them, on one line."""
+    text = text[:MAX_SHOWN]
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def given_id(header: HeaderOf) -> str:

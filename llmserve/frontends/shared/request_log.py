@@ -6,9 +6,7 @@ import logging
 import time
 
 from llmserve.frontends.shared.json_logs import FIELDS
-from llmserve.frontends.shared.request_context import RequestContext
-
-MAX_NAME = 256  # characters
+from llmserve.frontends.shared.request_context import RequestContext, shown
 
 logger = logging.getLogger("llmserve.requests")
 
@@ -16,8 +14,7 @@ logger = logging.getLogger("llmserve.requests")
 def log_request(context: RequestContext, status: int | str, *, is_complete: bool) -> None:
     """`status`: of HTTP, or of gRPC by name. Not complete: the client has gone, or the answer broke off."""
     duration_ms = round((time.monotonic_ns() - context.began_ns) / 1e6, 3)
-    name = context.name[:MAX_NAME]
-    name = name if name.isprintable() else ascii(name)[1:-1]  # a path may hold a line's end
+    name = shown(context.name)
     known = context.fields()
     words = "".join(f", {field} {value}" for field, value in known.items())
     broken = "" if is_complete else ", not to its end"

@@ -6,6 +6,7 @@ costs spans and nothing else. What OTEL_* in the environment says of headers, ce
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping
@@ -41,6 +42,7 @@ class SpanExport:
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ImportError as error:
             raise InvalidArgument("spans need OpenTelemetry's library: pip install 'llmserve[otel]'") from error
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # failures, but not every try
         name = os.environ.get("OTEL_SERVICE_NAME", SERVICE)
         self._resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__, **settings.resource})
         self._scope = InstrumentationScope(SERVICE, __version__)

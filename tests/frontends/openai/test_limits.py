@@ -45,23 +45,20 @@ def test_openais_names(locked: RunningServer) -> None:
         assert usage is not None
         found = limits_of(raw.headers)
         assert found.pop("x-ratelimit-reset-tokens").endswith("s")
-        assert int(found.pop("x-ratelimit-remaining-tokens")) == pytest.approx(600 - usage.total_tokens, abs=2)
+        assert 600 - usage.total_tokens <= int(found.pop("x-ratelimit-remaining-tokens")) <= 600  # some may be back
         assert int(found.pop("x-ratelimit-remaining-requests")) in (4, 5)  # the engine's thread counts between steps
         assert found.pop("x-ratelimit-reset-requests") in ("0s", "1s")
         assert found == {"x-ratelimit-limit-requests": "5", "x-ratelimit-limit-tokens": "600"}
         assert raw.headers["x-request-id"].startswith("req_")
 
 
-def test_of_a_stream_they_are_those_of_its_beginning(locked: RunningServer) -> None:
+def test_of_a_stream_they_come_with_its_beginning(locked: RunningServer) -> None:
     with ask(locked, FEW) as client:
         raw = client.chat.completions.with_raw_response.create(
             model="ensemble", messages=MESSAGES, max_tokens=100, stream=True  # type: ignore[arg-type]
         )  # fmt: skip
-        assert limits_of(raw.headers) == {
-            "x-ratelimit-limit-requests": "2",
-            "x-ratelimit-remaining-requests": "1",
-            "x-ratelimit-reset-requests": "1s",
-        }
+        found = [value for _, value in sorted(limits_of(raw.headers).items())]
+        assert found in (["2", "1", "1s"], ["2", "2", "0s"])  # an engine as fast as this may have ended
         assert list(raw.parse())
 
 

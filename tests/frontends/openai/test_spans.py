@@ -222,17 +222,12 @@ def test_grpc_and_failures(text_dir: Path, collector: Collector) -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["away", "asleep"])
-def test_a_collector_that_is_away_or_asleep_costs_nothing(
-    text_dir: Path, collector: Collector, is_there: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_collector_that_is_away_or_asleep_costs_nothing(text_dir: Path, collector: Collector, is_there: bool) -> None:
     collector.delay_s = 60
     url = collector.url if is_there else f"http://{HOST}:{free_ports(1)[0]}/v1/traces"
-    with serving(text_dir) as server, client_of(server) as client:
-        usual_s = _seconds(client)
-    began = 0.0
     with traced(text_dir, url, "rate=1", "opentelemetry,bsp_max_queue_size=64",
                 "opentelemetry,bsp_max_export_batch_size=8") as server, client_of(server) as client:  # fmt: skip
-        assert _seconds(client) < 3 * usual_s + 0.5
+        assert _seconds(client) < 30  # those that wait for it take a minute each, or a second and more to try again
         assert httpx.get(f"{server.http_url}/v2/health/ready", timeout=1).status_code == 200
         began = time.monotonic()
     assert time.monotonic() - began < 20

@@ -166,6 +166,17 @@ def test_a_fault_has_the_id_of_its_request(shown: tuple[RunningServer, Log], ask
     assert "KeyError: 'INPUT0'" in errors[0]["exception"]
 
 
+def test_no_client_writes_lines_of_its_own(asking: Asking) -> None:
+    with logged_server(LogSettings(log_verbose_level=1)) as (server, log):
+        call = asking(server)
+        call("GET", "/v2/models/a%0aERROR%20forged" + "x" * 5000)
+        call("GET", "/%0d%0aERROR%20forged" + "x" * 5000)
+        call("GET", "/v2", None, {"x-request-id": "no\tid"})
+    lines = log.text().splitlines()
+    assert [line.split()[0] for line in lines] == ["INFO"] * 3
+    assert max(map(len, lines)) < 800
+
+
 def test_requests_are_shown_when_they_are_asked_for(asking: Asking) -> None:
     with logged_server(LogSettings()) as (server, log):
         call = asking(server)

@@ -148,6 +148,18 @@ def test_timestamps_over_both_protocols(server: RunningServer, call: Http, trace
     assert "INFER_RESPONSE_COMPLETE" in times
 
 
+def test_an_id_in_the_headers_names_what_has_none_of_its_own(call: Http, traces_file: Path) -> None:
+    path = fresh(traces_file)
+    assert call("POST", "/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]})[0] == 200
+    headers = {"x-request-id": "of-the-header"}
+    for own in ({}, {"id": "of-the-body"}):
+        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}], **own}
+        status, answer = call("POST", "/v2/models/two/infer", body, headers)
+        assert (status, json.loads(answer).get("id")) == (200, own.get("id"))  # which is as ever
+    ids = [head["request_id"] for _, head in sorted(written(path, 2).heads.items())]
+    assert ids == ["of-the-header"] * 3 + ["of-the-body"] * 3  # an ensemble and its two steps
+
+
 def test_the_steps_of_an_ensemble_are_its_children(call: Http, traces_file: Path) -> None:
     path = fresh(traces_file)
     call("POST", "/v2/models/two/trace/setting", {"trace_level": ["TIMESTAMPS", "TENSORS"]})
