@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 from llmserve.errors import InvalidArgument, Unsupported, raise_problems
+from llmserve.stages.chat_style import AUTO, NONE, SWITCHES, ChatStyle, check_formats
 from llmserve.stages.chat_template import NO_VALUES, ChatTemplate
 from llmserve.stages.files import TextFiles
+from llmserve.stages.reasoning import BEGIN, END, found_reasoning, is_open_after
 from llmserve.stages.tokenizer import Tokenizer
+from llmserve.stages.tool_formats.registry import TOOL_FORMATS, found_tool_format
 
 BAICHUAN_USER_ID, BAICHUAN_ASSISTANT_ID = 195, 196
+Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as OpenAI's API describes them
+
+
+MORE_OF_A_MESSAGE: Mapping[str, type] = {  # that templates read besides
+    "tool_calls": list, "tool_call_id": str, "name": str, "reasoning_content": str,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     role: str
     content: str
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)  # those of MORE_OF_A_MESSAGE that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +58,51 @@ def _counted(count: int, noun: str) -> str:
 
 class ChatFormat(Protocol):
     def encode(
-        self, messages: Sequence[Message], max_ids: int | None = None, values: Mapping[str, Any] = NO_VALUES
+        self,
+        messages: Sequence[Message],
+        max_ids: int | None = None,
+        values: Mapping[str, Any] = NO_VALUES,
+        tools: Tools = (),
     ) -> ChatPrompt:
         """`max_ids`: room for the prompt, None: no limit. `values`: further names that a template may read."""
         ...
 
+    def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
+        """How answers to conversations with these `values` are to be read."""
+        ...
 
-def chat_format(tokenizer: Tokenizer, files: TextFiles) -> ChatFormat | None:
-    """The checkpoint's chat format, or None for one that was not made to chat."""
+
+def chat_format(
+    tokenizer: Tokenizer, files: TextFiles, *, tool_format: str = AUTO, reasoning_format: str = AUTO
+) -> ChatFormat | None:
+    """The checkpoint's chat format, or None for one that was not made to chat. Raises `InvalidArgument` for forms of
+    tools or thoughts that are not known, or that go with a chat template where there is none."""
+    check_formats(tool_format, reasoning_format)
     user, assistant = files.token_ids("user_token_id"), files.token_ids("assistant_token_id")
     is_baichuan = files.hf_config.get("model_type") == "baichuan" or files.tokenizer_class.startswith("Baichuan")
     if is_baichuan or (user and assistant):
         user_id = user[0] if user else BAICHUAN_USER_ID
-        return RoleIdFormat(tokenizer, user_id, assistant[0] if assistant else BAICHUAN_ASSISTANT_ID)
-    if files.chat_template:
-        return TemplateFormat(tokenizer, ChatTemplate(files.chat_template, files.special_tokens))
-    return None
+        found: ChatFormat | None = RoleIdFormat(
+            tokenizer, user_id, assistant[0] if assistant else BAICHUAN_ASSISTANT_ID
+        )
+    elif files.chat_template:
+        return _template_format(tokenizer, files, tool_format, reasoning_format)
+    else:
+        found = None
+    if {tool_format, reasoning_format} - {AUTO, NONE}:
+        raise InvalidArgument(f"tool_format and reasoning_format are for a chat template, and {files.path} has none")
+    return found
+
+
+def _template_format(tokenizer: Tokenizer, files: TextFiles, tool_format: str, reasoning_format: str) -> TemplateFormat:
+    template = ChatTemplate(files.chat_template, files.special_tokens)
+    has_other = files.tool_template != files.chat_template
+    for_tools = ChatTemplate(files.tool_template, files.special_tokens) if has_other else template
+    calls = found_tool_format(files.tool_template) if tool_format == AUTO else tool_format
+    thoughts = found_reasoning(files.chat_template) if reasoning_format == AUTO else reasoning_format
+    return TemplateFormat(
+        tokenizer, template, for_tools, calls if calls != NONE else "", thoughts if thoughts != NONE else ""
+    )
 
 
 def require_chat_format(tokenizer: Tokenizer, files: TextFiles) -> ChatFormat:
@@ -83,16 +122,48 @@ def parse_messages(text: str) -> list[Message]:
         raise InvalidArgument(f"messages is not valid JSON: {error}") from error
     if not isinstance(listed, list) or not listed:
         raise InvalidArgument('messages must be a non-empty list such as [{"role": "user", "content": "Hello"}]')
+    return messages_of(listed)
+
+
+def messages_of(listed: Sequence[Any]) -> list[Message]:
+    """Of objects as in OpenAI's API."""
     problems = [f"message {i} {problem}" for i, entry in enumerate(listed) if (problem := _problem(entry))]
     raise_problems(InvalidArgument, "messages cannot be used", problems)
-    return [Message(entry["role"], entry["content"]) for entry in listed]
+    return [_message(entry) for entry in listed]
+
+
+def _message(entry: Mapping[str, Any]) -> Message:
+    more = {key: entry[key] for key in MORE_OF_A_MESSAGE if entry.get(key) is not None}
+    if "tool_calls" in more:
+        more["tool_calls"] = [_tool_call(call) for call in more["tool_calls"]]
+    return Message(entry["role"], entry.get("content") or "", more)
+
+
+def _tool_call(call: Any) -> Mapping[str, Any]:
+    """With its arguments as templates take them: an object. OpenAI's API has its JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidArgument('messages cannot be used: each of tool_calls needs a "function" with a "name"')
+    arguments = function.get("arguments", {})
+    try:
+        made = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        made = None
+    if not isinstance(made, dict):
+        problem = f"the arguments of a call of {function['name']} are not a JSON object"
+        raise InvalidArgument(f"messages cannot be used: {problem}")
+    return {"type": "function", **call, "function": {**function, "arguments": made}}
 
 
 def _problem(entry: Any) -> str:
     if not isinstance(entry, dict):
         return "must be an object with role and content"
-    missing = [key for key in ("role", "content") if not isinstance(entry.get(key), str)]
-    return f"needs a string in: {', '.join(missing)}" if missing else ""
+    needed = ("role",) if entry.get("tool_calls") and entry.get("content") is None else ("role", "content")
+    missing = [key for key in needed if not isinstance(entry.get(key), str)]
+    if missing:
+        return f"needs a string in: {', '.join(missing)}"
+    wrong = [key for key, kind in MORE_OF_A_MESSAGE.items() if not isinstance(entry.get(key, kind()), kind | None)]
+    return f"has what cannot be used in: {', '.join(wrong)}" if wrong else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +179,18 @@ class RoleIdFormat:
     assistant_id: int
 
     def encode(
-        self, messages: Sequence[Message], max_ids: int | None = None, values: Mapping[str, Any] = NO_VALUES
+        self,
+        messages: Sequence[Message],
+        max_ids: int | None = None,
+        values: Mapping[str, Any] = NO_VALUES,
+        tools: Tools = (),
     ) -> ChatPrompt:
-        if values:
+        unread = [f"chat_template_kwargs ({', '.join(values)})"] if values else []
+        unread += ["tools"] if tools else []
+        if unread:
             raise InvalidArgument(
-                f"chat_template_kwargs ({', '.join(values)}): this checkpoint marks who speaks with token ids, and has "
-                "no chat template that could read them"
+                f"{' and '.join(unread)}: this checkpoint marks who speaks with token ids, and has no chat template "
+                "that could read them"
             )
         system, dialogue = self._split(messages)
         ids = self._content(system)
@@ -135,6 +212,8 @@ class RoleIdFormat:
             for message in dialogue
             if message.role not in ("user", "assistant")
         ]
+        if any("tool_calls" in message.more for message in dialogue):
+            problems.append("this checkpoint's chat format has no tool_calls")
         if not dialogue:
             problems = ["there is no user message"]
         raise_problems(InvalidArgument, "messages cannot be used", problems)
@@ -149,6 +228,9 @@ class RoleIdFormat:
 
     def _content(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, banned=(self.user_id, self.assistant_id))
+
+    def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
+        return ChatStyle()
 
 
 def _rounds(dialogue: Sequence[Message]) -> list[list[Message]]:
@@ -179,13 +261,54 @@ class TemplateFormat:
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    tool_template: ChatTemplate  # for conversations with tools
+    tool_format: str = ""  # how they are called; empty: in no form that is known
+    reasoning: str = ""  # how thoughts are written; empty: likewise
 
     def encode(
-        self, messages: Sequence[Message], max_ids: int | None = None, values: Mapping[str, Any] = NO_VALUES
+        self,
+        messages: Sequence[Message],
+        max_ids: int | None = None,
+        values: Mapping[str, Any] = NO_VALUES,
+        tools: Tools = (),
     ) -> ChatPrompt:
-        return ChatPrompt(self.tokenizer.encode_marked(self.text(messages, values)))
+        return ChatPrompt(self.tokenizer.encode_marked(self.text(messages, values, tools)))
 
-    def text(self, messages: Sequence[Message], values: Mapping[str, Any] = NO_VALUES) -> str:
+    def text(self, messages: Sequence[Message], values: Mapping[str, Any] = NO_VALUES, tools: Tools = ()) -> str:
         """The prompt with its special tokens spelled out."""
-        listed = [{"role": message.role, "content": message.content} for message in messages]
-        return self.template.render(listed, values)
+        listed = [{"role": message.role, "content": message.content, **self._more(message)} for message in messages]
+        if not tools:
+            return self.template.render(listed, values)
+        if "tools" not in self.tool_template.names:
+            raise InvalidArgument("tools: this checkpoint's chat template does not give them to the model")
+        return self.tool_template.render(listed, values, tools)
+
+    def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
+        prompt = self.text([Message("user", "x")], values)
+        names = self.template.names | self.tool_template.names
+        markers = [*TOOL_FORMATS[self.tool_format].markers] if self.tool_format else []
+        markers += [BEGIN, END] if self.reasoning else []
+        return ChatStyle(
+            takes_tools="tools" in self.tool_template.names,
+            tool_format=self.tool_format,
+            reasoning=self.reasoning,
+            is_open=bool(self.reasoning) and is_open_after(prompt),
+            switches=[name for name in SWITCHES if name in names],
+            special=[marker for marker in markers if self._is_special(marker)],
+        )
+
+    def _more(self, message: Message) -> Mapping[str, Any]:
+        """With ids of calls as the template takes them."""
+        if not self.tool_format:
+            return message.more
+        call_id, more = TOOL_FORMATS[self.tool_format].call_id, dict(message.more)
+        if "tool_call_id" in more:
+            more["tool_call_id"] = call_id(more["tool_call_id"])
+        if "tool_calls" in more:
+            more["tool_calls"] = [{**call, "id": call_id(str(call.get("id", "")))} for call in more["tool_calls"]]
+        return more
+
+    def _is_special(self, marker: str) -> bool:
+        """Whether it is a token that texts are shown without."""
+        ids = self.tokenizer.encode_marked(marker)
+        return len(ids) == 1 and not self.tokenizer.decode(ids)

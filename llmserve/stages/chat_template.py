@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -26,18 +26,25 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
+            self.names = frozenset(meta.find_undeclared_variables(environment.parse(source)))  # that it reads
         except TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template has a syntax error in line {error.lineno}: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]], more: Mapping[str, Any] = NO_VALUES) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        more: Mapping[str, Any] = NO_VALUES,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The prompt's text, with the opening of the assistant's answer unless the last message is the assistant's.
 
-        `more`: names that the template may read besides; they do not replace those that it always has.
+        `more`: names that the template may read besides; they do not replace those that it always has. `tools`: as
+        OpenAI's API describes them.
         """
         values: dict[str, Any] = {
             **self._special_tokens,
             "messages": messages,
-            "tools": None,
+            "tools": tools or None,
             "documents": None,
             "add_generation_prompt": messages[-1]["role"] != "assistant",
         }

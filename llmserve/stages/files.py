@@ -73,9 +73,19 @@ class TextFiles:
     @property
     def chat_template(self) -> str:
         """The jinja template; of several named ones the one called `default`; empty when there is none."""
+        return self._template("default")
+
+    @property
+    def tool_template(self) -> str:
+        """The one for conversations with tools, where it is another: it is called `tool_use`."""
+        return self._template("tool_use") or self.chat_template
+
+    def _template(self, name: str) -> str:
         template = self.chat_template_file or self.tokenizer_config.get("chat_template") or ""
         if isinstance(template, list):
-            template = next((entry["template"] for entry in template if entry.get("name") == "default"), "")
+            template = next((entry["template"] for entry in template if entry.get("name") == name), "")
+        elif name != "default":
+            template = ""
         return str(template)
 
     @property

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from llmserve.core import Guide, GuideState
 from llmserve.errors import InvalidArgument, ResourceExhausted
 from llmserve.stages.tokenizer import Tokenizer
+from llmserve.stages.tool_formats.grammars import WHITE_SPACE, special_name
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -35,7 +36,6 @@ MAX_TEXT_BYTES = 64 << 10
 MAX_WAITING = 64  # guides to be compiled
 MAX_KEPT = 64  # compiled ones
 ANY_OBJECT = '{"type": "object"}'
-WHITE_SPACE = r"[ \t\n\r]{1,16}"  # between the tokens of JSON, at most: models that find no end of it are led on
 MAX_MESSAGE = 500
 NUM_TRIED = 4  # tokens
 MAX_TOKEN_S = 0.005
@@ -262,7 +262,7 @@ class _Spellings:
     def __init__(self, tokenizer: Tokenizer, known: Sequence[bytes | None]) -> None:
         self.eos_token_id = end = len(known)
         self.special_token_ids = [*(token for token, written in enumerate(known) if not written), end]
-        self.tokens = [written or b"<|%d|>" % token for token, written in enumerate(known)] + [b"<|end|>"]
+        self.tokens = [written or _name(tokenizer, token) for token, written in enumerate(known)] + [b"<|end|>"]
         self._tokenizer = tokenizer
         self._tokens = {written: token for token, written in enumerate(known) if written}
         self._longest = max(map(len, self._tokens), default=0)
@@ -284,6 +284,12 @@ class _Spellings:
             ids.append(self._tokens[text[:fitting]])
             text = text[fitting:]
         return ids
+
+
+def _name(tokenizer: Tokenizer, token: int) -> bytes:
+    """By which grammars name a token that writes nothing."""
+    spelling = tokenizer.token_bytes(token).decode(errors="replace") if token < tokenizer.vocab_size else ""
+    return special_name(spelling).encode() if spelling else b"<|%d|>" % token
 
 
 def _library_tokenizer(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> LLTokenizer:

@@ -20,11 +20,20 @@ class Postprocessor:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self._skips = skip_special_tokens
+        self._other: Postprocessor | None = None  # that does it the other way, when somebody wants that
         self._known_text = lru_cache(MAX_KNOWN_TEXTS)(self._decode_stable)
 
     @classmethod
     def open(cls, path: Path, *, skip_special_tokens: bool = True) -> Postprocessor:
         return cls(load_tokenizer(path), skip_special_tokens)
+
+    def skipping(self, skips: bool) -> Postprocessor:
+        """One like this that leaves special tokens out, or spells them."""
+        if skips == self._skips:
+            return self
+        if self._other is None:
+            self._other = Postprocessor(self.tokenizer, skips)
+        return self._other
 
     def text(self, ids: Sequence[int], window: Sequence[int] = (), *, final: bool = True, tail: str = "") -> str:
         """`window`: the ids before, as the generate step chose them. A whole answer is one final event."""

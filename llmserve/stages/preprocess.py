@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import InvalidArgument, raise_problems
-from llmserve.stages.chat import ChatFormat, Message, chat_format, require_chat_format
+from llmserve.stages.chat import ChatFormat, Message, Tools, chat_format, require_chat_format
+from llmserve.stages.chat_style import AUTO, ChatStyle
 from llmserve.stages.files import TextFiles
 from llmserve.stages.text import is_unicode
 from llmserve.stages.tokenizer import Tokenizer, tokenizer_of
@@ -26,6 +27,7 @@ class TextPrompt:
     ids: Sequence[int] = ()
     add_special_tokens: bool | None = None  # to `text`; None: as the model is configured
     template_values: Mapping[str, Any] = field(default_factory=dict)  # further names in the chat template
+    tools: Tools = ()  # that the messages may call
     max_tokens: int = 16
     stop_words: Sequence[str] = ()
     bad_words: Sequence[str] = ()
@@ -47,6 +49,8 @@ class TextPrompt:
             found.append("there are two prompts: give either text or messages (or prompt_ids), and not both")
         if self.template_values and not self.messages:
             found.append("chat_template_kwargs are for messages, and there are none")
+        if self.tools and not self.messages:
+            found.append("tools are for messages, and there are none")
         if len(self.bias_words) != len(self.bias_weights):
             found.append(
                 f"embedding bias needs one weight per word, got {len(self.bias_words)} words and "
@@ -81,11 +85,21 @@ class PreparedPrompt:
 class Preprocessor:
     """Stateless after construction: one may serve any number of requests at once."""
 
-    def __init__(self, tokenizer: Tokenizer, files: TextFiles, *, add_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        files: TextFiles,
+        *,
+        add_special_tokens: bool = True,
+        tool_format: str = AUTO,
+        reasoning_format: str = AUTO,
+    ) -> None:
         self.tokenizer = tokenizer
         self.max_seq_len = files.max_seq_len
         self._files = files
-        self._chat: ChatFormat | None = chat_format(tokenizer, files)
+        self._chat: ChatFormat | None = chat_format(
+            tokenizer, files, tool_format=tool_format, reasoning_format=reasoning_format
+        )
         self._add_special_tokens = add_special_tokens
         declared = files.token_ids("eos_token_id")
         self._end_ids = declared or ((tokenizer.eos_id,) if tokenizer.eos_id is not None else ())
@@ -93,9 +107,22 @@ class Preprocessor:
         self.pad_id = (*pad, *self._end_ids, NEVER)[0]
 
     @classmethod
-    def open(cls, path: Path, *, add_special_tokens: bool = True) -> Preprocessor:
+    def open(
+        cls, path: Path, *, add_special_tokens: bool = True, tool_format: str = AUTO, reasoning_format: str = AUTO
+    ) -> Preprocessor:
+        """`tool_format`, `reasoning_format`: see `ChatStyle`; `auto`: what the chat template says."""
         files = TextFiles.read(path)
-        return cls(tokenizer_of(files), files, add_special_tokens=add_special_tokens)
+        return cls(
+            tokenizer_of(files),
+            files,
+            add_special_tokens=add_special_tokens,
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
+        )
+
+    def chat_style(self, values: Mapping[str, Any]) -> ChatStyle:
+        """How answers to messages are to be read; `values`: further names in the chat template."""
+        return ChatStyle() if self._chat is None else self._chat.style(values)
 
     def prepare(self, prompt: TextPrompt) -> PreparedPrompt:
         """Raise `InvalidArgument` with everything that is wrong. Prompt length is the engine's to judge."""
@@ -121,7 +148,7 @@ class Preprocessor:
             return self.tokenizer.encode(prompt.text, add_special_tokens=adds), ""
         chat = self._chat or require_chat_format(self.tokenizer, self._files)
         room = self._room(prompt.max_tokens)
-        made = chat.encode(prompt.messages, room, prompt.template_values)
+        made = chat.encode(prompt.messages, room, prompt.template_values, prompt.tools)
         missing = made.what_is_missing()
         return made.ids, missing and (
             f"the conversation was cut to fit, {missing}: there is room for {room} tokens of {self.max_seq_len}, the "

@@ -26,6 +26,10 @@ def flag_parameter(args: Mapping[str, str], key: str, default: bool) -> bool:
     return _parameter(args, key, str(default)).strip().lower() in ("true", "1", "t", "y", "yes")
 
 
+def text_parameter(args: Mapping[str, str], key: str, default: str) -> str:
+    return _parameter(args, key, default).strip()
+
+
 def triton_code(error: LlmserveError) -> str:
     """The attribute of `pb_utils.TritonError` for an error of ours."""
     return TRITON_CODES.get(error.code, "INTERNAL")

@@ -30,8 +30,12 @@ UNSUPPORTED_INPUTS = {  # refused rather than swallowed; the name that the ensem
 def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
     """QUERY, MESSAGES or PROMPT_IDS, and word lists -> INPUT_ID and what else the `tensorrt_llm` step wants.
 
-    `EMBEDDING_BIAS` is `[1, vocab_size]`, or `[1, 0]` without bias words.
+    `EMBEDDING_BIAS` is `[1, vocab_size]`, or `[1, 0]` without bias words. With RETURN_CHAT_STYLE there is nothing but
+    CHAT_STYLE: how answers to messages are to be read, as JSON.
     """
+    if _flag(inputs, "RETURN_CHAT_STYLE"):
+        style = stage.chat_style(_object(inputs, "CHAT_TEMPLATE_KWARGS"))
+        return {"CHAT_STYLE": np.array([[style.to_json().encode()]], dtype=object)}
     batches = {name: array.shape[0] for name, array in inputs.items() if array.ndim and array.shape[0] != 1}
     raise_problems(
         InvalidArgument,
@@ -54,7 +58,8 @@ def text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]
     """TOKENS_BATCH `[1, beams, n]` -> OUTPUT `[beams]`.
 
     Without FINISH_REASON the ids are taken for a whole answer; with it, WINDOW_IDS are the ids before them, and an
-    empty reason says that more will come. With RETURN_TOKENS there are TOKEN_IDS and TOKEN_BYTES too, `[1, ids]`: the
+    empty reason says that more will come. SKIP_SPECIAL_TOKENS says for one request whether their spelling is left out.
+    With RETURN_TOKENS there are TOKEN_IDS and TOKEN_BYTES too, `[1, ids]`: the
     new ids of all rows, and what each of them stands for by itself.
     """
     tokens = inputs["TOKENS_BATCH"]
@@ -65,6 +70,9 @@ def text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]
     window = inputs["WINDOW_IDS"].reshape(-1).tolist() if "WINDOW_IDS" in inputs else []
     is_final = "FINISH_REASON" not in inputs or bool(_text(inputs, "FINISH_REASON"))
     tail = _text(inputs, "TAIL_TEXT") or ""
+    skips = _flag(inputs, "SKIP_SPECIAL_TOKENS") if "SKIP_SPECIAL_TOKENS" in inputs else None
+    if skips is not None:
+        stage = stage.skipping(skips)
     texts = [
         stage.text(row[:length].tolist(), window, final=is_final, tail=tail)
         for row, length in zip(rows, lengths, strict=True)
@@ -92,6 +100,7 @@ def _to_prompt(inputs: Arrays) -> TextPrompt:
         ids=_numbers(inputs, "PROMPT_IDS"),
         add_special_tokens=_flag(inputs, "ADD_SPECIAL_TOKENS"),
         template_values=_object(inputs, "CHAT_TEMPLATE_KWARGS"),
+        tools=_tools(inputs),
         max_tokens=_integer(inputs, "REQUEST_OUTPUT_LEN") or 0,
         stop_words=_texts(inputs, "STOP_WORDS_DICT"),
         bad_words=_texts(inputs, "BAD_WORDS_DICT"),
@@ -159,6 +168,18 @@ def _object(inputs: Arrays, name: str) -> Mapping[str, Any]:
         raise InvalidArgument(f"{name} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise InvalidArgument(f"{name} must be a JSON object")
+    return found
+
+
+def _tools(inputs: Arrays) -> Sequence[Mapping[str, Any]]:
+    """A list of objects, as JSON; empty when it is absent."""
+    text = _text(inputs, "TOOLS")
+    try:
+        found = json.loads(text) if text else []
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"TOOLS is not valid JSON: {error}") from error
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise InvalidArgument("TOOLS must be a JSON list of objects")
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Unsupported
-from llmserve.stages.chat import Message, TemplateFormat, chat_format
+from llmserve.stages.chat import TemplateFormat, chat_format, messages_of
 from llmserve.stages.files import TextFiles
 from llmserve.stages.tokenizer import tokenizer_of
 
@@ -29,10 +29,11 @@ class FormattedChat:
     begin: str
     directory: Path
 
-    def text(self, messages: Sequence[Mapping[str, str]], values: Mapping[str, Any]) -> str:
-        """`values`: further names that the template may read."""
-        listed = [Message(message["role"], message["content"]) for message in messages]
-        return self.format.text(listed, values).removeprefix(self.begin)
+    def text(
+        self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """`values`: further names that the template may read. `tools`: as OpenAI's API describes them."""
+        return self.format.text(messages_of(messages), values, tools).removeprefix(self.begin)
 
 
 def tokenizer_dirs(steps: Sequence[ModelConfig]) -> list[Path]:

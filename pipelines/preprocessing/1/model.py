@@ -4,7 +4,7 @@ import triton_python_backend_utils as pb_utils
 
 from llmserve.errors import LlmserveError
 from llmserve.stages.preprocess import Preprocessor
-from llmserve.stages.shim import flag_parameter, path_parameter, triton_code
+from llmserve.stages.shim import flag_parameter, path_parameter, text_parameter, triton_code
 from llmserve.stages.stage_arrays import prepare_arrays
 
 
@@ -12,8 +12,12 @@ class TritonPythonModel:
     llmserve_inline_bytes = 2048  # up to a prompt of a page, execute is a matter of microseconds
 
     def initialize(self, args):
-        add_special_tokens = flag_parameter(args, "add_special_tokens", True)
-        self.stage = Preprocessor.open(path_parameter(args, "tokenizer_dir"), add_special_tokens=add_special_tokens)
+        self.stage = Preprocessor.open(
+            path_parameter(args, "tokenizer_dir"),
+            add_special_tokens=flag_parameter(args, "add_special_tokens", True),
+            tool_format=text_parameter(args, "tool_format", "auto"),
+            reasoning_format=text_parameter(args, "reasoning_format", "auto"),
+        )
 
     def execute(self, requests):
         return [self.respond(request) for request in requests]

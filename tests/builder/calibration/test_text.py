@@ -50,7 +50,7 @@ def test_text_messages_and_ids_become_what_an_engine_is_sent(folder: Path, encod
     messages = [{"role": "user", "content": "The river"}, {"role": "assistant", "content": "is wide"}]
     found = read(tmp_path, encoder, {"text": "The river"}, b"  ", {"messages": messages}, {"prompt_ids": [7, 5, 3]})
     served = Preprocessor.open(folder)
-    dialogue = [Message(**message) for message in messages]
+    dialogue = [Message(message["role"], message["content"]) for message in messages]
     assert found.texts == (
         served.prepare(TextPrompt(text="The river")).input_ids,
         served.prepare(TextPrompt(messages=dialogue)).input_ids,

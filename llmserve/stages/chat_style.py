@@ -1,0 +1,118 @@
+"""How a checkpoint's answers to conversations are to be read, which its chat template tells: how it writes calls of
+tools, and thoughts.
+
+Found by the preprocess step, which has the template, for whoever reads the answers: it travels between them as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.stages.answer_parts import Part, PartKind, PartReader
+from llmserve.stages.reasoning import BEGIN, END, THINK, ThoughtReader
+from llmserve.stages.tool_formats.grammars import FREE_TEXT, json_rule, literal, special_name
+from llmserve.stages.tool_formats.registry import TOOL_FORMATS
+from llmserve.stages.tool_formats.tool_format import Tool, ToolFormat
+
+AUTO, NONE = "auto", "none"
+SWITCHES = ("enable_thinking", "reasoning_effort")  # names by which templates let a request say how much to think
+BLANKS = r"/[ \t\r\n]{1,8}/"  # between a thought and what follows it
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    takes_tools: bool = False  # the template gives tools to the model
+    tool_format: str = ""  # how it calls them; empty: in no form that is known
+    reasoning: str = ""  # how it thinks; empty: it does not, or in no form that is known
+    is_open: bool = False  # a prompt ends inside of a thought
+    switches: Sequence[str] = ()  # those of SWITCHES that the template reads
+    special: Sequence[str] = ()  # markers that are special tokens
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ChatStyle:
+        return cls(**json.loads(text))
+
+    @property
+    def tools(self) -> ToolFormat | None:
+        return TOOL_FORMATS.get(self.tool_format)
+
+    @property
+    def thought_markers(self) -> Sequence[str]:
+        return (BEGIN, END) if self.reasoning else ()
+
+    def reader(self, names: Collection[str], *, continues: bool = False) -> PartReader | None:
+        """Of one answer that may call the named tools; None where all of it is text. `continues`: the prompt ends with
+        the answer's own beginning, so it has thought."""
+        thoughts = ThoughtReader(is_open=self.is_open) if self.reasoning and not continues else None
+        calls = self.tools.reader(names) if self.tools and names else None
+        return AnswerReader(thoughts, calls) if thoughts or calls else None
+
+
+class AnswerReader:
+    """A thought, then text and calls."""
+
+    def __init__(self, thoughts: ThoughtReader | None, calls: PartReader | None) -> None:
+        self._thoughts = thoughts
+        self._calls = calls
+
+    def read(self, text: str, *, is_last: bool = False) -> list[Part]:
+        parts: list[Part] = []
+        if self._thoughts is not None:
+            parts, text = self._thoughts.read(text, is_last=is_last)
+        if self._calls is not None:
+            return parts + self._calls.read(text, is_last=is_last)
+        return [*parts, Part(PartKind.TEXT, text)] if text else parts
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an answer has to be."""
+
+    tools: Sequence[Tool] = ()  # that may be called
+    must_call: bool = False
+    several: bool = True  # calls in one answer
+    schema: Mapping[str, Any] | None = None  # of an answer in text; None: any
+
+
+def answer_guide(style: ChatStyle, wanted: Wanted, *, continues: bool = False) -> str:
+    """A guide in Lark: after a thought, if the model thinks, an answer as it is wanted."""
+    text = FREE_TEXT if wanted.schema is None else "formatted"
+    rules = f"formatted: {json_rule(wanted.schema)}\n" if wanted.schema is not None else ""
+    if wanted.tools:
+        assert style.tools is not None
+        allowed = None if wanted.must_call else text
+        answer = style.tools.rules(wanted.tools, allowed, several=wanted.several, special=style.special)
+    else:
+        answer = f"answer: {text}"
+    return f"{_start(style, continues)}\n{answer}\n{'' if wanted.must_call else rules}"
+
+
+def _start(style: ChatStyle, continues: bool) -> str:
+    if not style.reasoning or continues:
+        return "start: answer"
+    if END in style.special:
+        thought = f"thought: {FREE_TEXT} {special_name(END)}"
+    else:
+        thought = "thought[lazy]: /(.|\\n)*<\\/think>/"
+    if style.is_open:
+        return f"start: thought {BLANKS}? answer\n{thought}"
+    begin = special_name(BEGIN) if BEGIN in style.special else literal(BEGIN)
+    return f"start: ({begin} thought {BLANKS}?)? answer\n{thought}"
+
+
+def check_formats(tool_format: str, reasoning_format: str) -> None:
+    """Those that a config names. Raises `InvalidArgument`."""
+    rules = (("tool_format", tool_format, [*TOOL_FORMATS]), ("reasoning_format", reasoning_format, [THINK]))
+    problems = [
+        f"{key} is '{value}', which is none of {', '.join((AUTO, NONE, *known))}"
+        for key, value, known in rules
+        if value not in (AUTO, NONE, *known)
+    ]
+    raise_problems(InvalidArgument, "the chat template cannot be read as configured", problems)

@@ -1,0 +1,78 @@
+"""Thoughts in front of an answer, as DeepSeek-R1 and Qwen3 write them: `<think>`, the thought, `</think>`, the answer.
+
+Some chat templates end a prompt inside of a thought, which is then open when the answer begins.
+"""
+
+from __future__ import annotations
+
+from llmserve.stages.answer_parts import Part, PartKind
+from llmserve.stages.stop_strings import num_held
+
+BEGIN, END = "<think>", "</think>"
+THINK = "think"  # the only form that is known
+
+
+def found_reasoning(template: str) -> str:
+    """The form of thoughts that a chat template knows; empty: none."""
+    return THINK if END in template else ""
+
+
+def is_open_after(prompt: str) -> bool:
+    """Whether a prompt ends inside of a thought."""
+    return prompt.rstrip().endswith(BEGIN)
+
+
+class ThoughtReader:
+    """Of one answer. White space around the thought is a part of neither."""
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._is_open = is_open
+        self._waiting = ""
+        self._begun = False
+        self._has_thought = False  # a part of it was told
+        self._ended = False  # what comes is the answer
+        self._has_answer = False
+
+    def read(self, text: str, *, is_last: bool = False) -> tuple[list[Part], str]:
+        """Parts of the thought, and the text of the answer as far as it is certain."""
+        if self._has_answer:
+            return [], text
+        self._waiting += text
+        if not self._begun and not self._ended and not self._begin(is_last):
+            return [], ""
+        parts = [] if self._ended else self._thought(is_last)
+        return parts, self._answer() if self._ended else ""
+
+    def _begin(self, is_last: bool) -> bool:
+        """Whether it is known now how the answer begins."""
+        rest = self._waiting.lstrip()
+        if len(rest) < len(BEGIN) and BEGIN.startswith(rest) and not is_last:
+            return False
+        if rest.startswith(BEGIN):
+            self._waiting, self._begun = rest.removeprefix(BEGIN), True
+        elif self._is_open:
+            self._begun = True
+        else:
+            self._ended = self._has_answer = True
+        return True
+
+    def _thought(self, is_last: bool) -> list[Part]:
+        place = self._waiting.find(END)
+        if place >= 0:
+            shown, self._waiting = self._waiting[:place].rstrip(), self._waiting[place + len(END) :]
+            self._ended = True
+        else:
+            kept = 0 if is_last else num_held(self._waiting, (END,))
+            shown = self._waiting[: len(self._waiting) - kept].rstrip()
+            self._waiting = self._waiting[len(shown) :]
+        if not self._has_thought:
+            shown = shown.lstrip()
+        self._has_thought = self._has_thought or bool(shown)
+        return [Part(PartKind.THOUGHT, shown)] if shown else []
+
+    def _answer(self) -> str:
+        text, self._waiting = self._waiting, ""
+        if not self._has_answer:
+            text = text.lstrip()
+            self._has_answer = bool(text)
+        return text

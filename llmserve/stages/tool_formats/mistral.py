@@ -1,0 +1,124 @@
+"""Mistral's two forms, behind a token of its own. The older one is a list of calls, the newer one writes names as they
+are:
+
+[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]
+[TOOL_CALLS]weather[ARGS]{"city": "Rome"}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from llmserve.stages.answer_parts import Part, PartKind, PartReader
+from llmserve.stages.tool_formats.grammars import FREE_TEXT, arguments_rules, literal, marked, tool_rules
+from llmserve.stages.tool_formats.json_calls import CallReader, ValueEnd
+from llmserve.stages.tool_formats.tool_format import Tool
+
+CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
+NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
+MAX_NAME = 300  # characters within which a call's arguments begin
+ID_LENGTH = 9  # letters and digits, which its templates insist on
+
+
+@dataclass(frozen=True, slots=True)
+class Mistral:
+    name: str = "mistral"
+    markers: Sequence[str] = (CALLS,)
+
+    def reader(self, names: Collection[str]) -> PartReader:
+        return MistralReader(names, CALLS)
+
+    def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
+        begin = marked(CALLS, special)
+        more = '(", " tool)*' if several else ""
+        rules = f'calls: {begin} " "? "[" tool {more} "]"\n{tool_rules(tools, "arguments")}'
+        return _answer(text, begin, f'" "? "[" tool {more} "]"', special) + rules
+
+    def call_id(self, call_id: str) -> str:
+        return _short_id(call_id)
+
+
+@dataclass(frozen=True, slots=True)
+class MistralNamed:
+    """The newer form."""
+
+    name: str = "mistral_args"
+    markers: Sequence[str] = (CALLS, ARGS)
+
+    def reader(self, names: Collection[str]) -> PartReader:
+        return MistralReader(names, CALLS)
+
+    def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
+        begin, args = marked(CALLS, special), marked(ARGS, special)
+        more = f"({begin} tool)*" if several else ""
+        each = "\n".join(f"tool_{i}: {literal(tool.name)} {args} args_{i}" for i, tool in enumerate(tools))
+        either = " | ".join(f"tool_{i}" for i in range(len(tools)))
+        rules = f"calls: {begin} tool {more}\ntool: {either}\n{each}\n{arguments_rules(tools)}"
+        return _answer(text, begin, f"tool {more}", special) + rules
+
+    def call_id(self, call_id: str) -> str:
+        return _short_id(call_id)
+
+
+def _answer(text: str | None, begin: str, body: str, special: Collection[str]) -> str:
+    if text == FREE_TEXT:
+        lead = f"lead: TEXT {begin}" if CALLS in special else f"lead[lazy]: TEXT {begin}"
+        return f"answer: TEXT | lead {body}\nTEXT: {FREE_TEXT}\n{lead}\n"
+    return f"answer: calls{'' if text is None else f' | {text}'}\n"
+
+
+def _short_id(call_id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", call_id)[-ID_LENGTH:].rjust(ID_LENGTH, "0")
+
+
+class MistralReader(CallReader):
+    """Both forms: what stands behind the marker says which it is."""
+
+    _arguments: ValueEnd | None = None  # of a call in the newer form, while they come
+
+    def _behind_marker(self) -> bool:
+        rest = self._waiting.lstrip()
+        if not rest and not self._is_last:
+            return False
+        if rest[:1] == "[":
+            self._opening += self._waiting[: len(self._waiting) - len(rest) + 1]
+            self._waiting = rest[1:]
+            self._state = super()._behind_marker
+            return True
+        found = NAMED.match(rest)
+        if found is None and len(rest) < MAX_NAME and not self._is_last:
+            return False
+        if found is None or found[1] not in self._names:
+            self._was_text()
+            return True
+        self._parts.append(Part(PartKind.CALL, found[1]))
+        self._has_called, self._waiting = True, rest[found.end() :]
+        self._arguments, self._state = ValueEnd(), self._in_arguments
+        return True
+
+    def _in_arguments(self) -> bool:
+        assert self._arguments is not None
+        text, self._waiting = self._waiting, ""
+        end = self._arguments.find(text)
+        if piece := text[:end]:
+            self._parts.append(Part(PartKind.ARGUMENTS, piece))
+        if end is None:
+            return False
+        self._waiting, self._state = text[end:], self._in_text
+        return True
+
+    def _behind_call(self) -> bool:
+        """In a list: another call, or its end."""
+        rest = self._waiting.lstrip()
+        if not rest and not self._is_last:
+            return False
+        self._opening, self._waiting = rest[:1], rest[1:]
+        if self._opening == ",":
+            self._state = super()._behind_marker
+            return True
+        if self._opening != "]":
+            self._waiting = rest
+        self._state = self._in_text
+        return True

@@ -1,0 +1,92 @@
+"""Small chat templates with the markers of published ones, for models that call tools and think; and tokenizers that
+know the markers as those models' do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.tiny_tokenizers import write_byte_level_tokenizer
+
+# As Qwen2.5: tools in the system message, calls in tags, what tools said as a user's message.
+QWEN = (
+    "{%- if tools %}<|im_start|>system\n"
+    "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    'Call a function so: <tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call><|im_end|>\n{%- endif %}'
+    "{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}"
+    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
+    "{%- else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{%- for call in message.tool_calls or [] %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", '
+    '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{%- endfor %}<|im_end|>\n{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen3: thinks unless it is told not to; the answer itself begins with the thought.
+QWEN3 = QWEN + (
+    "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}"
+)
+# As DeepSeek-R1: the prompt opens the thought.
+R1 = (
+    "{%- for message in messages %}<|{{ message.role }}|>{{ message.content.split('</think>')[-1] }}{% endfor %}"
+    "{%- if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+# As Llama 3.1: one call, an object with parameters.
+LLAMA = (
+    "{%- if tools %}<|start_header_id|>system<|end_header_id|>\nEnvironment: ipython\n"
+    'Answer with {"name": function name, "parameters": dictionary}.\n'
+    "{% for tool in tools %}{{ tool | tojson(indent=4) }}\n{% endfor %}<|eot_id|>{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.tool_calls %}"
+    "{%- if message.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{%- endif %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n"
+    '{"name": "{{ message.tool_calls[0].function.name }}", '
+    '"parameters": {{ message.tool_calls[0].function.arguments | tojson }}}<|eot_id|>'
+    "{%- elif message.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n{{ message.content }}<|eot_id|>"
+    "{%- else %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n{{ message.content }}<|eot_id|>{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n{% endif %}"
+)
+# As Mistral-7B-v0.3: a list behind a token, ids of nine characters.
+MISTRAL = (
+    "{%- if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'user' %}[INST] {{ message.content }}[/INST]"
+    "{%- elif message.tool_calls %}[TOOL_CALLS] [{%- for call in message.tool_calls %}"
+    "{%- if call.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{%- endif %}"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}'
+    "{{ ', ' if not loop.last else '' }}{%- endfor %}]"
+    "{%- elif message.role == 'tool' %}"
+    '[TOOL_RESULTS] {"content": {{ message.content | tojson }}, "call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]'
+    "{%- else %} {{ message.content }}{%- endif %}"
+    "{%- endfor %}"
+)
+MISTRAL_ARGS = MISTRAL.replace("[TOOL_CALLS] [", "[TOOL_CALLS]name[ARGS]{}[")
+TEMPLATES = {
+    "qwen": QWEN, "qwen3": QWEN3, "r1": R1, "llama": LLAMA, "mistral": MISTRAL, "mistral_args": MISTRAL_ARGS,
+}  # fmt: skip
+FORMATS = {"qwen": "hermes", "qwen3": "hermes", "llama": "llama3", "mistral": "mistral", "mistral_args": "mistral_args"}
+SPECIAL = {"llama": ["<|python_tag|>"], "mistral": ["[TOOL_CALLS]"], "mistral_args": ["[TOOL_CALLS]", "[ARGS]"]}
+ORDINARY = {  # tokens that texts are shown with
+    "qwen": ["<tool_call>", "</tool_call>"],
+    "qwen3": ["<tool_call>", "</tool_call>", "<think>", "</think>"],
+    "r1": ["<think>", "</think>"],
+}
+
+
+def write_talker(path: Path, kind: str, vocab_size: int) -> None:
+    """A tokenizer with the chat template and the tokens of `kind`, a key of TEMPLATES."""
+    import tokenizers
+
+    special, ordinary = SPECIAL.get(kind, []), ORDINARY.get(kind, [])
+    write_byte_level_tokenizer(path, vocab_size - len(special) - len(ordinary))
+    library = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    library.add_special_tokens(special)
+    library.add_tokens(ordinary)
+    library.save(str(path / "tokenizer.json"))
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = TEMPLATES[kind]
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))

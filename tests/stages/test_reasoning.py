@@ -1,0 +1,48 @@
+"""Thoughts in front of answers, cut into pieces in every way."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from llmserve.stages.answer_parts import PartKind
+from llmserve.stages.chat_style import ChatStyle
+from llmserve.stages.reasoning import is_open_after
+from tests.stages.test_tool_formats import ways
+
+THOUGHT = "Hm < 3.\n\nYes"
+CASES = {
+    "a thought": (False, f"<think>\n{THOUGHT}\n</think>\n\nFour.\n", THOUGHT, "Four.\n"),
+    "an open thought": (True, f"{THOUGHT}\n</think>\n\nFour.", THOUGHT, "Four."),
+    "opened again": (True, f"<think>\n{THOUGHT}</think>Four.", THOUGHT, "Four."),
+    "no thought": (False, " <thin air>", "", " <thin air>"),
+    "an empty thought": (False, "<think>\n\n</think>\n\nFour.", "", "Four."),
+    "cut off": (False, f"<think>{THOUGHT} </thi", f"{THOUGHT} </thi", ""),
+    "cut off in an open one": (True, THOUGHT, THOUGHT, ""),
+    "nothing": (False, "", "", ""),
+    "a later marker is text": (False, "a <think>b</think>", "", "a <think>b</think>"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_thoughts_and_answers(case: str) -> None:
+    is_open, answer, thought, text = CASES[case]
+    for cuts in ways(answer):
+        reader = ChatStyle(reasoning="think", is_open=is_open).reader(())
+        assert reader is not None
+        places = [0, *cuts, len(answer)]
+        pieces = [answer[a:b] for a, b in itertools.pairwise(places)]
+        parts = [part for piece in pieces for part in reader.read(piece)] + reader.read("", is_last=True)
+        assert "".join(part.text for part in parts if part.kind is PartKind.THOUGHT) == thought, cuts
+        assert "".join(part.text for part in parts if part.kind is PartKind.TEXT) == text, cuts
+
+
+def test_an_answer_that_is_continued_has_thought() -> None:
+    assert ChatStyle(reasoning="think", is_open=True).reader((), continues=True) is None
+    assert ChatStyle().reader(("f",)) is None
+
+
+def test_where_a_prompt_ends() -> None:
+    assert is_open_after("<|assistant|><think>\n")
+    assert not is_open_after("<think>\n\n</think>\n\n")

@@ -1,0 +1,287 @@
+"""Calls of tools as models write them, in every form, cut into pieces in every way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from llmserve.core import Guide
+from llmserve.errors import InvalidArgument
+from llmserve.stages.answer_parts import Part, PartKind
+from llmserve.stages.chat import chat_format
+from llmserve.stages.chat_style import ChatStyle, Wanted, answer_guide
+from llmserve.stages.files import TextFiles
+from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
+from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
+from llmserve.stages.tool_formats.registry import TOOL_FORMATS
+from llmserve.stages.tool_formats.tool_format import Tool
+from tests.chat_templates import FORMATS, SPECIAL, TEMPLATES, write_talker
+from tests.stages.test_guides import walk
+
+VOCAB_SIZE = 420
+NAMES = ("weather", "time-now")
+CALL = ("weather", '{"city": "Rome \\"{", "days": [1, {"a": "}"}]}')
+OTHER = ("time-now", "{}")
+Calls = list[tuple[str, str]]
+
+
+def said(parts: list[Part]) -> tuple[str, Calls]:
+    text, calls = "", list[tuple[str, str]]()
+    for part in parts:
+        if part.kind is PartKind.TEXT:
+            text += part.text
+        elif part.kind is PartKind.CALL:
+            calls.append((part.text, ""))
+        else:
+            name, arguments = calls[-1]
+            calls[-1] = name, arguments + part.text
+    return text, calls
+
+
+def read(name: str, answer: str, cuts: list[int]) -> tuple[str, Calls]:
+    reader = TOOL_FORMATS[name].reader(NAMES)
+    places = [0, *cuts, len(answer)]
+    parts = [part for a, b in itertools.pairwise(places) for part in reader.read(answer[a:b])]
+    return said([*parts, *reader.read("", is_last=True)])
+
+
+def ways(answer: str) -> Iterator[list[int]]:
+    yield []
+    yield list(range(1, len(answer)))
+    rng = random.Random(len(answer))
+    for _ in range(40):
+        yield sorted(rng.sample(range(len(answer)), min(rng.randint(1, 6), len(answer))))
+
+
+def tagged(*calls: tuple[str, str], member: str = "arguments") -> list[str]:
+    return [f'{{"name": "{name}", "{member}": {arguments}}}' for name, arguments in calls]
+
+
+(ONE,), (TWO,), (LLAMA_ONE,) = tagged(CALL), tagged(OTHER), tagged(CALL, member="parameters")
+ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
+    "a call": ("hermes", f"<tool_call>\n{ONE}\n</tool_call>", "", [CALL]),
+    "text before": ("hermes", f"Let me see.\n\n<tool_call>\n{ONE}\n</tool_call>", "Let me see.", [CALL]),
+    "two": ("hermes", f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>{TWO}</tool_call>\n", "", [CALL, OTHER]),
+    "no end": ("hermes", f"<tool_call>\n{ONE}", "", [CALL]),
+    "text behind": ("hermes", f"<tool_call>{ONE}</tool_call>Done", "Done", [CALL]),
+    "arguments first": (
+        "hermes", f'<tool_call>{{"arguments": {CALL[1]}, "name": "weather"}}</tool_call>', "",
+        [("weather", json.dumps(json.loads(CALL[1])))],
+    ),
+    "no arguments": ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "", [("weather", "{}")]),
+    "a text of arguments": (
+        "hermes", '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', "",
+        [("weather", '{"a": 1}')],
+    ),
+    "cut off": ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"ci', "", [("weather", '{"ci')]),
+    "cut off before the name ends": ("hermes", '<tool_call>\n{"name": "wea', '<tool_call>\n{"name": "wea', []),
+    "an unknown tool": (
+        "hermes", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', [],
+    ),
+    "no JSON": ("hermes", "<tool_call>{weather}</tool_call> x", "<tool_call>{weather}</tool_call> x", []),
+    "no object": ("hermes", "<tool_call> none <tool_call>" + TWO, "<tool_call> none", [OTHER]),
+    "text": ("hermes", "a < b <tool\n", "a < b <tool\n", []),
+    "llama": ("llama3", LLAMA_ONE, "", [CALL]),
+    "llama behind its token": ("llama3", f"<|python_tag|>{LLAMA_ONE}", "", [CALL]),
+    "llama twice": ("llama3", f'\n{LLAMA_ONE}; {{"name": "time-now", "parameters": {{}}}}', "", [CALL, OTHER]),
+    "llama with a type": (
+        "llama3", '{"type": "function", "name": "time-now", "parameters": {}}', "", [OTHER],
+    ),
+    "llama in words": ("llama3", f"I call {LLAMA_ONE}", f"I call {LLAMA_ONE}", []),
+    "llama with an answer in JSON": ("llama3", ' {"city": {"name": "x"}}', ' {"city": {"name": "x"}}', []),
+    "llama with an unknown tool": ("llama3", '{"name": "f", "parameters": {}}', '{"name": "f", "parameters": {}}', []),
+    "mistral": ("mistral", f"[TOOL_CALLS] [{ONE}, {TWO}]", "", [CALL, OTHER]),
+    "mistral with text": ("mistral", f"Well:[TOOL_CALLS][{ONE}]", "Well:", [CALL]),
+    "mistral in words": ("mistral", "[1, 2]", "[1, 2]", []),
+    "mistral with an empty list": ("mistral", "[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
+    "mistral by name": (
+        "mistral_args", f"[TOOL_CALLS]weather[ARGS]{CALL[1]}[TOOL_CALLS]time-now[ARGS]{{}}", "", [CALL, OTHER],
+    ),
+    "mistral by an unknown name": ("mistral_args", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]f[ARGS]{}", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_an_answer_is_read_however_it_is_cut(case: str) -> None:
+    name, answer, text, calls = ANSWERS[case]
+    for cuts in ways(answer):
+        assert read(name, answer, cuts) == (text, calls), cuts
+
+
+def test_a_name_comes_before_its_arguments_and_these_as_they_come() -> None:
+    reader = TOOL_FORMATS["hermes"].reader(NAMES)
+    parts = [
+        reader.read(piece) for piece in ('<tool_call>{"name": "weather", "arguments": {', '"city": ', '"Rome"', "}}")
+    ]
+    assert parts == [
+        [Part(PartKind.CALL, "weather"), Part(PartKind.ARGUMENTS, "{")],
+        [Part(PartKind.ARGUMENTS, '"city": ')],
+        [Part(PartKind.ARGUMENTS, '"Rome"')],
+        [Part(PartKind.ARGUMENTS, "}")],
+    ]
+
+
+def test_text_is_not_held_back_longer_than_it_may_mark_a_call() -> None:
+    reader = TOOL_FORMATS["hermes"].reader(NAMES)
+    assert [reader.read(piece) for piece in ("one", " <", "two")] == [
+        [Part(PartKind.TEXT, "one")], [], [Part(PartKind.TEXT, " <two")],
+    ]  # fmt: skip
+
+
+def test_a_long_answer_is_read_in_no_time() -> None:
+    arguments = json.dumps({"text": 'x"{}' * 100_000})
+    assert read("hermes", f'<tool_call>{{"name": "weather", "arguments": {arguments}}}', []) == (
+        "", [("weather", arguments)],
+    )  # fmt: skip
+    junk = '{"name": "' * 20_000
+    assert read("hermes", f"<tool_call>{junk}", list(range(0, len(junk), 7)))[1] == []
+
+
+@pytest.fixture(scope="module")
+def talkers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    paths = {kind: tmp_path_factory.mktemp(kind) for kind in TEMPLATES}
+    for kind, path in paths.items():
+        write_talker(path, kind, VOCAB_SIZE)
+    return paths
+
+
+def style_of(path: Path, **values: Any) -> ChatStyle:
+    found = chat_format(load_tokenizer(path), TextFiles.read(path))
+    assert found is not None
+    return found.style(values)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_the_form_is_that_of_the_chat_template(kind: str, talkers: dict[str, Path]) -> None:
+    style = style_of(talkers[kind])
+    assert (style.tool_format, style.takes_tools) == (FORMATS.get(kind, ""), kind in FORMATS)
+    assert (style.reasoning, style.is_open) == ("think" if kind in ("qwen3", "r1") else "", kind == "r1")
+    assert list(style.special) == SPECIAL.get(kind, [])
+    assert list(style.switches) == (["enable_thinking"] if kind == "qwen3" else [])
+    again = ChatStyle.from_json(style.to_json())
+    assert (again.tools, list(again.special)) == (style.tools, list(style.special))
+
+
+def test_a_config_names_a_form_or_none(talkers: dict[str, Path]) -> None:
+    files = TextFiles.read(talkers["qwen3"])
+    tokenizer = load_tokenizer(talkers["qwen3"])
+    found = chat_format(tokenizer, files, tool_format="llama3", reasoning_format="none")
+    assert found is not None
+    assert (found.style().tool_format, found.style().reasoning) == ("llama3", "")
+    with pytest.raises(InvalidArgument, match="tool_format is 'xml', which is none of auto, none, hermes"):
+        chat_format(tokenizer, files, tool_format="xml")
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "home": {"$ref": "#/$defs/place"},
+    },
+    "required": ["name", "age", "home"],
+    "additionalProperties": False,
+    "$defs": {"place": {"enum": ["Rome", "Bern"]}},
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = (Tool("weather", PERSON), Tool("time-now", NOTHING))
+SCHEMAS = {"weather": PERSON, "time-now": NOTHING}
+
+
+def compiled(path: Path, wanted: Wanted) -> tuple[Guide, Tokenizer]:
+    tokenizer = load_tokenizer(path)
+    compiler = GuideCompiler(tokenizer, VOCAB_SIZE + 4)
+    try:
+        return compiler.compile(GuideText(GuideKind.EBNF_GRAMMAR, answer_guide(style_of(path), wanted))), tokenizer
+    finally:
+        compiler.close()
+
+
+def answers(guide: Guide, tokenizer: Tokenizer, count: int) -> list[str]:
+    """Random ones that are complete, with special tokens."""
+    rng = random.Random(3)
+    end_id = tokenizer.vocab_size + 1
+    found = (walk(guide, VOCAB_SIZE + 4, rng, end_id=end_id, most=400) for _ in range(count))
+    return [tokenizer.decode(each, skip_special_tokens=False) for each in found if each is not None]
+
+
+def one_call(kind: str) -> str:
+    return {
+        "hermes": '<tool_call>\n{"name": "time-now", "arguments": {}}\n</tool_call>',
+        "llama3": '{"name": "time-now", "parameters": {}}',
+        "mistral": '[TOOL_CALLS][{"name": "time-now", "arguments": {}}]',
+        "mistral_args": "[TOOL_CALLS]time-now[ARGS]{}",
+    }[FORMATS[kind]]
+
+
+def two_calls(kind: str) -> str:
+    one = one_call(kind)
+    if kind == "mistral":
+        return one[:-1] + ", " + one.removeprefix("[TOOL_CALLS][")
+    return one + {"llama": "; ", "mistral_args": ""}.get(kind, "\n") + one
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_calls_that_have_to_be_made_follow_their_schemas(kind: str, several: bool, talkers: dict[str, Path]) -> None:
+    guide, tokenizer = compiled(talkers[kind], Wanted(TOOLS, must_call=True, several=several))
+    style = style_of(talkers[kind])
+    found = answers(guide, tokenizer, 60)
+    assert len(found) > 10
+    for answer in found:
+        reader = style.reader(NAMES)
+        assert reader is not None
+        parts = reader.read(answer, is_last=True)
+        text, calls = said([part for part in parts if part.kind is not PartKind.THOUGHT])
+        assert (text, bool(calls)) == ("", True), answer
+        assert several or len(calls) == 1
+        for name, arguments in calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    assert follows(guide, tokenizer, one_call(kind))
+    assert follows(guide, tokenizer, two_calls(kind)) == (several and kind != "llama")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_text_may_stand_instead_of_calls_but_not_for_one(kind: str, talkers: dict[str, Path]) -> None:
+    guide, tokenizer = compiled(talkers[kind], Wanted(TOOLS, several=False))
+    lead = {"hermes": "<tool_call>\n", "llama3": '{"name": "'}.get(FORMATS[kind], "[TOOL_CALLS]")
+    assert follows(guide, tokenizer, "The fox runs.")
+    assert not follows(guide, tokenizer, f"{lead}The fox runs.")
+    assert follows(guide, tokenizer, one_call(kind))
+    assert not follows(guide, tokenizer, one_call(kind).replace("time-now", "time-off"))
+    if kind != "llama":
+        assert follows(guide, tokenizer, f"Well. {one_call(kind)}")
+
+
+def follows(guide: Guide, tokenizer: Tokenizer, text: str) -> bool:
+    matcher = guide.start()
+    end_id = tokenizer.vocab_size + 1
+    for token in tokenizer.encode_marked(text):
+        if not matcher.mask((end_id,))[token // 8] >> token % 8 & 1:
+            return False
+        matcher.advance(token)
+    return matcher.is_complete() or bool(matcher.mask((end_id,))[end_id // 8] >> end_id % 8 & 1)
+
+
+def test_a_format_stands_instead_of_calls(talkers: dict[str, Path]) -> None:
+    guide, tokenizer = compiled(talkers["qwen"], Wanted(TOOLS, schema=PERSON))
+    assert follows(guide, tokenizer, '{"name": "a", "age": 3, "home": "Rome"}')
+    assert follows(guide, tokenizer, '<tool_call>\n{"name": "time-now", "arguments": {}}\n</tool_call>')
+    assert not follows(guide, tokenizer, "The fox")
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "r1"])
+def test_a_format_holds_behind_a_thought(kind: str, talkers: dict[str, Path]) -> None:
+    guide, tokenizer = compiled(talkers[kind], Wanted(schema=NOTHING))
+    begin = "" if kind == "r1" else "<think>"
+    assert follows(guide, tokenizer, begin + "\nA { thought.\n</think>\n\n{}")
+    assert not follows(guide, tokenizer, begin + "\nA thought.\n</think>\n\nText")
+    assert follows(guide, tokenizer, "{}") == (kind == "qwen3")
