@@ -64,7 +64,7 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     app.router.route_class = BodyRoute
     app.router.redirect_slashes = False
     ensembles = Ensembles(core)
-    state = State(ensembles, extensions, Conversations(core), TokenTexts(ensembles))
+    state = State(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
     models = Models(state)
     get: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/models", models.list),

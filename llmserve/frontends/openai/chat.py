@@ -2,117 +2,31 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from dataclasses import dataclass, field
 
 from fastapi import Request, Response
-from pydantic import Field, model_validator
 
-from llmserve.frontends.http.error_answers import JSON
 from llmserve.frontends.http.json_fields import Json
-from llmserve.frontends.openai.ensembles import Ensemble, Values
-from llmserve.frontends.openai.event_stream import (
-    DONE,
-    EventStream,
-    Template,
-    data,
-    encoded_slowly,
-    json_answer,
-    json_string,
+from llmserve.frontends.openai.chat_fields import ChatRequest
+from llmserve.frontends.openai.ensembles import Ensemble
+from llmserve.frontends.openai.event_stream import EventStream, Template, json_answer, json_string
+from llmserve.frontends.openai.generation import Answer, Caller, Piece, answers, total_usage
+from llmserve.frontends.openai.log_probs import Scored, TokenBytes, chat_log_probs, scored_output
+from llmserve.frontends.openai.replies import (
+    Chunks,
+    document_head,
+    finish_reason,
+    scored_reply,
+    usage_document,
+    with_warning,
 )
-from llmserve.frontends.openai.fields import MAX_TOKENS, MAX_TOP, Sampled, TemplateValues
-from llmserve.frontends.openai.generation import Answer, Caller, Piece, Usage, answers, total_usage
-from llmserve.frontends.openai.log_probs import Scored, TokenBytes, chat_log_probs, log_prob_values, scored_output
-from llmserve.frontends.openai.replies import finish_reason, new_id, usage_document
+from llmserve.frontends.openai.spoken import Call, Prepared, Said
 from llmserve.frontends.openai.state import State
-from llmserve.frontends.openai.validation import Strict, refused
+from llmserve.stages.answer_parts import Part, PartKind, PartReader
 
 OBJECT, CHUNK = "chat.completion", "chat.completion.chunk"
-NO_TOOLS = "tools are not supported: leave them out"
-
-
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-Content: TypeAlias = str | Annotated[list[TextPart], Field(min_length=1)]
-
-
-class _Message(Strict):
-    role: str
-    content: Content
-    name: Annotated[Any, refused("names of speakers are not given to the model")] = None
-
-    def listed(self) -> dict[str, str]:
-        """For the chat format, which knows no developers."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
-class SystemMessage(_Message):
-    role: Literal["system", "developer"]
-
-
-class UserMessage(_Message):
-    role: Literal["user"]
-
-
-class AssistantMessage(_Message):
-    role: Literal["assistant"]
-    refusal: Annotated[Any, refused("refusals are not given to the model")] = None
-    audio: Annotated[Any, refused("there is no audio here")] = None
-    tool_calls: Annotated[Any, refused(NO_TOOLS, [])] = None
-    function_call: Annotated[Any, refused(NO_TOOLS)] = None
-
-
-Message: TypeAlias = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
-
-
-class ChatRequest(Sampled):
-    model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    chat_template_kwargs: TemplateValues | None = None
-    tools: Annotated[Any, refused(NO_TOOLS, [])] = None
-    tool_choice: Annotated[Any, refused(NO_TOOLS, "none", "auto")] = None
-    functions: Annotated[Any, refused(NO_TOOLS, [])] = None
-    function_call: Annotated[Any, refused(NO_TOOLS, "none", "auto")] = None
-    parallel_tool_calls: bool | None = Field(None, description="Without tools there is nothing that it could change.")
-    modalities: Annotated[Any, refused("there is only text here", ["text"])] = None
-    audio: Annotated[Any, refused("there is only text here")] = None
-    prediction: Annotated[Any, refused("predicted outputs are not supported")] = None
-    reasoning_effort: Annotated[Any, refused("these models do not reason by request", "none")] = None
-    verbosity: Annotated[Any, refused("these models have no verbosity", "medium")] = None
-    web_search_options: Annotated[Any, refused("there is no web search here")] = None
-    store: Annotated[Any, refused("nothing is stored here", False)] = None
-    service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
-    metadata: dict[str, str] | None = Field(None, description="Labels of what is stored; nothing is.")
-    safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
-    prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens mean the same, but differ")
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs need logprobs")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options need stream")
-        return self
-
-    def listed(self) -> list[dict[str, str]]:
-        return [message.listed() for message in self.messages]
-
-    def values(self) -> Values:
-        """Of log probs."""
-        return log_prob_values(self.top_logprobs or 0) if self.logprobs else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,62 +37,136 @@ class Chat:
         """The assistant's next message."""
         ensemble = self.state.ensembles.find(body.model)
         caller = self.state.caller(request)
-        prompt = await self.state.conversations.values(ensemble, body.listed(), body.chat_template_kwargs)
+        prepared = await self.state.conversations.prepared(ensemble, body.talk())
         num_answers = body.n or 1
-        sampling = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, body.values())
+        more = {**body.values(), **prepared.guide}
+        sampling = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, more)
         pieces = caller.pieces(
-            ensemble, prompt, sampling, streaming=bool(body.stream), wants_tokens=bool(body.logprobs)
+            ensemble, prepared.prompt, sampling, streaming=bool(body.stream), wants_tokens=bool(body.logprobs)
         )
         if body.stream:
-            return EventStream(self._events(body, ensemble, pieces, num_answers))
-        return await self._reply(body, ensemble, caller, await answers(pieces, num_answers))
+            return EventStream(self._events(body, ensemble, prepared, pieces))
+        return await self._reply(body, ensemble, caller, prepared, await answers(pieces, num_answers))
 
-    async def _reply(self, body: ChatRequest, ensemble: Ensemble, caller: Caller, found: Sequence[Answer]) -> Response:
+    async def _reply(
+        self, body: ChatRequest, ensemble: Ensemble, caller: Caller, prepared: Prepared, found: Sequence[Answer]
+    ) -> Response:
+        said = [prepared.said(answer.text) for answer in found]
+        for answer, each in zip(found, said, strict=True):
+            answer.usage = await self.state.counted(ensemble, answer.usage, each.thought if prepared.thinks else None)
         if not body.logprobs:
-            return json_answer(_document(body, found, [], {}))
-        scored = await caller.beside_loop(lambda: [_scored(answer.pieces) for answer in found], found)
-        texts = await self.state.token_texts.of(ensemble, (one for tokens in scored for one in tokens))
-        content = await caller.beside_loop(lambda: encoded_slowly(_document(body, found, scored, texts)), found)
-        return Response(content, media_type=JSON)
+            return json_answer(_document(body, found, said, [], {}))
+        return await scored_reply(
+            self.state, caller, ensemble, found,
+            lambda: [_scored(answer.pieces) for answer in found],
+            lambda scored, texts: _document(body, found, said, scored, texts),
+        )  # fmt: skip
 
     async def _events(
-        self, body: ChatRequest, ensemble: Ensemble, pieces: AsyncGenerator[Piece, None], num_answers: int
+        self, body: ChatRequest, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[bytes, None]:
-        head: dict[str, Json] = {
-            "id": new_id("chatcmpl"), "object": CHUNK, "created": int(time.time()), "model": body.model,
-        }  # fmt: skip
-        rest: dict[str, Json] = {"usage": None} if body.wants_usage else {}
-        templates = [
-            Template(data, {**head, "choices": [_delta({"content": Template.SLOT}, index)], **rest})
-            for index in range(num_answers)
-        ]
-        total: Usage | None = Usage()
+        chunks = Chunks(document_head("chatcmpl", CHUNK, body.model), body.wants_usage)
+        choices = [_Choice(chunks, index, prepared.new_reader()) for index in range(body.n or 1)]
         has_begun = False
         async with aclosing(pieces):
             async for piece in pieces:
                 if not has_begun:
                     has_begun = True
-                    opening: Any = {"role": "assistant", "content": "", "refusal": None}
-                    for index in range(num_answers):
-                        yield data({**head, "choices": [_delta(opening, index)], **rest})
-                if body.logprobs:
-                    choice = _delta({"content": piece.text}, piece.index)
-                    choice["logprobs"] = await self._log_probs(ensemble, piece)
-                    yield data({**head, "choices": [choice], **rest})
-                elif piece.text:
-                    yield templates[piece.index].filled(json_string(piece.text))
+                    for choice in choices:
+                        yield choice.opening()
+                choice = choices[piece.index]
+                if choice.reader is None and not body.logprobs:
+                    if piece.text:
+                        yield choice.text.filled(json_string(piece.text))
+                else:
+                    log_probs = await self._log_probs(ensemble, piece) if body.logprobs else None
+                    for chunk in choice.chunks_of(piece, log_probs):
+                        yield chunk
                 if piece.finish_reason:
-                    warned: dict[str, Json] = {"warning": piece.warning} if piece.warning else {}
-                    ending = _delta({}, piece.index, finish_reason(piece.finish_reason))
-                    yield data({**head, "choices": [ending], **rest, **warned})
-                    total = _added(total, piece)
-        if body.wants_usage:
-            yield data({**head, "choices": [], "usage": usage_document(total)})
-        yield DONE
+                    yield choice.ending(piece)
+                    thought = "".join(choice.thought) if prepared.thinks and body.wants_usage else None
+                    piece.usage = await self.state.counted(ensemble, piece.usage, thought)
+                    chunks.count(piece)
+        for chunk in chunks.end():
+            yield chunk
 
     async def _log_probs(self, ensemble: Ensemble, piece: Piece) -> Json:
         tokens = _scored([piece])
         return _log_probs_document(tokens, await self.state.token_texts.of(ensemble, tokens))
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One streamed answer."""
+
+    chunks: Chunks
+    index: int
+    reader: PartReader | None
+    num_calls: int = 0
+    thought: list[str] = field(default_factory=list)
+    text: Template = field(init=False)
+    thoughts: Template = field(init=False)
+    arguments: Template = field(init=False)
+
+    def __post_init__(self) -> None:
+        slot = Template.SLOT
+        self.text = self.chunks.template(self._delta({"content": slot}))
+        if self.reader is not None:
+            self.thoughts = self.chunks.template(self._delta(_thought(slot)))
+            call: Json = {"index": slot, "function": {"arguments": slot}}
+            self.arguments = self.chunks.template(self._delta({"tool_calls": [call]}))
+
+    def opening(self) -> bytes:
+        return self.chunks.chunk(self._delta({"role": "assistant", "content": "", "refusal": None}))
+
+    def chunks_of(self, piece: Piece, log_probs: Json) -> Iterator[bytes]:
+        """With log probs the first chunk has them, of all tokens of the piece."""
+        if self.reader is not None:
+            parts = self.reader.read(piece.text, is_last=bool(piece.finish_reason))
+        else:
+            parts = [Part(PartKind.TEXT, piece.text)] if piece.text else []
+        if log_probs is not None:
+            first = parts.pop(0) if parts else Part(PartKind.TEXT, "")
+            yield self.chunks.chunk({**self._delta(self._said(first)), "logprobs": log_probs})
+        for part in parts:
+            yield self._chunk(part)
+
+    def _chunk(self, part: Part) -> bytes:
+        if part.kind is PartKind.TEXT:
+            return self.text.filled(json_string(part.text))
+        if part.kind is PartKind.ARGUMENTS:
+            return self.arguments.filled(str(self.num_calls - 1), json_string(part.text))
+        if part.kind is PartKind.THOUGHT:
+            self.thought.append(part.text)
+            return self.thoughts.filled(*[json_string(part.text)] * 2)
+        return self.chunks.chunk(self._delta(self._said(part)))
+
+    def _said(self, part: Part) -> dict[str, Json]:
+        if part.kind is PartKind.TEXT:
+            return {"content": part.text}
+        if part.kind is PartKind.THOUGHT:
+            self.thought.append(part.text)
+            return _thought(part.text)
+        if part.kind is PartKind.CALL:
+            self.num_calls += 1
+            return {"tool_calls": [{"index": self.num_calls - 1, **_call(Call(part.text))}]}
+        return {"tool_calls": [{"index": self.num_calls - 1, "function": {"arguments": part.text}}]}
+
+    def ending(self, piece: Piece) -> bytes:
+        reason = finish_reason(piece.finish_reason, has_called=self.num_calls > 0)
+        return self.chunks.chunk(self._delta({}, reason), piece.warning)
+
+    def _delta(self, delta: Json, reason: str | None = None) -> dict[str, Json]:
+        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _thought(text: str) -> dict[str, Json]:
+    """By DeepSeek's name for it, and by the one that vLLM has now."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _call(call: Call) -> dict[str, Json]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _scored(pieces: Sequence[Piece]) -> list[Scored]:
@@ -189,37 +177,32 @@ def _log_probs_document(tokens: Sequence[Scored], texts: TokenBytes) -> Json:
     return {"content": chat_log_probs(tokens, texts), "refusal": None}
 
 
+def _message(said: Said) -> Json:
+    message: dict[str, Json] = {"role": "assistant", "content": said.text, "refusal": None}
+    if said.calls:
+        message["content"] = said.text or None
+        message["tool_calls"] = [_call(call) for call in said.calls]
+    return message | (_thought(said.thought) if said.thought else {})
+
+
 def _document(
-    body: ChatRequest, found: Sequence[Answer], scored: Sequence[Sequence[Scored]], texts: TokenBytes
+    body: ChatRequest,
+    found: Sequence[Answer],
+    said: Sequence[Said],
+    scored: Sequence[Sequence[Scored]],
+    texts: TokenBytes,
 ) -> Json:
     choices: list[dict[str, Json]] = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": _message(each),
             "logprobs": None,
-            "finish_reason": finish_reason(answer.finish_reason),
+            "finish_reason": finish_reason(answer.finish_reason, has_called=bool(each.calls)),
         }
-        for index, answer in enumerate(found)
+        for index, (answer, each) in enumerate(zip(found, said, strict=True))
     ]
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = _log_probs_document(tokens, texts)
-    document: dict[str, Json] = {
-        "id": new_id("chatcmpl"),
-        "object": OBJECT,
-        "created": int(time.time()),
-        "model": body.model,
-        "choices": choices,
-        "usage": usage_document(total_usage([found])),
-    }
-    warning = next((answer.warning for answer in found if answer.warning), "")
-    return document | ({"warning": warning} if warning else {})
-
-
-def _added(total: Usage | None, piece: Piece) -> Usage | None:
-    if total is None or piece.usage is None:
-        return None
-    return total + (piece.usage if piece.index == 0 else replace(piece.usage, prompt=0, cached=0))
-
-
-def _delta(delta: dict[str, Json], index: int, reason: str | None = None) -> dict[str, Json]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    document = document_head("chatcmpl", OBJECT, body.model)
+    document |= {"choices": choices, "usage": usage_document(total_usage([found]))}
+    return with_warning(document, (answer.warning for answer in found))

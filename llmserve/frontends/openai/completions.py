@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -12,20 +11,11 @@ from typing import Annotated, Any, Self, TypeAlias
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
-from llmserve.frontends.http.error_answers import JSON
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.openai.ensembles import Ensemble, Values
-from llmserve.frontends.openai.event_stream import (
-    DONE,
-    EventStream,
-    Template,
-    data,
-    encoded_slowly,
-    json_answer,
-    json_string,
-)
+from llmserve.frontends.openai.event_stream import EventStream, Template, json_answer, json_string
 from llmserve.frontends.openai.fields import MAX_ANSWERS, MAX_TOKENS, MAX_TOP, Sampled
-from llmserve.frontends.openai.generation import Answer, Caller, Piece, Sampling, Usage, answers, total_usage
+from llmserve.frontends.openai.generation import Answer, Caller, Piece, Sampling, answers, total_usage
 from llmserve.frontends.openai.log_probs import (
     Scored,
     TokenBytes,
@@ -33,9 +23,17 @@ from llmserve.frontends.openai.log_probs import (
     log_prob_values,
     scored_output,
     scored_prompt,
+    text_length,
 )
 from llmserve.frontends.openai.merging import merged
-from llmserve.frontends.openai.replies import finish_reason, new_id, usage_document
+from llmserve.frontends.openai.replies import (
+    Chunks,
+    document_head,
+    finish_reason,
+    scored_reply,
+    usage_document,
+    with_warning,
+)
 from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import refused
 
@@ -67,8 +65,6 @@ class CompletionRequest(Sampled):
             raise ValueError("best_of over n does not go with stream: which answers are best is known at the end")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens of 0 needs echo: there would be nothing to say")
-        if self.stream and self.echo:
-            raise ValueError("echo does not go with stream here: ask for one of them")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options need stream")
         return self
@@ -93,6 +89,21 @@ class _Prompt:
     text: str = ""  # what is echoed
     ids: Sequence[int] = ()  # when its log probs are wanted
     answers: list[Answer] = field(default_factory=list)
+    scores: list[Scored] = field(default_factory=list)  # of a streamed echo, when they have come
+    waiting: list[Piece] = field(default_factory=list)  # for them
+
+    def ready(self, piece: Piece) -> list[Piece]:
+        """Of a stream whose echo has log probs: the pieces that may go out, none until the prompt's are known."""
+        if self.scores:
+            return [piece]
+        self.waiting.append(piece)
+        found = piece.arrays.get("prompt_log_probs")
+        is_last_chance = piece.index == 0 and bool(piece.finish_reason)
+        if not is_last_chance and (found is None or found.size != len(self.ids) - 1):
+            return []
+        self.scores = scored_prompt([one.arrays for one in self.waiting], self.ids)
+        pieces, self.waiting = self.waiting, []
+        return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +116,11 @@ class Completions:
         caller = self.state.caller(request)
         sampling = self._sampling(body)
         prompts = [_Prompt(_prompt_values(prompt, body)) for prompt in body.prompts()]
-        if body.stream:
-            return EventStream(self._events(body, ensemble, caller, prompts, sampling))
         if body.echo:
             for prompt, given in zip(prompts, body.prompts(), strict=True):
                 await self._prepare_echo(ensemble, prompt, given, of_ids=body.logprobs is not None)
+        if body.stream:
+            return EventStream(self._events(body, ensemble, caller, prompts))
         busy = asyncio.Semaphore(AT_ONCE)
 
         async def run(prompt: _Prompt) -> None:
@@ -128,10 +139,11 @@ class Completions:
         if body.logprobs is None:
             return json_answer(_document(body, prompts, [], {}))
         found = [answer for prompt in prompts for answer in prompt.answers]
-        scored = await caller.beside_loop(lambda: [*_scored(body, prompts)], found)
-        texts = await self.state.token_texts.of(ensemble, (one for tokens in scored for one in tokens))
-        content = await caller.beside_loop(lambda: encoded_slowly(_document(body, prompts, scored, texts)), found)
-        return Response(content, media_type=JSON)
+        return await scored_reply(
+            self.state, caller, ensemble, found,
+            lambda: [*_scored(body, prompts)],
+            lambda scored, texts: _document(body, prompts, scored, texts),
+        )  # fmt: skip
 
     def _sampling(self, body: CompletionRequest) -> Sampling:
         more: Values = {}
@@ -157,51 +169,59 @@ class Completions:
             prompt.ids, prompt.text = given, await ensembles.text_of(ensemble, given)
 
     async def _events(
-        self,
-        body: CompletionRequest,
-        ensemble: Ensemble,
-        caller: Caller,
-        prompts: Sequence[_Prompt],
-        sampling: Sampling,
+        self, body: CompletionRequest, ensemble: Ensemble, caller: Caller, prompts: Sequence[_Prompt]
     ) -> AsyncGenerator[bytes, None]:
-        head: dict[str, Json] = {
-            "id": new_id("cmpl"), "object": OBJECT, "created": int(time.time()), "model": body.model,
-        }  # fmt: skip
-        rest: dict[str, Json] = {"usage": None} if body.wants_usage else {}
+        chunks = Chunks(document_head("cmpl", OBJECT, body.model), body.wants_usage)
+        sampling, wants_tokens = self._sampling(body), body.logprobs is not None
         num_answers = sampling.num_answers
-        templates = [
-            Template(data, {**head, "choices": [_choice(Template.SLOT, index)], **rest})
-            for index in range(len(prompts) * num_answers)
-        ]
-        wants_tokens = body.logprobs is not None
+        templates = [chunks.template(_choice(Template.SLOT, index)) for index in range(len(prompts) * num_answers)]
+        offsets = [0] * len(templates)  # in characters, of the next token
+        to_echo = set(range(len(templates))) if body.echo else set()
         streams = [
             caller.pieces(ensemble, prompt.values, sampling, streaming=True, wants_tokens=wants_tokens)
             for prompt in prompts
         ]
-        total, offsets = Usage(), [0] * len(templates)
         async with aclosing(merged(streams, AT_ONCE)) as pieces:
-            async for place, piece in pieces:
-                index = place * num_answers + piece.index
-                if not piece.finish_reason and not wants_tokens:
-                    if piece.text:
-                        yield templates[index].filled(json_string(piece.text))
-                    continue
-                choice = _choice(piece.text, index, finish_reason(piece.finish_reason))
-                if wants_tokens:
-                    choice["logprobs"] = await self._piece_log_probs(body, ensemble, piece, offsets[index])
-                offsets[index] += len(piece.text)
-                if piece.usage is not None:
-                    total += piece.usage if piece.index == 0 else replace(piece.usage, prompt=0, cached=0)
-                warned: dict[str, Json] = {"warning": piece.warning} if piece.warning else {}
-                yield data({**head, "choices": [choice], **rest, **warned})
-        if body.wants_usage:
-            yield data({**head, "choices": [], "usage": usage_document(total)})
-        yield DONE
+            async for place, found in pieces:
+                prompt = prompts[place]
+                for piece in prompt.ready(found) if body.echo and wants_tokens else (found,):
+                    index = place * num_answers + piece.index
+                    if index in to_echo:
+                        to_echo.remove(index)
+                        choice = _choice(prompt.text, index)
+                        if wants_tokens:
+                            choice["logprobs"] = await self._log_probs(body, ensemble, prompt.scores, offsets, index)
+                        yield chunks.chunk(choice)
+                    if body.max_tokens == 0:
+                        piece.text, piece.arrays = "", {}
+                    if not piece.finish_reason and not wants_tokens:
+                        if piece.text:
+                            yield templates[index].filled(json_string(piece.text))
+                        continue
+                    choice = _choice(piece.text, index, _reason(body, piece.finish_reason))
+                    if wants_tokens:
+                        tokens = scored_output(piece.arrays) if piece.arrays else []
+                        choice["logprobs"] = await self._log_probs(body, ensemble, tokens, offsets, index)
+                    if piece.finish_reason:
+                        if piece.usage is not None and body.max_tokens == 0:
+                            piece.usage = replace(piece.usage, completion=0)
+                        chunks.count(piece)
+                    yield chunks.chunk(choice, piece.warning)
+        for chunk in chunks.end():
+            yield chunk
 
-    async def _piece_log_probs(self, body: CompletionRequest, ensemble: Ensemble, piece: Piece, offset: int) -> Json:
-        tokens = scored_output(piece.arrays)
+    async def _log_probs(
+        self, body: CompletionRequest, ensemble: Ensemble, tokens: Sequence[Scored], offsets: list[int], index: int
+    ) -> Json:
+        """Of the next tokens of the choice `index`, whose offset moves on."""
         texts = await self.state.token_texts.of(ensemble, tokens)
-        return completion_log_probs(tokens, texts, offset=offset, num_top=body.logprobs or 0)
+        found = completion_log_probs(tokens, texts, offset=offsets[index], num_top=body.logprobs or 0)
+        offsets[index] += text_length(tokens, texts)
+        return found
+
+
+def _reason(body: CompletionRequest, reason: str) -> str | None:
+    return "length" if reason and body.max_tokens == 0 else finish_reason(reason)
 
 
 def _scored(body: CompletionRequest, prompts: Sequence[_Prompt]) -> Iterator[list[Scored]]:
@@ -220,25 +240,15 @@ def _document(
     choices: list[dict[str, Json]] = []
     for prompt in prompts:
         for answer in _best(prompt.answers, body.n or 1):
-            text, reason = answer.text, finish_reason(answer.finish_reason)
-            if body.max_tokens == 0:
-                text, reason = "", "length"
-            choices.append(_choice(prompt.text + text, len(choices), reason))
+            text = "" if body.max_tokens == 0 else answer.text
+            choices.append(_choice(prompt.text + text, len(choices), _reason(body, answer.finish_reason)))
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs or 0)
     usage = total_usage([prompt.answers for prompt in prompts])
     if usage is not None and body.max_tokens == 0:
         usage = replace(usage, completion=0)
-    warning = next((answer.warning for prompt in prompts for answer in prompt.answers if answer.warning), "")
-    document = {
-        "id": new_id("cmpl"),
-        "object": OBJECT,
-        "created": int(time.time()),
-        "model": body.model,
-        "choices": choices,
-        "usage": usage_document(usage),
-    }
-    return document | ({"warning": warning} if warning else {})
+    document = document_head("cmpl", OBJECT, body.model) | {"choices": choices, "usage": usage_document(usage)}
+    return with_warning(document, (answer.warning for prompt in prompts for answer in prompt.answers))
 
 
 def _choice(text: str, index: int, reason: str | None = None) -> dict[str, Json]:

@@ -6,6 +6,7 @@ not have is refused by its name in the API.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,6 +141,24 @@ class Ensembles:
     async def prompt_ids(self, ensemble: Ensemble, values: Values) -> list[int]:
         """The ids that the ensemble's first step makes of a prompt, whose `values` are the ensemble's inputs."""
         return _values(await self._prepared(ensemble, values), "INPUT_ID")
+
+    async def num_tokens(self, ensemble: Ensemble, text: str) -> int:
+        """Of a text by itself."""
+        more = {"add_special_tokens": [False]} if "add_special_tokens" in ensemble.inputs else {}
+        return len(await self.prompt_ids(ensemble, {"text_input": [text], **more})) if text else 0
+
+    async def chat_style(self, ensemble: Ensemble, template_values: Mapping[str, Any]) -> str:
+        """How answers to messages are to be read, as JSON: what the ensemble's first step says of it."""
+        tensors = [
+            tensor_of("REQUEST_OUTPUT_LEN", "INT32", [1], (1, 1)),
+            tensor_of("RETURN_CHAT_STYLE", "BOOL", [True], (1, 1)),
+            tensor_of("CHAT_TEMPLATE_KWARGS", "BYTES", [json.dumps(template_values)], (1, 1)),
+        ]
+        request = InferRequest(
+            ensemble.encoder, {tensor.name: tensor for tensor in tensors}, requested_outputs=("CHAT_STYLE",)
+        )
+        text: bytes = _values(await self._ask(request), "CHAT_STYLE")[0]
+        return text.decode()
 
     async def end_ids(self, ensemble: Ensemble) -> tuple[int, int]:
         """The ids that end and pad an answer; -1: none."""

@@ -30,6 +30,7 @@ STATUS: Mapping[Code, int] = {
     Code.INTERNAL: FIRST_OF_OURS,
     Code.UNKNOWN: FIRST_OF_OURS,
 }
+NO_THREADS = "thread_unsupported_request"  # by which Anthropic's client knows that it has to send whole conversations
 KINDS: Mapping[type[LlmserveError], int] = {BodyTooLarge: 413, RequestTooLarge: 413, BodyTooSlow: 408}
 OPENAI_TYPES = {
     UNAUTHORIZED: "authentication_error",
@@ -102,7 +103,10 @@ def openai_error(failure: Failure) -> Json:
 def anthropic_error(failure: Failure) -> Json:
     usual = "api_error" if failure.status >= FIRST_OF_OURS else "invalid_request_error"
     kind = ANTHROPIC_TYPES.get(failure.status, usual)
-    return {"type": "error", "error": {"type": kind, "message": failure.message}}
+    error: dict[str, Json] = {"type": kind, "message": failure.message}
+    if failure.code == NO_THREADS:
+        error["details"] = {"error_code": NO_THREADS, "unsupported": [failure.param]}
+    return {"type": "error", "error": error}
 
 
 def ollama_error(failure: Failure) -> Json:

@@ -12,6 +12,7 @@ from llmserve.frontends.openai.ensembles import Values
 from llmserve.frontends.openai.generation import NO_END, Sampling
 from llmserve.frontends.openai.validation import Strict, refused
 
+ANY_OBJECT: Mapping[str, JsonValue] = {"type": "object"}
 MAX_STOPS = 32
 MAX_ANSWERS = 128  # to one prompt: the engine's limit
 MAX_TOP = 20  # alternatives of a token
@@ -79,6 +80,13 @@ def format_values(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> 
     return {"guided_decoding_guide_type": ["json"]} if isinstance(wanted, JsonFormat) else {}
 
 
+def format_schema(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> Mapping[str, JsonValue] | None:
+    """What an answer has to follow; None: nothing."""
+    if isinstance(wanted, JsonSchemaFormat):
+        return wanted.json_schema.schema_
+    return ANY_OBJECT if isinstance(wanted, JsonFormat) else None
+
+
 def stop_list(stop: str | Sequence[str] | None) -> list[str]:
     if stop is None:
         return []
@@ -137,6 +145,12 @@ class Sampled(Strict):
             stop=stop_list(self.stop),
             more={**self._more(), **self._format(), **more},
         )
+
+    def schema(self) -> Mapping[str, JsonValue] | None:
+        """What the answer has to follow, if that is a schema."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.json_
+        return format_schema(self.response_format)
 
     def _format(self) -> Values:
         if self.structured_outputs is not None:

@@ -41,9 +41,16 @@ class Usage:
     prompt: int = 0
     cached: int = 0  # of the prompt's, found in the cache
     completion: int = 0
+    reasoning: int | None = None  # of these; None: the model does not reason
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.prompt + other.prompt, self.cached + other.cached, self.completion + other.completion)
+        thought = [each.reasoning for each in (self, other) if each.reasoning is not None]
+        return Usage(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+            sum(thought) if thought else None,
+        )
 
 
 @dataclass(slots=True)

@@ -123,6 +123,11 @@ def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, offset:
     }
 
 
+def text_length(tokens: Sequence[Scored], texts: TokenBytes) -> int:
+    """In characters, as `completion_log_probs` counts them."""
+    return sum(len(texts[one.token].decode("utf-8", "replace")) for one in tokens)
+
+
 def _alternatives(one: Scored, texts: TokenBytes) -> dict[str, float] | None:
     """The likeliest, and the token itself. Of two that are written alike the likelier."""
     if one.log_prob is None:

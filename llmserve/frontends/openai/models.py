@@ -9,13 +9,14 @@ from fastapi import Request, Response
 from pydantic import Field, model_validator
 
 from llmserve.frontends.http.json_fields import Json
-from llmserve.frontends.openai.chat import Message
+from llmserve.frontends.openai.chat_fields import Message
 from llmserve.frontends.openai.completions import Ids
 from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.openai.event_stream import json_answer
 from llmserve.frontends.openai.fields import TemplateValues
 from llmserve.frontends.openai.log_probs import Scored, token_text
 from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.tools import Choice, Tools, tool_use
 from llmserve.frontends.openai.validation import Strict
 
 OWNER = "llmserve"
@@ -28,11 +29,14 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = Field(None, description="To a prompt. As the model is configured by default.")
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateValues | None = None
+    tools: Tools | None = None
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise ValueError("tools and chat_template_kwargs are for messages")
         if self.messages is not None and self.add_special_tokens is not None:
             raise ValueError("add_special_tokens is for a prompt: a chat format says itself which there are")
         return self
@@ -71,7 +75,8 @@ class Models:
     async def _prompt(self, ensemble: Ensemble, body: TokenizeRequest) -> Values:
         if body.messages is not None:
             listed = [one.listed() for one in body.messages]
-            return await self.state.conversations.values(ensemble, listed, body.chat_template_kwargs)
+            tools = tool_use([tool.function for tool in body.tools or ()], Choice(), several=True)
+            return await self.state.conversations.values(ensemble, listed, body.chat_template_kwargs, tools)
         values: Values = {"text_input": [body.prompt]}
         adds = body.add_special_tokens
         return values if adds is None else {**values, "add_special_tokens": [adds]}

@@ -1,118 +1,90 @@
-"""POST /v1/responses: text in, text out, whole or as typed events. Nothing is stored between two of them."""
+"""POST /v1/responses: an answer to a text or a conversation, whole or as typed events. Nothing is stored."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from fastapi import Request, Response
-from pydantic import Field, JsonValue, model_validator
 
 from llmserve.frontends.http.json_fields import Json
-from llmserve.frontends.openai.chat import NO_TOOLS
-from llmserve.frontends.openai.ensembles import Values
+from llmserve.frontends.openai.ensembles import Ensemble
 from llmserve.frontends.openai.event_stream import EventStream, Template, json_answer, json_string, named_event
-from llmserve.frontends.openai.fields import MAX_TOKENS, JsonFormat, TextFormat, format_values, guide_values
-from llmserve.frontends.openai.generation import Piece, Sampling, Usage, answers
+from llmserve.frontends.openai.generation import Piece, Usage, answers
 from llmserve.frontends.openai.replies import LIMITS, new_id
+from llmserve.frontends.openai.response_fields import ResponseRequest
+from llmserve.frontends.openai.spoken import Prepared
 from llmserve.frontends.openai.state import State
-from llmserve.frontends.openai.validation import Strict, refused
+from llmserve.stages.answer_parts import Part, PartKind
+
+PREFIXES = {PartKind.TEXT: "msg", PartKind.THOUGHT: "rs", PartKind.CALL: "fc"}
+DELTAS = {
+    PartKind.TEXT: "response.output_text",
+    PartKind.THOUGHT: "response.reasoning_text",
+    PartKind.CALL: "response.function_call_arguments",
+}
 
 
-class InputText(Strict):
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: Annotated[Any, refused("annotations are not given to the model", [])] = None
-    logprobs: Annotated[Any, refused("log probs are not given to the model", [])] = None
+@dataclass(slots=True)
+class _Item:
+    """One of an answer's: a message, a thought or a call."""
 
+    kind: PartKind
+    index: int
+    name: str = ""  # of a called tool
+    id: str = ""
+    call_id: str = ""
+    texts: list[str] = field(default_factory=list)
 
-class InputMessage(Strict):
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[InputText], Field(min_length=1)]
-    id: str | None = None
-    status: str | None = None
-    phase: Annotated[Any, refused("phases are not given to the model")] = None
+    def __post_init__(self) -> None:
+        self.id = new_id(PREFIXES[self.kind], "_")
+        if self.kind is PartKind.CALL:
+            self.call_id = new_id("call", "_")
 
-    def listed(self) -> dict[str, str]:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+    @property
+    def place(self) -> dict[str, Json]:
+        content: dict[str, Json] = {} if self.kind is PartKind.CALL else {"content_index": 0}
+        return {"item_id": self.id, "output_index": self.index, **content}
 
+    def document(self, status: str) -> dict[str, Json]:
+        text, has_begun = "".join(self.texts), status != "in_progress"
+        head: dict[str, Json] = {"id": self.id, "status": status}
+        if self.kind is PartKind.CALL:
+            call = {"call_id": self.call_id, "name": self.name, "arguments": text}
+            return {"type": "function_call", **head, **call}
+        content = [self._part(text)] if has_begun else []
+        if self.kind is PartKind.THOUGHT:
+            return {"type": "reasoning", **head, "summary": [], "content": content}
+        return {"type": "message", **head, "role": "assistant", "content": content}
 
-class SchemaFormat(Strict):
-    type: Literal["json_schema"]
-    name: str
-    schema_: dict[str, JsonValue] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
+    def delta(self) -> Template:
+        log_probs: dict[str, Json] = {"logprobs": []} if self.kind is PartKind.TEXT else {}
+        event = {"type": f"{DELTAS[self.kind]}.delta", **self.place, "delta": Template.SLOT, **log_probs}
+        return Template(named_event, {**event, "sequence_number": Template.SLOT})
 
+    def opening(self) -> Iterator[dict[str, Json]]:
+        added = {"output_index": self.index, "item": self.document("in_progress")}
+        yield {"type": "response.output_item.added", **added}
+        if self.kind is not PartKind.CALL:
+            yield {"type": "response.content_part.added", **self.place, "part": self._part("")}
 
-class TextOptions(Strict):
-    format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Annotated[Any, refused("these models have no verbosity", "medium")] = None
+    def closing(self, status: str) -> Iterator[dict[str, Json]]:
+        text = "".join(self.texts)
+        if self.kind is PartKind.CALL:
+            yield {"type": f"{DELTAS[self.kind]}.done", **self.place, "name": self.name, "arguments": text}
+        else:
+            log_probs: dict[str, Json] = {"logprobs": []} if self.kind is PartKind.TEXT else {}
+            yield {"type": f"{DELTAS[self.kind]}.done", **self.place, "text": text, **log_probs}
+            yield {"type": "response.content_part.done", **self.place, "part": self._part(text)}
+        done = {"output_index": self.index, "item": self.document(status)}
+        yield {"type": "response.output_item.done", **done}
 
-
-Input: TypeAlias = str | Annotated[list[InputMessage], Field(min_length=1)]
-
-
-class ResponseRequest(Strict):
-    model: str
-    input: Input
-    instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    stream: bool | None = None
-    text: TextOptions | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = Field(None, description="A label; nothing depends on it.")
-    safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
-    prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
-    parallel_tool_calls: bool | None = Field(None, description="Without tools there is nothing that it could change.")
-    store: Annotated[Any, refused("nothing is stored here", False)] = None
-    background: Annotated[Any, refused("nothing is stored here that could be fetched later", False)] = None
-    previous_response_id: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
-    conversation: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
-    include: Annotated[Any, refused("nothing more can be included", [])] = None
-    tools: Annotated[Any, refused(NO_TOOLS, [])] = None
-    tool_choice: Annotated[Any, refused(NO_TOOLS, "none", "auto")] = None
-    max_tool_calls: Annotated[Any, refused(NO_TOOLS)] = None
-    reasoning: Annotated[Any, refused("these models do not reason by request", {})] = None
-    truncation: Annotated[Any, refused("only the chat format cuts", "disabled")] = None
-    top_logprobs: Annotated[Any, refused("log probs are told by /v1/chat/completions", 0)] = None
-    prompt: Annotated[Any, refused("there are no stored prompts here")] = None
-    service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
-    stream_options: Annotated[Any, refused("usage is always told", {}, {"include_obfuscation": False})] = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if not self.messages():
-            raise ValueError("input is empty")
-        return self
-
-    def messages(self) -> list[dict[str, str]]:
-        opening = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        if isinstance(self.input, str):
-            return [*opening, {"role": "user", "content": self.input}]
-        return [*opening, *(message.listed() for message in self.input)]
-
-    def sampling(self) -> Sampling:
-        return Sampling(
-            max_tokens=self.max_output_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            more=self._format_values(),
-        )
-
-    def _format_values(self) -> Values:
-        wanted = None if self.text is None else self.text.format
-        if isinstance(wanted, SchemaFormat):
-            return guide_values("json_schema", json.dumps(wanted.schema_))
-        return format_values(wanted)
+    def _part(self, text: str) -> Json:
+        if self.kind is PartKind.THOUGHT:
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 @dataclass(slots=True)
@@ -121,14 +93,28 @@ class _Reply:
 
     body: ResponseRequest
     id: str = field(default_factory=lambda: new_id("resp", "_"))
-    item_id: str = field(default_factory=lambda: new_id("msg", "_"))
     created: int = field(default_factory=lambda: int(time.time()))
+    items: list[_Item] = field(default_factory=list)
 
-    def document(self, text: str | None = None, reason: str = "", usage: Usage | None = None) -> dict[str, Json]:
-        """Without a text it is in progress."""
+    def add(self, part: Part) -> bool:
+        """Whether an item begins."""
+        kind = PartKind.CALL if part.kind is PartKind.ARGUMENTS else part.kind
+        begins = part.kind is PartKind.CALL or not self.items or self.items[-1].kind is not kind
+        if begins:
+            self.items.append(_Item(kind, len(self.items), part.text if kind is PartKind.CALL else ""))
+        if part.kind is not PartKind.CALL:
+            self.items[-1].texts.append(part.text)
+        return begins
+
+    @property
+    def thought(self) -> str:
+        return "".join(text for item in self.items if item.kind is PartKind.THOUGHT for text in item.texts)
+
+    def document(self, status: str, usage: Usage | None = None) -> dict[str, Json]:
         body = self.body
-        is_cut = reason in LIMITS
-        status = "in_progress" if text is None else "incomplete" if is_cut else "completed"
+        is_cut = status == "incomplete"
+        effort = None if body.reasoning is None else body.reasoning.effort
+        choice = body.tool_choice or "auto"
         return {
             "id": self.id,
             "object": "response",
@@ -139,15 +125,15 @@ class _Reply:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "model": body.model,
-            "output": [] if text is None else [self.item(text, status)],
-            "parallel_tool_calls": bool(body.parallel_tool_calls),
+            "output": [] if status == "in_progress" else [self._item(item, status) for item in self.items],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": effort, "summary": None},
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.document() for tool in body.tools or ()],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": _usage(usage),
@@ -155,13 +141,9 @@ class _Reply:
             "metadata": body.metadata or {},
         }
 
-    def item(self, text: str | None, status: str) -> Json:
-        content = [] if text is None else [_part(text)]
-        return {"type": "message", "id": self.item_id, "status": status, "role": "assistant", "content": content}
-
-
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    def _item(self, item: _Item, status: str) -> Json:
+        """What cut the answer cut its last item."""
+        return item.document(status if item is self.items[-1] else "completed")
 
 
 def _usage(usage: Usage | None) -> Json:
@@ -171,7 +153,7 @@ def _usage(usage: Usage | None) -> Json:
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
         "total_tokens": usage.prompt + usage.completion,
     }
 
@@ -183,61 +165,73 @@ class Responses:
     async def create(self, body: ResponseRequest, request: Request) -> Response:
         """The answer to a text or a conversation."""
         ensemble = self.state.ensembles.find(body.model)
-        prompt = await self.state.conversations.values(ensemble, body.messages())
-        pieces = self.state.caller(request).pieces(ensemble, prompt, body.sampling(), streaming=bool(body.stream))
+        prepared = await self.state.conversations.prepared(ensemble, body.talk())
+        pieces = self.state.caller(request).pieces(
+            ensemble, prepared.prompt, body.sampling(prepared.guide), streaming=bool(body.stream)
+        )
         reply = _Reply(body)
         if body.stream:
-            return EventStream(_events(reply, pieces))
+            return EventStream(self._events(reply, ensemble, prepared, pieces))
         (answer,) = await answers(pieces, 1)
-        document = reply.document(answer.text, answer.finish_reason, answer.usage)
-        return json_answer(document | ({"warning": answer.warning} if answer.warning else {}))
+        for part in prepared.parts(answer.text):
+            reply.add(part)
+        last = Piece("", answer.finish_reason, usage=answer.usage, warning=answer.warning)
+        return json_answer(await self._whole(reply, ensemble, last))
+
+    async def _whole(self, reply: _Reply, ensemble: Ensemble, last: Piece) -> dict[str, Json]:
+        if not reply.items:
+            reply.add(Part(PartKind.TEXT, ""))
+        usage = await self.state.counted(ensemble, last.usage, reply.thought)
+        document = reply.document(_status(last), usage)
+        return document | ({"warning": last.warning} if last.warning else {})
+
+    async def _events(
+        self, reply: _Reply, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
+    ) -> AsyncGenerator[bytes, None]:
+        reader, last, number = prepared.new_reader(), Piece(""), 0
+        delta: Template | None = None  # of the item that grows
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if not number:
+                    for kind in ("response.created", "response.in_progress"):
+                        yield _numbered({"type": kind, "response": reply.document("in_progress")}, number)
+                        number += 1
+                parts: Sequence[Part] = [Part(PartKind.TEXT, piece.text)] if piece.text else []
+                if reader is not None:
+                    parts = reader.read(piece.text, is_last=bool(piece.finish_reason))
+                for part in parts:
+                    for event in _between(reply, part):
+                        yield _numbered(event, number)
+                        number += 1
+                        delta = None
+                    if part.kind is not PartKind.CALL:
+                        delta = delta or reply.items[-1].delta()
+                        yield delta.filled(json_string(part.text), str(number))
+                        number += 1
+                last = piece
+        for event in await self._closing(reply, ensemble, last):
+            yield _numbered(event, number)
+            number += 1
+
+    async def _closing(self, reply: _Reply, ensemble: Ensemble, last: Piece) -> list[dict[str, Json]]:
+        opening = [] if reply.items else [*_between(reply, Part(PartKind.TEXT, ""))]
+        status = _status(last)
+        response = await self._whole(reply, ensemble, last)
+        closing = reply.items[-1].closing(status)
+        return [*opening, *closing, {"type": f"response.{status}", "response": response}]
 
 
-async def _events(reply: _Reply, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
-    place: dict[str, Json] = {"item_id": reply.item_id, "output_index": 0, "content_index": 0}
-    number, texts, last = 0, list[str](), Piece("")
-    delta = Template(
-        named_event,
-        {"type": "response.output_text.delta", **place, "delta": Template.SLOT, "logprobs": [],
-         "sequence_number": Template.SLOT},
-    )  # fmt: skip
-    async with aclosing(pieces):
-        async for piece in pieces:
-            if not number:
-                for event in _opening(reply, place):
-                    yield _numbered(event, number)
-                    number += 1
-            if piece.text:
-                texts.append(piece.text)
-                yield delta.filled(json_string(piece.text), str(number))
-                number += 1
-            last = piece
-    for event in _closing(reply, place, "".join(texts), last):
-        yield _numbered(event, number)
-        number += 1
+def _between(reply: _Reply, part: Part) -> Iterator[dict[str, Json]]:
+    """The end of an item and the beginning of another, if a part begins one."""
+    if reply.add(part):
+        if len(reply.items) > 1:
+            yield from reply.items[-2].closing("completed")
+        yield from reply.items[-1].opening()
+
+
+def _status(last: Piece) -> str:
+    return "incomplete" if last.finish_reason in LIMITS else "completed"
 
 
 def _numbered(event: dict[str, Json], number: int) -> bytes:
     return named_event({**event, "sequence_number": number})
-
-
-def _opening(reply: _Reply, place: dict[str, Json]) -> Sequence[dict[str, Json]]:
-    return (
-        {"type": "response.created", "response": reply.document()},
-        {"type": "response.in_progress", "response": reply.document()},
-        {"type": "response.output_item.added", "output_index": 0, "item": reply.item(None, "in_progress")},
-        {"type": "response.content_part.added", **place, "part": _part("")},
-    )
-
-
-def _closing(reply: _Reply, place: dict[str, Json], text: str, last: Piece) -> Sequence[dict[str, Json]]:
-    response = reply.document(text, last.finish_reason, last.usage)
-    if last.warning:
-        response["warning"] = last.warning
-    status = response["status"]
-    return (
-        {"type": "response.output_text.done", **place, "text": text, "logprobs": []},
-        {"type": "response.content_part.done", **place, "part": _part(text)},
-        {"type": "response.output_item.done", "output_index": 0, "item": reply.item(text, status)},
-        {"type": f"response.{status}", "response": response},
-    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
-from llmserve.frontends.openai.ensembles import Ensembles
-from llmserve.frontends.openai.generation import Caller
+from llmserve.frontends.openai.ensembles import Ensemble, Ensembles
+from llmserve.frontends.openai.generation import Caller, Usage
 from llmserve.frontends.openai.log_probs import TokenTexts
 from llmserve.frontends.openai.messages import Conversations
 from llmserve.frontends.openai.validation import wire_request
@@ -27,3 +27,10 @@ class State:
 
     def caller(self, request: Request) -> Caller:
         return Caller(self.ensembles.core, self.extensions, wire_request(request))
+
+    async def counted(self, ensemble: Ensemble, usage: Usage | None, thought: str | None) -> Usage | None:
+        """With the tokens of a thought; None: the model does not think."""
+        if usage is None or thought is None:
+            return usage
+        num_tokens = await self.ensembles.num_tokens(ensemble, thought)
+        return replace(usage, reasoning=min(num_tokens, usage.completion))

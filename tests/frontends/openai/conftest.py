@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from llmserve.backends.python.backend import PythonBackend
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
-from llmserve.engine.base import RunnerInfo
+from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake import fake_answer, fake_engine
 from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.log_settings import LogControl
@@ -51,7 +51,11 @@ def served(text_dir: Path) -> Iterator[RunningServer]:
 
 @contextmanager
 def serving(
-    text_dir: Path, api_keys: ApiKeys | None = None, logs: LogControl | None = None, tracer: Tracer | None = None
+    text_dir: Path,
+    api_keys: ApiKeys | None = None,
+    logs: LogControl | None = None,
+    tracer: Tracer | None = None,
+    open_engine: Callable[[], Engine] = lambda: fake_engine(LIMITS),
 ) -> Iterator[RunningServer]:
     tokenizer_dir = {"tokenizer_dir": str(text_dir)}
     settings = ServerSettings(
@@ -63,7 +67,7 @@ def serving(
         },
     )
     backends: dict[str, Backend] = {
-        "tensorrtllm": TensorrtLlmBackend(lambda path, limits: fake_engine(LIMITS)),
+        "tensorrtllm": TensorrtLlmBackend(lambda path, limits: open_engine()),
         "python": PythonBackend(),
     }
     made = running_server(lambda: InferenceCore(settings, backends), api_keys=api_keys, logs=logs, tracer=tracer)

@@ -109,7 +109,6 @@ def test_log_probs(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
         [{"role": "user", "content": None}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": "x", "name": "Ann"}],
-        [{"role": "tool", "content": "x", "tool_call_id": "1"}],
         [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}],
         [],
         "x",
@@ -120,6 +119,13 @@ def test_messages_that_cannot_be_given_to_the_model(http: httpx.Client, messages
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
+
+
+def test_what_tools_have_said_needs_a_template(http: httpx.Client) -> None:
+    talk = [*MESSAGES, {"role": "tool", "content": "x", "tool_call_id": "1"}]
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": talk})
+    assert answer.status_code == 400
+    assert "has role 'tool'" in answer.json()["error"]["message"]
 
 
 def test_template_values_need_a_template(http: httpx.Client) -> None:

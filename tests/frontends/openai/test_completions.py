@@ -205,3 +205,20 @@ def test_the_metrics_page_counts_answers(served: RunningServer, client: openai.O
     page = served.core.metrics_text()
     assert 'llmserve_request_generation_tokens_bucket{model="tensorrt_llm",version="1",le="+Inf"}' in page
     assert "# TYPE llmserve_request_generation_tokens histogram" in page
+
+
+@pytest.mark.parametrize("prompt", ["fox", [200, 201, 202]])
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"logprobs": 0, "n": 2}, {"logprobs": 1, "max_tokens": 0}])
+def test_a_streamed_echo_is_the_one_that_is_not(client: openai.OpenAI, prompt: Any, more: dict[str, Any]) -> None:
+    asked: Any = {"model": MODEL, "prompt": prompt, "max_tokens": 5, "temperature": 0, "echo": True, **more}
+    whole = client.completions.create(**asked)
+    chunks = [*client.completions.create(**asked, stream=True, stream_options={"include_usage": True})]
+    assert chunks[-1].usage == whole.usage
+    for index, choice in enumerate(whole.choices):
+        parts = [chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == index]
+        assert "".join(part.text for part in parts) == choice.text
+        assert parts[-1].finish_reason == choice.finish_reason
+        if choice.logprobs is not None:
+            scores = [part.logprobs for part in parts if part.logprobs is not None]
+            for name in ("tokens", "token_logprobs", "text_offset"):
+                assert [one for each in scores for one in getattr(each, name) or ()] == getattr(choice.logprobs, name)

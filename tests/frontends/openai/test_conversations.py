@@ -10,7 +10,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.frontends.openai.ensembles import Ensemble, Ensembles
 from llmserve.frontends.openai.failures import Refused
-from llmserve.frontends.openai.messages import Conversations
+from llmserve.frontends.openai.messages import Conversations, Talk
+from llmserve.frontends.openai.tools import Function, ToolUse
+from tests.chat_templates import write_talker
 from tests.frontends.stub_core import StubCore
 from tests.stages.conftest import WRITERS
 
@@ -41,7 +43,8 @@ def opened(kind: str, path: Path) -> tuple[Conversations, Ensemble]:
     core.directory = path
     if kind:
         WRITERS[kind](path)
-    return Conversations(core), Ensembles(core).find("old")
+    ensembles = Ensembles(core)
+    return Conversations(ensembles), ensembles.find("old")
 
 
 async def test_the_chat_format_is_applied_here(tmp_path: Path) -> None:
@@ -60,3 +63,25 @@ async def test_where_there_is_none_it_is_refused(tmp_path: Path, kind: str, word
     conversations, ensemble = opened(kind, tmp_path if kind else tmp_path / "elsewhere")
     with pytest.raises(Refused, match=words):
         await conversations.values(ensemble, TALK)
+
+
+TOOL = Function.model_validate({"name": "get_time"})
+
+
+async def test_tools_go_into_the_chat_format_that_is_applied_here(tmp_path: Path) -> None:
+    write_talker(tmp_path, "qwen", 420)
+    conversations, ensemble = opened("", tmp_path)
+    prepared = await conversations.prepared(ensemble, Talk(TALK, ToolUse([TOOL], [TOOL])))
+    assert prepared.prompt.keys() == {"text_input"}
+    assert '"name": "get_time"' in prepared.prompt["text_input"][0]
+    said = prepared.said('<tool_call>{"name": "get_time", "arguments": {}}</tool_call>')
+    assert (said.text, [call.name for call in said.calls]) == ("", ["get_time"])
+    with pytest.raises(Refused, match="cannot be held to its tools"):
+        await conversations.prepared(ensemble, Talk(TALK, ToolUse([TOOL], [TOOL], must_call=True)))
+
+
+async def test_calls_that_the_ensemble_cannot_show_are_refused(tmp_path: Path) -> None:
+    write_talker(tmp_path, "mistral", 420)
+    conversations, ensemble = opened("", tmp_path)
+    with pytest.raises(Refused, match="no input skip_special_tokens"):
+        await conversations.prepared(ensemble, Talk(TALK, ToolUse([TOOL], [TOOL])))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from llmserve.frontends.openai.chat_fields import ChatRequest
 from llmserve.frontends.openai.completions import CompletionRequest
-from llmserve.frontends.openai.responses import ResponseRequest
+from llmserve.frontends.openai.response_fields import ResponseRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -45,8 +46,7 @@ def test_a_format_is_a_guide(wanted: dict[str, Any], guide: dict[str, Any]) -> N
     assert values(response_format=wanted) == {"max_tokens": [16], **guide}
     text = {"type": "json_schema", **wanted["json_schema"]} if "json_schema" in wanted else wanted
     response = ResponseRequest.model_validate({"model": "m", "input": "x", "text": {"format": text}, "temperature": 0})
-    found = response.sampling().values()
-    assert {name: value for name, value in found.items() if name != "max_tokens"} == guide
+    assert response.talk().schema == {"json_schema": SCHEMA, "json_object": {"type": "object"}}.get(wanted["type"])
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,14 @@ def test_vllms_words_for_a_format(wanted: dict[str, Any], kind: str, guide: str)
     found = values(structured_outputs=wanted)
     assert found == {"max_tokens": [16], "guided_decoding_guide_type": [kind], "guided_decoding_guide": [guide]}
     assert values(structured_outputs=wanted, response_format={"type": "text"}) == found
+
+
+def test_a_schema_in_vllms_words_is_one_for_a_chat_too() -> None:
+    fields = {"model": "m", "messages": [{"role": "user", "content": "x"}], "structured_outputs": {"json": SCHEMA}}
+    assert ChatRequest.model_validate(fields).talk().schema == SCHEMA
+    tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+    with pytest.raises(ValidationError, match="structured_outputs and tools both say"):
+        ChatRequest.model_validate(fields | {"tools": [tool]})
 
 
 @pytest.mark.parametrize(
