@@ -13,10 +13,12 @@ from llmserve import __version__
 from llmserve.frontends.openai.anthropic import Messages
 from llmserve.frontends.openai.chat import Chat
 from llmserve.frontends.openai.completions import Completions
+from llmserve.frontends.openai.embeddings import Embeddings
 from llmserve.frontends.openai.ensembles import Ensembles
 from llmserve.frontends.openai.log_probs import TokenTexts
 from llmserve.frontends.openai.messages import Conversations
 from llmserve.frontends.openai.models import Models
+from llmserve.frontends.openai.ollama import Ollama
 from llmserve.frontends.openai.responses import Responses
 from llmserve.frontends.openai.state import State
 from llmserve.frontends.openai.validation import BodyRoute
@@ -65,11 +67,13 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     app.router.redirect_slashes = False
     ensembles = Ensembles(core)
     state = State(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
-    models = Models(state)
+    models, ollama = Models(state), Ollama(state)
     get: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/models", models.list),
         ("/v1/models/{model}", models.retrieve),
         ("/tokenizer_info", models.tokenizer_info),
+        ("/api/tags", ollama.tags),
+        ("/api/version", ollama.version),
     )
     post: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/completions", Completions(state).create),
@@ -77,8 +81,13 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
         ("/v1/responses", Responses(state).create),
         ("/v1/messages", Messages(state).create),
         ("/v1/messages/count_tokens", Messages(state).count_tokens),
+        ("/v1/embeddings", Embeddings(state).create),
         ("/tokenize", models.tokenize),
         ("/detokenize", models.detokenize),
+        ("/api/chat", ollama.chat),
+        ("/api/generate", ollama.generate),
+        ("/api/show", ollama.show),
+        ("/api/embed", Embeddings(state).create),
     )
     for method, routes in (("GET", get), ("POST", post)):
         for path, endpoint in routes:

@@ -31,8 +31,15 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("POST", "/v1/responses"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/embeddings"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/version"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/show"),
+    ("POST", "/api/embed"),
 )
 PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json")
 

@@ -60,14 +60,18 @@ CALLS: Mapping[Api, Calls] = {
     ),
     Api.METADATA: Calls(
         ("ServerMetadata", "ModelMetadata"),
-        ("/v2", *_of_model(""), "/openapi.json", "/tokenizer_info", "/v1/models", "/v1/models/{model}"),
+        (
+            *("/v2", *_of_model(""), "/openapi.json", "/tokenizer_info", "/v1/models", "/v1/models/{model}"),
+            *("/api/tags", "/api/version", "/api/show"),
+        ),
     ),
     Api.INFERENCE: Calls(
         ("ModelInfer", "ModelStreamInfer"),
         (
             *_of_model("/infer", "/generate", "/generate_stream"),
             *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"),
-            *("/v1/messages", "/v1/messages/count_tokens"),
+            *("/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"),
+            *("/api/chat", "/api/generate", "/api/embed"),
         ),
     ),
     Api.SHARED_MEMORY: Calls(
