@@ -71,7 +71,7 @@ hostile: $(VENV)/.check ## Attack a server in full: health within 250 ms, memory
 	HOSTILE_STRICT=1 $(BIN)/python -m pytest -n 0 tests/hostile $(PYTEST_ARGS)
 
 # npm installs grpc-js; the other clients are Debian's. A test whose client is not there is skipped, and says so.
-test-clients: $(VENV)/.check .clients/.created ## gRPC clients in JavaScript, Go and Java, nghttp, h2load and curl against llmserve
+test-clients: $(VENV)/.check .clients/.created .venv-sdks/.created ## gRPC clients in JavaScript, Go and Java, nghttp, h2load, curl, LangChain and LiteLLM against llmserve
 	@echo "== clients of other makes; on Debian: apt-get install nodejs npm golang-go golang-google-grpc-dev \
 	golang-goprotobuf-dev protobuf-compiler default-jdk-headless libgrpc-java libnetty-java libperfmark-java \
 	libgeronimo-annotation-1.3-spec-java protobuf-compiler-grpc-java-plugin nghttp2-client curl"
@@ -136,7 +136,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	@touch $@
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .clients .page .prometheus .smollm2 engines dist .cmake-build llmserve/engine/cpu/*.so
+	rm -rf $(VENV) .venv-bench .venv-compat .venv-sdks .clients .page .prometheus .smollm2 engines dist .cmake-build llmserve/engine/cpu/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)
@@ -163,6 +163,13 @@ $(VENV)/.created:
 .clients/.created: tests/clients/js/package.json
 	@mkdir -p .clients && cp $< .clients/
 	@if command -v npm > /dev/null; then npm install --prefix .clients --no-package-lock --no-audit --no-fund; fi
+	@touch $@
+
+# In an environment of their own: what they pin is none of ours. LiteLLM imports mcp where tools are asked for.
+.venv-sdks/.created:
+	@echo "== installing LangChain and LiteLLM into .venv-sdks"
+	$(PYTHON) -m venv --clear .venv-sdks
+	.venv-sdks/bin/python -m pip --disable-pip-version-check --quiet install langchain-openai==1.7.3 litellm==1.106.2 mcp==2.3.0
 	@touch $@
 
 # The editable install compiles the C++ kernels; it is repeated when they change.

@@ -64,6 +64,7 @@ class AssistantMessage(Strict):
     name: Annotated[Any, refused("names of speakers are not given to the model")] = None
     reasoning_content: str | None = Field(None, description="For templates that keep thoughts.")
     reasoning: str | None = Field(None, description="The same.")
+    provider_specific_fields: Any = Field(None, description="LiteLLM's notes on an answer; nothing depends on them.")
     refusal: Annotated[Any, refused("refusals are not given to the model")] = None
     audio: Annotated[Any, refused("there is no audio here")] = None
     annotations: Annotated[Any, refused("annotations are not given to the model", [])] = None
