@@ -284,7 +284,6 @@ class TemplateFormat:
         return self.tool_template.render(listed, values, tools)
 
     def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
-        prompt = self.text([Message("user", "x")], values)
         names = self.template.names | self.tool_template.names
         markers = [*TOOL_FORMATS[self.tool_format].markers] if self.tool_format else []
         markers += [BEGIN, END] if self.reasoning else []
@@ -292,10 +291,17 @@ class TemplateFormat:
             takes_tools="tools" in self.tool_template.names,
             tool_format=self.tool_format,
             reasoning=self.reasoning,
-            is_open=bool(self.reasoning) and is_open_after(prompt),
+            is_open=bool(self.reasoning) and self._opens_thought(values),
             switches=[name for name in SWITCHES if name in names],
             special=[marker for marker in markers if self._is_special(marker)],
         )
+
+    def _opens_thought(self, values: Mapping[str, Any]) -> bool:
+        """Whether a prompt ends inside of a thought, as far as a question of one letter shows it."""
+        try:
+            return is_open_after(self.text([Message("user", "x")], values))
+        except InvalidArgument:  # a template that wants more than a question
+            return False
 
     def _more(self, message: Message) -> Mapping[str, Any]:
         """With ids of calls as the template takes them."""

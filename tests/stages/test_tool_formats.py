@@ -180,6 +180,15 @@ def test_a_config_names_a_form_or_none(talkers: dict[str, Path]) -> None:
         chat_format(tokenizer, files, tool_format="xml")
 
 
+def test_a_template_that_wants_more_than_a_question_opens_no_thought(tmp_path: Path) -> None:
+    write_talker(tmp_path, "r1", VOCAB_SIZE)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    wants = "{%- if messages | length < 2 %}{{ raise_exception('too few') }}{%- endif %}"
+    settings["chat_template"] = wants + settings["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert (style_of(tmp_path).reasoning, style_of(tmp_path).is_open) == ("think", False)
+
+
 PERSON = {
     "type": "object",
     "properties": {
