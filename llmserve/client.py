@@ -40,7 +40,11 @@ TAKEN_TYPES: Mapping[str, tuple[type, ...]] = {
 CONNECT_FAILURES = ("failed to connect", "connections to all backends failing", "dns resolution failed")
 
 PLAIN_SCHEMES, TLS_SCHEMES = ("grpc://", "http://"), ("grpcs://", "https://")
-CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_reconnect_backoff_ms", 2000),  # gRPC's own is two minutes: a server that is back would not be noticed
+)
 ERROR_OF_CODE: Mapping[str, type[LlmserveError]] = {
     error.code.value: error
     for error in (
@@ -185,13 +189,35 @@ class AsyncClient:
     async def config(self) -> ModelConfig:
         """See `Client.config`."""
         if self._config is None:
-            try:
-                request = service_pb2.ModelConfigRequest(name=self.model)
-                reply = await self._stub.ModelConfig(request, metadata=self._metadata)
-            except grpc.RpcError as error:
-                raise _failure(self.url, error) from error
-            self._config = reply.config
+            self._config = await self.config_of(self.model)
         return self._config
+
+    async def config_of(self, model: str) -> ModelConfig:
+        """Another model's config, a step's of an ensemble maybe."""
+        request = service_pb2.ModelConfigRequest(name=model)
+        config: ModelConfig = await self._asked(self._stub.ModelConfig, request, "config")
+        return config
+
+    async def model_names(self) -> list[str]:
+        """Of what is loaded. To a server with API keys this is a question of an administrator."""
+        request = service_pb2.RepositoryIndexRequest(ready=True)
+        return sorted({entry.name for entry in await self._asked(self._stub.RepositoryIndex, request, "models")})
+
+    async def is_ready(self) -> bool:
+        """Whether the model answers. After this its config is asked for anew: another server may be there now."""
+        self._config = None
+        try:
+            reply = await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=self.model))
+        except grpc.RpcError:
+            return False
+        return bool(reply.ready)
+
+    async def _asked(self, call: Any, request: Any, member: str) -> Any:
+        """A member of the reply."""
+        try:
+            return getattr(await call(request, metadata=self._metadata), member)
+        except grpc.RpcError as error:
+            raise _failure(self.url, error) from error
 
     async def generate(
         self,
@@ -328,6 +354,9 @@ def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(CONNECT_FAILURES):
         return Unavailable(f"no server answers at {url}; start one with `llmserve serve ENGINE_DIR`, or check --url")
+    if code is grpc.StatusCode.UNAUTHENTICATED:  # says which header is missing, which is our business
+        wants = "an API key" if "wants" in details else "another API key"
+        return InvalidArgument(f"{url} wants {wants}: give it with --api-key KEY or in LLMSERVE_API_KEY")
     if code is grpc.StatusCode.UNAVAILABLE and streaming:  # of what the server itself refuses, a stream tells in-band
         return Unavailable(f"the connection to {url} was lost: {details}")
     return ERROR_OF_CODE.get(code.name, LlmserveError)(details or code.name)

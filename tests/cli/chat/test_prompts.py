@@ -11,8 +11,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.cli import chat_prompts
-from llmserve.cli.chat_prompts import Prompts, more_inputs, prompts_for
+from llmserve.cli.chat.prompts import Prompts, more_inputs, prompts_for
 from llmserve.errors import CheckpointError
 from tests.stages.conftest import WRITERS, write_json
 from tests.tiny_tokenizers import CHAT_TEMPLATE
@@ -44,14 +43,13 @@ class FakeClient:
     configs: Mapping[str, str] = field(default_factory=dict)
 
     async def config(self) -> ModelConfig:
-        return parsed(self.configs.get(self.model, ""))
+        return await self.config_of(self.model)
+
+    async def config_of(self, model: str) -> ModelConfig:
+        return parsed(self.configs.get(model, ""))
 
 
-def prompts(monkeypatch: pytest.MonkeyPatch, tokenizer_dir: Path | None = None, **configs: str) -> Prompts:
-    async def step_config(url: str, model: str) -> ModelConfig:
-        return parsed(configs.get(model, ""))
-
-    monkeypatch.setattr(chat_prompts, "_config", step_config)
+def prompts(tokenizer_dir: Path | None = None, **configs: str) -> Prompts:
     client = FakeClient(configs={"ensemble": TEXT_ONLY, **configs})
     return asyncio.run(prompts_for(client, tokenizer_dir))  # type: ignore[arg-type]
 
@@ -73,9 +71,9 @@ def qwen(tokenizer_dirs: dict[str, Path]) -> Path:
     return tokenizer_dirs["qwen"]
 
 
-def test_messages_stay_messages_where_the_model_takes_them(monkeypatch: pytest.MonkeyPatch, qwen: Path) -> None:
+def test_messages_stay_messages_where_the_model_takes_them(qwen: Path) -> None:
     both = TEXT_ONLY + 'input { name: "messages" data_type: TYPE_STRING dims: 1 }'
-    made = prompts(monkeypatch, qwen, ensemble=both)
+    made = prompts(qwen, ensemble=both)
     assert (made.note, made.prompt(TALK)) == ("", TALK)
 
 
@@ -86,13 +84,11 @@ FORMATTED = (
 
 
 @pytest.mark.parametrize("named_by", ["user", "server"])
-def test_the_format_is_applied_here_with_a_tokenizer_at_hand(
-    monkeypatch: pytest.MonkeyPatch, qwen: Path, named_by: str
-) -> None:
+def test_the_format_is_applied_here_with_a_tokenizer_at_hand(qwen: Path, named_by: str) -> None:
     made = (
-        prompts(monkeypatch, qwen)
+        prompts(qwen)
         if named_by == "user"
-        else prompts(monkeypatch, preprocessing=reads(Path("/not/on/this/machine")), tensorrt_llm=reads(qwen))
+        else prompts(preprocessing=reads(Path("/not/on/this/machine")), tensorrt_llm=reads(qwen))
     )
     assert made.note == f"model 'ensemble' takes text, not messages: the chat format of {qwen} is applied here"
     assert made.prompt(TALK) == FORMATTED
@@ -100,17 +96,17 @@ def test_the_format_is_applied_here_with_a_tokenizer_at_hand(
 
 @pytest.mark.parametrize(("says", "begin"), [("", ""), ("false", "<s>")])
 def test_what_the_server_s_tokenizer_adds_is_not_sent(
-    monkeypatch: pytest.MonkeyPatch, tokenizer_dirs: dict[str, Path], tmp_path: Path, says: str, begin: str
+    tokenizer_dirs: dict[str, Path], tmp_path: Path, says: str, begin: str
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes((tokenizer_dirs["llama-slow"] / "tokenizer.model").read_bytes())
     write_json(tmp_path, "tokenizer_config.json", bos_token="<s>", chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
     more = f'parameters {{ key: "add_special_tokens" value {{ string_value: "{says}" }} }}' if says else ""
-    made = prompts(monkeypatch, preprocessing=reads(tmp_path, more))
+    made = prompts(preprocessing=reads(tmp_path, more))
     assert made.prompt(TALK) == begin + FORMATTED
 
 
-def test_without_a_tokenizer_it_says_that_questions_go_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = prompts(monkeypatch)
+def test_without_a_tokenizer_it_says_that_questions_go_as_they_are() -> None:
+    made = prompts()
     assert made.prompt(TALK) == "Why?"
     assert "--tokenizer-dir DIR (an engine or a checkpoint) has the format applied here" in made.note
 
@@ -118,18 +114,16 @@ def test_without_a_tokenizer_it_says_that_questions_go_as_they_are(monkeypatch: 
 @pytest.mark.parametrize(
     ("kind", "reason"), [("baichuan", "with tokens that no text can spell"), ("llama-slow", "has no chat format")]
 )
-def test_formats_that_text_cannot_carry(
-    monkeypatch: pytest.MonkeyPatch, tokenizer_dirs: dict[str, Path], kind: str, reason: str
-) -> None:
-    made = prompts(monkeypatch, tokenizer_dirs[kind])
+def test_formats_that_text_cannot_carry(tokenizer_dirs: dict[str, Path], kind: str, reason: str) -> None:
+    made = prompts(tokenizer_dirs[kind])
     assert made.prompt(TALK) == "Why?"
     assert reason in made.note
 
 
-def test_a_folder_that_the_user_names_must_have_a_tokenizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_the_user_names_must_have_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=str(tmp_path)):
-        prompts(monkeypatch, tmp_path)
-    assert prompts(monkeypatch, preprocessing=reads(tmp_path)).prompt(TALK) == "Why?"  # what the server names need not
+        prompts(tmp_path)
+    assert prompts(preprocessing=reads(tmp_path)).prompt(TALK) == "Why?"  # what the server names need not
 
 
 def test_parameters_have_the_model_s_own_names() -> None:

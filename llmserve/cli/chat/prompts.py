@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.cli.chat.conversation import Value
 from llmserve.client import AsyncClient, Prompt
 from llmserve.errors import LlmserveError, Unsupported
 from llmserve.frontends.shared.formatted_chat import FormattedChat, formatted_chat, tokenizer_dirs
@@ -67,7 +68,7 @@ async def prompts_for(client: AsyncClient, tokenizer_dir: Path | None) -> Prompt
     if "messages" in inputs or "text_input" not in inputs:
         return AsMessages()
     lacking = f"model '{config.name}' takes text, not messages"
-    steps = [await _config(client.url, step.model_name) for step in config.ensemble_scheduling.step]
+    steps = [await client.config_of(step.model_name) for step in config.ensemble_scheduling.step]
     given = [tokenizer_dir] if tokenizer_dir else tokenizer_dirs(steps)
     for directory in given:
         try:
@@ -81,18 +82,13 @@ async def prompts_for(client: AsyncClient, tokenizer_dir: Path | None) -> Prompt
     )
 
 
-def more_inputs(config: ModelConfig, parameters: Mapping[str, int | float]) -> dict[str, int | float | str]:
+def more_inputs(config: ModelConfig, parameters: Mapping[str, Value]) -> dict[str, Value]:
     """The parameters under the model's own names, and empty word lists for a model that requires them."""
     inputs = {entry.name: entry for entry in config.input}
-    named: dict[str, int | float | str] = dict(parameters)
+    named: dict[str, Value] = dict(parameters)
     if "seed" in named and "seed" not in inputs and "random_seed" in inputs:
         named["random_seed"] = named.pop("seed")
     return named | {name: text for name, text in EMPTY_WORDS.items() if name in inputs and not inputs[name].optional}
-
-
-async def _config(url: str, model: str) -> ModelConfig:
-    async with AsyncClient(url, model=model) as client:
-        return await client.config()
 
 
 def _with_tokenizer(directory: Path, steps: Sequence[ModelConfig], lacking: str) -> Prompts:

@@ -1,0 +1,105 @@
+'''Questions from the keyboard, or from a pipe, which has them a line each.
+
+A line that ends with a backslash goes on in the next one. """ begins a text of several lines, which ends with """. On
+a terminal there are line editing, completion with Tab, and a history that is kept.
+'''
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+PROMPT, MORE = "you> ", "...> "
+QUOTES = '"""'
+MAX_HISTORY = 1000  # lines
+Candidates = Callable[[str, str], Sequence[str]]  # of the line so far and its last word: what the word may become
+
+
+def history_file() -> Path:
+    """In the folder that XDG names for such things."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    return Path(state if Path(state).is_absolute() else Path.home() / ".local/state", "llmserve/chat_history")
+
+
+class Keyboard:
+    """Raises `EOFError` when there is no more, and `KeyboardInterrupt` for Ctrl-C at an empty prompt."""
+
+    def __init__(self, candidates: Candidates, history: Path | None, is_terminal: bool) -> None:
+        self._is_terminal = is_terminal
+        self._history = history if is_terminal else None
+        if is_terminal:
+            self._prepare(candidates)
+
+    def read(self) -> str:
+        while True:
+            first = self._line(PROMPT).strip()
+            try:
+                if first.startswith(QUOTES):
+                    return self._quoted(first.removeprefix(QUOTES)).strip("\n")
+                return self._continued(first)
+            except KeyboardInterrupt:  # forgets what was begun
+                print()
+
+    def close(self) -> None:
+        """Keep the history, for its owner only."""
+        if self._history is None:
+            return
+        import readline
+
+        with suppress(OSError):  # a chat needs no history
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            self._history.touch(mode=0o600)
+            readline.set_history_length(MAX_HISTORY)
+            readline.write_history_file(self._history)
+
+    def _line(self, prompt: str) -> str:
+        return input(prompt if self._is_terminal else "")
+
+    def _continued(self, line: str) -> str:
+        lines = [line]
+        with suppress(EOFError):
+            while lines[-1].endswith("\\"):
+                lines[-1] = lines[-1].removesuffix("\\")
+                lines.append(self._line(MORE).rstrip())
+        return "\n".join(lines)
+
+    def _quoted(self, line: str) -> str:
+        lines = [line]
+        with suppress(EOFError):
+            while not lines[-1].rstrip().endswith(QUOTES):
+                lines.append(self._line(MORE))
+        lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+        return "\n".join(lines)
+
+    def _prepare(self, candidates: Candidates) -> None:
+        # line editing for input(); where there is no terminal it may write to standard output
+        import readline
+
+        found: list[str] = []
+
+        def complete(word: str, state: int) -> str | None:
+            if state == 0:
+                found[:] = candidates(readline.get_line_buffer()[: readline.get_begidx()], word)
+            return found[state] if state < len(found) else None
+
+        readline.set_completer_delims(" \t=")
+        readline.set_completer(complete)
+        readline.parse_and_bind("tab: complete")
+        if self._history is not None:
+            with suppress(OSError):
+                readline.read_history_file(self._history)
+
+
+def path_candidates(word: str) -> list[str]:
+    """Files and folders whose path begins with `word`."""
+    folder, begun = os.path.split(word)
+    with suppress(OSError):
+        entries = sorted(os.scandir(Path(folder or ".").expanduser()), key=lambda entry: entry.name)
+        return [
+            os.path.join(folder, entry.name) + ("/" if entry.is_dir() else "")
+            for entry in entries
+            if entry.name.startswith(begun) and (begun or not entry.name.startswith("."))
+        ]
+    return []
