@@ -1,8 +1,10 @@
-"""`llmserve run ENGINE`: prompts in, text and tokens per second out, in this process."""
+"""`llmserve run ENGINE`: prompts in, text out, in this process; and how fast that was, with how much memory."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from llmserve.cli.dataclass_command import DataclassCommand
@@ -50,6 +53,16 @@ class RunOptions:
             help="Text with one prompt a line, - reads stdin; .csv and .npy: rows of token ids.", rich_help_panel=INPUT
         ),
     ] = None
+    benchmark: Annotated[
+        int | None,
+        typer.Option(
+            help="Instead of prompts: so many at once, of --input-tokens random tokens, with answers of full length.",
+            min=1,
+            show_default=False,
+            rich_help_panel=INPUT,
+        ),
+    ] = None
+    input_tokens: Annotated[int, typer.Option(help="Of a prompt of --benchmark.", min=1, rich_help_panel=INPUT)] = 128
     chat: Annotated[
         bool,
         typer.Option("--chat", help="Prompts are user messages in the model's chat format.", rich_help_panel=INPUT),
@@ -115,6 +128,8 @@ class RunOptions:
                 f"num_beams must be 1, got {self.num_beams}: beams are for served engines that were built with "
                 "--max-beam-width"
             )
+        if self.benchmark and (self.input_text or self.input_file or self.streaming or self.chat):
+            found.append("--benchmark makes its prompts: leave out other prompts, --chat and --streaming")
         return found
 
 
@@ -125,6 +140,13 @@ class Answer:
     ids: tuple[int, ...]
     finish_reason: str
     notes: tuple[str, ...]  # what was cut to fit
+    first_s: float  # until the first token
+    last_s: float  # until the last one
+
+    @property
+    def between_s(self) -> float | None:
+        """From one token to the next; None for an answer of one."""
+        return (self.last_s - self.first_s) / (len(self.ids) - 1) if len(self.ids) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +161,19 @@ class OneShot:
     async def answer(self, index: int, prompt: RunPrompt, *, echo: bool) -> Answer:
         """One prompt to its whole answer; `echo` prints each piece as it comes."""
         prepared = self._prepared(prompt)
+        has_end = prepared.end_id >= 0 and self.options.benchmark is None
         request = GenerateRequest(
             f"run-{index}",
             prepared.input_ids if isinstance(prompt, str) else prompt,
             self.options.sampling(),
-            end_id=prepared.end_id if prepared.end_id >= 0 else None,
+            end_id=prepared.end_id if has_end else None,
             stop_ids=prepared.stop_words,
             bad_ids=prepared.bad_words,
         )
         pieces: list[str] = []
         ids: list[int] = []
+        times: list[float] = []
+        started = time.perf_counter()
         stop_strings = tuple(self.options.stop_words or ())
         stream = generate(self.engine, request, tokenizer=self.preprocessor.tokenizer, stop_strings=stop_strings)
         async with aclosing(stream):
@@ -158,10 +183,18 @@ class OneShot:
                     print(pieces[-1], end="", flush=True)
                 last = event.tokens
                 ids += last.token_ids
+                if last.token_ids:
+                    times.append(time.perf_counter() - started)
         assert last.finish_reason is not None
         notes = (prepared.warning, request.length_warning(self.engine.info.max_seq_len))
         return Answer(
-            "".join(pieces), request.prompt_ids, tuple(ids), last.finish_reason.value, tuple(filter(None, notes))
+            "".join(pieces),
+            request.prompt_ids,
+            tuple(ids),
+            last.finish_reason.value,
+            tuple(filter(None, notes)),
+            times[0] if times else 0.0,
+            times[-1] if times else 0.0,
         )
 
     def shown(self, prompt: RunPrompt) -> str:
@@ -183,6 +216,16 @@ class OneShot:
         )
 
 
+async def _timed(shot: OneShot, prompts: Sequence[RunPrompt]) -> tuple[list[Answer], float]:
+    """With the seconds that they took. A benchmark's first prompt is asked before, backwards: whatever is done once is
+    done then, and nothing of it is found in the prefix cache."""
+    if shot.options.benchmark is not None:
+        await shot.answer(0, prompts[0][::-1], echo=False)
+    started = time.perf_counter()
+    answers = await _run(shot, prompts)
+    return answers, time.perf_counter() - started
+
+
 async def _run(shot: OneShot, prompts: Sequence[RunPrompt]) -> list[Answer]:
     """All prompts at once, batched in flight; when streaming one after the other, so that the output is readable."""
     if not shot.options.streaming:
@@ -200,7 +243,7 @@ def _report(shot: OneShot, prompts: Sequence[RunPrompt], answers: Sequence[Answe
     if options.output_csv or options.output_npy:
         rows = [(*answer.prompt_ids, *answer.ids) for answer in answers]
         write_ids(rows, shot.preprocessor.pad_id, csv_file=options.output_csv, npy_file=options.output_npy)
-    elif not options.streaming:
+    elif not options.streaming and options.benchmark is None:
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             print(f"[{index}] {shot.shown(prompt)}\n--> {answer.text}  ({answer.finish_reason})")
     num_prompt = sum(len(answer.prompt_ids) for answer in answers)
@@ -208,18 +251,34 @@ def _report(shot: OneShot, prompts: Sequence[RunPrompt], answers: Sequence[Answe
     print(
         f"{len(answers)} prompts, {num_prompt} prompt tokens, {num_new} new tokens in {seconds:.2f} s: "
         f"{num_new / seconds:.1f} tokens/s",
-        flush=True,
     )
+    print(_speed(answers), flush=True)
     for index, answer in enumerate(answers):
         for note in answer.notes:
             print(f"note: [{index}] {note}", file=sys.stderr)
 
 
+def _speed(answers: Sequence[Answer]) -> str:
+    """Latencies are medians over the prompts."""
+    told = [f"first token after {1e3 * statistics.median(answer.first_s for answer in answers):.1f} ms"]
+    if between := [gap for gap in (answer.between_s for answer in answers) if gap is not None]:
+        told.append(f"{1e3 * statistics.median(between):.2f} ms between tokens")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # on Linux in KiB
+    return ", ".join([*told, f"peak memory {peak:.0f} MiB"])
+
+
+def _made_up(options: RunOptions, vocab_size: int) -> list[RunPrompt]:
+    """Prompts that have nothing in common."""
+    size = (options.benchmark or 0, options.input_tokens)
+    ids = np.random.default_rng(options.random_seed).integers(vocab_size, size=size)
+    return [tuple(row) for row in ids.tolist()]
+
+
 def run(options: RunOptions) -> None:
     """Run an engine on prompts, in this process, and print the answers and tokens/s."""
     directory = options.engine_directory()
-    raise_problems(InvalidArgument, "sampling", options.problems())
-    if not (options.input_text or options.input_file):
+    raise_problems(InvalidArgument, "options", options.problems())
+    if options.benchmark is None and not (options.input_text or options.input_file):
         raise InvalidArgument(NO_PROMPT)
     text_files = options.tokenizer_dir or directory
     every_prompt_waits = SchedulerSettings(max_queue_size=0)
@@ -227,11 +286,13 @@ def run(options: RunOptions) -> None:
     try:
         preprocessor = Preprocessor.open(text_files)
         preprocessor.max_seq_len = opened.info.max_seq_len
-        prompts = prompts_of(options.input_text or (), options.input_file, pad_id=preprocessor.pad_id)
         shot = OneShot(opened, preprocessor, Postprocessor.open(text_files), options)
-        started = time.perf_counter()
-        answers = asyncio.run(_run(shot, prompts))
-        _report(shot, prompts, answers, time.perf_counter() - started)
+        prompts: Sequence[RunPrompt]
+        if options.benchmark is None:
+            prompts = prompts_of(options.input_text or (), options.input_file, pad_id=preprocessor.pad_id)
+        else:
+            prompts = _made_up(options, opened.info.vocab_size)
+        _report(shot, prompts, *asyncio.run(_timed(shot, prompts)))
     finally:
         opened.close()
 
