@@ -33,6 +33,7 @@ LAYERS = (
     ("frontends",),
     ("client",),
     ("evaluation",),
+    ("benchmark",),
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

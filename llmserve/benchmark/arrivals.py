@@ -1,0 +1,74 @@
+"""When requests arrive at a server that nobody waits for (an open loop), as a flag says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from llmserve.errors import InvalidArgument
+
+FORMS = "poisson, constant, gamma:SHAPE (1 is poisson, less comes in bursts) or bursts:SIZE"
+
+
+class Arrivals(Protocol):
+    def gaps(self, rate: float, generator: np.random.Generator) -> Iterator[float]:
+        """Seconds between one arrival and the next, without end, at `rate` a second on average."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    def gaps(self, rate: float, generator: np.random.Generator) -> Iterator[float]:
+        while True:
+            yield 1 / rate
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gaps have a gamma distribution: with a shape of 1 this is a Poisson process, below it arrivals huddle."""
+
+    shape: float = 1.0
+
+    def gaps(self, rate: float, generator: np.random.Generator) -> Iterator[float]:
+        while True:
+            yield float(generator.gamma(self.shape, 1 / (rate * self.shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """`size` requests at once, at regular times."""
+
+    size: int
+
+    def gaps(self, rate: float, generator: np.random.Generator) -> Iterator[float]:
+        while True:
+            yield from [0.0] * (self.size - 1)
+            yield self.size / rate
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """Raises `InvalidArgument`."""
+    kind, _, rest = text.partition(":")
+    try:
+        if text == "poisson":
+            return Gamma()
+        if text == "constant":
+            return Constant()
+        if kind == "gamma" and 0 < float(rest) < float("inf"):
+            return Gamma(float(rest))
+        if kind == "bursts" and int(rest) >= 1:
+            return Bursts(int(rest))
+    except ValueError:
+        pass
+    raise InvalidArgument(f"{text!r} is no arrival process: {FORMS}")
+
+
+def arrival_times(arrivals: Arrivals, rate: float, generator: np.random.Generator) -> Iterator[float]:
+    """Seconds from the beginning, where the first one is."""
+    now = 0.0
+    for gap in arrivals.gaps(rate, generator):
+        yield now
+        now += gap

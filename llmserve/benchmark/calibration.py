@@ -1,0 +1,41 @@
+"""How many tokens a word has, for prompts of a wanted length: counted here, or told by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llmserve.benchmark.records import Endpoint, LoadRequest, Record
+from llmserve.benchmark.workload import WORDS, Writer
+
+GUESS = 1.3  # tokens of an English word, where nobody says it
+TAKEN = f"those made here are taken to have {GUESS:g} tokens a word"
+FEW_WORDS = 16
+
+
+class Calibrated(NamedTuple):
+    writer: Writer
+    failed: Record | None  # the request that the server did not answer
+    note: str = ""
+
+
+def counted_writer(count: Callable[[str], int]) -> Writer:
+    """Of exact lengths: `count` is that of the model's tokenizer."""
+    return Writer(count(" ".join(WORDS)) / len(WORDS), count)
+
+
+async def asked_writer(endpoint: Endpoint) -> Calibrated:
+    """Two prompts, the second longer by every word: what the chat format adds is in both, so it does not count."""
+    counts: list[int] = []
+    for words in (WORDS[:FEW_WORDS], (*WORDS[:FEW_WORDS], *WORDS)):
+        record = Record()
+        await endpoint.ask(LoadRequest(" ".join(words), 1), record)
+        if record.error:
+            return Calibrated(Writer(GUESS), record)
+        if record.prompt_tokens is None:
+            return Calibrated(Writer(GUESS), None, f"the server counts no tokens: {TAKEN}")
+        counts.append(record.prompt_tokens)
+    per_word = (counts[1] - counts[0]) / len(WORDS)
+    if per_word < 0.5:  # what does not fit, a server may cut off
+        return Calibrated(Writer(GUESS), None, f"the server cuts prompts: {TAKEN}")
+    return Calibrated(Writer(per_word), None)

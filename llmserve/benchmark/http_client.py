@@ -1,0 +1,193 @@
+"""HTTP/1.1 as a load needs it: connections that are kept, and the moment at which each piece of a body came.
+
+The moment is read first, in the call in which the event loop hands the bytes over; parsing comes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from llmserve.errors import InvalidArgument
+
+MAX_KEPT_BYTES = 1 << 20  # of a body that nobody reads in pieces: an error, a list of models
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class ConnectionLost(Exception):
+    """It ended before the answer did."""
+
+
+class BadAnswer(Exception):
+    """Not HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where it is: of `https://host:port/prefix`."""
+
+    host: str
+    port: int
+    prefix: str  # of every path; without a slash at its end
+    tls: ssl.SSLContext | None
+
+    @property
+    def host_header(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_server(url: str, root_certificates: Path | None) -> Server:
+    """HOST:PORT is without TLS; a base URL of OpenAI's clients may end with /v1. Raises `InvalidArgument`."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidArgument(f"--url {url}: {error}") from error
+    if parts.scheme not in DEFAULT_PORTS or not host or parts.query or parts.fragment or parts.username:
+        raise InvalidArgument(f"--url {url}: expected http://HOST:PORT or https://HOST:PORT")
+    is_secure = parts.scheme == "https"
+    if root_certificates is not None and not is_secure:
+        raise InvalidArgument("--root-certificates are for TLS, which an https:// URL would have")
+    try:
+        tls = ssl.create_default_context(cafile=root_certificates) if is_secure else None
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgument(f"--root-certificates {root_certificates} cannot be read: {error}") from error
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    return Server(host, port or DEFAULT_PORTS[parts.scheme], prefix, tls)
+
+
+class Connection(asyncio.Protocol):
+    """One request at a time."""
+
+    def __init__(self) -> None:
+        self.is_reusable = False
+        self._lost = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._read: Callable[[float, bytes], None] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._has_begun = self._has_length = self._stays = False
+        self.kept = bytearray()  # the body, unless it is read in pieces
+        self._moment = 0.0
+        self._parser = httptools.HttpResponseParser(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Returns when the socket is closed, too."""
+        self.abort()
+        await self._lost.wait()
+
+    async def exchange(self, request: bytes, read: Callable[[float, bytes], None]) -> int:
+        """Send a request; `read` gets the moment and the bytes of each piece of a body of status 200.
+
+        Returns the status; other bodies are in `kept`. Raises `ConnectionLost` and `BadAnswer`.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionLost("it was closed")
+        self._start()
+        self._read, self.is_reusable = read, False
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        await self._done
+        self.is_reusable = self._stays and self.is_open
+        return self._parser.get_status_code()
+
+    # of asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        self._moment = time.perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(BadAnswer(str(error)))
+            self.abort()
+
+    def eof_received(self) -> None:
+        """asyncio then closes the transport."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost.set()
+        is_the_end = error is None and self._has_begun and not self._has_length
+        self._end(None if is_the_end else ConnectionLost(str(error or "the server closed it")))
+
+    # of httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self._has_begun = True
+        self._stays = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() == 200 and self._read is not None:
+            self._read(self._moment, body)
+        elif len(self.kept) < MAX_KEPT_BYTES:
+            self.kept += body
+
+    def on_message_complete(self) -> None:
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._done is None or self._done.done():
+            return
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)
+
+
+class Connections:
+    """As many as there are requests at a time; those that are idle are used first, the last one of them before."""
+
+    def __init__(self, server: Server, connect_timeout_s: float = 30.0) -> None:
+        self.server = server
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: list[Connection] = []
+        self._made: set[Connection] = set()
+
+    async def take(self) -> Connection:
+        """Raises `OSError` (a `TimeoutError`, too) when there is no server."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        server = self.server
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, made = await asyncio.get_running_loop().create_connection(
+                Connection, server.host, server.port, ssl=server.tls
+            )
+        self._made.add(made)
+        return made
+
+    def give_back(self, connection: Connection) -> None:
+        if connection.is_reusable:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+            self._made.discard(connection)
+
+    async def close(self) -> None:
+        """When none is in use any more. Returns when the sockets are closed, too."""
+        await asyncio.gather(*(connection.close() for connection in self._made))
