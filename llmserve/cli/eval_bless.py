@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from llmserve.cli.help import GroupedHelpCommand
+
+BLESS = "bless"
 
 
 def command(
@@ -26,3 +30,14 @@ def command(
     )
     typer.echo("\n".join(changes))
     typer.echo(f"written: {trace_of(suite)}")
+
+
+class EvalCommand(GroupedHelpCommand):
+    """`llmserve eval bless` has flags of its own; what begins otherwise is an evaluation."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if args[:1] != [BLESS]:
+            return super().make_context(info_name, args, parent, **extra)
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        app.command(cls=GroupedHelpCommand)(command)
+        return typer.main.get_command(app).make_context(f"{info_name} {BLESS}", args[1:], parent, **extra)

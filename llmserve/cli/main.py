@@ -11,8 +11,9 @@ import sys
 import typer
 
 from llmserve import __version__
-from llmserve.cli import api_key, bench, build, chat, completion, doctor, eval, eval_bless, export, inspect, run, serve
-from llmserve.cli.help import DEFAULT_COMMAND, DefaultCommandGroup, GroupedHelpCommand
+from llmserve.cli import api_key, bench, build, chat, completion, doctor, eval, export, inspect, run, serve
+from llmserve.cli.eval_bless import EvalCommand
+from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.run_flags import RunCommand
 from llmserve.errors import Code, LlmserveError
 
@@ -26,22 +27,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # GroupedHelpCommand
 )
-CLASSES = {serve: serve.ServeCommand, run: RunCommand}
+CLASSES = {serve: serve.ServeCommand, run: RunCommand, eval: EvalCommand}
 UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # the flags of trtllm-build and run.py
-for module in (build, run, serve, chat, bench, inspect, export, api_key, doctor, completion):
+for module in (build, run, serve, chat, bench, eval, inspect, export, api_key, doctor, completion):
     command_class = CLASSES.get(module, GroupedHelpCommand)
     settings = UNDERSCORES if module in (build, run) else None
     app.command(module.__name__.rpartition(".")[2].replace("_", "-"), cls=command_class, context_settings=settings)(
         module.command
     )
-evaluation = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None)
-evaluation.command(DEFAULT_COMMAND, cls=GroupedHelpCommand)(eval.command)
-evaluation.command("bless", cls=GroupedHelpCommand)(eval_bless.command)
-app.add_typer(
-    evaluation,
-    name="eval",
-    help="Compare an engine with the Hugging Face baseline, and say whether it may be released.",
-)
 
 
 def _print_version(wanted: bool) -> None:

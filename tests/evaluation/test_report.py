@@ -13,6 +13,7 @@ from llmserve.core import TopTokens
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.decisions import Decision
+from llmserve.evaluation.evidence import Loss
 from llmserve.evaluation.report import Report, Side
 from llmserve.evaluation.run import compare
 from llmserve.evaluation.suite import load_suite
@@ -32,7 +33,7 @@ FACTS = {"name": "e", "dtype": "float16", "in_flight": "1", "source": "stored"}
 def report(tmp_path: Path, engine: list[Answer], **suite_changes: object) -> Report:
     suite = load_suite(write_suite(tmp_path, **suite_changes))
     sides = [Side(FACTS, answers, Performance.of(answers, 2.0)) for answers in (GOOD, engine)]
-    return compare(suite, "d" * 64, SAMPLES, *sides, [answer.decisions for answer in GOOD])
+    return compare(suite, "d" * 64, SAMPLES, sides[0], sides[1], [answer.decisions for answer in GOOD])
 
 
 def shown(report: Report) -> str:
@@ -114,7 +115,7 @@ def test_other_prompt_ids_are_refused_even_of_the_same_number(tmp_path: Path) ->
     ]
     assert compare(suite, "d" * 64, SAMPLES, sides[0], sides[0], "untold").passed
     with pytest.raises(InvalidArgument, match=r"row-0: 9 prompt tokens \(ids ab12\) for Hugging Face, 9 .*cd34"):
-        compare(suite, "d" * 64, SAMPLES, *sides, "untold")
+        compare(suite, "d" * 64, SAMPLES, sides[0], sides[1], "untold")
 
 
 def test_the_margins_are_those_of_the_engines_precision(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_the_margins_are_those_of_the_engines_precision(tmp_path: Path) -> None:
         return compare(suite, "d" * 64, SAMPLES, engine, engine, decisions)
 
     assert judged("int4").passed
-    assert [result.loss.value for result in judged("float").gate.judged[1:]] == ["kl"]
+    assert [result.loss for result in judged("float").gate.losses if result.is_judged] == [Loss.KL]
     assert not judged("float").passed
     failed = judged("int8")
     assert [reason.partition(":")[0] for reason in failed.gate.reasons] == ["flip"]
@@ -158,7 +159,7 @@ def test_an_engine_of_another_checkpoint_is_noted_but_judged(tmp_path: Path) -> 
     def judged(engine_digest: str) -> Report:
         digests = ("1" * 64, engine_digest)
         sides = [Side(FACTS | {"checkpoint_digest": digest}, GOOD, Performance.of(GOOD, 2.0)) for digest in digests]
-        return compare(suite, "d" * 64, SAMPLES, *sides, "untold")
+        return compare(suite, "d" * 64, SAMPLES, sides[0], sides[1], "untold")
 
     other = judged("2" * 64)
     assert other.passed

@@ -145,7 +145,7 @@ class ChatRequest(Sampled):
         return Talk(
             [message.listed() for message in self.messages],
             tool_use(functions, chosen(self.tool_choice), several=self.parallel_tool_calls),
-            self.schema(),
+            self.answer_schema(),
             self.chat_template_kwargs or {},
             self.reasoning_effort,
         )

@@ -146,7 +146,7 @@ class Sampled(Strict):
             more={**self._more(), **self._format(), **more},
         )
 
-    def schema(self) -> Mapping[str, JsonValue] | None:
+    def answer_schema(self) -> Mapping[str, JsonValue] | None:
         """What the answer has to follow, if that is a schema."""
         if self.structured_outputs is not None:
             return self.structured_outputs.json_

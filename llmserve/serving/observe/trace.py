@@ -7,8 +7,9 @@ so the phases of a trace are those that the statistics count.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,9 @@ class Trace:
     def __post_init__(self) -> None:
         self.id = next(self.ids)
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """A request that goes to another process leaves its trace behind."""
-        return type(None), ()
+    def __reduce__(self) -> tuple[Callable[..., Trace | None], tuple[SpanIds | None]]:
+        """A request that goes to another process leaves its trace behind, but for what it may tell others of it."""
+        return _elsewhere, (self.ids_of_span,)
 
     def child(self) -> Trace:
         """The trace of a request that this one's model sends to another."""
@@ -130,6 +131,13 @@ class Trace:
                 "dtype": tensor.datatype,
             }
             self._records.append({"id": self.id, "activity": activity, "tensor": content})
+
+
+def _elsewhere(ids: SpanIds | None) -> Trace | None:
+    """What another process knows of a trace: nothing that is recorded there comes back."""
+    if ids is None:
+        return None
+    return Trace(itertools.repeat(0), timestamps=False, tensors=False, ids_of_span=ids)
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import itertools
 import json
@@ -21,12 +22,14 @@ import tritonclient.grpc as triton
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from llmserve.backends.python.backend import PythonBackend
 from llmserve.cli.tracing import make_tracer
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.trace_context import parent_of
+from llmserve.serving.core import InferenceCore, ServerSettings
 from tests.frontends.openai.conftest import serving
-from tests.frontends.server import HOST, RunningServer, wait_until
+from tests.frontends.server import HOST, RunningServer, running_server, wait_until
 from tools.servers import free_ports
 
 KEY = "user-0123456789abcdef"
@@ -280,13 +283,37 @@ def test_what_is_wrong_with_the_flag(options: list[str], words: str) -> None:
         make_tracer(options)
 
 
-def test_python_models_pass_the_context_on() -> None:
-    from llmserve.backends.python.requests import InferenceTrace
-    from llmserve.serving.observe.spans import SpanIds
-    from llmserve.serving.observe.trace import Trace
+CONTEXT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
 
-    trace = Trace(iter([1]), timestamps=True, tensors=False, ids_of_span=SpanIds(int(TRACE, 16), int(PARENT, 16)))
-    context = InferenceTrace(trace).get_context()
-    assert context is not None
-    assert json.loads(context) == {"traceparent": SAMPLED}
-    assert InferenceTrace(Trace(iter([1]), timestamps=True, tensors=False)).get_context() is None
+class TritonPythonModel:
+    def execute(self, requests):
+        contexts = [np.array([str(request.trace().get_context()).encode()], np.object_) for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", context)]) for context in contexts]
+"""
+
+
+@pytest.mark.parametrize("mode", ["thread", "process"])
+def test_python_models_pass_the_context_on(collector: Collector, tmp_path: Path, mode: str) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/1/model.py").write_text(CONTEXT)
+    (tmp_path / "m/config.pbtxt").write_text(
+        f'''backend: "python" output {{ name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }}
+        parameters {{ key: "EXECUTION_MODE" value {{ string_value: "{mode}" }} }}'''
+    )
+    options = ("mode=opentelemetry", f"opentelemetry,url={collector.url}", "rate=0")
+    settings = ServerSettings((tmp_path,))
+    with running_server(
+        lambda: InferenceCore(settings, {"python": PythonBackend()}), tracer=make_tracer(options)
+    ) as server:
+        core = server.core
+        assert isinstance(core, InferenceCore)
+        asyncio.run_coroutine_threadsafe(core.start(), server.loop).result(60)
+        url, body = f"{server.http_url}/v2/models/m/infer", {"inputs": list[Any]()}
+        (known,) = httpx.post(url, json=body, headers={"traceparent": SAMPLED}).json()["outputs"][0]["data"]
+        (unknown,) = httpx.post(url, json=body).json()["outputs"][0]["data"]
+        (span,) = collector.wait_for("m")
+        asyncio.run_coroutine_threadsafe(core.stop(10), server.loop).result(20)
+    assert json.loads(known) == {"traceparent": f"00-{TRACE}-{span.span_id.hex()}-01"}
+    assert unknown == "None"
