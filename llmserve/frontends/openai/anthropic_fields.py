@@ -68,6 +68,14 @@ UserBlock: TypeAlias = Annotated[TextBlock | ToolResultBlock, Field(discriminato
 AssistantBlock: TypeAlias = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
+class SystemTurn(Strict):
+    role: Literal["system"]
+    content: Blocks
+
+    def listed(self) -> list[dict[str, JsonValue]]:
+        return [{"role": "system", "content": _text(self.content)}]
+
+
 class UserTurn(Strict):
     role: Literal["user"]
     content: str | Annotated[list[UserBlock], Field(min_length=1)]
@@ -96,7 +104,7 @@ class AssistantTurn(Strict):
         return [message]
 
 
-Turn: TypeAlias = Annotated[UserTurn | AssistantTurn, Field(discriminator="role")]
+Turn: TypeAlias = Annotated[SystemTurn | UserTurn | AssistantTurn, Field(discriminator="role")]
 
 
 class Metadata(Strict):

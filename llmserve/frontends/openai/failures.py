@@ -31,6 +31,8 @@ STATUS: Mapping[Code, int] = {
     Code.UNKNOWN: FIRST_OF_OURS,
 }
 NO_THREADS = "thread_unsupported_request"  # by which Anthropic's client knows that it has to send whole conversations
+# Clients of these APIs write no grammars: what they ask for becomes one.
+GRAMMAR, ASKED = "the ebnf_grammar guide", "what tools and response_format ask for"
 KINDS: Mapping[type[LlmserveError], int] = {BodyTooLarge: 413, RequestTooLarge: 413, BodyTooSlow: 408}
 OPENAI_TYPES = {
     UNAUTHORIZED: "authentication_error",
@@ -85,7 +87,7 @@ def failure_of(error: Exception) -> Failure:
         logger.error("a request failed", exc_info=error)
         error = InternalError(f"internal error: {error!r}")
     status = next((status for kind, status in KINDS.items() if isinstance(error, kind)), STATUS[error.code])
-    message = str(error)
+    message = str(error).replace(GRAMMAR, ASKED)
     if isinstance(error, Refused):
         return Failure(status, message, error.param, error.code_name)
     if isinstance(error, RateLimited):

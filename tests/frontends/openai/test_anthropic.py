@@ -43,6 +43,10 @@ def test_system_and_blocks(claude: anthropic.Anthropic, tokenizer: Tokenizer) ->
     ]
     expected = expected_text(tokenizer, prompt_ids(tokenizer, system="small"), 8)
     given: Any
+    turn: Any = {"role": "system", "content": "small"}
+    made = claude.messages.create(model=MODEL, messages=[turn, *MESSAGES], max_tokens=8, extra_body=GREEDY)
+    assert made.content[0].type == "text"
+    assert made.content[0].text == expected
     for given in ("small", blocks):
         made = claude.messages.create(model=MODEL, messages=MESSAGES, system=given, max_tokens=8, extra_body=GREEDY)
         assert made.content[0].type == "text"

@@ -169,7 +169,11 @@ def function(**more: Any) -> dict[str, Any]:
         ({"tools": [function(parameters={"properties": {"a": {"type": "strng"}}})]}, "tools", "unknown type: 'strng'"),
         ({"tools": [function(parameters={"properties": {"a": 5}})]}, "tools", "have 5 where a schema has to be"),
         ({"tools": [function(parameters={"required": "a"})]}, "tools", "list of names in required"),
-        ({"tools": [function(strict=True, parameters={"properties": {"a": {"minLength": "x"}}})]}, None, "minLength"),
+        (
+            {"tools": [function(strict=True, parameters={"properties": {"a": {"minLength": "x"}}})]},
+            None,
+            "tools and response_format ask for cannot be followed: ",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools.0.type"),
         ({"tools": [function(name="a b")]}, "tools", "tools.0.function.name"),
         ({"tools": [function()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "'g'"),
