@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".page/browser"
+OWN = FOLDER / "chromium"
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--no-zygote",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -22,8 +23,7 @@ TIMEOUT_MS = 20_000
 
 
 def executable() -> str:
-    own = FOLDER / "chromium"
-    found = str(own) if own.is_file() else shutil.which("chromium")
+    found = str(OWN) if OWN.is_file() else shutil.which("chromium")
     if found is None:
         pytest.skip("there is no browser: `make .page/.created` installs one with npm, `apt-get install chromium` too")
     return found
@@ -32,12 +32,12 @@ def executable() -> str:
 @contextmanager
 def running_browser(fonts: Path | None = None) -> Iterator[Browser]:
     """`fonts`: a configuration of fontconfig."""
-    libraries = (FOLDER / "al2023/lib", FOLDER / "lib", FOLDER)
-    path = ":".join([*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
-    env: dict[str, str | float | bool] = {**os.environ, "LD_LIBRARY_PATH": path}
+    program = executable()
+    env: dict[str, str | float | bool] = {**os.environ}
+    if program == str(OWN):
+        env["LD_LIBRARY_PATH"] = f"{FOLDER / 'lib'}:{FOLDER}"
     if fonts is not None:
         env["FONTCONFIG_FILE"] = str(fonts)
-    program = executable()
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=[*FLAGS], env=env)
@@ -48,14 +48,14 @@ def running_browser(fonts: Path | None = None) -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, *, expected: str = "\0", **options: Any) -> Iterator[Page]:
-    """A page of a browser that knows nothing yet. What it says is wrong fails the test, unless `expected` is in it."""
+def opened(browser: Browser, url: str, *, expected: Sequence[str] = (), **options: Any) -> Iterator[Page]:
+    """A page of a browser that knows nothing yet. What it says is wrong fails the test, but texts with `expected`."""
     context = browser.new_context(**{"locale": "en-US", "viewport": {"width": 1200, "height": 800}, **options})
     context.set_default_timeout(TIMEOUT_MS)
     problems: list[str] = []
 
     def hear(message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning") and expected not in message.text:
+        if message.type in ("error", "warning") and not any(each in message.text for each in expected):
             problems.append(message.text)
 
     page = context.new_page()
@@ -66,4 +66,4 @@ def opened(browser: Browser, url: str, *, expected: str = "\0", **options: Any) 
         yield page
     finally:
         context.close()
-    assert problems == []
+    assert not problems, "\n".join(problems)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from playwright.sync_api import Browser, Page, Route, expect
+import pytest
+from playwright.sync_api import Browser, Error, Page, Route, expect
 
 from tests.e2e.conftest import ServerProcess, start_server
 from tests.e2e.test_streaming import num_cancelled, used_blocks, wait_for_idle
@@ -134,7 +135,7 @@ def test_a_server_that_goes_away_is_told_and_tried_again(browser: Browser, engin
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     first = start_server(str(engine), *KV_TOKENS, "--http-port", port)
-    with opened(browser, first.http, expected="ERR_") as page:
+    with opened(browser, first.http, expected=["ERR_", "400"]) as page:
         set_fields(page, format="regex", regex=ENDLESS)
         answer = ask(page)
         expect(answer.locator(".body")).to_contain_text("word word")
@@ -212,7 +213,7 @@ def test_what_cannot_be_sent_is_not(page: Page) -> None:
 
 
 def test_a_refusal_is_in_the_servers_words(browser: Browser, server: ServerProcess) -> None:
-    with opened(browser, server.http, expected="400") as page:
+    with opened(browser, server.http, expected=["400"]) as page:
         set_fields(page, format="regex", regex="(")
         notice = settled(ask(page)).get_by_role("alert")
         expect(notice).to_contain_text("The server refused:")
@@ -240,6 +241,15 @@ def test_text_stays_text(page: Page) -> None:
         "https://example.com/a",
         "https://example.com/x.png",
     ]
+
+
+def test_the_browser_refuses_markup_and_other_hosts(browser: Browser, server: ServerProcess) -> None:
+    """Whatever a mistake in the page's own code might let through."""
+    with opened(browser, server.http, expected=["TrustedHTML", "Content Security Policy"]) as page:
+        with pytest.raises(Error, match="TrustedHTML"):
+            page.evaluate("document.body.innerHTML = '<b>x</b>'")
+        with pytest.raises(Error, match="fetch"):
+            page.evaluate("fetch('http://127.0.0.1:9/')")
 
 
 def test_thousands_of_pieces_are_drawn_in_few_frames(page: Page) -> None:

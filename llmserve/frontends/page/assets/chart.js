@@ -82,7 +82,7 @@ export class Chart {
 }
 
 /** A round number that is at least `value`. */
-export function niceTop(value) {
+function niceTop(value) {
   if (value <= 0) return 0;
   const power = 10 ** Math.floor(Math.log10(value));
   return STEPS.find((step) => step * power >= value) * power;

@@ -25,11 +25,11 @@ export function offerKeys(changed) {
   });
 }
 
-/** `reason`: in the server's words. */
+/** `reason`: why the server has refused a key. */
 export function askForKey(reason) {
   const dialog = byId("key-dialog");
   if (dialog.open) return;
-  byId("key-reason").textContent = reason;
+  byId("key-reason").textContent = apiKey.get() ? reason : "";
   byId("key-input").value = "";
   dialog.showModal();
   byId("key-input").focus();

@@ -24,7 +24,7 @@ const INLINE = new RegExp(
 );
 
 /** The blocks of a text: `kind`, `source` (what tells that one has changed), and what `kind` needs. */
-export function blocksOf(source) {
+function blocksOf(source) {
   const lines = source.split("\n");
   const blocks = [];
   let at = 0;
@@ -143,7 +143,7 @@ function table([head, , ...rows]) {
 }
 
 /** Nodes for a text with emphasis, code and links. */
-export function inline(text) {
+function inline(text) {
   const nodes = [];
   let rest = text;
   for (let found; (found = INLINE.exec(rest)); ) {

@@ -39,7 +39,7 @@ export class MessageView {
     this.element.setAttribute("aria-label", say("you"));
     const acts = element("span", { className: "acts" }, this.copyButton(), iconButton("edit", say("edit"), () => this.edit()));
     this.element.replaceChildren(
-      element("div", { className: "body" }, message.content),
+      element("div", { className: "body", dir: "auto" }, message.content),
       element("footer", { className: "meta" }, acts),
     );
   }
@@ -97,7 +97,7 @@ export class MessageView {
     tokens.setAttribute("aria-pressed", this.showsTokens);
     const parts = {
       tokens,
-      body: element("div", { className: "body" }),
+      body: element("div", { className: "body", dir: "auto" }),
       notice: element("div", { className: "notice", hidden: true, attributes: { role: "alert" } }),
       numbers: element("span", { className: "numbers" }),
       acts: element(

@@ -6,7 +6,7 @@ import { number, text as say } from "./language.js";
 const DOUBTFUL_LOG_PROB = 4; // in nats: as dark as it gets
 const VISIBLE = { "\n": "⏎", "\t": "⇥", " ": "␣" };
 
-export const percent = (logprob) => `${number(Math.exp(logprob) * 100, Math.exp(logprob) < 0.1 ? 2 : 1)} %`;
+const percent = (logprob) => `${number(Math.exp(logprob) * 100, Math.exp(logprob) < 0.1 ? 2 : 1)} %`;
 const visible = (text) => (text.trim() ? text : text.replace(/[\n\t ]/g, (sign) => VISIBLE[sign]) || "∅");
 
 /** Appends what has come since the last call to `container`. */
@@ -14,7 +14,7 @@ export function showTokens(container, tokens) {
   if (!container.classList.contains("tokens")) {
     container.replaceChildren();
     container.classList.add("tokens");
-    container.setAttribute("role", "group");
+    container.setAttribute("role", "list");
     container.setAttribute("aria-label", say("tokensLabel"));
     container.decoder = new TextDecoder(); // a character may be of several tokens
     container.addEventListener("keydown", moveFocus);
@@ -25,6 +25,7 @@ export function showTokens(container, tokens) {
 function tokenElement(container, token) {
   const text = container.decoder.decode(Uint8Array.from(token.bytes), { stream: true });
   const span = element("span", { className: "token", tabIndex: container.children.length ? -1 : 0 }, text);
+  span.setAttribute("role", "listitem");
   span.style.setProperty("--unlikely", Math.min(-token.logprob / DOUBTFUL_LOG_PROB, 1).toFixed(3));
   span.setAttribute("aria-label", say("tokenLabel", { token: visible(token.token), value: percent(token.logprob) }));
   const show = () => showCard(span, token);
