@@ -18,7 +18,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients page-images \
-  format wheel bench bench-peers bench-quality bench-server soak-clients clean
+  format wheel bench bench-peers bench-quality bench-server bench-agreement soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ bench-quality: $(VENV)/.base .smollm2/.fetched ## What rounding costs, ours besi
 bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Triton: unary, streams, batching, instances (about 6 minutes)
 	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)
 
+bench-agreement: $(VENV)/.base .venv-aiperf/.created ## llmserve bench beside NVIDIA's aiperf, same load, same server (about 5 minutes; URL=localhost:8000: that one)
+	$(BIN)/python -m tools.bench_agreement $(if $(URL),--url $(URL)) $(BENCH_ARGS)
+
 soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of streaming clients of a published repository: same text, and they end (about 40 minutes)
 	$(BIN)/python -m tools.soak_clients --engine $(DEMO_ENGINE) $(SOAK_ARGS)
 
@@ -136,7 +139,8 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	@touch $@
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .venv-sdks .clients .page .prometheus .smollm2 engines dist .cmake-build llmserve/engine/cpu/*.so
+	rm -rf $(VENV) .venv-bench .venv-compat .venv-sdks .venv-aiperf .clients .page .prometheus .smollm2 engines dist .cmake-build \
+	  llmserve/engine/cpu/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)
@@ -152,6 +156,12 @@ $(VENV)/.created:
 	@echo "== installing a real Triton, and llmserve beside it, into .venv-compat"
 	$(TRITON_PYTHON) -m venv --clear .venv-compat
 	.venv-compat/bin/python -m pip --disable-pip-version-check --quiet install nvidia-pytriton==0.7.0 --editable .
+	@touch $@
+
+.venv-aiperf/.created:
+	@echo "== installing aiperf (without torch, 1.2 GB) into .venv-aiperf"
+	$(PYTHON) -m venv --clear .venv-aiperf
+	.venv-aiperf/bin/python -m pip --disable-pip-version-check --quiet install aiperf==0.13.0
 	@touch $@
 
 # In a folder of its own: what the package asks for is not needed, and an environment without it would be inconsistent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,18 @@ def test_the_command_line_of_run_py(
     for index, prompt in enumerate(("The fox", "the hill")):
         answer = tokenizer.decode(fake_answer(tokenizer.encode(prompt), 6, VOCAB_SIZE))
         assert f"[{index}] {prompt}\n--> {answer}" in shown.out
+
+
+def test_a_benchmark_makes_its_prompts_and_says_how_fast_it_was(
+    text_dir: Path, tell: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--benchmark", "3", "--input-tokens", "20", "--max-output-len", "8"]
+    assert llmserve_run(tell, str(text_dir), *flags) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("3 prompts, 60 prompt tokens, 24 new tokens in ")
+    assert re.fullmatch(r"first token after [\d.]+ ms, [\d.]+ ms between tokens, peak memory \d+ MiB", second)
+    assert llmserve_run(tell, str(text_dir), *flags, "--input-text", "x") == 2
+    assert "--benchmark makes its prompts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npy"])

@@ -74,7 +74,7 @@ class CallCount:
             self.total += 1
 
 
-def make_engine(*_: object) -> Engine:
+def make_engine() -> Engine:
     return fake_engine(LIMITS)
 
 
@@ -95,7 +95,8 @@ def _request(prompt_ids: tuple[int, ...]) -> GenerateRequest:
 
 
 @asynccontextmanager
-async def running_core() -> AsyncIterator[InferenceCore]:
+async def running_core(step_s: float = 0.0) -> AsyncIterator[InferenceCore]:
+    """`step_s`: what a step of the engine takes."""
     tokenizer = {"tokenizer_dir": str(CHECKPOINT)}
     settings = ServerSettings(
         (packaged_repository(),),
@@ -105,7 +106,10 @@ async def running_core() -> AsyncIterator[InferenceCore]:
             "tensorrt_llm": {"gpt_model_path": str(CHECKPOINT)},
         },
     )
-    backends: dict[str, Backend] = {"tensorrtllm": TensorrtLlmBackend(make_engine), "python": PythonBackend()}
+    backends: dict[str, Backend] = {
+        "tensorrtllm": TensorrtLlmBackend(lambda path, limits: fake_engine(LIMITS, step_delay_s=step_s)),
+        "python": PythonBackend(),
+    }
     core = InferenceCore(settings, backends)
     await core.start()
     if not core.ready():
@@ -177,7 +181,7 @@ async def _for(seconds: float, stream: Stream, num_streams: int) -> int:
     return sum(await asyncio.gather(*(one_after_the_other(prompt(number)) for number in range(num_streams))))
 
 
-async def serve(wire: str, count_calls: bool) -> None:
+async def serve(wire: str, count_calls: bool, step_s: float) -> None:
     """Until SIGTERM. SIGUSR1 prints how many calls and tokens there were."""
     stopped = asyncio.Event()
     loop, calls = asyncio.get_running_loop(), CallCount()
@@ -186,7 +190,7 @@ async def serve(wire: str, count_calls: bool) -> None:
         if count_calls:
             running.enter_context(calls)
         sys.set_asyncgen_hooks(firstiter=None)
-        core = await running.enter_async_context(running_core())
+        core = await running.enter_async_context(running_core(step_s))
         loop.add_signal_handler(
             signal.SIGUSR1, lambda: say(calls=calls.total, tokens=core.statistics("postprocessing")[0].inference_count)
         )
@@ -209,11 +213,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--wire", choices=("llmserve", "grpcio"), default="llmserve", help="gRPC's, of `serve`")
     parser.add_argument("--count-calls", action="store_true", help="of Python functions, while it serves: slow")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="that a step of the engine takes, when it serves")
     given = parser.parse_args()
     uvloop.install()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     if given.stage == "serve":
-        asyncio.run(serve(given.wire, given.count_calls))
+        asyncio.run(serve(given.wire, given.count_calls, given.step_ms / 1000))
     else:
         say(**asyncio.run(measured(given.stage, given.streams, given.seconds)))
 

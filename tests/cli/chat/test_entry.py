@@ -106,7 +106,8 @@ def test_commands_work_in_a_pipe_too(server: RunningServer, core: StubCore, tmp_
     file = tmp_path / "talk.json"
     lines = [
         "/system Be brief.", "one two", "/params max_tokens=1 temperature=0.5", "three four", "/undo", "/retry",
-        f"/save {file}", "/clear", "//etc", f"/load {file}", "again", "/set max_tokens", "/params", "/stats", "/quit",
+        f"/save {file}", "/clear", "//etc", f"/load {file}", "again", "/set max_tokens", "/params", "/stats",
+        "/model ensemble", "/quit",
         "never asked",
     ]  # fmt: skip
     done = chat(server.grpc, typed="\n".join(lines))
@@ -127,6 +128,7 @@ def test_commands_work_in_a_pipe_too(server: RunningServer, core: StubCore, tmp_
     shown = done.stdout.splitlines()
     assert "forgotten: three four" in shown
     assert f"saved 2 questions to {file}" in shown
+    assert "model: ensemble" in shown
     assert "temperature=0.5" in shown
     assert "7 tokens -> 1 tokens, first after" in done.stdout
     saved = json.loads(file.read_text())

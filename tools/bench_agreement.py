@@ -1,0 +1,166 @@
+"""`llmserve bench` beside NVIDIA's aiperf: the same load on the same server, by turns; do they agree?
+
+    make bench-agreement                        a server of ours whose engine takes its time and nothing of the machine
+    make bench-agreement URL=localhost:8000     one that is running
+
+Requests of both have prompts of as many words, each prompt new, so that the server's prefix cache knows none of them.
+Of each number the median over the rounds counts. Exit code 1: they differ by more than 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from llmserve.benchmark.workload import Writer
+
+MOST = 0.05  # that they may differ by
+NUM_WORDS, NUM_TOKENS, NUM_WARM = 40, 24, 4
+STEP_MS = 50  # of our server's engine
+METRICS = {
+    "output_token_throughput": "tokens/s",
+    "request_throughput": "requests/s",
+    "time_to_first_token": "time to first token, ms (mean)",
+    "inter_token_latency": "inter-token latency, ms (mean)",
+    "request_latency": "request latency, ms (mean)",
+}
+
+
+class Load(NamedTuple):
+    name: str
+    ours: Sequence[str]
+    theirs: Sequence[str]
+
+
+def loads(concurrency: int, rate: float) -> list[Load]:
+    users, pace = ["--concurrency", str(concurrency)], ["--request-rate", str(rate), "--arrival-pattern", "constant"]
+    return [
+        Load(f"{concurrency} users", users, users),
+        Load(f"{rate:g} requests/s", ["--rate", str(rate), "--arrivals", "constant"], pace),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="")
+    parser.add_argument("--model", default="ensemble")
+    parser.add_argument("--aiperf", type=Path, default=Path(".venv-aiperf/bin/aiperf"))
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=4.0)
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    if options.url:
+        differences = _compare(options)
+    else:
+        with _paced_server() as options.url:
+            differences = _compare(options)
+    sys.exit(0 if max(differences) <= MOST else 1)
+
+
+@contextmanager
+def _paced_server() -> Iterator[str]:
+    """The shipped pipelines over an engine that sleeps."""
+    command = [sys.executable, "-m", "tools.server_benchmark.shipped", "serve", "--step-ms", str(STEP_MS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield f"127.0.0.1:{json.loads(server.stdout.readline())['http_port']}"
+        finally:
+            server.terminate()
+
+
+def _compare(options: argparse.Namespace) -> list[float]:
+    """Print the tables; returns by how much the numbers differ."""
+    generator = np.random.default_rng()
+    differences = []
+    for load in loads(options.concurrency, options.rate):
+        ours, theirs = [], []
+        for number in range(options.rounds):
+            print(f"{load.name}, round {number + 1} of {options.rounds}", file=sys.stderr)
+            with tempfile.TemporaryDirectory() as folder:
+                ours.append(_ours(Path(folder), load, options, generator))
+                theirs.append(_theirs(Path(folder), load, options, generator))
+        print(f"\n{load.name}, {options.requests} requests, answers of {NUM_TOKENS} tokens, {options.rounds} rounds\n")
+        differences += _table(ours, theirs)
+    return differences
+
+
+def _table(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]) -> list[float]:
+    """Print it; returns by how much they differ."""
+    print("| | llmserve bench | aiperf | difference |\n|---|---|---|---|")
+    differences = []
+    for metric, name in METRICS.items():
+        mine, other = (statistics.median(run[metric] for run in runs) for runs in (ours, theirs))
+        differences.append(abs(mine / other - 1))
+        print(f"| {name} | {mine:.2f} | {other:.2f} | {mine / other - 1:+.1%} |")
+    return differences
+
+
+def _prompts(count: int, generator: np.random.Generator) -> list[str]:
+    return [Writer(1.0).text(NUM_WORDS, generator) for _ in range(count)]
+
+
+def _ours(folder: Path, load: Load, options: argparse.Namespace, generator: np.random.Generator) -> dict[str, float]:
+    prompts = _prompts(options.requests + NUM_WARM, generator)
+    (folder / "prompts.txt").write_text("\n".join(prompts))
+    command = [
+        str(Path(sys.executable).parent / "llmserve"), "bench", "--url", options.url, "--model", options.model,
+        "--prompts", str(folder / "prompts.txt"), "--output-tokens", str(NUM_TOKENS), "--warmup", str(NUM_WARM),
+        "--requests", str(options.requests), "--json", str(folder / "ours.json"), *load.ours,
+    ]  # fmt: skip
+    _run(command, folder)
+    return _numbers(json.loads((folder / "ours.json").read_text())["runs"][0])
+
+
+def _theirs(folder: Path, load: Load, options: argparse.Namespace, generator: np.random.Generator) -> dict[str, float]:
+    prompts = _prompts(options.requests + NUM_WARM, generator)
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"text": prompt}) for prompt in prompts))
+    command = [
+        str(options.aiperf.absolute()), "profile", "--url", options.url, "--model", options.model,
+        "--endpoint-type", "chat",
+        "--streaming", "--input-file", str(folder / "prompts.jsonl"), "--custom-dataset-type", "single_turn",
+        "--dataset-sampling-strategy", "sequential", "--extra-inputs", f"max_tokens:{NUM_TOKENS}",
+        "--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--tokenizer", str(_tokenizer(folder)),
+        "--warmup-request-count", str(NUM_WARM), "--request-count", str(options.requests),
+        "--no-auto-plot", "--ui", "none",
+        "--artifact-dir", str(folder / "theirs"), *load.theirs,
+    ]  # fmt: skip
+    _run(command, folder)
+    return _numbers(json.loads((folder / "theirs/profile_export_aiperf.json").read_text()))
+
+
+def _tokenizer(folder: Path) -> Path:
+    """One that aiperf can load without a network. It counts nothing: the server does."""
+    made = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return folder
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{Path(command[0]).name} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+
+
+def _numbers(document: Mapping[str, Any]) -> dict[str, float]:
+    """Those of METRICS, which one writes as numbers and the other as distributions of one."""
+    found = {metric: document[metric] for metric in METRICS}
+    return {metric: value["avg"] if isinstance(value, dict) else value for metric, value in found.items()}
+
+
+if __name__ == "__main__":
+    main()
