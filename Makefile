@@ -18,7 +18,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients page-images \
-  format wheel bench bench-peers bench-quality bench-server bench-agreement soak-clients clean
+  format wheel wheels bench bench-peers bench-quality bench-server bench-agreement soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,13 @@ format: $(VENV)/.check ## Format the code and fix what ruff can fix
 wheel: $(VENV)/.base ## Build a wheel into dist/
 	$(PIP) wheel --no-deps --wheel-dir dist .
 
+# An old wheel of another version would be tried in place of the new one.
+wheels: $(VENV)/.wheels ## Wheels for any Linux, x86-64 and (cross-compiled) aarch64, into dist/; tried without a compiler (10 minutes)
+	rm -f dist/*manylinux*.whl
+	$(BIN)/python -m tools.wheels
+	@echo "== what is in them, their numbers, and a fresh environment without a compiler"
+	LLMSERVE_WHEELS=$(CURDIR)/dist $(BIN)/python -m pytest -n 0 tests/wheels $(PYTEST_ARGS)
+
 bench: $(VENV)/.base ## Measure our engine against this machine's limits (an hour and more; BENCH_ARGS=--quick: about 3 minutes)
 	$(BIN)/python -m tools.bench $(BENCH_ARGS)
 
@@ -191,6 +198,11 @@ $(VENV)/.base: $(VENV)/.created pyproject.toml $(NATIVE)
 $(VENV)/.eval: $(VENV)/.base
 	@echo "== installing what the evaluation needs (no torch)"
 	$(PIP) install --editable '.[eval]'
+	@touch $@
+
+$(VENV)/.wheels: $(VENV)/.check
+	@echo "== installing a compiler for other machines (Zig, 100 MB)"
+	$(PIP) install --editable '.[wheels]'
 	@touch $@
 
 $(VENV)/.gpu: $(VENV)/.base

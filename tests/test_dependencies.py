@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
@@ -28,6 +30,24 @@ def version(text: str) -> tuple[int, ...]:
 
 
 FLOORS = floors(PROJECT["dependencies"])
+MOST_BYTES = 300_000_000  # of an installation for the CPU; `make wheels` measures a fresh one
+
+
+def installed_with(requirements: list[str]) -> set[str]:
+    """The distributions that pip installs for them, by name."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    wanted = [Requirement(text) for text in requirements]
+    while wanted:
+        requirement = wanted.pop()
+        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if (name, extras) in found:
+            continue
+        found.add((name, extras))
+        for text in metadata.requires(name) or ():
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras | {""}):
+                wanted.append(needed)
+    return {name for name, _ in found}
 
 
 def test_every_dependency_has_a_floor() -> None:
@@ -94,3 +114,11 @@ def test_what_is_installed_together_is_imported_together() -> None:
     ]  # fmt: skip
     lines = [f"import {module}" for module in [*modules, *inside]]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=200)
+
+
+def test_an_installation_for_the_cpu_is_small_and_brings_no_framework() -> None:
+    names = installed_with(PROJECT["dependencies"])
+    assert {"numpy", "grpcio", "tokenizers"} <= names
+    assert names & {"torch", "transformers", "onnxruntime", "datasets", "pandas", "scipy", "boto3"} == set()
+    files = [Path(str(file.locate())) for name in names for file in metadata.files(name) or ()]
+    assert sum(path.stat().st_size for path in files if path.is_file()) < MOST_BYTES

@@ -47,3 +47,12 @@ def test_hosted_ci_runs_what_everybody_runs() -> None:
     assert [command.split()[:2] for command in commands] == [["make", "test"]]
     assert workflow["permissions"] == {"contents": "read"}
     assert job["timeout-minutes"] == 90
+
+
+def test_hosted_wheels_are_made_as_at_home_and_tried_without_a_compiler() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text())["jobs"]
+    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert [command.split()[:2] for command in commands["wheels"] if "apt-get" not in command] == [["make", "wheels"]]
+    assert [command.split()[:2] for command in commands["trial"]] == [["python", "tools/wheels/trial.py"]]
+    assert "slim" in jobs["trial"]["container"]  # the image that has no compiler
+    assert all("timeout-minutes" in job for job in jobs.values())

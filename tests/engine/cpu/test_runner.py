@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
 import subprocess
 import sys
 import textwrap
@@ -156,6 +157,15 @@ def test_settings_that_make_no_sense(blocks: int, threads: int, path: Path) -> N
 
 def test_isas_start_with_the_portable_one() -> None:
     assert available_isas()[0] == "portable"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about processors for x86-64")
+def test_isas_are_those_that_the_system_says_the_processor_has() -> None:
+    flags = set(re.findall(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0].split())
+    avx2 = {"avx", "avx2", "fma", "f16c"}
+    needs = {"avx2": avx2, "avx2_vnni": {*avx2, "avx_vnni"}}
+    needs["avx512"] = {*avx2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+    assert available_isas() == ["portable", *(isa for isa, needed in needs.items() if needed <= flags)]
 
 
 def test_environment_forces_an_isa(path: Path, monkeypatch: pytest.MonkeyPatch, open_runner: OpenRunner) -> None:

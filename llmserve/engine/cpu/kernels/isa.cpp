@@ -25,10 +25,23 @@ Registers ask_processor(unsigned leaf, unsigned subleaf) {
   return r;
 }
 
+constexpr bool has_all(unsigned found, unsigned wanted) { return (found & wanted) == wanted; }
+
+// Whether the operating system saves these registers (bits of XCR0) when threads take turns.
+bool are_saved(unsigned registers) {
+  constexpr unsigned kOsxsave = 1u << 27;
+  if (!has_all(ask_processor(1, 0).ecx, kOsxsave)) return false;
+  unsigned low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return has_all(low, registers);
+}
+
+// Asked of the processor itself: __builtin_cpu_supports wants a run-time library that not every compiler brings.
 bool has_avx2() {
-  constexpr unsigned kF16c = 1u << 29;  // not every compiler's __builtin_cpu_supports knows it
-  __builtin_cpu_init();  // also asks whether the operating system saves the wide registers
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (ask_processor(1, 0).ecx & kF16c) != 0;
+  constexpr unsigned kFma = 1u << 12, kAvx = 1u << 28, kF16c = 1u << 29, kAvx2 = 1u << 5;
+  constexpr unsigned kUpTo256Bits = 0x06;
+  return has_all(ask_processor(1, 0).ecx, kFma | kAvx | kF16c) && has_all(ask_processor(7, 0).ebx, kAvx2) &&
+         are_saved(kUpTo256Bits);
 }
 
 #if defined(LLMSERVE_HAS_AVX_VNNI)
@@ -39,9 +52,11 @@ bool has_avx_vnni() {
 #endif
 
 bool has_avx512_vnni() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512vnni");
+  constexpr unsigned kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31, kVnni = 1u << 11;
+  constexpr unsigned kUpTo512Bits = 0xe6;
+  const Registers extended = ask_processor(7, 0);
+  return has_avx2() && has_all(extended.ebx, kF | kDq | kBw | kVl) && has_all(extended.ecx, kVnni) &&
+         are_saved(kUpTo512Bits);
 }
 #endif
 
