@@ -18,7 +18,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients page-images \
-  format wheel wheels bench bench-peers bench-quality bench-server bench-agreement soak-clients clean
+  format wheel wheels docs bench bench-peers bench-quality bench-server bench-agreement soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ wheels: $(VENV)/.wheels ## Wheels for any Linux, x86-64 and (cross-compiled) aar
 	@echo "== what is in them, their numbers, and a fresh environment without a compiler"
 	LLMSERVE_WHEELS=$(CURDIR)/dist $(BIN)/python -m pytest -n 0 tests/wheels $(PYTEST_ARGS)
 
+docs: $(VENV)/.docs ## The documentation as a site, into dist/docs/: one page a guide, the API reference; every link is checked
+	$(BIN)/python -m tools.site
+
 bench: $(VENV)/.base ## Measure our engine against this machine's limits (an hour and more; BENCH_ARGS=--quick: about 3 minutes)
 	$(BIN)/python -m tools.bench $(BENCH_ARGS)
 
@@ -198,6 +201,11 @@ $(VENV)/.base: $(VENV)/.created pyproject.toml $(NATIVE)
 $(VENV)/.eval: $(VENV)/.base
 	@echo "== installing what the evaluation needs (no torch)"
 	$(PIP) install --editable '.[eval]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	@echo "== installing what makes the documentation"
+	$(PIP) install --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.wheels: $(VENV)/.check

@@ -8,6 +8,7 @@ scratch folder where the repository's files are linked, so that engines and repo
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -29,7 +30,7 @@ from llmserve.cli.main import app
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 EXAMPLES = sorted((ROOT / "docs/examples").rglob("README.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, *EXAMPLES]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, *EXAMPLES]  # README_zh.md has the README's commands
 LINKED = ("README.md", "Makefile", "pyproject.toml", "build", "eval", "pipelines", "docs", "tools", "llmserve", "tests")
 FENCE = re.compile(r"^```(bash|bash background|output)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("git clone", "pip install", "python3.11 -m venv", ". .venv", "cd ")  # set-up that the suite itself stands on
@@ -153,3 +154,66 @@ def test_the_diffs_that_contributing_shows_are_in_the_files() -> None:
 def test_every_guide_is_listed_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [page.name for page in GUIDES if f"docs/{page.name}" not in readme] == []
+
+
+def test_the_chinese_readme_says_the_same() -> None:
+    """The same commands with the same answers, links to the same pages, and as many headings and rows."""
+    pages = [(ROOT / name).read_text() for name in ("README.md", "README_zh.md")]
+    fences = [re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL) for page in pages]
+    assert fences[0] == fences[1]
+    links = [set(re.findall(r"\]\((?!README)([^)]*)\)", page)) for page in pages]
+    assert links[0] == links[1]
+    for mark in ("## ", "| ", "* "):
+        counts = [len(re.findall(f"^{re.escape(mark)}", page, re.MULTILINE)) for page in pages]
+        assert counts[0] == counts[1], mark
+
+
+def messages() -> Iterator[str]:
+    """Every text in the code, with … for what is put into it."""
+    for path in (ROOT / "llmserve").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def column(page: Path, heading: str) -> list[str]:
+    """The cells under a heading, of every table of a page that has it."""
+    cells: list[str] = []
+    index = -1
+    for line in page.read_text().splitlines():
+        row = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not line.startswith("|"):
+            index = -1
+        elif heading in row:
+            index = row.index(heading)
+        elif index >= 0 and not line.startswith("|-"):
+            cells.append(row[index])
+    return cells
+
+
+def quoted(cells: list[str]) -> list[str]:
+    return [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_troubleshooting_quotes_what_the_code_says() -> None:
+    seen = quoted([cell for cell in column(ROOT / "docs/troubleshooting.md", "You see") if "CMake" not in cell])
+    known = list(messages())
+    assert len(seen) > 30
+    assert [text for text in seen if not any(text in message for message in known)] == []
+
+
+def test_migrating_names_flags_and_metrics_that_exist() -> None:
+    """The columns of ours; what `build` has is written with its name."""
+    named = quoted(column(ROOT / "docs/migrating.md", "llmserve"))
+    commands: Any = typer.main.get_command(app)
+    flags = [text for text in named if text.startswith(("--", "build --"))]
+    assert len(flags) > 15
+    for text in flags:
+        command = "build" if text.startswith("build ") or text == "--target tensorrt_llm" else "serve"
+        known = {flag for parameter in commands.commands[command].params for flag in parameter.opts}
+        assert text.removeprefix("build ").split()[0] in known, text
+    families = {text for text in named if text.startswith(("nv_", "llmserve_"))}
+    assert len(families) > 8
+    assert families <= set(messages())

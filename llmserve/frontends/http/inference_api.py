@@ -273,7 +273,7 @@ async def _infer_answer(request: Request, parts: Sequence[Raw], json_length: int
     return WholeAnswer(bytes(parts[0]), content_type=content_type, headers=headers, more=parts[1:])
 
 
-def _handlers(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
+def triton_routes(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
     """Method, path, handler."""
     yield "GET", "/v2", api.server_metadata
     yield "GET", "/v2/health/live", api.live
@@ -300,7 +300,7 @@ def http_handler(
     """What answers every request."""
     routes = Routes()
     guards = {api: guard_of(api, extensions.http_restrictions, extensions.api_keys) for api in Api}
-    for method, path, handler in _handlers(InferenceApi(core, extensions, max_input_bytes)):
+    for method, path, handler in triton_routes(InferenceApi(core, extensions, max_input_bytes)):
         handler = answers_errors(handler, TEXT if path.endswith("/ready") else JSON)
         routes.add(method, path, handler, guards[API_OF_PATH[path]])
     openai, page = OpenAiFrontEnd(core, extensions, max_input_bytes=max_input_bytes), WebPage()

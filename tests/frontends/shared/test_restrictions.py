@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.grpc.health import health_methods
-from llmserve.frontends.http.inference_api import InferenceApi, _handlers
+from llmserve.frontends.http.inference_api import InferenceApi, triton_routes
 from llmserve.frontends.openai.front_end import PATHS as OPENAI_PATHS
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
@@ -37,7 +37,7 @@ from tests.frontends.stub_core import StubCore
 
 SECRET = "s3cret=x"
 RPCS = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
-ROUTES = [(method, path) for method, path, _ in _handlers(InferenceApi(StubCore(), Extensions(), 1))]
+ROUTES = [(method, path) for method, path, _ in triton_routes(InferenceApi(StubCore(), Extensions(), 1))]
 
 
 def restricted(*apis: Api) -> tuple[Restrictions, Restrictions]:
