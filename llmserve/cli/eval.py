@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.cli.termination import terminated_as_exception
 from llmserve.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from llmserve.evaluation.run import EvalOptions
 
 RESULTS = Path("eval-results")
 
@@ -63,11 +66,11 @@ def command(
     """
     # imported here: the other commands need neither gRPC nor the statistics
     from llmserve.client import Access
-    from llmserve.evaluation.record import add_record
-    from llmserve.evaluation.run import EvalOptions, evaluate
-    from llmserve.evaluation.table import render
-    from llmserve.sealed_log import Signer
+    from llmserve.evaluation.run import EvalOptions
 
+    has_record = engine is not None and not url and record
+    if sign_key is not None and not has_record:
+        raise InvalidArgument("--sign-key signs a record, and there is none with --url or --no-record; leave it out")
     options = EvalOptions(
         hf_model_dir,
         suite,
@@ -81,19 +84,27 @@ def command(
         threads=threads,
         access=Access(api_key, root_certificates),
     )
-    if sign_key is not None and (url or not record):
-        raise InvalidArgument("--sign-key signs a record, and there is none with --url or --no-record; leave it out")
+    raise typer.Exit(0 if _judged(options, output, sign_key, has_record=has_record) else 1)
+
+
+def _judged(options: EvalOptions, output: Path | None, sign_key: Path | None, *, has_record: bool) -> bool:
+    """Evaluate, and leave table, report and record; whether the engine passed."""
+    from llmserve.evaluation.record import add_record
+    from llmserve.evaluation.run import evaluate
+    from llmserve.evaluation.table import render
+    from llmserve.sealed_log import Signer
+
     signer = Signer.load(sign_key) if sign_key is not None else None
     with terminated_as_exception(), _ProgressBars() as bars:
         report = evaluate(options, bars)
-    judged = engine.resolve().name if engine and not url else "server"
+    judged = options.engine.resolve().name if options.engine and not options.url else "server"
     path = output or RESULTS / f"{judged}-{report.suite}.json"
     report.save(path)
     Console(highlight=False).print(render(report))
     typer.echo(f"report: {path}")
-    if engine is not None and not url and record:
-        typer.echo(f"record: {add_record(engine, suite, report, path, signer=signer)}")
-    raise typer.Exit(0 if report.passed else 1)
+    if has_record and options.engine is not None:
+        typer.echo(f"record: {add_record(options.engine, options.suite, report, path, signer=signer)}")
+    return report.passed
 
 
 class _ProgressBars:

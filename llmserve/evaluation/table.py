@@ -30,12 +30,21 @@ def render(report: Report) -> RenderableType:
     for metric in report.gate.metrics:
         table.add_row(*_metric_row(metric))
     table.add_section()
-    for result in report.gate.losses:
-        table.add_row(*_loss_row(result))
-    table.add_section()
     for row in _performance_rows(report):
         table.add_row(*row, "", "", "")
-    return Group(table, *map(Text, _notes(report)), _verdict(report))
+    losses = [_loss_table(report)] if report.gate.losses else []
+    return Group(table, *losses, *map(Text, _notes(report)), _verdict(report))
+
+
+def _loss_table(report: Report) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for heading in ("engine", "95 % interval", "at most"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict", justify="right", no_wrap=True)
+    for result in report.gate.losses:
+        table.add_row(*_loss_row(result, is_known=not isinstance(report.evidence, str)))
+    return table
 
 
 def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:
@@ -55,15 +64,12 @@ def _name(result: MetricResult | LossResult) -> str:
     return NAMES[result.metric] if isinstance(result, MetricResult) else LOSS_NAMES[result.loss].partition(",")[0]
 
 
-def _loss_row(result: LossResult) -> tuple[str | Text, ...]:
+def _loss_row(result: LossResult, *, is_known: bool) -> tuple[str | Text, ...]:
     interval = result.interval
-    known = not result.doubt or interval.high > 0
     return (
         LOSS_NAMES[result.loss],
-        "",
-        f"{interval.mean:.3g}" if known else "?",
-        "",
-        f"{interval.low:.3g} to {interval.high:.3g}" if interval.high > interval.low else "",
+        f"{interval.mean:.2g}" if is_known else "?",
+        f"{interval.low:.2g} to {interval.high:.2g}" if interval.high > interval.low else "",
         f"{result.margin:g}" if result.margin is not None else "",
         Text(result.verdict.value, STYLES[result.verdict]) if result.is_judged else "",
     )
