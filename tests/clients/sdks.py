@@ -59,6 +59,14 @@ def langchain_responses(url: str) -> None:
     assert model.invoke("tool_response").text == ANSWER
 
 
+def langchain_structured(url: str) -> None:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0)
+    made = model.with_structured_output(TOOL, method="function_calling").invoke(QUESTION)
+    assert made == {"city": "Rome"}
+
+
 def litellm_loop(url: str) -> None:
     import litellm
 
@@ -106,8 +114,8 @@ def litellm_ollama(url: str) -> None:
 SCENARIOS: dict[str, Callable[[str], None]] = {
     each.__name__: each
     for each in (
-        langchain_loop, langchain_stream, langchain_responses, litellm_loop, litellm_stream, litellm_anthropic,
-        litellm_ollama,
+        langchain_loop, langchain_stream, langchain_responses, langchain_structured, litellm_loop, litellm_stream,
+        litellm_anthropic, litellm_ollama,
     )
 }  # fmt: skip
 

@@ -15,13 +15,14 @@ from llmserve.frontends.openai.validation import Strict, refused
 
 NO_IMAGES = "there are no models here that see images"
 LOADING = "How a model is loaded is the server's matter; nothing depends on it."
+Length: TypeAlias = Literal[-1, -2] | Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Effort: TypeAlias = bool | Literal["low", "medium", "high", "max"]
 
 
 class OllamaOptions(Strict):
     """Defaults are Ollama's, but for its repeat penalty."""
 
-    num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS, description="-1, -2: as there is room for.")] | None = None
+    num_predict: Length | None = Field(None, description="-1, -2: as there is room for.")
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -58,7 +59,7 @@ class OllamaOptions(Strict):
                 values[name] = [value]
         limit = self.num_predict
         return Sampling(
-            max_tokens=max(limit, 1) if limit is not None and limit >= 0 else None,
+            max_tokens=limit if limit is not None and limit > 0 else None,
             temperature=0.8 if self.temperature is None else self.temperature,
             top_p=0.9 if self.top_p is None else self.top_p,
             top_k=40 if self.top_k is None else self.top_k,

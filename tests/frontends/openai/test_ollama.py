@@ -126,6 +126,7 @@ def test_the_loop_of_its_examples(qwen3: Talker, thinker: Any) -> None:
     ("more", "words"),
     [
         ({"options": {"mirostat": 1}}, "no mirostat"),
+        ({"options": {"num_predict": 0}}, "num_predict"),
         ({"options": {"unknown": 1}}, "options.unknown: unknown field"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "see images"),
         ({"model": "llama3"}, "does not exist here"),
