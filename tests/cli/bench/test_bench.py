@@ -42,7 +42,8 @@ def test_a_sweep_is_told_written_and_drawn(tmp_path: Path) -> None:
     for words in (
         f"model at {server.url}; chat, a closed loop, 12 requests; prompts of uniform:5:9 tokens, answers of 7",
         "concurrency 1", "concurrency 3", "time to first token, ms",
-        "goodput: 0.00 requests/s, 0.0% of all, within ttft", "(12 answered in", "tokens/s by concurrency", "TTFT p99, ms",
+        "goodput: 0.00 requests/s, 0.0% of all, within ttft", "(12 answered in",
+        "tokens/s by concurrency", "TTFT p99, ms",
     ):  # fmt: skip
         assert words in shown, shown
     text = (tmp_path / "out.json").read_text()
