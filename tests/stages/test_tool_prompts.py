@@ -1,0 +1,120 @@
+"""Tools, and what they said, on their way into a chat template; and what is refused on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.errors import InvalidArgument
+from llmserve.stages.chat import Message, messages_of
+from llmserve.stages.chat_style import ChatStyle
+from llmserve.stages.postprocess import Postprocessor
+from llmserve.stages.preprocess import Preprocessor, TextPrompt
+from llmserve.stages.stage_arrays import prepare_arrays, text_arrays
+from tests.chat_templates import QWEN, write_talker
+from tests.stages.test_preprocess import number, strings
+
+VOCAB_SIZE = 420
+TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+ASKED = {"role": "user", "content": "When?"}
+CALL = {
+    "id": "call_0123456789abcdef",
+    "type": "function",
+    "function": {"name": "get_time", "arguments": '{"zone": "é"}'},
+}
+TALK: list[Any] = [
+    ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "Noon", "tool_call_id": CALL["id"]},
+]
+
+
+def opened(path: Path, kind: str) -> Preprocessor:
+    write_talker(path, kind, VOCAB_SIZE)
+    return Preprocessor.open(path)
+
+
+def prompt(stage: Preprocessor, messages: list[Any], *tools: Any) -> str:
+    ids = stage.prepare(TextPrompt(messages=messages_of(messages), tools=tools)).input_ids
+    return stage.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_tools_and_calls_are_in_the_prompt(tmp_path: Path) -> None:
+    text = prompt(opened(tmp_path, "qwen"), TALK, TOOL)
+    assert json.dumps(TOOL) in text
+    assert '<tool_call>\n{"name": "get_time", "arguments": {"zone": "é"}}\n</tool_call>' in text
+    assert "<tool_response>\nNoon\n</tool_response>" in text
+
+
+def test_mistrals_ids_have_nine_characters(tmp_path: Path) -> None:
+    text = prompt(opened(tmp_path, "mistral"), TALK, TOOL)
+    assert '"id": "789abcdef"' in text
+    assert '"call_id": "789abcdef"' in text
+
+
+def test_a_template_for_tools_is_taken_for_them(tmp_path: Path) -> None:
+    write_talker(tmp_path, "qwen", VOCAB_SIZE)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    settings["chat_template"] = [{"name": "default", "template": plain}, {"name": "tool_use", "template": QWEN}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    stage = Preprocessor.open(tmp_path)
+    assert prompt(stage, [ASKED]) == "When?"
+    assert "<|im_start|>user\nWhen?" in prompt(stage, [ASKED], TOOL)
+    assert stage.chat_style({}).tool_format == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("kind", "messages", "tools", "words"),
+    [
+        ("r1", [ASKED], [TOOL], "chat template does not give them to the model"),
+        ("qwen", [], [TOOL], "tools are for messages"),
+        ("qwen", [{"role": "assistant", "tool_calls": [{}]}], [], 'needs a "function" with a "name"'),
+        ("qwen", [{"role": "assistant"}], [], "needs a string in: content"),
+        ("qwen", [{**ASKED, "tool_call_id": 5}], [], "cannot be used in: tool_call_id"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, kind: str, messages: list[Any], tools: list[Any], words: str) -> None:
+    stage = opened(tmp_path, kind)
+    with pytest.raises(InvalidArgument, match=words):
+        prompt(stage, messages, *tools)
+
+
+def test_token_ids_that_mark_who_speaks_say_nothing_of_tools(tokenizer_dirs: dict[str, Path]) -> None:
+    stage = Preprocessor.open(tokenizer_dirs["baichuan"])
+    assert stage.chat_style({}) == ChatStyle()
+    with pytest.raises(InvalidArgument, match="tools: this checkpoint marks who speaks with token ids"):
+        prompt(stage, [ASKED], TOOL)
+    with pytest.raises(InvalidArgument, match="chat format has no tool_calls"):
+        prompt(stage, TALK[:2])
+    with pytest.raises(InvalidArgument, match="are for a chat template"):
+        Preprocessor.open(tokenizer_dirs["baichuan"], tool_format="hermes")
+
+
+def test_arrays_of_tools_and_of_the_style(tmp_path: Path) -> None:
+    stage = opened(tmp_path, "qwen3")
+    limit = {"REQUEST_OUTPUT_LEN": number(4)}
+    messages = {"MESSAGES": strings(json.dumps([ASKED])), **limit}
+    out = prepare_arrays(stage, {**messages, "TOOLS": strings(json.dumps([TOOL]))})
+    expected = stage.prepare(TextPrompt(messages=[Message("user", "When?")], tools=[TOOL]))
+    assert tuple(out["INPUT_ID"][0].tolist()) == expected.input_ids
+    for wrong in ("[", "{}", "[1]"):
+        with pytest.raises(InvalidArgument, match="TOOLS"):
+            prepare_arrays(stage, {**messages, "TOOLS": strings(wrong)})
+    asked = {"RETURN_CHAT_STYLE": np.array([[True]]), **limit}
+    style = ChatStyle.from_json(prepare_arrays(stage, asked)["CHAT_STYLE"].item().decode())
+    assert (style.tool_format, style.reasoning) == ("hermes", "think")
+
+
+def test_special_tokens_are_spelled_for_whoever_asks(tmp_path: Path) -> None:
+    stage = opened(tmp_path, "mistral")
+    ids = stage.tokenizer.encode_marked("[TOOL_CALLS]fox")
+    arrays = {"TOKENS_BATCH": np.array([[ids]], np.int32), "SEQUENCE_LENGTH": number(len(ids))}
+    post = Postprocessor(stage.tokenizer)
+    for skips, text in ((None, b"fox"), (True, b"fox"), (False, b"[TOOL_CALLS]fox")):
+        more = {} if skips is None else {"SKIP_SPECIAL_TOKENS": np.array([[skips]])}
+        assert text_arrays(post, {**arrays, **more})["OUTPUT"].tolist() == [text]
