@@ -31,8 +31,8 @@ STATUS: Mapping[Code, int] = {
     Code.UNKNOWN: FIRST_OF_OURS,
 }
 NO_THREADS = "thread_unsupported_request"  # by which Anthropic's client knows that it has to send whole conversations
-# Clients of these APIs write no grammars: what they ask for becomes one.
-GRAMMAR, ASKED = "the ebnf_grammar guide", "what tools and response_format ask for"
+# What these APIs ask for becomes a grammar, unless the client has written one.
+GRAMMAR, ASKED = "the ebnf_grammar guide", "what tools, response_format or a grammar ask for"
 KINDS: Mapping[type[LlmserveError], int] = {BodyTooLarge: 413, RequestTooLarge: 413, BodyTooSlow: 408}
 OPENAI_TYPES = {
     UNAUTHORIZED: "authentication_error",

@@ -172,7 +172,7 @@ def function(**more: Any) -> dict[str, Any]:
         (
             {"tools": [function(strict=True, parameters={"properties": {"a": {"minLength": "x"}}})]},
             None,
-            "tools and response_format ask for cannot be followed: ",
+            "what tools, response_format or a grammar ask for cannot be followed: ",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools.0.type"),
         ({"tools": [function(name="a b")]}, "tools", "tools.0.function.name"),
