@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,12 @@ print("<b>")
 """
 
 
-def answer_with(page: Page, pieces: list[str]) -> None:
+def answer_with(page: Page, pieces: list[str], thoughts: Sequence[str] = ()) -> None:
     """Instead of the model."""
 
     def fulfill(route: Route) -> None:
-        chunks: list[dict[str, Any]] = [
-            {"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces
-        ]
+        deltas = [*({"reasoning_content": thought} for thought in thoughts), *({"content": piece} for piece in pieces)]
+        chunks: list[dict[str, Any]] = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
         chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
         body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         route.fulfill(body=body, content_type="text/event-stream")
@@ -241,6 +241,17 @@ def test_text_stays_text(page: Page) -> None:
         "https://example.com/a",
         "https://example.com/x.png",
     ]
+
+
+def test_thoughts_are_told_apart_and_stay_here(page: Page) -> None:
+    answer_with(page, ["Paris."], ["Let me ", "see."])
+    answer = settled(ask(page))
+    assert body_text(answer) == "Paris."
+    answer.get_by_text("Thoughts").click()
+    expect(answer.locator(".thoughts")).to_contain_text("Let me see.")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        settled(ask(page, "And Spain?"))
+    assert posted(asked.value)["messages"][1] == {"role": "assistant", "content": "Paris."}
 
 
 def test_the_browser_refuses_markup_and_other_hosts(browser: Browser, server: ServerProcess) -> None:

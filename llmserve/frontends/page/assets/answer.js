@@ -9,6 +9,7 @@ export function newAnswer({ response_format: format, structured_outputs: outputs
   return {
     role: "assistant",
     content: "",
+    thoughts: "", // of a model that thinks before it answers
     tokens: null, // with their probabilities, where those were asked for
     isPlain: Boolean(format ?? outputs), // JSON or the like: no Markdown
     pieces: 0, // that have come; about as many as tokens
@@ -47,11 +48,13 @@ function add(answer, chunk, now) {
   if (choice.finish_reason) answer.finish = choice.finish_reason;
   const scored = choice.logprobs?.content ?? [];
   const text = choice.delta.content ?? "";
-  if (!text && !scored.length) return;
-  answer.state = "writing";
+  const thought = choice.delta.reasoning_content ?? "";
+  if (!text && !thought && !scored.length) return;
+  if (text || scored.length) answer.state = "writing";
   answer.firstAfter ??= now;
   answer.lastAfter = now;
   answer.content += text;
+  answer.thoughts += thought;
   answer.pieces += scored.length || 1;
   if (scored.length) (answer.tokens ??= []).push(...scored.map(compact));
 }

@@ -72,7 +72,9 @@ export class MessageView {
   showAnswer() {
     const { message } = this;
     this.parts ??= this.makeParts();
-    const { body, notice, numbers, acts } = this.parts;
+    const { body, thoughts, notice, numbers, acts } = this.parts;
+    thoughts.hidden = !message.thoughts;
+    thoughts.lastElementChild.textContent = message.thoughts;
     this.element.classList.toggle("waiting", message.state === "waiting");
     this.element.classList.toggle("writing", message.state === "writing");
     this.element.setAttribute("aria-busy", this.isUnderWay);
@@ -98,6 +100,9 @@ export class MessageView {
     const parts = {
       tokens,
       body: element("div", { className: "body", dir: "auto" }),
+      thoughts: element(
+        "details", { className: "thoughts" }, element("summary", {}, say("thoughts")), element("div", { dir: "auto" }),
+      ),
       notice: element("div", { className: "notice", hidden: true, attributes: { role: "alert" } }),
       numbers: element("span", { className: "numbers" }),
       acts: element(
@@ -106,7 +111,7 @@ export class MessageView {
       ),
     };
     const meta = element("footer", { className: "meta" }, parts.numbers, parts.acts);
-    this.element.replaceChildren(parts.body, parts.notice, meta);
+    this.element.replaceChildren(parts.thoughts, parts.body, parts.notice, meta);
     return parts;
   }
 
