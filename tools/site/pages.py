@@ -14,16 +14,30 @@ from tools.site.commands import command_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FRONT = "README.md"  # the front page, `index`
+CHINESE = "中文 <README_zh>"  # its own title is that of the front page
 OTHERS = ("README_zh.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "tests/fakes/README.md")
 # Guides that nobody has put anywhere are the last of the second part.
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("First steps", ("docs/getting-started", "docs/serve", "docs/openai", "docs/build", "docs/migrating", "README_zh")),
+    (
+        "First steps",
+        (
+            "docs/getting-started",
+            "docs/serve",
+            "docs/openai",
+            "docs/page",
+            "docs/cli",
+            "docs/build",
+            "docs/migrating",
+            CHINESE,
+        ),
+    ),
     (
         "Guides",
         (
             "docs/quantization",
             "docs/eval",
             "docs/security",
+            "docs/operations",
             "docs/troubleshooting",
             "docs/examples/README",
             "docs/wheels",
