@@ -62,15 +62,14 @@ def command(
 ) -> None:
     """Compare an engine with the Hugging Face baseline: ROUGE, evidence from its answers, latency, and a verdict.
 
-    `llmserve eval bless SUITE` makes the margins of a suite count.
-    """
+    `llmserve eval bless SUITE` makes the margins of a suite count."""
     # imported here: the other commands need neither gRPC nor the statistics
     from llmserve.client import Access
     from llmserve.evaluation.run import EvalOptions
 
     has_record = engine is not None and not url and record
     if sign_key is not None and not has_record:
-        raise InvalidArgument("--sign-key signs a record, and there is none with --url or --no-record; leave it out")
+        raise InvalidArgument("--sign-key signs a record; with --url or --no-record there is none")
     options = EvalOptions(
         hf_model_dir,
         suite,

@@ -131,7 +131,8 @@ def compare(
     evidence = (
         decisions if isinstance(decisions, str) else Evidence.of([a.decisions for a in baseline.answers], decisions)
     )
-    loss_margins = suite.loss_margins.get(engine.facts.get("precision", UNQUANTIZED), {})
+    is_judged = suite.needs_evidence or isinstance(evidence, Evidence)
+    loss_margins = suite.loss_margins.get(engine.facts.get("precision", UNQUANTIZED), {}) if is_judged else {}
     gate = GateResult(
         judge(*scores, margins=suite.margins, floors=suite.floors).metrics,
         judge_losses(evidence, loss_margins),

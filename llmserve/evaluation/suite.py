@@ -12,6 +12,7 @@ max_input_tokens: 923                       # optional: the longest column is cu
 stemming: true                              # of ROUGE
 margins: {rougeL: 0.3}                      # points of ROUGE (F x 100) that the engine may lose
 loss_margins: {float: {kl: 0.001, flip: 0.1}, int8: {kl: 0.01}}   # see evidence.py; float: engines without quantization
+evidence: required                          # or optional: an engine that tells none is judged by the rest
 floors: {rougeL: 15}                        # what it must reach whatever the baseline does; margins, floors or both
 inconclusive: fail                          # or pass: what the exit code says when the samples cannot tell
 baselines: ../baselines                     # folder of stored Hugging Face outputs, relative to the suite file
@@ -43,6 +44,7 @@ OPTIONAL = (
     "stemming",
     "margins",
     "loss_margins",
+    "evidence",
     "floors",
     "inconclusive",
     "baselines",
@@ -74,6 +76,7 @@ class Suite:
     stemming: bool = True
     margins: Mapping[str, float] = field(default_factory=dict)
     loss_margins: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # precision -> loss -> at most
+    needs_evidence: bool = True
     floors: Mapping[str, float] = field(default_factory=dict)
     inconclusive_passes: bool = False
 
@@ -82,6 +85,7 @@ class Suite:
         return {
             "margins": dict(self.margins),
             "loss_margins": {precision: dict(margins) for precision, margins in self.loss_margins.items()},
+            "evidence": "required" if self.needs_evidence else "optional",
             "floors": dict(self.floors),
             "num_samples": self.num_samples,
             "stemming": self.stemming,
@@ -137,8 +141,9 @@ class _Reader:
             stemming=self._typed("stemming", bool, True),
             margins=self._points("margins"),
             loss_margins=self._loss_margins(),
+            needs_evidence=self._choice("evidence", ("required", "optional")) == "required",
             floors=self._points("floors"),
-            inconclusive_passes=self._inconclusive(),
+            inconclusive_passes=self._choice("inconclusive", ("fail", "pass")) == "pass",
         )
         if not any(self._content.get(key) for key in ("margins", "loss_margins", "floors")):
             self.problems.append("the suite judges nothing: give margins, loss_margins or floors")
@@ -223,11 +228,12 @@ class _Reader:
             self.problems.append("messages must be a list of {role: ..., content: ...} with texts")
         return tuple(Message(m["role"], m["content"]) for m in good)
 
-    def _inconclusive(self) -> bool:
-        value = self._typed("inconclusive", str, "fail")
-        if value not in ("fail", "pass"):
-            self.problems.append(f"inconclusive must be fail or pass, got {value!r}")
-        return bool(value == "pass")
+    def _choice(self, key: str, words: tuple[str, str]) -> str:
+        """The first word is the default."""
+        value: str = self._typed(key, str, words[0])
+        if value not in words:
+            self.problems.append(f"{key} must be {' or '.join(words)}, got {value!r}")
+        return value
 
 
 def _is_number(value: Any) -> bool:

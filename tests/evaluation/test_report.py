@@ -79,7 +79,8 @@ def test_a_report_is_one_json_document(tmp_path: Path) -> None:
     assert content["suite"] == {
         "name": "tiny", "digest": "d" * 64, "num_samples": 32, "complete": True,
         "rules": {
-            "margins": {"rougeL": 0.3}, "loss_margins": {}, "floors": {}, "num_samples": 32, "stemming": True,
+            "margins": {"rougeL": 0.3}, "loss_margins": {}, "evidence": "required", "floors": {},
+            "num_samples": 32, "stemming": True,
             "inconclusive": "fail",
         },
     }  # fmt: skip
@@ -142,6 +143,10 @@ def test_what_was_not_told_is_said(tmp_path: Path) -> None:
     result = compare(suite, "d" * 64, SAMPLES, side, side, "no input named return_prompt_log_probs")
     assert not result.passed
     assert "no evidence from the baseline's own answers: no input named" in shown(result)
+    optional = load_suite(write_suite(tmp_path, loss_margins={"float": {"kl": 0.01}}, evidence="optional"))
+    assert compare(optional, "d" * 64, SAMPLES, side, side, "no such input").passed  # by ROUGE alone
+    told = [answer.decisions for answer in GOOD]
+    assert [r.loss for r in compare(optional, "d" * 64, SAMPLES, side, side, told).gate.losses if r.is_judged]
     assert result.to_json()["evidence"]["not_measured"] == "no input named return_prompt_log_probs"
 
 

@@ -82,6 +82,7 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
         ({"loss_margins": {"int8": {"rougeL": 1}}}, "unknown key: loss_margins.int8.rougeL"),
         ({"loss_margins": {"int8": 0.5}}, "loss_margins.int8 must be a mapping of losses"),
         ({"loss_margins": {"int8": {"kl": -1}}}, "loss_margins.int8.kl must be a number of at least 0"),
+        ({"evidence": "maybe"}, "evidence must be required or optional"),
         ({"num_samples": True}, "num_samples must be a whole number"),
     ],
 )
