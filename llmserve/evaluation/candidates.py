@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from llmserve.client import Access, AsyncClient, Parameter
 from llmserve.core import GenerateRequest, PromptScores, SamplingParams, TopTokens
 from llmserve.engine.base import Engine
@@ -97,10 +99,16 @@ class EngineCandidate:
 
 
 def last_decisions(tokens: Sequence[int], scores: PromptScores) -> tuple[Decision, ...]:
-    """On `tokens`, with which a prompt ends."""
+    """On `tokens`, with which a prompt ends; log-probs in the precision of the wire, however they came."""
     begin = len(scores.log_probs) - len(tokens)
-    told = zip(tokens, scores.log_probs[begin:], scores.top[begin:], strict=True)
-    return tuple(Decision(token, log_prob, top) for token, log_prob, top in told)
+    told = zip(tokens, _singles(scores.log_probs[begin:]), scores.top[begin:], strict=True)
+    return tuple(
+        Decision(token, log_prob, TopTokens(top.ids, _singles(top.log_probs))) for token, log_prob, top in told
+    )
+
+
+def _singles(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(np.array(values, np.float32).tolist())
 
 
 class ServerCandidate:

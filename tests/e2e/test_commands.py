@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from llmserve.engine.cpu.layout import read_header
+from llmserve.engine.gate_record import RECORDS_FILE
 from llmserve.engine.manifest import Manifest
 from tests.e2e.conftest import CHECKPOINT, LLMSERVE, ROOT, ServerProcess, llmserve, start_server
 from tests.e2e.test_streaming import DOCUMENTS, Stream, client_inputs, tensor
@@ -111,15 +112,15 @@ def damage(engine: Path) -> None:
 
 def test_eval_fails_an_engine_whose_weights_are_damaged(demo_engine: Path, tmp_path: Path) -> None:
     engine = tmp_path / "damaged"
-    shutil.copytree(demo_engine, engine)
+    shutil.copytree(demo_engine, engine, ignore=shutil.ignore_patterns(RECORDS_FILE))
     damage(engine)
-    for suite, words in ((FULL_SUITE, "FAIL: "), (SMOKE_SUITE, "FAIL (inconclusive)")):
+    for suite in (FULL_SUITE, SMOKE_SUITE):  # fifty samples are enough for the evidence
         report = tmp_path / "damaged.json"
         done = llmserve(
             "eval", str(engine), "--hf-model-dir", str(CHECKPOINT), "--suite", suite, "--output", str(report)
         )  # fmt: skip
         assert done.returncode == 1, done.stdout + done.stderr
-        assert words in done.stdout
+        assert "FAIL: " in done.stdout
 
 
 def test_sigterm_drains(demo_engine: Path) -> None:
