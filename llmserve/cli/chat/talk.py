@@ -130,8 +130,8 @@ class Talk:
     def _is_back(self, error: Unavailable) -> bool:
         """Wait for the server; False when the user has no patience."""
         self.say(f"{error}")
-        self.say("waiting for it; what was said is kept, and the question is asked again. Ctrl-C stops the waiting")
-        try:
+        try:  # from the words on that say so
+            self.say("waiting for it; what was said is kept, and the question is asked again. Ctrl-C stops the waiting")
             self.run(self.session.wait_for_server())
         except KeyboardInterrupt:
             print()

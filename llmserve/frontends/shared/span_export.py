@@ -47,8 +47,9 @@ class SpanExport:
         self._resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__, **settings.resource})
         self._scope = InstrumentationScope(SERVICE, __version__)
         try:
+            self._exporter = OTLPSpanExporter(settings.url, timeout=EXPORT_TIMEOUT_S)
             self._processor = BatchSpanProcessor(
-                OTLPSpanExporter(settings.url, timeout=EXPORT_TIMEOUT_S),
+                self._exporter,
                 max_queue_size=settings.max_queue_size,
                 max_export_batch_size=settings.max_export_batch_size,
                 schedule_delay_millis=settings.schedule_delay_ms,
@@ -86,3 +87,5 @@ class SpanExport:
         closing = threading.Thread(target=self._processor.shutdown, name="span-export-close", daemon=True)
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
+        if closing.is_alive():
+            self._exporter.shutdown()  # or its thread would go on trying, span after span
