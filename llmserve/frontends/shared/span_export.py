@@ -88,4 +88,5 @@ class SpanExport:
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
         if closing.is_alive():
-            self._exporter.shutdown()  # or its thread would go on trying, span after span
+            # or its thread would go on trying, span after span
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
