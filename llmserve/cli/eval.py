@@ -69,7 +69,7 @@ def command(
 
     has_record = engine is not None and not url and record
     if sign_key is not None and not has_record:
-        raise InvalidArgument("--sign-key signs a record; with --url or --no-record there is none")
+        raise InvalidArgument("--sign-key signs a record; with --url or --no-record there is none: leave it out")
     options = EvalOptions(
         hf_model_dir,
         suite,

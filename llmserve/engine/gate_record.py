@@ -91,10 +91,14 @@ def latest(records: Sequence[GateRecord]) -> Mapping[str, GateRecord]:
 
 
 def require_gate(directory: EngineDirectory, rule: GateRule) -> None:
-    """`GateClosed` unless the engine's own bytes have what `rule` asks for; lists every reason. Hashes every file."""
+    """As `require_record`, for the engine's own bytes: hashes every file."""
+    require_record(directory, rule)
     directory.verify()
-    problems = gate_problems(directory, rule)
-    raise_problems(GateClosed, f"{directory.path} may not take traffic", problems)
+
+
+def require_record(directory: EngineDirectory, rule: GateRule) -> None:
+    """`GateClosed` unless the engine's records have what `rule` asks for; lists every reason."""
+    raise_problems(GateClosed, f"{directory.path} may not take traffic", gate_problems(directory, rule))
 
 
 def gate_problems(directory: EngineDirectory, rule: GateRule) -> list[str]:
@@ -112,7 +116,7 @@ def gate_problems(directory: EngineDirectory, rule: GateRule) -> list[str]:
 
 def _problem(directory: EngineDirectory, rule: GateRule, suite: str, record: GateRecord | None) -> str:
     if record is None:
-        return f"suite {suite} has no complete record for its digest; {_command(directory, suite)}"
+        return f"suite {suite} has no complete record for its digest; {_command(directory, f'{suite}.yaml')}"
     if not record.passed:
         return f"suite {suite} says {record.verdict} ({record.time})"
     if not record.blessed_by:

@@ -50,10 +50,10 @@ def last_blessing(suite_path: Path) -> Blessing | None:
         raise InvalidArgument(f"the last line of {trace_of(suite_path)} lacks {error}") from error
 
 
-def blessed_by(suite_path: Path, suite: Suite) -> str:
-    """Who blessed the rules that the suite has now; empty: nobody."""
+def blessed_by(suite_path: Path, rules: Mapping[str, Any]) -> str:
+    """Who blessed these rules of the suite, if they are the last that were; empty: nobody."""
     last = last_blessing(suite_path)
-    return last.by if last is not None and last.rules == suite.rules() else ""
+    return last.by if last is not None and last.rules == rules else ""
 
 
 def bless(suite_path: Path, suite: Suite, *, by: str, why: str, signer: sealed_log.Signer | None = None) -> list[str]:

@@ -18,7 +18,7 @@ from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.validation import MAX_TOP_LOG_PROBS
-from llmserve.errors import LlmserveError
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.prompts import PromptEncoder, ids_digest
@@ -137,7 +137,7 @@ class ServerCandidate:
         return Answer(text, num_prompt_tokens, num_tokens, time.perf_counter() - started)
 
     async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
-        """`InvalidArgument` where the model does not tell such things."""
+        """`Unsupported` where the server does not tell such things."""
         inputs: dict[str, Parameter] = {
             "input_ids": [*prompt, *tokens],
             "input_lengths": len(prompt) + len(tokens),
@@ -145,7 +145,14 @@ class ServerCandidate:
             "return_prompt_log_probs": True,
             "num_top_log_probs": MAX_TOP_LOG_PROBS,
         }
-        outputs = await self._tokens_client.infer(inputs, request_id=request_id)
+        try:
+            outputs = await self._tokens_client.infer(inputs, request_id=request_id)
+        except (InvalidArgument, NotFound) as error:  # no such input, or no such model
+            raise Unsupported(str(error)) from error
+        except LlmserveError as error:
+            if type(error) is not LlmserveError:
+                raise
+            raise Unsupported(str(error)) from error  # a stream tells a refusal in words, without its code
         log_probs, ids, values = (outputs[name][0].tolist() for name in PROMPT_OUTPUTS)
         top = tuple(TopTokens(tuple(i), tuple(v)) for i, v in zip(ids, values, strict=True))
         return last_decisions(tokens, PromptScores(tuple(log_probs), top))

@@ -230,7 +230,7 @@ async def _run_engine(
                 concurrency=options.concurrency,
                 progress=watcher.phase("evidence", len(samples)),
             )
-        except (InvalidArgument, NotFound, Unsupported) as error:  # a server or engine of others
+        except Unsupported as error:  # a server or engine of others
             return run, str(error)
         return run, decisions
 

@@ -25,7 +25,7 @@ def test_a_blessing_says_what_it_moves_and_is_signed(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "margins.rougeL: none -> 0.3" in done.output
     assert str(trace_of(suite)) in done.output.replace("\n", "")
-    assert blessed_by(suite, load_suite(suite)) == "Ann"
+    assert blessed_by(suite, load_suite(suite).rules()) == "Ann"
     (line,) = read(trace_of(suite))
     assert Verifier.load(public).problem(line) == ""
 

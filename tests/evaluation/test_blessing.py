@@ -13,7 +13,7 @@ SUITES = Path(__file__).resolve().parents[2] / "eval" / "suites"
 
 
 def blessed(path: Path) -> str:
-    return blessed_by(path, load_suite(path))
+    return blessed_by(path, load_suite(path).rules())
 
 
 def test_margins_count_from_their_blessing_on(tmp_path: Path) -> None:

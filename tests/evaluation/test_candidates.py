@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmserve.core import TopTokens
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailable, Unsupported
 from llmserve.evaluation.answers import Answer, Performance, Sample
-from llmserve.evaluation.candidates import EngineCandidate, decide_all, run_candidate
+from llmserve.evaluation.candidates import EngineCandidate, ServerCandidate, decide_all, run_candidate
 from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.prompts import PromptEncoder, ids_digest
 from llmserve.stages.chat import Message
@@ -107,6 +108,29 @@ async def test_decisions_come_in_order_on_the_tokens_of_the_baseline() -> None:
     found = await decide_all(SlowCandidate(), SAMPLES, prompts, baseline, concurrency=4, progress=progress.append)
     assert [[one.token for one in sample] for sample in found] == [[i, 100 + i] for i in range(12)]
     assert sum(progress) == 12
+
+
+class RefusingClient:
+    """Of a server that answers no question about tokens."""
+
+    def __init__(self, error: LlmserveError) -> None:
+        self.error = error
+
+    async def infer(self, inputs: object, *, request_id: str) -> dict[str, object]:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [NotFound("no model"), InvalidArgument("no input"), LlmserveError("not supported")])
+async def test_a_server_that_tells_no_such_things_is_no_error(error: LlmserveError) -> None:
+    client: Any = RefusingClient(error)
+    with pytest.raises(Unsupported, match=str(error)):
+        await ServerCandidate(client, client, 8).decide([1], [2], "a")
+
+
+async def test_a_server_that_has_gone_is_one() -> None:
+    client: Any = RefusingClient(Unavailable("gone"))
+    with pytest.raises(Unavailable, match="gone"):
+        await ServerCandidate(client, client, 8).decide([1], [2], "a")
 
 
 async def test_an_error_names_its_sample_and_stops_the_rest() -> None:
