@@ -67,6 +67,7 @@ class TextDelta:
     cum_log_prob: float = 0.0  # these two only with return_log_probs
     log_probs: tuple[float, ...] = ()
     warning: str = ""  # in an answer's last delta: what of the request was cut to fit, or ignored
+    receipt: str = ""  # there too, with return_receipt: JSON, for `llmserve verify`
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +329,7 @@ def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
         cum_log_prob=first("cum_log_probs", 0.0),
         log_probs=tuple(outputs.get("output_log_probs", ())),
         warning=first("warning", b"").decode("utf-8", errors="replace"),
+        receipt=first("receipt", b"").decode("utf-8", errors="replace"),
     )
 
 

@@ -66,6 +66,7 @@ class EngineInfo:
     max_batch_size: int
     max_num_tokens: int
     max_beam_width: int = 1
+    kernels: str = ""  # that compute here; with the same ones equal requests get equal tokens. Empty: no such promise
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def kernels(self) -> str:
+        """What would compute here, as `EngineInfo.kernels` has it; cheap. Raises Unsupported when nothing would."""
+        ...
+
     def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
         """Run the self-test that lies in the directory; None for a target whose engines carry none."""
         ...

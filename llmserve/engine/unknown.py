@@ -32,6 +32,9 @@ class UnknownRuntime:
     def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
         raise Unsupported(self.problems_here(directory)[0])
 
+    def kernels(self) -> str:
+        return ""
+
     def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
         return None
 

@@ -50,6 +50,7 @@ LEFT_OUT = {  # unset means something, or the feature is not there
 NOT_IN_CONTRACT = {
     "stop_words", "min_p", "min_length", "random_seed", "window_ids", "tail_text", "finish_reason",
     "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "prompt_warning", "warning",
+    "return_receipt", "receipt",
 }  # fmt: skip
 LEFT_OUT = {  # unset means something, or the feature is not there
     "encoder_model_path": "no encoder",

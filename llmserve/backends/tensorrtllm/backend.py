@@ -17,17 +17,19 @@ from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
 from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
+from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
 from llmserve.engine.base import Engine, MeteringEngine
 from llmserve.engine.gate_record import standing
 from llmserve.engine.settings import EngineSettings
-from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound
+from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound, Unsupported
 from llmserve.serving.backend import GaugeSample, LoadContext, LoadedModel, no_limits
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.guides import GuideCompiler
+from llmserve.stages.receipt import AskedTokens
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -118,6 +120,7 @@ class EngineInstance:
             echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
             tokens_per_block = self.engine.stats().tokens_per_block
             asked = asked_outputs(job.generate)
+            receipts = self._receipts(job)
             with self._active.running(request.request_id) as active:
                 async with aclosing(_sent(stream, answer, active, request.trace)) as sent:
                     async for beams in sent:
@@ -127,6 +130,8 @@ class EngineInstance:
                         events = ResponseEvents(beams, echo, tokens_per_block, asked)
                         if answer.is_complete:
                             events.warning = self._warning(job, request)
+                        if receipts is not None:
+                            events.receipt = receipts.take(beams[0])
                         outputs = response_tensors(events, request.requested_outputs)
                         yield self._response(request, outputs, final=answer.is_complete)
         except LlmserveError as error:
@@ -141,6 +146,13 @@ class EngineInstance:
                 raise InvalidArgument("guides need a tokenizer, and there is none beside the engine; set tokenizer_dir")
             self._guides = GuideCompiler(self.tokenizer, self.engine.info.vocab_size)
         return replace(job, generate=replace(job.generate, guide=await self._guides.compiled(job.guide)))
+
+    def _receipts(self, job: TensorRequest) -> Receipts | None:
+        if not job.wants_receipt:
+            return None
+        if not self.engine.info.kernels:
+            raise Unsupported("return_receipt: this engine does not promise the same tokens for the same request")
+        return Receipts(self.engine.info, AskedTokens(job.generate, job.guide, job.stop_strings))
 
     def _stop(self, request: InferRequest) -> None:
         if not request.request_id:

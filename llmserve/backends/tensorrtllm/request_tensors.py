@@ -48,6 +48,7 @@ class TensorRequest:
     stop_strings: tuple[str, ...]
     prompt_warnings: tuple[str, ...] = ()  # of preprocessing, for the client
     guide: GuideText | None = None  # what the answers have to look like; to be compiled
+    wants_receipt: bool = False
 
 
 def is_stop(inputs: Mapping[str, Tensor]) -> bool:
@@ -85,9 +86,12 @@ def read_request(
         stop_strings=reader.strings("stop_words"),
         prompt_warnings=reader.strings("prompt_warning"),
         guide=_guide(reader),
+        wants_receipt=reader.flag("return_receipt"),
     )
     if request.generate.beam and request.streaming:
         reader.problems.append("streaming needs a beam_width of 1: which beam is best is known at the end only")
+    if request.generate.beam and request.wants_receipt:
+        reader.problems.append("return_receipt needs a beam_width of 1: engines that search do not repeat themselves")
     if request.generate.num_sequences < 1:
         reader.problems.append(f"num_return_sequences must be at least 1, got {request.generate.num_sequences}")
     problems = reader.problems + unsupported

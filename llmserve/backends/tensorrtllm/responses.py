@@ -3,7 +3,7 @@
     output_ids [1, b, n], sequence_length [1, b], cum_log_probs [1, b], output_log_probs [1, b, n]   (b beams, mostly 1)
     batch_index, sequence_index, kv_cache_*, *_time_ns                                               [1, 1]
     window_ids [1, w], tail_text, finish_reason [1, 1]                        for postprocessing and the client, ours
-    num_prompt_tokens, num_cached_tokens, num_completion_tokens, warning [1, 1]                                 ours
+    num_prompt_tokens, num_cached_tokens, num_completion_tokens, warning, receipt [1, 1]                        ours
     output_top_ids, output_top_log_probs [1, n, k]                            the k most likely tokens at each, ours
     prompt_log_probs [1, p - 1], prompt_top_ids, prompt_top_log_probs [1, p - 1, k]   of p tokens, after the first; ours
     context_logits [1, p, v], generation_logits [1, b, n, v]
@@ -12,7 +12,7 @@ A request that names its outputs gets them in every response: log-probs are 0, a
 unless it asked for them; counts, blocks and times are 0 until the last event. One that names none gets what says
 something: what it asked for, of the prompt in the first response of sequence 0; counts, blocks and times in the last
 event, where they are real however the answer ended (only a request that was stopped from outside has no times), and a
-warning there if there is one.
+warning and a receipt there if there is one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class ResponseEvents:
     tokens_per_block: int = 0
     asked: Collection[str] = ()  # outputs that the request asked for: see `asked_outputs`
     warning: str = ""  # what the client should know about its request
+    receipt: str = ""  # of a sequence that ends, where asked for: see `stages.receipt`
 
     @property
     def prompt(self) -> PromptScores:
@@ -84,10 +85,10 @@ def response_tensors(events: ResponseEvents, wanted: Collection[str] = ()) -> tu
     if wanted:
         return tuple([make(events) for name, make in MAKERS.items() if name in wanted])
     names = ALWAYS_TOLD if events.beams[0].tokens.usage is None else TOLD_AT_THE_END
-    if events.asked or events.warning:
+    if events.asked or events.warning or events.receipt:
         has_prompt = events.beams[0].tokens.prompt is not None
         also = {name for name in events.asked if has_prompt or name not in OF_PROMPT}
-        also |= {"warning"} if events.warning else set()
+        also |= {name for name in ("warning", "receipt") if getattr(events, name)}
         return tuple([make(events) for name, make in MAKERS.items() if name in names or name in also])
     return tuple([MAKERS[name](events) for name in names])
 
@@ -223,6 +224,7 @@ MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of 
     "num_cached_tokens": lambda events: _int("num_cached_tokens", events.usage.cached_tokens),
     "num_completion_tokens": lambda events: _int("num_completion_tokens", events.usage.completion_tokens),
     "warning": lambda events: Tensor("warning", "BYTES", np.array([[events.warning.encode()]], dtype=object)),
+    "receipt": lambda events: Tensor("receipt", "BYTES", np.array([[events.receipt.encode()]], dtype=object)),
 }
 LOG_PROBS = ("cum_log_probs", "output_log_probs")
 TOP = ("output_top_ids", "output_top_log_probs")
@@ -235,7 +237,7 @@ ALWAYS_TOLD = (
     "output_ids", "sequence_length", "batch_index", "sequence_index", "window_ids", "tail_text", "finish_reason",
 )  # fmt: skip
 UNKNOWN_OR_EMPTY = (
-    *LOG_PROBS, *TOP, *OF_PROMPT, *GENERATION_LOGITS, "warning",
+    *LOG_PROBS, *TOP, *OF_PROMPT, *GENERATION_LOGITS, "warning", "receipt",
     "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
 )  # fmt: skip
 TOLD_AT_THE_END = tuple(name for name in MAKERS if name not in UNKNOWN_OR_EMPTY)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 
 from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.cpu.kv_pool import num_kv_blocks
-from llmserve.engine.cpu.library import load_library
+from llmserve.engine.cpu.library import chosen_isa, load_library
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.cpu.tactics import Machine, TacticCache, choose, linear_shapes
@@ -44,7 +45,10 @@ class CpuRuntime:
         info = directory.info()
         num_blocks = num_kv_blocks(directory.engine_file, info, settings)
         runner = CpuRunner.open(directory.engine_file, num_blocks=num_blocks, threads=settings.threads)
-        return InflightEngine(runner, info, settings.scheduler)
+        return InflightEngine(runner, replace(info, kernels=runner.isa), settings.scheduler)
+
+    def kernels(self) -> str:
+        return chosen_isa()
 
     def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
         return run_stored_selftest(

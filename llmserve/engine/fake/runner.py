@@ -35,6 +35,7 @@ from llmserve.engine.inflight import InflightEngine
 from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 from llmserve.scheduler.settings import SchedulerSettings
 
+KERNELS = "fake"  # as `EngineInfo.kernels`
 FAKE_RUNNER_INFO = RunnerInfo(
     vocab_size=1000, block_size=4, num_blocks=256, max_num_tokens=64, max_batch_size=32, max_seq_len=256
 )
@@ -188,6 +189,7 @@ def fake_engine(
         max_seq_len=runner_info.max_seq_len,
         max_batch_size=runner_info.max_batch_size,
         max_num_tokens=runner_info.max_num_tokens,
+        kernels=KERNELS,
     )
     runner = FakeRunner(runner_info, step_delay_s=step_delay_s, fail_at_step=fail_at_step)
     return InflightEngine(runner, info, settings)

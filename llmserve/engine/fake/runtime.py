@@ -7,10 +7,11 @@ folders and two lines.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine, RunnerInfo
-from llmserve.engine.fake.runner import FakeRunner
+from llmserve.engine.fake.runner import KERNELS, FakeRunner
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.runtime import Needs, Runtime, Tactics
@@ -35,7 +36,10 @@ class FakeRuntime:
             max_batch_size=info.max_batch_size,
             max_seq_len=info.max_seq_len,
         )
-        return InflightEngine(FakeRunner(runner_info), info, settings.scheduler)
+        return InflightEngine(FakeRunner(runner_info), replace(info, kernels=KERNELS), settings.scheduler)
+
+    def kernels(self) -> str:
+        return KERNELS
 
     def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
         return None  # it computes no logits

@@ -26,6 +26,9 @@ class TensorrtLlmRuntime:
     def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
         return open_tensorrt_llm(directory, settings)
 
+    def kernels(self) -> str:
+        return ""
+
     def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
         return None  # its arithmetic is not ours
 

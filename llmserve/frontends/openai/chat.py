@@ -18,6 +18,7 @@ from llmserve.frontends.openai.replies import (
     Chunks,
     document_head,
     finish_reason,
+    receipt_field,
     scored_reply,
     usage_document,
     with_warning,
@@ -154,7 +155,7 @@ class _Choice:
 
     def ending(self, piece: Piece) -> bytes:
         reason = finish_reason(piece.finish_reason, has_called=self.num_calls > 0)
-        return self.chunks.chunk(self._delta({}, reason), piece.warning)
+        return self.chunks.chunk(self._delta({}, reason) | receipt_field(piece.receipt), piece.warning)
 
     def _delta(self, delta: Json, reason: str | None = None) -> dict[str, Json]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -198,6 +199,7 @@ def _document(
             "message": _message(each),
             "logprobs": None,
             "finish_reason": finish_reason(answer.finish_reason, has_called=bool(each.calls)),
+            **receipt_field(answer.receipt),
         }
         for index, (answer, each) in enumerate(zip(found, said, strict=True))
     ]

@@ -30,6 +30,7 @@ from llmserve.frontends.openai.replies import (
     Chunks,
     document_head,
     finish_reason,
+    receipt_field,
     scored_reply,
     usage_document,
     with_warning,
@@ -65,6 +66,8 @@ class CompletionRequest(Sampled):
             raise ValueError("best_of over n does not go with stream: which answers are best is known at the end")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens of 0 needs echo: there would be nothing to say")
+        if self.max_tokens == 0 and self.return_receipt:
+            raise ValueError("return_receipt needs an answer: max_tokens of 0 has none")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options need stream")
         return self
@@ -206,7 +209,7 @@ class Completions:
                         if piece.usage is not None and body.max_tokens == 0:
                             piece.usage = replace(piece.usage, completion=0)
                         chunks.count(piece)
-                    yield chunks.chunk(choice, piece.warning)
+                    yield chunks.chunk(choice | receipt_field(piece.receipt), piece.warning)
         for chunk in chunks.end():
             yield chunk
 
@@ -241,7 +244,8 @@ def _document(
     for prompt in prompts:
         for answer in _best(prompt.answers, body.n or 1):
             text = "" if body.max_tokens == 0 else answer.text
-            choices.append(_choice(prompt.text + text, len(choices), _reason(body, answer.finish_reason)))
+            choice = _choice(prompt.text + text, len(choices), _reason(body, answer.finish_reason))
+            choices.append(choice | receipt_field(answer.receipt))
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs or 0)
     usage = total_usage([prompt.answers for prompt in prompts])

@@ -119,6 +119,9 @@ class Sampled(Strict):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     user: str | None = Field(None, description="A label; nothing depends on it.")
+    return_receipt: bool | None = Field(
+        None, description="Each choice gets a receipt, from which `llmserve verify` derives the answer again."
+    )
 
     @model_validator(mode="after")
     def _has_one_format(self) -> Self:
@@ -165,6 +168,8 @@ class Sampled(Strict):
                 values[name] = [value]
         if self.repetition_penalty not in (None, 1):
             values["repetition_penalty"] = [self.repetition_penalty]
+        if self.return_receipt:
+            values["return_receipt"] = [True]
         if self.ignore_eos:
             values["end_id"] = [NO_END]
         if self.logit_bias:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from llmserve.frontends.http.admission import header_of
 from llmserve.frontends.http.bodies import off_loop
+from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
@@ -62,6 +64,7 @@ class Piece:
     index: int = 0  # of the answer, among those to one prompt
     usage: Usage | None = None  # in the last piece of an answer
     warning: str = ""
+    receipt: Json = None  # in the last piece, where asked for
     arrays: Arrays = field(default_factory=dict)  # of the outputs TOKENS that were asked for
 
 
@@ -156,8 +159,8 @@ def _infer_request(
         values["stream"] = [True]
     if not streaming and "exclude_input_in_output" in ensemble.inputs:
         values["exclude_input_in_output"] = [True]
-    several = ("sequence_index",) if "num_return_sequences" in values else ()
-    wanted = (*TEXT, *several, *(TOKENS if wants_tokens else ()))
+    more = {"num_return_sequences": "sequence_index", "return_receipt": "receipt"}
+    wanted = (*TEXT, *(output for asked, output in more.items() if asked in values), *(TOKENS if wants_tokens else ()))
     outputs = tuple([name for name in wanted if name in ensemble.outputs])
     return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=outputs)
 
@@ -173,6 +176,8 @@ def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
         piece.finish_reason = reason.decode()
         piece.usage = _usage(outputs)
         piece.warning = _warning(outputs, hides_limit)
+        if "receipt" in outputs:
+            piece.receipt = json.loads(outputs["receipt"].item(0) or b"null")
     return piece
 
 
@@ -203,6 +208,7 @@ class Answer:
     finish_reason: str = ""
     usage: Usage | None = None
     warning: str = ""
+    receipt: Json = None
 
     def add(self, piece: Piece) -> None:
         self.texts.append(piece.text)
@@ -210,6 +216,7 @@ class Answer:
             self.pieces.append(piece)
         if piece.finish_reason:
             self.finish_reason, self.usage, self.warning = piece.finish_reason, piece.usage, piece.warning
+            self.receipt = piece.receipt
 
     @property
     def text(self) -> str:

@@ -54,6 +54,11 @@ def document_head(prefix: str, kind: str, model: str) -> dict[str, Json]:
     return {"id": new_id(prefix), "object": kind, "created": int(time.time()), "model": model}
 
 
+def receipt_field(receipt: Json) -> dict[str, Json]:
+    """Of a choice, where asked for."""
+    return {} if receipt is None else {"receipt": receipt}
+
+
 def with_warning(document: dict[str, Json], warnings: Iterator[str]) -> dict[str, Json]:
     warning = next(filter(None, warnings), "")
     return document | ({"warning": warning} if warning else {})

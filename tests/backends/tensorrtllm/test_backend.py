@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -397,3 +398,25 @@ async def test_priority_counts_from_one(engine: InflightEngine) -> None:
     assert [sent.priority for sent in scripted.requests] == [0, 1, -1]
     assert {sent.deadline for sent in scripted.requests} == {7.0}
     assert len({sent.request_id for sent in scripted.requests}) == 3
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_receipt_comes_with_the_end_of_each_answer(engine: InflightEngine, streaming: bool) -> None:
+    asked = request(PROMPT, streaming=streaming, return_receipt=True, num_return_sequences=2, seed=5, runtime_top_k=4)
+    parts = await responses(instance_over(engine), asked)
+    receipts = [value(part, "receipt") for part in parts if part.output("receipt") is not None]
+    found = [json.loads(each) for each in receipts]
+    assert sorted(each["sequence_index"] for each in found) == [0, 1]
+    for each in found:
+        index = each["sequence_index"]
+        said = [token for part in parts if value(part, "sequence_index") == index for token in ids(part)]
+        assert each["output_ids"] == said
+        assert (each["prompt_ids"], each["sampling"]["seed"]) == (PROMPT, 5)
+        assert each["engine"] == {"name": "fake", "digest": "0" * 64, "target": "fake", "kernels": "fake"}
+
+
+async def test_an_engine_that_promises_nothing_gives_no_receipts() -> None:
+    (response,) = await responses(instance_over(ScriptedEngine([])), request(PROMPT, return_receipt=True))
+    assert response.error is not None
+    assert response.error.code is Code.UNIMPLEMENTED
+    assert "does not promise the same tokens" in str(response.error)

@@ -1,0 +1,57 @@
+"""`llmserve verify ANSWER.json`: did this engine say that?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.errors import InvalidArgument, LlmserveError
+
+if TYPE_CHECKING:
+    from llmserve.evaluation.verify import Claim
+
+ENGINES = Path("engines")
+
+
+def command(
+    answer: Annotated[
+        Path,
+        typer.Argument(help="What a server answered to a request with return_receipt, as JSON.", show_default=False),
+    ],
+    engine: Annotated[
+        Path | None,
+        typer.Option(help="Engine directory.", show_default="the one in engines/ that the receipt is of"),
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: every core that this process may use.")] = 0,
+) -> None:
+    """Derive served answers again from their receipts, and say whether this engine said them.
+
+    Exit code 0: it did; 1: it did not, or this machine cannot tell."""
+    # imported here: the other commands need no guides
+    from llmserve.evaluation.verify import Standing, read_claims, verify
+
+    claims = read_claims(answer)
+    findings = verify(claims, engine or _engine_of(claims), threads=threads)
+    for finding in findings:
+        typer.echo(str(finding))
+    raise typer.Exit(0 if all(finding.standing is Standing.SAID for finding in findings) else 1)
+
+
+def _engine_of(claims: list[Claim]) -> Path:
+    digests = {claim.receipt.engine["digest"] for claim in claims}
+    if len(digests) > 1:
+        raise InvalidArgument(f"these answers are of {len(digests)} engines; give one with --engine")
+    for path in sorted(ENGINES.glob("*/")):
+        try:
+            if EngineDirectory.open(path).manifest.engine_digest in digests:
+                return path
+        except LlmserveError:
+            continue  # something else, or damaged
+    stamp = claims[0].receipt.engine
+    raise InvalidArgument(
+        f"no engine in {ENGINES}/ has the digest {stamp['digest'][:12]} ({stamp['name']}); give its directory with "
+        "--engine"
+    )
