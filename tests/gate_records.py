@@ -7,12 +7,17 @@ from typing import Any
 
 from llmserve import sealed_log
 from llmserve.engine.gate_record import RECORDS_FILE, GateRecord
+from llmserve.engine.registry import runtime_for
 from llmserve.sealed_log import Line, Signer
 
+HERE = runtime_for("cpu").kernels()
 
-def content_of(digest: str, suite: str = "docs", *, passed: bool = True, **facts: Any) -> dict[str, Any]:
+
+def content_of(
+    digest: str, suite: str = "docs", *, passed: bool = True, kernels: str = HERE, **facts: Any
+) -> dict[str, Any]:
     return {
-        "engine": {"digest": digest},
+        "engine": {"digest": digest, "kernels": kernels},
         "suite": {"name": suite, "complete": True, "num_samples": 50, "blessed_by": "ann"} | facts,
         "passed": passed,
         "verdict": "pass" if passed else "fail",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.registry import runtime_for
 from llmserve.errors import GateClosed, InvalidArgument, raise_problems
 from llmserve.sealed_log import Line, Verifier, read
 
@@ -28,6 +29,11 @@ class GateRecord:
     @property
     def engine_digest(self) -> str:
         return str(self.line.content["engine"]["digest"])
+
+    @property
+    def kernels(self) -> str:
+        """That computed: with others the engine may round differently. See `EngineInfo.kernels`."""
+        return str(self.line.content["engine"]["kernels"])
 
     @property
     def suite(self) -> str:
@@ -59,7 +65,10 @@ class GateRecord:
         part = "" if self.is_complete else f", {self.line.content['suite']['num_samples']} samples only"
         blessed = "" if self.blessed_by else ", with margins that nobody blessed"
         signed = f", signed with {self.line.key}" if self.line.key else ""
-        return f"{self.suite}: {'passed' if self.passed else self.verdict}{part}{blessed} ({self.time}{signed})"
+        kernels = f", {self.kernels}" if self.kernels else ""
+        return (
+            f"{self.suite}: {'passed' if self.passed else self.verdict}{part}{blessed} ({self.time}{kernels}{signed})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +111,34 @@ def require_record(directory: EngineDirectory, rule: GateRule) -> None:
 
 
 def gate_problems(directory: EngineDirectory, rule: GateRule) -> list[str]:
-    """Why the engine's records do not let it serve; none when they do."""
+    """Why the engine's records do not let it serve here; none when they do."""
+    kernels = runtime_for(directory.manifest.target).kernels()
     try:
-        found = latest(records_of(directory))
+        records = records_of(directory)
     except InvalidArgument as error:
         return [str(error)]
-    wanted = rule.suites or tuple(found)
+    found = latest([record for record in records if record.kernels == kernels])
+    elsewhere = latest([record for record in records if record.kernels != kernels])
+    wanted = rule.suites or tuple(found or elsewhere)
     if not wanted:
         digest = directory.manifest.engine_digest[:12]
         return [f"no suite was run on this engine (digest {digest}); {_command(directory, 'SUITE.yaml')}"]
-    return [problem for suite in wanted if (problem := _problem(directory, rule, suite, found.get(suite)))]
+    return [
+        problem
+        for suite in wanted
+        if (
+            problem := _of_elsewhere(directory, elsewhere[suite], kernels)
+            if suite in elsewhere and suite not in found
+            else _problem(directory, rule, suite, found.get(suite))
+        )
+    ]
+
+
+def _of_elsewhere(directory: EngineDirectory, record: GateRecord, kernels: str) -> str:
+    return (
+        f"suite {record.suite} was run with {record.kernels}, and this machine computes with {kernels}, which may "
+        f"round differently; {_command(directory, f'{record.suite}.yaml')}"
+    )
 
 
 def _problem(directory: EngineDirectory, rule: GateRule, suite: str, record: GateRecord | None) -> str:

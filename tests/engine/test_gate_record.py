@@ -25,7 +25,7 @@ from llmserve.engine.gate_record import (
 from llmserve.errors import EngineFileError, GateClosed, InvalidArgument
 from llmserve.sealed_log import Signer, Verifier
 from tests.checkpoints import make_checkpoint
-from tests.gate_records import add_gate_record
+from tests.gate_records import HERE, add_gate_record
 from tests.test_sealed_log import new_key
 
 
@@ -60,7 +60,17 @@ def test_a_passing_record_opens_the_gate(directory: EngineDirectory) -> None:
     require_gate(directory, GateRule(("docs",)))
     with pytest.raises(GateClosed, match=r"may not take traffic: suite chat has no complete record"):
         require_gate(directory, GateRule(("docs", "chat")))
-    assert str(latest(records_of(directory))["docs"]) == "docs: passed (2026-01-02T03:04:05Z)"
+    assert str(latest(records_of(directory))["docs"]) == f"docs: passed (2026-01-02T03:04:05Z, {HERE})"
+
+
+def test_a_record_of_other_kernels_is_named_and_opens_nothing(directory: EngineDirectory) -> None:
+    add(directory, kernels="abacus")
+    words = f"suite docs was run with abacus, and this machine computes with {HERE}, which may round differently"
+    assert words in problems(directory)
+    assert words in problems(directory, "docs")
+    add(directory)
+    add(directory, kernels="abacus", passed=False)  # and takes nothing away
+    assert problems(directory) == problems(directory, "docs") == ""
 
 
 def test_the_last_run_of_a_suite_counts(directory: EngineDirectory) -> None:
