@@ -7,6 +7,7 @@ input was wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
+from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.termination import terminated_as_exception
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, raise_problems
 
 if TYPE_CHECKING:
     from llmserve.evaluation.run import EvalOptions
@@ -24,85 +26,112 @@ if TYPE_CHECKING:
 RESULTS = Path("eval-results")
 
 
-def command(
-    *,
-    engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None,
+@dataclass(frozen=True, kw_only=True)
+class EvalFlags:
+    engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None
+    suite: Annotated[Path, typer.Option(help="Suite file, such as eval/suites/docstrings.yaml.")]
     hf_model_dir: Annotated[
-        Path, typer.Option(help="The checkpoint that the engine was built from: a folder, or FILE.gguf.")
-    ],
-    suite: Annotated[Path, typer.Option(help="Suite file, such as eval/suites/docstrings.yaml.")],
+        Path | None,
+        typer.Option(help="The checkpoint that the engine was built from: a folder, or FILE.gguf.", show_default=False),
+    ] = None
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Another engine, compared with instead of the checkpoint; no record.", show_default=False),
+    ] = None
     url: Annotated[
         str, typer.Option(help="HOST:PORT (gRPC) of a running server, judged instead; grpcs:// for TLS.")
-    ] = "",
-    num_samples: Annotated[int | None, typer.Option(help="Only the first so many.", show_default="the suite's")] = None,
+    ] = ""
+    num_samples: Annotated[int | None, typer.Option(help="Only the first so many.", show_default="the suite's")] = None
     dtype: Annotated[
         str,
         typer.Option(
             help="Of the baseline: float16 | bfloat16 | float32.",
             show_default="the engine's; float32 where numbers are expanded",
         ),
-    ] = "",
+    ] = ""
     refresh_baseline: Annotated[
         bool, typer.Option("--refresh-baseline", help="Compute the baseline again (torch).")
-    ] = False,
-    baseline_batch_size: Annotated[int, typer.Option(help="Prompts at a time when it is computed.")] = 1,
-    concurrency: Annotated[int, typer.Option(help="Requests in flight at the engine.")] = 8,
-    threads: Annotated[int, typer.Option(help="Of the engine in this process; 0: every core.")] = 0,
-    api_key: ApiKeyOption = "",
-    root_certificates: RootCertificatesOption = None,
+    ] = False
+    baseline_batch_size: Annotated[int, typer.Option(help="Prompts at a time when it is computed.")] = 1
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at the engine.")] = 8
+    threads: Annotated[int, typer.Option(help="Of the engine in this process; 0: every core.")] = 0
+    api_key: ApiKeyOption = ""
+    root_certificates: RootCertificatesOption = None
     record: Annotated[
         bool, typer.Option(help="Add the verdict to the engine's records, which llmserve serve --require-gate reads.")
-    ] = True,
+    ] = True
     sign_key: Annotated[
         Path | None, typer.Option(help="Private key (PEM, Ed25519) that signs the record.", show_default=False)
-    ] = None,
+    ] = None
     output: Annotated[
-        Path | None, typer.Option(help="Report file.", show_default="eval-results/ENGINE-SUITE.json (--url: server-)")
-    ] = None,
-) -> None:
+        Path | None,
+        typer.Option(
+            help="Report file; beside it a page in HTML.",
+            show_default="eval-results/ENGINE-SUITE.json (--url: server-)",
+        ),
+    ] = None
+
+    @property
+    def has_record(self) -> bool:
+        return self.engine is not None and not self.url and self.baseline is None and self.record
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.sign_key is not None and not self.has_record:
+            found.append("--sign-key signs a record; with --url, --baseline or --no-record there is none: leave it out")
+        if self.output is not None and self.output.suffix == ".html":
+            found.append(f"--output names the JSON report, and the page beside it ends in .html: not {self.output}")
+        return found
+
+    def options(self) -> EvalOptions:
+        # imported here: the other commands need neither gRPC nor the statistics
+        from llmserve.client import Access
+        from llmserve.evaluation.run import EvalOptions
+
+        return EvalOptions(
+            self.suite,
+            self.hf_model_dir,
+            self.baseline,
+            self.engine,
+            self.url,
+            self.num_samples,
+            self.dtype,
+            refresh_baseline=self.refresh_baseline,
+            baseline_batch_size=self.baseline_batch_size,
+            concurrency=self.concurrency,
+            threads=self.threads,
+            access=Access(self.api_key, self.root_certificates),
+        )
+
+
+def evaluate(flags: EvalFlags) -> None:
     """Compare an engine with the Hugging Face baseline: ROUGE, evidence from its answers, latency, and a verdict.
 
     `llmserve eval bless SUITE` makes the margins of a suite count."""
-    # imported here: the other commands need neither gRPC nor the statistics
-    from llmserve.client import Access
-    from llmserve.evaluation.run import EvalOptions
-
-    has_record = engine is not None and not url and record
-    if sign_key is not None and not has_record:
-        raise InvalidArgument("--sign-key signs a record; with --url or --no-record there is none: leave it out")
-    options = EvalOptions(
-        hf_model_dir,
-        suite,
-        engine,
-        url,
-        num_samples,
-        dtype,
-        refresh_baseline=refresh_baseline,
-        baseline_batch_size=baseline_batch_size,
-        concurrency=concurrency,
-        threads=threads,
-        access=Access(api_key, root_certificates),
-    )
-    raise typer.Exit(0 if _judged(options, output, sign_key, has_record=has_record) else 1)
+    raise_problems(InvalidArgument, "eval", flags.problems())
+    raise typer.Exit(0 if _judged(flags) else 1)
 
 
-def _judged(options: EvalOptions, output: Path | None, sign_key: Path | None, *, has_record: bool) -> bool:
-    """Evaluate, and leave table, report and record; whether the engine passed."""
+def _judged(flags: EvalFlags) -> bool:
+    """Evaluate, and leave table, report, page and record; whether the engine passed."""
+    from llmserve.evaluation.html_report import save_html
     from llmserve.evaluation.record import add_record
-    from llmserve.evaluation.run import evaluate
+    from llmserve.evaluation.run import evaluate as run_suite
     from llmserve.evaluation.table import render
     from llmserve.sealed_log import Signer
 
-    signer = Signer.load(sign_key) if sign_key is not None else None
+    signer = Signer.load(flags.sign_key) if flags.sign_key is not None else None
     with terminated_as_exception(), _ProgressBars() as bars:
-        report = evaluate(options, bars)
-    judged = options.engine.resolve().name if options.engine and not options.url else "server"
-    path = output or RESULTS / f"{judged}-{report.suite}.json"
+        report = run_suite(flags.options(), bars)
+    judged = flags.engine.resolve().name if flags.engine and not flags.url else "server"
+    path = flags.output or RESULTS / f"{judged}-{report.suite}.json"
     report.save(path)
+    page = path.with_suffix(".html")
+    save_html(report, page)
     Console(highlight=False).print(render(report))
-    typer.echo(f"report: {path}")
-    if has_record and options.engine is not None:
-        typer.echo(f"record: {add_record(options.engine, options.suite, report, path, signer=signer)}")
+    typer.echo(f"report: {path}, and as a page {page.name}")
+    if flags.has_record and flags.engine is not None:
+        typer.echo(f"record: {add_record(flags.engine, flags.suite, report, path, signer=signer)}")
     return report.passed
 
 
@@ -123,3 +152,6 @@ class _ProgressBars:
     def phase(self, name: str, total: int) -> Callable[[int], None]:
         task = self._progress.add_task(name, total=total)
         return lambda count: self._progress.advance(task, count)
+
+
+command = DataclassCommand(EvalFlags, evaluate)

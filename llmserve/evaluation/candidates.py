@@ -203,19 +203,18 @@ async def decide_all(
     candidate: Candidate,
     samples: Sequence[Sample],
     prompts: Sequence[Sequence[int]],
-    baseline: Sequence[Answer],
+    tokens: Sequence[Sequence[int]],
     *,
     concurrency: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[tuple[Decision, ...]]:
-    """What it says about the tokens of the baseline's answers to `prompts`, in the samples' order."""
+    """What it says about `tokens` behind each of `prompts`, in the samples' order."""
     slots = asyncio.Semaphore(concurrency)
 
     async def decide(index: int) -> tuple[Decision, ...]:
-        tokens = [decision.token for decision in baseline[index].decisions]
         async with slots:
             with _named(samples[index]):
-                found = await candidate.decide(prompts[index], tokens, f"eval-decide-{index}")
+                found = await candidate.decide(prompts[index], tokens[index], f"eval-decide-{index}")
         progress(1)
         return found
 

@@ -76,11 +76,7 @@ class Report:
         }
 
     def save(self, path: Path) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InvalidArgument(f"the report cannot be written to {path}: {error.strerror}") from error
+        write_report(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     def rouge_facts(self) -> dict[str, Any]:
         return {metric.metric: _metric(metric) for metric in self.gate.metrics}
@@ -103,6 +99,14 @@ class Report:
             "baseline": _answer(self.baseline.answers[index], self.scores[0], index),
             "engine": _answer(self.engine.answers[index], self.scores[1], index),
         }
+
+
+def write_report(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"the report cannot be written to {path}: {error.strerror}") from error
 
 
 def side_facts(side: Side) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from llmserve.evaluation.candidates import (
 )
 from llmserve.evaluation.data import load_samples, suite_digest
 from llmserve.evaluation.decisions import Decision
+from llmserve.evaluation.engine_baseline import engine_baseline, engine_facts
 from llmserve.evaluation.evidence import Evidence
 from llmserve.evaluation.folder import model_folder, text_folder
 from llmserve.evaluation.gate import GateResult, Verdict, judge, judge_losses
@@ -61,8 +62,9 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    checkpoint: Path
     suite: Path
+    checkpoint: Path | None = None  # whose Hugging Face model is the baseline
+    baseline: Path | None = None  # or the engine that is
     engine: Path | None = None
     url: str = ""  # of a running server, which is judged instead of `engine`
     num_samples: int | None = None  # None: the suite's
@@ -76,6 +78,16 @@ class EvalOptions:
     def problems(self) -> list[str]:
         rules = [
             (self.engine is not None or self.url, "give an engine directory, or --url of a running server"),
+            (self.checkpoint or self.baseline, "give --hf-model-dir, the checkpoint, or --baseline, another engine"),
+            (
+                not (self.checkpoint and self.baseline),
+                "--hf-model-dir and --baseline are two baselines: give one of them",
+            ),
+            (
+                not self.baseline or not (self.dtype or self.refresh_baseline or self.baseline_batch_size != 1),
+                "--dtype, --refresh-baseline and --baseline-batch-size are for a Hugging Face model; leave them out "
+                "with --baseline",
+            ),
             (self.num_samples is None or self.num_samples >= 1, "--num-samples must be at least 1"),
             (not self.dtype or self.dtype in DTYPES, f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"),
             (self.concurrency >= 1, "--concurrency must be at least 1"),
@@ -89,21 +101,54 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     raise_problems(InvalidArgument, "eval", options.problems())
     suite = load_suite(options.suite)
     directory = EngineDirectory.open(options.engine) if options.engine else None
+    ask = _ask_engine if options.baseline else _ask_hugging_face
+    questions, baseline_side = ask(options, suite, directory, watcher)
+    run, decisions = asyncio.run(_run_engine(options, suite, questions, watcher))
+    engine_side = candidate_side(directory, options, run)
+    return compare(suite, suite_digest(suite), questions.samples, baseline_side, engine_side, decisions)
+
+
+def _ask_hugging_face(
+    options: EvalOptions, suite: Suite, directory: EngineDirectory | None, watcher: Watcher
+) -> tuple[Questions, Side]:
+    assert options.checkpoint is not None, "checked with the options"
     if not options.checkpoint.exists():
         raise NotFound(
             f"no checkpoint {options.checkpoint}; give the folder or FILE.gguf that the engine was built from"
         )
     with Checkpoint.open(options.checkpoint) as checkpoint, text_folder(checkpoint) as texts:
-        encoder = PromptEncoder(texts, suite.max_tokens)
-        samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
+        samples, prompts = _asked(options, suite, texts)
         dtype = options.dtype or _usual_dtype(checkpoint, directory)
         key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
-        prompts = encoder.encode_samples(samples)
-        baseline_side = _baseline_side(options, checkpoint, suite, key, prompts, watcher)
-    questions = Questions(samples, [prompt.input_ids for prompt in prompts], baseline_side.answers)
-    run, decisions = asyncio.run(_run_engine(options, suite, questions, watcher))
-    engine_side = candidate_side(directory, options, run)
-    return compare(suite, key.suite_digest, samples, baseline_side, engine_side, decisions)
+        side = _baseline_side(options, checkpoint, suite, key, prompts, watcher)
+    return Questions(samples, [prompt.input_ids for prompt in prompts], side.answers), side
+
+
+def _ask_engine(
+    options: EvalOptions, suite: Suite, directory: EngineDirectory | None, watcher: Watcher
+) -> tuple[Questions, Side]:
+    assert options.baseline is not None, "checked with the options"
+    other = EngineDirectory.open(options.baseline)
+    samples, prompts = _asked(options, suite, options.baseline)
+    side = asyncio.run(
+        engine_baseline(
+            other,
+            samples,
+            prompts,
+            max_tokens=suite.max_tokens,
+            concurrency=options.concurrency,
+            threads=options.threads,
+            phase=watcher.phase,
+        )
+    )
+    return Questions(samples, [prompt.input_ids for prompt in prompts], side.answers), side
+
+
+def _asked(options: EvalOptions, suite: Suite, texts: Path) -> tuple[list[Sample], list[PreparedPrompt]]:
+    """`texts`: the files between text and ids."""
+    encoder = PromptEncoder(texts, suite.max_tokens)
+    samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
+    return samples, encoder.encode_samples(samples)
 
 
 def _usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> str:
@@ -226,7 +271,7 @@ async def _run_engine(
                 candidate,
                 samples,
                 questions.prompts,
-                questions.baseline,
+                [[decision.token for decision in answer.decisions] for answer in questions.baseline],
                 concurrency=options.concurrency,
                 progress=watcher.phase("evidence", len(samples)),
             )
@@ -248,12 +293,7 @@ def candidate_side(directory: EngineDirectory | None, options: EvalOptions, run:
         facts = {"name": options.url, "url": options.url}
     else:
         assert directory is not None, "checked with the options"
-        info = directory.info()
-        facts = {
-            "name": info.name, "target": info.target, "architecture": info.architecture, "dtype": info.dtype,
-            "precision": str(directory.manifest.options["quantization"]) or UNQUANTIZED, "engine_digest": info.digest,
-            "checkpoint_digest": directory.manifest.source.digest,
-        }  # fmt: skip
+        facts = engine_facts(directory)
     facts |= {"in_flight": str(options.concurrency), "machine": machine_name()}
     return Side(facts, run.answers, Performance.of(run.answers, run.wall_seconds))
 

@@ -24,7 +24,7 @@ STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.FAIL: "
 def render(report: Report) -> RenderableType:
     table = Table(title=f"{report.suite}: {len(report.samples)} samples", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
-    for heading in ("HF", "engine", "difference", "95 % interval", "margin"):
+    for heading in (baseline_name(report), "engine", "difference", "95 % interval", "margin"):
         table.add_column(heading, justify="right", overflow="fold")
     table.add_column("verdict", justify="right", no_wrap=True, min_width=max(len(verdict.value) for verdict in Verdict))
     for metric in report.gate.metrics:
@@ -50,7 +50,7 @@ def _loss_table(report: Report) -> Table:
 def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:
     difference = metric.difference
     return (
-        NAMES[metric.metric],
+        metric_name(metric),
         f"{metric.baseline:.2f}",
         f"{metric.engine:.2f}",
         f"{difference.mean:+.2f}",
@@ -60,14 +60,22 @@ def _metric_row(metric: MetricResult) -> tuple[str | Text, ...]:
     )
 
 
+def metric_name(result: MetricResult) -> str:
+    return NAMES[result.metric]
+
+
+def loss_name(result: LossResult) -> str:
+    return LOSS_NAMES[result.loss]
+
+
 def _name(result: MetricResult | LossResult) -> str:
-    return NAMES[result.metric] if isinstance(result, MetricResult) else LOSS_NAMES[result.loss].partition(",")[0]
+    return metric_name(result) if isinstance(result, MetricResult) else loss_name(result).partition(",")[0]
 
 
 def _loss_row(result: LossResult, *, is_known: bool) -> tuple[str | Text, ...]:
     interval = result.interval
     return (
-        LOSS_NAMES[result.loss],
+        loss_name(result),
         f"{interval.mean:.2g}" if is_known else "?",
         f"{interval.low:.2g} to {interval.high:.2g}" if interval.high > interval.low else "",
         f"{result.margin:g}" if result.margin is not None else "",
@@ -87,7 +95,7 @@ def _performance_rows(report: Report) -> list[tuple[str, str, str, str]]:
 def _notes(report: Report) -> list[str]:
     parity, baseline, engine = report.parity, report.baseline.facts, report.engine.facts
     notes = [
-        f"HF: {baseline['dtype']}, {_in_flight(baseline)}, {baseline['source']}",
+        f"{baseline_name(report)}: {_which(baseline)}{baseline['dtype']}, {_in_flight(baseline)}, {baseline['source']}",
         f"engine: {engine['name']}, {_in_flight(engine)}",
         *_source_notes(baseline, engine),
         f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",
@@ -97,6 +105,14 @@ def _notes(report: Report) -> list[str]:
     else:
         notes.append(f"evidence: {report.evidence.num_positions:,} positions of the baseline's own answers")
     return notes
+
+
+def baseline_name(report: Report) -> str:
+    return "baseline" if "engine_digest" in report.baseline.facts else "HF"
+
+
+def _which(baseline: Mapping[str, str]) -> str:
+    return f"{baseline['name']}, " if "engine_digest" in baseline else ""
 
 
 def _source_notes(baseline: Mapping[str, str], engine: Mapping[str, str]) -> list[str]:

@@ -20,7 +20,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
 from llmserve.engine.artifact import EngineDirectory, hash_file
 from llmserve.engine.gate_record import RECORDS_FILE, GateRule, gate_problems, records_of
-from llmserve.errors import InvalidArgument, NotFound, ResourceExhausted, Unsupported
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, ResourceExhausted, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.blessing import bless
@@ -113,6 +113,39 @@ def test_a_good_engine_passes_and_a_damaged_one_fails(
         assert (last.passed, last.suite) == (passed, json.loads(report.read_text())["suite"]["name"])
 
 
+def test_an_engine_may_be_compared_with_another(checkpoint: Path, engine: Path, damaged: Path, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "suite", margins=None, loss_margins={"float": {"kl": 0.001, "flip": 0.1}})
+    report = tmp_path / "report.json"
+    num_records = [len(records_of(EngineDirectory.open(folder))) for folder in (engine, damaged)]
+    same = run(engine, "--baseline", engine, "--suite", suite, "--output", report)
+    assert same.exit_code == 0, same.output
+    told = json.loads(report.read_text())
+    assert told["baseline"]["engine_digest"] == told["engine"]["engine_digest"]
+    assert told["evidence"]["kl_of_samples"] == [0.0] * len(told["samples"])
+    assert told["evidence"]["positions"] >= 32
+    other = run(damaged, "--baseline", engine, "--suite", suite, "--output", report)
+    assert other.exit_code == 1, other.output
+    assert json.loads(report.read_text())["evidence"]["losses"]["kl"]["value"] > 0.001
+    assert "baseline: engine, float32, 8 requests in flight, an engine, in this run" in other.output
+    assert [len(records_of(EngineDirectory.open(folder))) for folder in (engine, damaged)] == num_records
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "give --hf-model-dir, the checkpoint, or --baseline, another engine"),
+        (("--baseline", "here", "--hf-model-dir", "there"), "are two baselines: give one of them"),
+        (("--baseline", "here", "--dtype", "float16"), "are for a Hugging Face model; leave them out"),
+        (("--baseline", "here", "--sign-key", "key"), "--sign-key signs a record"),
+        (("--baseline", "nowhere"), "nowhere"),
+    ],
+)
+def test_there_is_one_baseline(arguments: tuple[str, ...], words: str, engine: Path, suite: Path) -> None:
+    done = run(engine, "--suite", suite, *arguments)
+    assert isinstance(done.exception, LlmserveError)
+    assert words in str(done.exception)
+
+
 def test_a_damaged_layer_fails_by_the_evidence_alone(
     checkpoint: Path, engine: Path, damaged: Path, tmp_path: Path
 ) -> None:
@@ -172,7 +205,7 @@ def test_an_engine_that_changed_during_the_run_gets_no_record(
     checkpoint: Path, engine: Path, damaged: Path, suite: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.json"
-    report = evaluate(EvalOptions(checkpoint, suite, engine=engine), Silent())
+    report = evaluate(EvalOptions(suite, checkpoint, engine=engine), Silent())
     report.save(path)
     with pytest.raises(InvalidArgument, match="changed during the run"):
         add_record(damaged, suite, report, path)
@@ -275,7 +308,7 @@ def test_a_baseline_that_does_not_fit_the_disk(suite: Path, tmp_path: Path, monk
 
 
 def test_a_server_is_not_given_the_local_engines_facts(engine: Path, suite: Path) -> None:
-    options = EvalOptions(engine, suite, engine=engine, url="localhost:8001")
+    options = EvalOptions(suite, engine, engine=engine, url="localhost:8001")
     answer = Answer("a", 1, 1, 0.5)
     side = candidate_side(EngineDirectory.open(engine), options, CandidateRun([answer], 1.0))
     assert side.facts.keys() == {"name", "url", "in_flight", "machine"}

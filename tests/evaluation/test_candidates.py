@@ -103,9 +103,9 @@ async def test_an_engine_decides_on_the_baselines_tokens_as_far_as_there_is_room
 
 async def test_decisions_come_in_order_on_the_tokens_of_the_baseline() -> None:
     progress = list[int]()
-    baseline = [Answer("", 1, 1, 0.1, (i,), (decision(100 + i),)) for i in range(12)]
+    tokens = [[100 + i] for i in range(12)]
     prompts = [[i] for i in range(12)]
-    found = await decide_all(SlowCandidate(), SAMPLES, prompts, baseline, concurrency=4, progress=progress.append)
+    found = await decide_all(SlowCandidate(), SAMPLES, prompts, tokens, concurrency=4, progress=progress.append)
     assert [[one.token for one in sample] for sample in found] == [[i, 100 + i] for i in range(12)]
     assert sum(progress) == 12
 

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from llmserve.errors import InvalidArgument
+from llmserve.evaluation.html_report import render_html, save_html
+from tests.evaluation.test_report import DAMAGED, GOOD, SAMPLES, report
+
+VOID = {"meta"}
+
+
+class _Page(HTMLParser):
+    """What a page is made of; nothing may be left open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+
+def page(text: str) -> _Page:
+    made = _Page(text)
+    assert made.open == []
+    return made
+
+
+def test_a_page_says_what_the_table_says(tmp_path: Path) -> None:
+    made = page(render_html(report(tmp_path, [*GOOD[:-2], *DAMAGED[:2]], loss_margins={"float": {"kl": 0.5}})))
+    assert "may not be released" in made.text
+    for words in (
+        "ROUGE-1",
+        "ROUGE-Lsum",
+        "KL, nat",
+        "inconclusive",
+        "tokens/s",
+        "30 of 32 answers are equal",
+        "-6.25",
+    ):
+        assert words in made.text, words
+    intervals, histograms = 4 + 5, 2
+    assert made.count("svg") == intervals + histograms
+    assert sum(attrs.get("class") == "zone" for _, attrs in made.tags) == 2  # those with a margin
+    assert sum(attrs.get("class") == "sample" for _, attrs in made.tags) == 2  # answers that differ
+
+
+def test_what_moved_is_marked_word_by_word(tmp_path: Path) -> None:
+    other = replace(GOOD[0], text=GOOD[0].text.replace("The ", "A "))
+    made = render_html(report(tmp_path, [other, *GOOD[1:]]))
+    assert f"<del>The</del>{GOOD[0].text[3:]}" in made
+    assert f"<ins>A</ins>{GOOD[0].text[3:]}" in made
+    assert SAMPLES[0].reference in made
+
+
+def test_equal_engines_have_a_page_too(tmp_path: Path) -> None:
+    made = page(render_html(report(tmp_path, GOOD)))
+    assert "may be released" in made.text
+    assert "every answer is equal" in made.text
+
+
+def test_nothing_that_a_model_says_becomes_markup_and_nothing_is_fetched(tmp_path: Path) -> None:
+    evil = replace(GOOD[0], text='<script>alert("x")</script><img src=http://example.com> {{ 7 * 7 }}')
+    long = replace(GOOD[1], text="<b>" * 2000)
+    text = render_html(report(tmp_path, [evil, long, *GOOD[2:]]))
+    made = page(text)
+    assert made.count("script") == made.count("img") == made.count("b") == made.count("link") == 0
+    assert '<script>alert("x")' in made.text
+    assert "{{ 7 * 7 }}" in made.text
+    assert not [attrs for _, attrs in made.tags if {"src", "href"} & attrs.keys()]
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgument, match="the report cannot be written"):
+        save_html(report(tmp_path / "suite", GOOD), tmp_path / "file" / "r.html")
