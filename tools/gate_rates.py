@@ -1,0 +1,103 @@
+"""How often the release gate is wrong: many runs of it on samples whose true loss is known.
+
+python -m tools.gate_rates REPORT.json [--trials 400]
+
+The report is one of `llmserve eval` on an engine that is nearly as good as its baseline; its samples are the world that
+runs are drawn from. An engine that loses is made from them in the way that is hardest to see: a few answers are spoiled
+whole (their score becomes 0), the others stay. Evidence grows by a factor instead, as it does when rounding gets
+coarser. Every trial draws new samples, spoils some, and asks the gate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.evaluation.gate import Verdict, judge_metric
+from llmserve.evaluation.statistics import paired_bootstrap
+from tools.benchmark.markdown import table
+
+Floats = NDArray[np.float64]
+LOSSES = (0.0, 0.5, 1.0, 1.5, 2.0)  # in margins
+SIZES = (50, 200, 500)
+SEED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What samples are drawn from: both sides' scores of each, and its mean divergence."""
+
+    metric: str
+    margin: float
+    baseline: Floats
+    engine: Floats
+    kl: Floats
+    kl_margin: float
+
+    @classmethod
+    def of(cls, report: dict[str, Any], metric: str = "rougeL") -> World:
+        def scores(side: str) -> Floats:
+            return np.array([sample[side]["rouge"][metric] for sample in report["samples"]])
+
+        rules = report["suite"]["rules"]
+        precision = report["engine"].get("precision", "float")
+        return cls(
+            metric,
+            rules["margins"][metric],
+            scores("baseline"),
+            scores("engine"),
+            np.array(report["evidence"]["kl_of_samples"]),
+            rules["loss_margins"][precision]["kl"],
+        )
+
+    def text_verdict(self, generator: np.random.Generator, num_samples: int, loss: float) -> Verdict:
+        """Of an engine that truly loses `loss` margins."""
+        drawn = generator.integers(self.baseline.size, size=num_samples)
+        baseline, engine = self.baseline[drawn], self.engine[drawn].copy()
+        kept_loss = float((self.baseline - self.engine).mean())
+        rate = max(0.0, (loss * self.margin - kept_loss) / float(self.engine.mean()))
+        engine[generator.random(num_samples) < rate] = 0.0
+        return judge_metric(self.metric, baseline, engine, margin=self.margin).verdict
+
+    def kl_verdict(self, generator: np.random.Generator, num_samples: int, loss: float) -> Verdict:
+        drawn = self.kl[generator.integers(self.kl.size, size=num_samples)]
+        interval = paired_bootstrap(drawn * (loss * self.kl_margin / float(self.kl.mean())))
+        if interval.high <= self.kl_margin:
+            return Verdict.PASS
+        return Verdict.FAIL if interval.low > self.kl_margin else Verdict.INCONCLUSIVE
+
+
+def rates(
+    verdict: Callable[[np.random.Generator, int, float], Verdict], trials: int
+) -> Iterator[tuple[float, int, Counter[Verdict]]]:
+    for num_samples in SIZES:
+        for loss in LOSSES:
+            generator = np.random.default_rng((SEED, num_samples, int(10 * loss)))
+            yield loss, num_samples, Counter(verdict(generator, num_samples, loss) for _ in range(trials))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--trials", type=int, default=400)
+    options = parser.parse_args()
+    world = World.of(json.loads(options.report.read_text()))
+    for name, verdict in ((world.metric, world.text_verdict), ("kl", world.kl_verdict)):
+        rows = [
+            (f"{loss:g}", str(size), *(f"{100 * found[each] / options.trials:.1f}" for each in Verdict))
+            for loss, size, found in rates(verdict, options.trials)
+        ]
+        print(f"\n{name}, {options.trials} runs each, percent\n")
+        print(table(["true loss, margins", "samples", *(each.value for each in Verdict)], rows))
+
+
+if __name__ == "__main__":
+    main()
