@@ -25,6 +25,8 @@ class RunnerInfo:
     max_num_tokens: int  # token budget of one step
     max_batch_size: int  # chunks in one step
     max_seq_len: int  # prompt + output of one sequence
+    weight_bytes: int = 0  # of memory that maps a file, and looks free to whoever asks the system
+    block_bytes: int = 0  # of each KV block; those that were never used look free, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class EngineStats:
     pinned_mem_usage: int = 0  # bytes of the host that GPUs copy from
     total_ctx_tokens: int | None = None  # computed since the start, of prompts and of what was preempted; None: unknown
     total_gen_tokens: int | None = None  # sampled since the start; None: unknown
+    promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
 
 
 class Engine(Protocol):

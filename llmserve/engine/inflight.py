@@ -273,4 +273,5 @@ class InflightEngine:
             missed_blocks=pool.num_missed,
             total_ctx_tokens=self._num_ctx_tokens,
             total_gen_tokens=self._num_gen_tokens,
+            promised_bytes=self._limits.weight_bytes + pool.num_free * self._limits.block_bytes,
         )

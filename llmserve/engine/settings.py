@@ -81,6 +81,7 @@ class EngineSettings:
     max_kv_tokens: int = 0  # 0: room for max_batch_size sequences of max_seq_len tokens
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
+    reserved_bytes: int = 0  # of memory that looks free: what the engines beside this one were promised
 
     def __post_init__(self) -> None:
         rules = [

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.core import Allowance, Tenant
+from llmserve.serving.answers import ReadsAnswer, every_output
 from llmserve.serving.config.auto_complete import substitute_directory
 from llmserve.serving.observe.latencies import Histogram
 from llmserve.serving.types import InferRequest, InferResponse
@@ -115,6 +116,7 @@ class LoadContext:
     ]  # of other models: the core's own way in, for BLS
     control: ModelControl | None = None  # None: no server around
     loop: asyncio.AbstractEventLoop | None = None  # the core's
+    reserved_bytes: int = 0  # of memory that looks free: promised to versions that are served meanwhile
 
     def parameter(self, key: str, default: str = "") -> str:
         """A string parameter of the model's config; $$TRITON_MODEL_DIRECTORY at its beginning is `model_dir`."""
@@ -124,6 +126,11 @@ class LoadContext:
 
 
 GaugeSample: TypeAlias = tuple[str, Mapping[str, str], float]  # family, labels (without model and version), value
+
+
+def no_promises() -> int:
+    """Of a model whose memory is what it looks like."""
+    return 0
 
 
 def no_limits(tenant: Tenant) -> Allowance | None:
@@ -139,6 +146,8 @@ class LoadedModel:
     gauges: Callable[[], Sequence[GaugeSample]] = field(default=lambda: ())  # read at each metrics scrape
     histograms: Mapping[str, Histogram] = field(default_factory=dict)  # by family
     allowance: Callable[[Tenant], Allowance | None] = no_limits  # what is left to a tenant; cheap
+    reads_answer: ReadsAnswer = every_output  # for comparing it with another version's
+    promised_bytes: Callable[[], int] = no_promises  # of memory that looks free, and that it will take
 
 
 class Backend(Protocol):

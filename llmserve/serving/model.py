@@ -17,6 +17,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.core import Allowance, Tenant
 from llmserve.errors import Cancelled, InternalError, LlmserveError, ResourceExhausted
+from llmserve.serving.answers import AnswerReader
 from llmserve.serving.backend import GaugeSample, InlineInstance, LoadedModel
 from llmserve.serving.loading.labels import Labels
 from llmserve.serving.observe.latencies import Histogram
@@ -91,6 +92,15 @@ class ServedModel:
 
     def gauges(self) -> Sequence[GaugeSample]:
         return self._loaded.gauges()
+
+    def reads_answer(self, request: InferRequest) -> AnswerReader | None:
+        """What reads the answer to a request, to compare it with another version's; None: it need not be the same."""
+        return self._loaded.reads_answer(request)
+
+    @property
+    def promised_bytes(self) -> int:
+        """Of memory that looks free, and that it will take."""
+        return self._loaded.promised_bytes()
 
     def allowance(self, tenant: Tenant) -> Allowance | None:
         """What its limits leave to a tenant, here or in the first step that has any; None: there are none."""

@@ -77,6 +77,18 @@ async def until(condition: object) -> None:
         await asyncio.sleep(0.001)
 
 
+async def test_memory_that_looks_free_and_is_promised_is_told() -> None:
+    """Weights, and the blocks that no sequence uses: those that are used have taken theirs."""
+    runner = FakeRunner(replace(FAKE_RUNNER_INFO, num_blocks=24, block_size=4, weight_bytes=1000, block_bytes=10))
+    with opened(runner) as engine:
+        assert engine.stats().promised_bytes == 1000 + 24 * 10
+        stream = engine.submit(request(1, 2, 3, max_tokens=80))
+        await anext(stream)
+        stats = engine.stats()
+        assert stats.promised_bytes == 1000 + stats.free_num_blocks * 10 < 1240
+        await stream.aclose()
+
+
 async def test_the_worked_example_streams() -> None:
     with opened() as engine:
         assert await tokens_of(engine.submit(request(1, 2, 3, max_tokens=4))) == [31, 125, 501, 11]

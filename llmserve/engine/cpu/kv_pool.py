@@ -23,10 +23,12 @@ def num_kv_blocks(engine_file: Path, info: EngineInfo, settings: EngineSettings)
     header = read_header(engine_file)
     block_size, block_bytes = header.block_size, kv_bytes_per_block(header)
     num_wanted = -(-(settings.max_kv_tokens or info.max_batch_size * info.max_seq_len) // block_size)
-    free_bytes = max(0, available_memory_bytes() - engine_file.stat().st_size - header.activation_bytes)
+    taken_bytes = engine_file.stat().st_size + header.activation_bytes + settings.reserved_bytes
+    free_bytes = max(0, available_memory_bytes() - taken_bytes)
     num_allowed = int(settings.kv_cache_fraction * free_bytes) // block_bytes
     wanted = f"a KV cache of {num_wanted * block_size} tokens needs {_mib(num_wanted * block_bytes)}"
-    left = f"{_mib(free_bytes)} of memory are left for it"
+    beside = f" ({_mib(settings.reserved_bytes)} belong to the engine beside it)" if settings.reserved_bytes else ""
+    left = f"{_mib(free_bytes)} of memory are left for it{beside}"
     if settings.max_kv_tokens and num_wanted * block_bytes > free_bytes:
         raise ResourceExhausted(f"{wanted}, but {left}; lower max_tokens_in_paged_kv_cache (--max-kv-tokens)")
     if num_wanted <= num_allowed:

@@ -27,7 +27,9 @@ def kv_bytes_per_block(header: EngineHeader) -> int:
 class CpuRunner:
     """An opened engine file with its KV pool and threads. One step at a time."""
 
-    def __init__(self, handle: int, header: EngineHeader, *, num_blocks: int, threads: int, isa: str) -> None:
+    def __init__(
+        self, handle: int, header: EngineHeader, *, num_blocks: int, threads: int, isa: str, weight_bytes: int = 0
+    ) -> None:
         self._handle = handle
         self._library = load_library()
         self._close = weakref.finalize(self, self._library.close, handle)
@@ -45,6 +47,8 @@ class CpuRunner:
             max_num_tokens=header.max_num_tokens,
             max_batch_size=header.max_batch_size,
             max_seq_len=header.max_seq_len,
+            weight_bytes=weight_bytes,
+            block_bytes=header.kv_bytes_per_block,
         )
 
     @classmethod
@@ -62,7 +66,8 @@ class CpuRunner:
         _check_memory(header, num_blocks)
         isa = chosen_isa(isa)
         handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads)
-        runner = cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa)
+        size = path.stat().st_size
+        runner = cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa, weight_bytes=size)
         runner.set_tactics(tactic_table(path, Machine.here(isa)))
         return runner
 

@@ -102,3 +102,14 @@ def test_more_tokens_than_there_is_memory_for_are_refused(tmp_path: Path, monkey
 def test_a_small_pool_is_cut_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ResourceExhausted, match="room for one sequence"):
         blocks(tmp_path, monkeypatch, 7, max_kv_tokens=56)
+
+
+def test_memory_that_belongs_to_an_engine_beside_it_is_not_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = 100 * BLOCK_BYTES
+    assert blocks(tmp_path, monkeypatch, 101 + ALL / 0.9, reserved_bytes=beside) == ALL
+    with pytest.raises(ResourceExhausted, match=r"room for one sequence .* MiB belong to the engine beside it"):
+        blocks(tmp_path, monkeypatch, 107, reserved_bytes=beside)
+    with pytest.raises(ResourceExhausted, match="belong to the engine beside it"):
+        blocks(tmp_path, monkeypatch, 120, reserved_bytes=beside, max_kv_tokens=200)
