@@ -1,0 +1,102 @@
+"""How sure one may be that a candidate is worse, from what it has done so far. Plain arithmetic.
+
+One looks again with every request, so tests that hold for one look would cry wolf sooner or later. `RateTest` may be
+asked any number of times: what it multiplies up is a likelihood ratio, averaged over several alternatives, and such a
+product exceeds 1 / alpha in at most alpha of all runs whose rate is within the bound (Ville's inequality).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from statistics import median
+
+ALPHA = 0.01  # of the candidates that are just good enough, at most so many are rolled back, by each test
+EXCESSES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 0.95)  # alternatives: how far from the bound to 1 the rate is
+FEWEST_SAMPLES = 20  # of each version, before latencies are judged
+
+
+class RateTest:
+    """Whether something happens more often than in `bound` of all cases."""
+
+    def __init__(self, bound: float, alpha: float = ALPHA) -> None:
+        self.bound = bound
+        self.num_bad = 0
+        self.num_all = 0
+        self._alpha = alpha
+        self._exceeded = False
+
+    def add(self, *, bad: bool) -> None:
+        self.num_all += 1
+        self.num_bad += bad
+        self._exceeded = self._exceeded or self._exceeds()
+
+    @property
+    def rate(self) -> float:
+        return self.num_bad / self.num_all if self.num_all else 0.0
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Beyond doubt. Once it is, it stays so."""
+        return self._exceeded
+
+    def _exceeds(self) -> bool:
+        if self.bound == 0.0:
+            return self.num_bad > 0
+        if self.bound == 1.0 or not self.num_bad:
+            return False
+        num_good = self.num_all - self.num_bad
+        logs = [
+            self.num_bad * math.log((self.bound + (1 - self.bound) * excess) / self.bound)
+            + num_good * math.log(1 - excess)
+            for excess in EXCESSES
+        ]
+        top = max(logs)
+        mean = top + math.log(sum(math.exp(value - top) for value in logs) / len(logs))
+        return mean >= -math.log(self._alpha)
+
+
+def median_interval(values: Sequence[float], alpha: float) -> tuple[float, float]:
+    """Holds the median of where `values` come from, but for a chance of `alpha`, whatever their distribution.
+
+    Its ends are two of the values: how many of n lie below the median is binomial. Infinite when they are too few.
+    """
+    count = len(values)
+    below = accumulate(math.comb(count, number) for number in range(count // 2))  # of 2^count
+    rank = sum(1 for number in below if number <= alpha / 2 * 2**count)
+    if not rank:
+        return -math.inf, math.inf
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[count - rank]
+
+
+def median_ratio(values: Sequence[float], others: Sequence[float]) -> float | None:
+    """None: there is nothing to compare."""
+    if not values or not others or not (base := median(others)):
+        return None
+    return median(values) / base
+
+
+class RatioTest:
+    """Whether the median of one kind of sample is more than `bound` times that of the other.
+
+    It looks when there are 20 samples of the first kind, 40, 80 and so on, and each look may err half as often as the
+    one before.
+    """
+
+    def __init__(self, bound: float, alpha: float = ALPHA) -> None:
+        self._bound = bound
+        self._alpha = alpha / 2
+        self._next_look = FEWEST_SAMPLES
+        self.is_exceeded = False
+
+    def look(self, num_samples: int, values: Sequence[float], others: Sequence[float]) -> None:
+        """`values`, `others`: the last of them; `num_samples`: of the first kind, ever."""
+        if num_samples < self._next_look or len(others) < FEWEST_SAMPLES:
+            return
+        self._next_look *= 2
+        low, _ = median_interval(values, self._alpha)
+        _, high = median_interval(others, self._alpha)
+        self._alpha /= 2
+        self.is_exceeded = self.is_exceeded or low > self._bound * high

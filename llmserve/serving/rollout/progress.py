@@ -1,0 +1,212 @@
+"""What is known of a candidate, and what the rules make of it. No clock and no loop: whoever calls says the time.
+
+A step ends when the candidate has had as many requests in it as the rules want, the time is over, and nothing speaks
+against it. Beyond doubt bad, at any time: roll back. Not good enough, not beyond doubt either: the step goes on, until
+it has had ten times the requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+
+from llmserve.serving.rollout.evidence import RateTest, RatioTest, median_ratio
+from llmserve.serving.rollout.rules import AUTOMATIC, RolloutRules
+
+MAX_SAMPLES = 500  # of each kind, the last ones
+PATIENCE = 10  # times the requests of a step, before "not good enough" is "bad"
+SLOWER = 3.0  # times the slowest of the stable version's: then a response is overdue
+OVERDUE_S = 1.0  # and not before, to somebody who leaves
+
+
+class Verdict(StrEnum):
+    NEXT_STEP = "next_step"
+    WAIT = "wait"  # for somebody who promotes
+    PROMOTE = "promote"
+    ROLL_BACK = "roll_back"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Of one version, in seconds: to the first response, and to the end."""
+
+    num: int = 0
+    first: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    total: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    slowest_first: float = 0.0
+
+    def median(self, kind: str) -> float | None:
+        """`kind`: first or total; None: there is none yet."""
+        values = getattr(self, kind)
+        return median(values) if values else None
+
+    def add(self, first_s: float, total_s: float) -> None:
+        self.num += 1
+        self.first.append(first_s)
+        self.total.append(total_s)
+        self.slowest_first = max(self.slowest_first, first_s)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Requests of one version that have ended."""
+
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0  # by clients
+
+
+class Progress:
+    def __init__(self, rules: RolloutRules, now: float) -> None:
+        self.rules = rules
+        self.step = 0
+        self.began = now
+        self.is_waiting = False  # for somebody who promotes
+        self.stable = Counts()
+        self.canary = Counts()
+        self.shadow = Counts()
+        self.num_rescued = 0  # canary requests that the stable version has answered after all
+        self.num_not_comparable = 0
+        self.num_not_copied = 0  # though it was their turn: too many copies were running
+        # of what clients got; copies run beside their originals and wait for them, which says nothing of the candidate
+        self.latencies = {"stable": Latencies(), "candidate": Latencies()}
+        self.copies = Latencies()
+        self.last_error = ""
+        self.errors = RateTest(rules.max_error_rate)
+        self.differences = RateTest(round(1.0 - (rules.min_agreement or 0.0), 9))
+        ratio = rules.max_latency_ratio
+        self._slower = {} if ratio is None else {kind: RatioTest(ratio) for kind in ("first", "total")}
+        self._enter_step(now)
+
+    @property
+    def canary_share(self) -> float:
+        return self.rules.steps[self.step]
+
+    @property
+    def first_response_limit_s(self) -> float:
+        """After which the candidate is not waited for."""
+        return max(self.rules.timeout_s, SLOWER * self.latencies["stable"].slowest_first)
+
+    def is_overdue(self, waited_s: float) -> bool:
+        """Of somebody who has left before the first response: whether he had a reason."""
+        known = self.latencies["stable"]
+        limit = max(OVERDUE_S, SLOWER * known.slowest_first) if known.num else self.rules.timeout_s
+        return waited_s > min(limit, self.first_response_limit_s)
+
+    def ratio(self, kind: str) -> float | None:
+        """The candidate's median by the stable version's; `kind`: first or total."""
+        candidate, stable = self.latencies["candidate"], self.latencies["stable"]
+        return median_ratio(getattr(candidate, kind), getattr(stable, kind))
+
+    def candidate_timed(self, first_s: float, total_s: float) -> None:
+        latencies, stable = self.latencies["candidate"], self.latencies["stable"]
+        latencies.add(first_s, total_s)
+        for kind, test in self._slower.items():
+            test.look(latencies.num, getattr(latencies, kind), getattr(stable, kind))
+
+    def candidate_ended(self, counts: Counts, error: str = "") -> None:
+        """`counts`: those of canary requests or of copies; `error`: why it failed."""
+        if error:
+            counts.failed += 1
+            self.last_error = error
+        else:
+            counts.succeeded += 1
+        self.errors.add(bad=bool(error))
+
+    def compared(self, *, equal: bool) -> None:
+        self.differences.add(bad=not equal)
+
+    def decide(self, now: float) -> Decision | None:
+        """None: it goes on as it is."""
+        if bad := self._beyond_doubt():
+            return Decision(Verdict.ROLL_BACK, bad)
+        if self.is_waiting:
+            return None
+        wanted, seen = self.rules.requests, self._seen_in_step()
+        if seen < wanted or now - self._step_began < self.rules.seconds:
+            return None
+        if against := self._against():
+            if seen < PATIENCE * wanted:
+                return None
+            return Decision(Verdict.ROLL_BACK, f"after {seen} requests in this step still {'; '.join(against)}")
+        return self._pass_step(now, seen)
+
+    def waits_for(self, now: float) -> str:
+        """What the present step still wants, in words."""
+        if self.is_waiting:
+            return "somebody who promotes it"
+        num_missing = self.rules.requests - self._seen_in_step()
+        seconds = self.rules.seconds - (now - self._step_began)
+        missing = [
+            f"{num_missing} more requests of the candidate" if num_missing > 0 else "",
+            f"{seconds:.0f} more seconds" if seconds > 0 else "",
+            *self._against(),
+        ]
+        return "; ".join(filter(None, missing))
+
+    def _pass_step(self, now: float, seen: int) -> Decision:
+        share = self.canary_share
+        done = f"{seen} requests " + (f"with a share of {share:.0%}" if share else "copied")
+        if self.step + 1 < len(self.rules.steps):
+            self.step += 1
+            self._enter_step(now)
+            return Decision(Verdict.NEXT_STEP, f"{done}, all within the rules; share now {self.canary_share:.0%}")
+        if self.rules.promote == AUTOMATIC:
+            return Decision(Verdict.PROMOTE, f"{done}, all within the rules; that was the last step")
+        self.is_waiting = True
+        return Decision(Verdict.WAIT, f"{done}, all within the rules; waits for somebody who promotes it")
+
+    def _enter_step(self, now: float) -> None:
+        self._step_began = now
+        self._num_before = self._num_seen()
+
+    def _num_seen(self) -> tuple[int, int, int]:
+        copies, own = self.shadow, self.canary
+        return copies.succeeded + copies.failed, self.differences.num_all, own.succeeded + own.failed
+
+    def _seen_in_step(self) -> int:
+        """Requests that count for the present step: copies, compared ones if that is judged, or canary requests."""
+        copied, compared, canary = (now - then for now, then in zip(self._num_seen(), self._num_before, strict=True))
+        if self.canary_share:
+            return canary
+        return copied if self.rules.min_agreement is None else min(copied, compared)
+
+    def _beyond_doubt(self) -> str:
+        """Why the candidate is bad; "": nobody can say so yet."""
+        if self.errors.is_exceeded:
+            return f"{self._errors()}, too many for a rate of {self.errors.bound:.2%}; the last one: {self.last_error}"
+        if self.differences.is_exceeded:
+            return f"{self._differences()}, too many for an agreement of {self.rules.min_agreement:.2%}"
+        for kind, test in self._slower.items():
+            if test.is_exceeded:
+                return f"{self._slowness(kind)}, beyond chance above {self.rules.max_latency_ratio:g}"
+        return ""
+
+    def _against(self) -> list[str]:
+        """What is not within the rules, as far as one sees."""
+        found = []
+        if self.errors.rate > self.errors.bound:
+            found.append(f"{self._errors()}, above {self.errors.bound:.2%}")
+        if self.differences.rate > self.differences.bound:
+            found.append(f"{self._differences()}, below an agreement of {self.rules.min_agreement:.2%}")
+        limit = self.rules.max_latency_ratio
+        slow = [kind for kind in self._slower if limit is not None and (self.ratio(kind) or 0.0) > limit]
+        return [*found, *(f"{self._slowness(kind)}, above {limit:g}" for kind in slow)]
+
+    def _errors(self) -> str:
+        return f"{self.errors.num_bad} of {self.errors.num_all} requests failed"
+
+    def _differences(self) -> str:
+        return f"{self.differences.num_bad} of {self.differences.num_all} answers differ"
+
+    def _slowness(self, kind: str) -> str:
+        what = {"first": "the first response", "total": "the whole answer"}[kind]
+        return f"{what} takes {self.ratio(kind) or 0.0:.2f} times as long"
