@@ -104,5 +104,21 @@ _LLM = (
     Metric("llmserve_request_prompt_tokens", "histogram", "Tokens of a prompt"),
     Metric("llmserve_request_generation_tokens", "histogram", "Tokens of an answer"),
 )
+_ROLLOUT = (  # `version` is the candidate's
+    Metric("llmserve_rollout_state", "gauge", "1 for the state that the rollout is in", (*MODEL, "state")),
+    Metric("llmserve_rollout_canary_share", "gauge", "Share of the requests that the candidate answers [0.0 - 1.0]"),
+    Metric(
+        "llmserve_rollout_requests_total", "counter", "Requests of a rollout that have ended",
+        (*MODEL, "role", "outcome"),
+    ),
+    Metric(
+        "llmserve_rollout_rescued_total", "counter", "Canary requests that the stable version has answered after all"
+    ),
+    Metric("llmserve_rollout_compared_total", "counter", "Answers of both versions, compared", (*MODEL, "result")),
+    Metric(
+        "llmserve_rollout_latency_ratio", "gauge", "The candidate's median latency by the stable version's",
+        (*MODEL, "latency"),
+    ),
+)  # fmt: skip
 
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*_INFERENCE, *_CACHE, *_MACHINE, *_LLM)}
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*_INFERENCE, *_CACHE, *_MACHINE, *_LLM, *_ROLLOUT)}

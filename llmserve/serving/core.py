@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from tritonclient.grpc import service_pb2
@@ -31,6 +32,9 @@ from llmserve.serving.loading.lifecycle import ModelLifecycle
 from llmserve.serving.loading.loader import ServerContext
 from llmserve.serving.loading.table import READY, ModelStatus, ModelTable
 from llmserve.serving.observe.exposition import ServerCollector, metrics_text
+from llmserve.serving.rollout.report import rollout_report, rollout_samples
+from llmserve.serving.rollout.rollouts import Asked, Rollouts
+from llmserve.serving.rollout.routing import Answering
 from llmserve.serving.schedulers.rate_limiter import make_rate_limiter
 from llmserve.serving.schedulers.response_cache import ResponseCache
 from llmserve.serving.schedulers.shared import SharedResources
@@ -59,9 +63,18 @@ class InferenceCore:
         self._shared = SharedResources(cache, limiter, settings.metrics, settings.inline_execution)
         server = ServerContext(self._infer_nested, self, self._shared)
         deployment = Deployment(self._table, settings, backends, server)
-        self._lifecycle = ModelLifecycle(settings, self._table, deployment)
+        self._rollouts = Rollouts(self._table, deployment, self._shared)
+        self._splits = self._rollouts.splits
+        self._lifecycle = ModelLifecycle(settings, self._table, deployment, self._rollouts)
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(ServerCollector(lambda: self._table, settings.metrics, cache))
+        self._registry.register(
+            ServerCollector(
+                lambda: (*self._table, *self._rollouts.candidates()),
+                settings.metrics,
+                cache,
+                more=lambda: rollout_samples(self._rollouts),
+            )
+        )
         for backend in backends.values():
             if isinstance(backend, MetricsSource):
                 self._registry.register(backend.custom_metrics)
@@ -106,6 +119,31 @@ class InferenceCore:
         self._check_serving()
         await self._lifecycle.unload_model(name, unload_dependents=unload_dependents)
 
+    async def start_rollout(self, name: str, asked: Asked) -> None:
+        """Open a candidate version of a model beside the one that is served, and divide requests by its rules.
+
+        Done when the candidate is ready. Raises `Unavailable` where the control mode allows none, `NotFound` for a
+        model or version that is not there, `InvalidArgument` for rules or candidates that cannot be, and whatever keeps
+        the candidate from being loaded.
+        """
+        self._check_serving()
+        await self._lifecycle.start_rollout(name, asked)
+
+    async def promote_rollout(self, name: str) -> None:
+        """Have the candidate answer everything, whatever the rules say."""
+        await self._rollouts.promote(name)
+
+    def abort_rollout(self, name: str, reason: str) -> None:
+        """Take the candidate back. No request fails: those that wait for it are answered by the stable version."""
+        self._rollouts.abort(name, reason)
+
+    def rollout(self, name: str) -> dict[str, Any]:
+        """The present rollout of a model, or its last one, as JSON has it."""
+        return rollout_report(self._rollouts.find(name))
+
+    def rollouts(self) -> list[dict[str, Any]]:
+        return [rollout_report(rollout) for rollout in self._rollouts]
+
     def live(self) -> bool:
         return True
 
@@ -136,7 +174,9 @@ class InferenceCore:
         time; a model's own errors are responses with `error` set.
         """
         self._check_serving(request)
-        model = self._table.find(request.model_name, request.model_version)
+        model: Answering = self._table.find(request.model_name, request.model_version)
+        if self._splits and not request.model_version:
+            model = self._splits.get(request.model_name, model)
         self._num_in_flight += 1
         try:
             async with aclosing(model.infer(request)) as stream:
@@ -188,7 +228,8 @@ class InferenceCore:
 
     def labels(self, name: str, version: str = "") -> Labels:
         """The names of the classes that outputs of a model score, as far as its config gives them."""
-        return self._table.find(name, version).labels
+        of_candidate = self._rollouts.labels(name, version) if version else None
+        return self._table.find(name, version).labels if of_candidate is None else of_candidate
 
     def allowance(self, name: str, tenant: Tenant) -> Allowance | None:
         """What its limits leave to a tenant in a model, for now; None: there are none."""

@@ -15,6 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.backends.tensorrtllm.active import ActiveRequest, ActiveRequests
 from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
+from llmserve.backends.tensorrtllm.compared_answers import answer_reader
 from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.backends.tensorrtllm.receipts import Receipts
@@ -47,11 +48,12 @@ class TensorrtLlmBackend:
 
     def load(self, context: LoadContext) -> LoadedModel:
         config = context.config
-        parameters = ModelParameters.read(config, context.model_dir)
+        parameters = ModelParameters.read(config, context.model_dir, context.version_dir)
         if sum(group.count for group in config.instance_group) > 1:
             logger.warning("model '%s': one instance batches every request; more have no effect", config.name)
         tokenizer = _tokenizer_for_stop_strings(parameters.tokenizer_dir)
-        engine = self.open_engine(parameters.engine_dir, parameters.engine)
+        settings = replace(parameters.engine, reserved_bytes=context.reserved_bytes)
+        engine = self.open_engine(parameters.engine_dir, settings)
         instance = EngineInstance(
             f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input
         )
@@ -67,6 +69,8 @@ class TensorrtLlmBackend:
             gauges=samples,
             allowance=engine.allowance if isinstance(engine, MeteringEngine) else no_limits,
             histograms=instance.histograms.by_name,
+            reads_answer=answer_reader,
+            promised_bytes=lambda: engine.stats().promised_bytes,
         )
 
 

@@ -13,9 +13,11 @@ from typing import TypeVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.engine.artifact import MANIFEST_FILE
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
 from llmserve.scheduler.settings import Policy, SchedulerSettings
+from llmserve.serving.rollout.rules import PARAMETER as RULES
 from llmserve.stages.files import resolve_path
 
 logger = logging.getLogger(__name__)
@@ -41,13 +43,19 @@ class ModelParameters:
     excludes_input: bool  # a request's `exclude_input_in_output` wins over it
 
     @classmethod
-    def read(cls, config: ModelConfig, model_dir: Path) -> ModelParameters:
-        """Raise `ModelConfigError` listing every unusable value; warn about every one without effect."""
-        given = {key: entry.string_value.strip() for key, entry in config.parameters.items()}
+    def read(cls, config: ModelConfig, model_dir: Path, version_dir: Path | None = None) -> ModelParameters:
+        """Raise `ModelConfigError` listing every unusable value; warn about every one without effect.
+
+        Where no `gpt_model_path` is given, the version's directory may be the engine directory.
+        """
+        given = {key: entry.string_value.strip() for key, entry in config.parameters.items() if key != RULES}
         reader = _Reader({key: value for key, value in given.items() if value and not value.startswith("${")})
-        engine_dir = reader.take("gpt_model_path", "", str)
+        own = str(version_dir) if version_dir is not None and (version_dir / MANIFEST_FILE).is_file() else ""
+        engine_dir = reader.take("gpt_model_path", own, str)
         if not engine_dir:
-            reader.problems.append("gpt_model_path is not set; give the path of an engine directory")
+            reader.problems.append(
+                "gpt_model_path is not set; give the path of an engine directory, or make the version's directory one"
+            )
         queue_size = config.dynamic_batching.default_queue_policy.max_queue_size or SchedulerSettings().max_queue_size
         scheduler = reader.made(
             lambda: SchedulerSettings(

@@ -20,6 +20,7 @@ from tritonclient.grpc.model_config_pb2 import (
 from llmserve.serving.config.features import refused_features
 from llmserve.serving.config.scheduling import scheduling_problems
 from llmserve.serving.config.sequence_batching import fill_sequence_defaults
+from llmserve.serving.rollout.rules import rollout_problems
 
 
 def is_ensemble(config: ModelConfig) -> bool:
@@ -88,6 +89,7 @@ def config_problems(config: ModelConfig) -> list[str]:
         *_batching_problems(config),
         *scheduling_problems(config),
         *_version_problems(config),
+        *rollout_problems(config),
     ]
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from llmserve.errors import LlmserveError, ModelConfigError
+from llmserve.errors import InvalidArgument, LlmserveError, ModelConfigError
 from llmserve.serving.backend import Backend
 from llmserve.serving.config.model_config import is_ensemble
 from llmserve.serving.ensemble_plan import step_models
@@ -73,6 +73,7 @@ class Deployment:
         self._slots = asyncio.Semaphore(settings.load_threads)
         self._retiring: set[ServedModel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.changed: Callable[[], None] = lambda: None  # called when something else is served than before
 
     def source(self, name: str) -> ModelSource | None:
         """What is served of a model, or is to be."""
@@ -95,8 +96,7 @@ class Deployment:
             await asyncio.gather(*(self._deploy(source, work) for source in sources))
         finally:
             self._plan_ensembles(work)
-            for replaced in work.replaced:  # not before: until here ensembles have used them
-                self._retire(*replaced)
+            self._retire_replaced(work)
             await asyncio.gather(*map(self._discard_failed, work.failed))
         return work.failures
 
@@ -122,8 +122,53 @@ class Deployment:
             work = _Round({name}, replaced=[(name, self._table.serve(name, ()), source)])
             self._table.set_unloaded(name, versions)
             self._plan_ensembles(work)
-            for replaced in work.replaced:
-                self._retire(*replaced)
+            self._retire_replaced(work)
+
+    async def load_beside(self, source: ModelSource, version: str, files_version: str) -> ServedModel:
+        """A version that is not served yet, beside those that are; `close_unused` ends it. Raises `LlmserveError`.
+
+        `version`: what it is called; `files_version`: the one that has its files.
+        """
+        work = partial(prepare, source, self._backends, self._settings)
+        async with self._slots:
+            prepared = await in_daemon_thread(work, f"prepare-{source.name}")
+            backend = self._backends[prepared.config.backend]
+            reserved = sum(model.promised_bytes for model in (*self._table, *self._retiring))
+            return await load_version(
+                prepared, version, backend, self._server, files_version=files_version, reserved_bytes=reserved
+            )
+
+    async def promote(
+        self, source: ModelSource, model: ServedModel, *, over: ServedModel, kept: Collection[str]
+    ) -> None:
+        """Serve a version that was loaded beside the others; of these, `kept` are served on.
+
+        Raises `InvalidArgument` when `over` is not what answers now: somebody has loaded another one meanwhile.
+        """
+        async with _used(self._entries.setdefault(source.name, _Entry())):
+            if not self._table.is_served(source.name) or self._table.find(source.name) is not over:
+                raise InvalidArgument(f"another version of model '{source.name}' was loaded meanwhile, or none is")
+            work = _Round({source.name})
+            others = [one for one in self._table if one.name == source.name and one.version in kept]
+            self._serve(source, [*others, model], work)
+            work.replaced = [
+                (name, [one for one in models if one not in others], unused) for name, models, unused in work.replaced
+            ]
+            self._plan_ensembles(work)
+            self._retire_replaced(work)
+
+    def close_unused(self, model: ServedModel, source: ModelSource) -> None:
+        """Unload a version that is not served, after its last request."""
+        self._retiring.add(model)
+        self._spawn(self._close_unused(model, source))
+
+    async def _close_unused(self, model: ServedModel, source: ModelSource) -> None:
+        await self._unload(model.name, [model], None)
+        await self._discard_failed(source)
+
+    def served_ensembles(self) -> dict[str, PreparedModel]:
+        served = ((name, entry.ensemble) for name, entry in self._entries.items() if self._table.is_served(name))
+        return {name: ensemble for name, ensemble in served if ensemble is not None}
 
     async def close(self) -> None:
         """Unload everything at once."""
@@ -133,6 +178,12 @@ class Deployment:
         await asyncio.gather(*(_close(model) for model in (*self._table, *self._retiring)))
         self._retiring.clear()
         self._table.clear()
+
+    def _retire_replaced(self, work: _Round) -> None:
+        """Not before all ensembles are planned: until then some have used them."""
+        self.changed()
+        for replaced in work.replaced:
+            self._retire(*replaced)
 
     async def _deploy(self, source: ModelSource, work: _Round) -> None:
         entry = self._entries.setdefault(source.name, _Entry())
@@ -167,7 +218,7 @@ class Deployment:
         now = entry.source
         if now is None or entry.reasons or source.is_override or not self._table.is_served(source.name):
             return False
-        return (now.path, now.stamp) == (source.path, source.stamp)
+        return (now.path, now.stamp, now.versions) == (source.path, source.stamp, source.versions)
 
     async def _prepare(self, source: ModelSource) -> PreparedModel:
         async with self._slots:
@@ -282,7 +333,8 @@ class Deployment:
                 if cyclic and prepared is candidate:
                     raise ModelConfigError(f"ensemble '{name}' contains itself through its steps")
                 models = [
-                    serve_ensemble(prepared, version, self._table, self._server.shared) for version in prepared.versions
+                    serve_ensemble(prepared, version, self._table.find, self._server.shared)
+                    for version in prepared.versions
                 ]
             except LlmserveError as error:
                 reasons = reasons or dict.fromkeys(prepared.versions, str(error))

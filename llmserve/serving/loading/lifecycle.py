@@ -26,6 +26,7 @@ from llmserve.serving.loading.repository import (
     read_model,
 )
 from llmserve.serving.loading.table import ModelStatus, ModelTable
+from llmserve.serving.rollout.rollouts import Asked, Rollouts
 from llmserve.serving.settings import ALL_MODELS, ControlMode, ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,12 @@ NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enable
 
 
 class ModelLifecycle:
-    def __init__(self, settings: ServerSettings, table: ModelTable, deployment: Deployment) -> None:
+    def __init__(self, settings: ServerSettings, table: ModelTable, deployment: Deployment, rollouts: Rollouts) -> None:
         self._settings = settings
         self._repositories = [open_repository(location) for location in settings.model_repositories]
         self._table = table
         self._deployment = deployment
+        self._rollouts = rollouts
         self._explicit: set[str] = set()  # asked for by name, not only as a step of an ensemble
         self._problems: set[str] = set()  # of the last poll
         self._override_ids = count()
@@ -62,6 +64,7 @@ class ModelLifecycle:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._rollouts.close()
         await self._deployment.close()
         for repository in self._repositories:
             repository.close()
@@ -76,6 +79,15 @@ class ModelLifecycle:
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         self._check_explicit()
         await asyncio.shield(self._run(self._unload(name, unload_dependents)))
+
+    async def start_rollout(self, name: str, asked: Asked) -> None:
+        """See `InferenceCore.start_rollout`. Goes on when its caller is cancelled."""
+        mode = self._settings.control_mode
+        if mode == ControlMode.NONE:
+            raise Unavailable("with --model-control-mode none nothing changes: rollouts need explicit, or poll")
+        if asked.parameters and mode != ControlMode.EXPLICIT:
+            raise Unavailable("parameters of a candidate, such as its engine, need --model-control-mode explicit")
+        await asyncio.shield(self._run(self._start_rollout(name, asked)))
 
     async def poll(self) -> None:
         """Load what is new or has changed, unload what has gone. A repository that cannot be read has not changed."""
@@ -179,6 +191,18 @@ class ModelLifecycle:
             self._override_dir = new_temporary_directory("llmserve-models-")
         return Path(self._override_dir.path, str(next(self._override_ids)))
 
+    async def _start_rollout(self, name: str, asked: Asked) -> None:
+        self._table.find(name)
+        listing = await self._list_models()
+        listing.require_readable()
+        if name in listing.places:
+            found = await asyncio.to_thread(read_model, name, listing.places[name], self._settings.config_name)
+        else:  # a client has sent it
+            served = self._deployment.source(name)
+            assert served is not None
+            found = served
+        await self._rollouts.start(found, asked)
+
     async def _unload(self, name: str, unload_dependents: bool) -> None:
         steps = self._deployment.steps(name)
         self._explicit.discard(name)
@@ -196,9 +220,19 @@ class ModelLifecycle:
     async def _deploy(
         self, listing: Listing, names: Iterable[str], read: Mapping[str, ModelSource] | None = None
     ) -> dict[str, Reasons]:
-        """Load these models and the steps of those that are ensembles. `read`: what has been read already."""
-        sources = await asyncio.to_thread(self._read_with_steps, listing, names, read or {})
-        return await self._deployment.deploy(sources)
+        """Load these models and the steps of those that are ensembles. `read`: what has been read already.
+
+        A version that waits for a rollout is not loaded, unless it is `read`: then somebody has asked for it.
+        """
+        read = read or {}
+        sources = await asyncio.to_thread(self._read_with_steps, listing, names, read)
+        held = (source if source.name in read else self._rollouts.held(source) for source in sources)
+        deployed = [source for source in held if source is not None]
+        failures = await self._deployment.deploy(deployed)
+        await self._rollouts.remember(deployed)
+        if self._settings.control_mode == ControlMode.POLL:
+            self._rollouts.offer(sources)
+        return failures
 
     def _read_with_steps(
         self, listing: Listing, names: Iterable[str], read: Mapping[str, ModelSource]

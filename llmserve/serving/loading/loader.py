@@ -25,11 +25,10 @@ from llmserve.serving.config.model_config import (
     served_versions,
 )
 from llmserve.serving.config.scheduling import scheduling_problems
-from llmserve.serving.ensemble import EnsembleScheduler
+from llmserve.serving.ensemble import EnsembleScheduler, StepModel
 from llmserve.serving.ensemble_plan import plan_ensemble
 from llmserve.serving.loading.labels import Labels, labels_of_steps, read_labels
 from llmserve.serving.loading.repository import CONFIG_NAME, ModelSource
-from llmserve.serving.loading.table import ModelTable
 from llmserve.serving.loading.warmup import warm_up
 from llmserve.serving.model import ServedModel
 from llmserve.serving.observe.model_statistics import ModelStatistics
@@ -79,6 +78,7 @@ def prepare(source: ModelSource, backends: Mapping[str, Backend], settings: Serv
     raise_problems(ModelConfigError, headline, path_problems(config))
     apply_overrides(config, settings.parameters_for(config))
     apply_overrides(config, settings.parameter_overrides.get(source.name, {}))
+    apply_overrides(config, source.parameters)
     if not is_ensemble(config) and settings.auto_complete:
         config = backends[config.backend].complete_config(config, source.path)
     repeated = drop_repeated_outputs(config)
@@ -105,17 +105,26 @@ def _backend_problems(source: ModelSource, config: ModelConfig, backends: Mappin
     return [f"{CONFIG_NAME} {missing}, and no file says which one it is for; known backends: {known}"]
 
 
-async def load_version(prepared: PreparedModel, version: str, backend: Backend, server: ServerContext) -> ServedModel:
-    """One version, ready for requests."""
+async def load_version(
+    prepared: PreparedModel,
+    version: str,
+    backend: Backend,
+    server: ServerContext,
+    *,
+    files_version: str = "",
+    reserved_bytes: int = 0,
+) -> ServedModel:
+    """One version, ready for requests. `files_version`: the one that has its files, if that is another."""
     config, directory = prepared.config, prepared.source.path
     context = LoadContext(
         config,
         directory,
         version,
-        directory / version,
+        directory / (files_version or version),
         infer=server.infer,
         control=server.control,
         loop=asyncio.get_running_loop(),
+        reserved_bytes=reserved_bytes,
     )
     limiter = server.shared.rate_limiter
     if limiter is not None:
@@ -147,24 +156,36 @@ async def load_version(prepared: PreparedModel, version: str, backend: Backend, 
     return served
 
 
-def serve_ensemble(prepared: PreparedModel, version: str, table: ModelTable, shared: SharedResources) -> ServedModel:
-    """An ensemble of the models that `table` serves now. Raises `ModelConfigError`.
+def as_it_is(model: ServedModel) -> StepModel:
+    return model
+
+
+def serve_ensemble(
+    prepared: PreparedModel,
+    version: str,
+    find: Callable[[str, str], ServedModel],
+    shared: SharedResources,
+    *,
+    step: Callable[[ServedModel], StepModel] = as_it_is,
+) -> ServedModel:
+    """An ensemble of the models that `find` finds now. Raises `ModelConfigError`.
 
     Its requests run to their end on these, whatever is loaded meanwhile. What it has counted goes on when it is
-    planned anew because a step has been loaded again.
+    planned anew because a step has been loaded again. `step`: what its requests see of a model.
     """
     config = ModelConfig()
     config.CopyFrom(prepared.config)
-    plan = plan_ensemble(config, table.find)
+    plan = plan_ensemble(config, find)
     if plan.decoupled:
         config.model_transaction_policy.decoupled = True
         raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", scheduling_problems(config))
-    parts = {key: table.find(*key) for key in {(step.model_name, step.model_version) for step in plan.steps}}
+    parts = {key: find(*key) for key in {(step.model_name, step.model_version) for step in plan.steps}}
     if version not in prepared.statistics:
         prepared.statistics[version] = ModelStatistics(config.name, version)
         prepared.statistics[version].keep_distributions(shared.metrics, config)
     statistics = prepared.statistics[version]
-    ensemble = EnsembleScheduler(config, version, plan, models=parts, statistics=statistics, turn=shared.turn)
+    models = {key: step(part) for key, part in parts.items()}
+    ensemble = EnsembleScheduler(config, version, plan, models=models, statistics=statistics, turn=shared.turn)
     scheduler = cached(config, ensemble, shared)
     served = ServedModel(
         config,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -84,6 +84,7 @@ class ModelSource:
     stamp: Stamp = ()  # changes when a file does
     repository: Repository | None = None  # None: a client has sent the files
     is_override: bool = False  # a client has sent the config
+    parameters: Mapping[str, str] = field(default_factory=dict)  # of the config, over what it says
     discard: Callable[[], None] | None = None  # to be called, in a thread, when nothing uses the files any more
 
 

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from llmserve.metrics import METRICS
+from llmserve.serving.backend import GaugeSample
 from llmserve.serving.model import ServedModel
 from llmserve.serving.observe.latencies import Histogram, Summary
 from llmserve.serving.observe.machine import MachineSampler
@@ -34,9 +35,15 @@ class ServerCollector(Collector):
     """Prometheus families of all loaded models, of the response cache and of this machine."""
 
     def __init__(
-        self, models: Callable[[], Iterable[ServedModel]], settings: MetricsSettings, cache: ResponseCache | None
+        self,
+        models: Callable[[], Iterable[ServedModel]],
+        settings: MetricsSettings,
+        cache: ResponseCache | None,
+        more: Callable[[], Iterable[GaugeSample]] = lambda: (),
     ) -> None:
+        """`more`: samples that are of no model's own."""
         self._models = models
+        self._more = more
         self._settings = settings
         self._cache = cache
         self._machine = MachineSampler(settings.interval_s, cpu=settings.shows_cpu, gpu=settings.shows_gpu)
@@ -58,6 +65,8 @@ class ServerCollector(Collector):
                 yield sample._replace(labels=_ordered({**labels, **sample.labels}))
         if self._cache is not None:
             yield from _cache_samples(self._cache)
+        for name, more_labels, value in self._more():
+            yield Sample(name, value, _ordered(more_labels))
         for name, machine_labels, value in self._machine.samples():
             yield Sample(name, value, machine_labels)
 

@@ -134,3 +134,18 @@ def test_what_is_no_number_is_said_to_people_all_at_once(tmp_path: Path) -> None
     assert "num_threads is 'two': expected a whole number" in message
     assert "kv_cache_free_gpu_mem_fraction is 'half': expected a number" in message
     assert "max_attention_window_size is '1;2': expected whole numbers with commas between them" in message
+
+
+def test_a_version_may_be_an_engine_directory_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = read_config("tensorrt_llm")
+    del config.parameters["gpt_model_path"]
+    version_dir = tmp_path / "repository/tensorrt_llm/2"
+    version_dir.mkdir(parents=True)
+    with pytest.raises(ModelConfigError, match="gpt_model_path is not set"):
+        ModelParameters.read(config, version_dir.parent, version_dir)
+    (version_dir / "manifest.json").write_text("{}")
+    parameters = ModelParameters.read(config, version_dir.parent, version_dir)
+    assert (parameters.engine_dir, parameters.tokenizer_dir) == (version_dir, version_dir)
+    named = with_parameters(config, gpt_model_path="/named", rollout='{"shadow": "5%"}')
+    assert ModelParameters.read(named, version_dir.parent, version_dir).engine_dir == Path("/named")
+    assert caplog.records == []

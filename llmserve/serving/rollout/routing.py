@@ -1,0 +1,240 @@
+"""Which version answers a request that names none, while a rollout is on.
+
+The version is chosen once, where a request comes in, and whatever an ensemble makes of it stays with that choice: for
+each name that leads to the model there are two plans, one on the stable version and one on the candidate. A canary
+request that has had no response yet can still be answered by the stable version: it is when the candidate fails, keeps
+it waiting, or is rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from llmserve.errors import LlmserveError, Unavailable
+from llmserve.serving.model import ServedModel
+from llmserve.serving.observe.model_statistics import RequestTiming
+from llmserve.serving.rollout.shadow import ShadowCopy, Stopwatch, Timing
+from llmserve.serving.types import InferRequest, InferResponse
+
+
+class Watch(Protocol):
+    """Who decides about requests, and hears what became of them."""
+
+    @property
+    def canary_share(self) -> float: ...
+    @property
+    def first_response_limit_s(self) -> float: ...
+    def copy_of(self, request: InferRequest) -> ShadowCopy | None:
+        """None: this request is not copied."""
+        ...
+
+    def stable_ended(self, watch: Stopwatch) -> None: ...
+    def candidate_timed(self, timing: Timing) -> None: ...
+    def canary_succeeded(self) -> None: ...
+    def canary_failed(self, error: str, *, rescued: bool) -> None:
+        """`rescued`: the stable version has answered."""
+        ...
+
+    def canary_left(self, waited_s: float) -> None:
+        """A client went away, or its deadline came; `waited_s`: for a first response that has not come, else 0."""
+        ...
+
+    def waiting(self, patience: asyncio.Timeout, *, begins: bool) -> None:
+        """Somebody waits for a candidate's first response, or does no more."""
+        ...
+
+
+class StableStep:
+    """The stable version, by itself or as a step: it is timed, and some of its requests are copied."""
+
+    runs_inline = False
+
+    def __init__(self, model: ServedModel, watch: Watch) -> None:
+        self._model = model
+        self._watch = watch
+
+    def infer_inline(self, request: InferRequest, ensemble_timing: RequestTiming) -> InferResponse | None:
+        return None
+
+    async def infer(
+        self, request: InferRequest, ensemble_timing: RequestTiming | None = None
+    ) -> AsyncGenerator[InferResponse, None]:
+        stopwatch = Stopwatch()
+        copy = self._watch.copy_of(request)
+        try:
+            async with aclosing(self._model.infer(request, ensemble_timing)) as stream:
+                async for response in stream:
+                    stopwatch.see(response)
+                    if copy is not None:
+                        copy.stable_said(response)
+                    yield response
+        except LlmserveError as failure:
+            stopwatch.error = str(failure)
+            raise
+        finally:
+            if copy is not None:
+                copy.stable_ended(answered=stopwatch.timing is not None)
+            self._watch.stable_ended(stopwatch)
+
+
+class CandidateStep:
+    """The candidate, by itself or as a step of a canary request: it is timed."""
+
+    runs_inline = False
+
+    def __init__(self, model: ServedModel, watch: Watch) -> None:
+        self._model = model
+        self._watch = watch
+
+    def infer_inline(self, request: InferRequest, ensemble_timing: RequestTiming) -> InferResponse | None:
+        return None
+
+    async def infer(
+        self, request: InferRequest, ensemble_timing: RequestTiming | None = None
+    ) -> AsyncGenerator[InferResponse, None]:
+        stopwatch = Stopwatch()
+        try:
+            async with aclosing(self._model.infer(request, ensemble_timing)) as stream:
+                async for response in stream:
+                    stopwatch.see(response)
+                    yield response
+        finally:
+            if stopwatch.timing is not None:
+                self._watch.candidate_timed(stopwatch.timing)
+
+
+class Answering(Protocol):
+    """What can answer a request as a whole."""
+
+    def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]: ...
+
+
+class Split:
+    """One name that leads to both versions."""
+
+    def __init__(
+        self,
+        *,
+        stable: Answering,
+        candidate: Answering,
+        unwatched: Callable[[], Answering],
+        watch: Watch,
+        chance: random.Random,
+    ) -> None:
+        """`unwatched`: what is served now, for requests that the candidate has failed: not counted, not copied."""
+        self._stable = stable
+        self._candidate = candidate
+        self._unwatched = unwatched
+        self._watch = watch
+        self._chance = chance
+        self._of_stable: Counter[str] = Counter()  # requests that run, by the client's id
+        self._of_candidate: Counter[str] = Counter()
+
+    async def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        responses = self._canary(request) if self._is_canary(request) else self._plain(self._stable, request)
+        async with aclosing(responses) as stream:
+            async for response in stream:
+                yield response
+
+    def _is_canary(self, request: InferRequest) -> bool:
+        """Sequences stay with the stable version, and what has the id of a request that runs goes where that is: it may
+        want to stop it."""
+        share = self._watch.canary_share
+        if request.request_id and self._of_candidate[request.request_id]:
+            return True
+        if not share or request.sequence_id or (request.request_id and self._of_stable[request.request_id]):
+            return False
+        return self._chance.random() < share
+
+    async def _plain(self, model: Answering, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        self._of_stable[request.request_id] += 1
+        try:
+            async with aclosing(model.infer(request)) as stream:
+                async for response in stream:
+                    yield response
+        finally:
+            _less(self._of_stable, request.request_id)
+
+    async def _canary(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        began = time.monotonic()
+        has_begun = is_told = False  # is_told: the watch knows how it has ended, or will hear it from the rescue
+        self._of_candidate[request.request_id] += 1
+        try:
+            async with aclosing(self._candidate.infer(request)) as stream:
+                response, error = await self._first(stream)
+                has_begun, is_told = response is not None, response is None
+                while response is not None:
+                    error = error if response.error is None else str(response.error)
+                    if response.final:  # whoever reads may not come back
+                        is_told = True
+                        self._ended(error)
+                    yield response
+                    response = await self._following(stream)
+        except LlmserveError as failure:  # in the middle: the client has the beginning of this answer
+            is_told = True
+            self._watch.canary_failed(str(failure), rescued=False)
+            raise
+        finally:
+            _less(self._of_candidate, request.request_id)
+            if not is_told:
+                self._watch.canary_left(0.0 if has_begun else time.monotonic() - began)
+        if not has_begun:
+            async with aclosing(self._rescue(request, error)) as responses:
+                async for response in responses:
+                    yield response
+
+    def _ended(self, error: str) -> None:
+        if error:
+            self._watch.canary_failed(error, rescued=False)
+        else:
+            self._watch.canary_succeeded()
+
+    async def _first(self, stream: AsyncGenerator[InferResponse, None]) -> tuple[InferResponse | None, str]:
+        """The candidate's first response, or why there is none."""
+        limit_s = self._watch.first_response_limit_s
+        try:
+            async with asyncio.timeout(limit_s) as patience:
+                self._watch.waiting(patience, begins=True)
+                try:
+                    first = await anext(stream, None)
+                finally:
+                    self._watch.waiting(patience, begins=False)
+        except TimeoutError:
+            return None, f"no response within {limit_s:.1f} s"
+        except LlmserveError as failure:
+            return None, str(failure)
+        except Exception as failure:  # border: a candidate may do what it likes
+            return None, f"{type(failure).__name__}: {failure}"
+        if first is None:
+            return None, "no response at all"
+        return (first, "") if first.error is None else (None, str(first.error))
+
+    async def _following(self, stream: AsyncGenerator[InferResponse, None]) -> InferResponse | None:
+        limit_s = self._watch.first_response_limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await anext(stream, None)
+        except TimeoutError:
+            raise Unavailable(f"the candidate has sent nothing more within {limit_s:.1f} s") from None
+
+    async def _rescue(self, request: InferRequest, error: str) -> AsyncGenerator[InferResponse, None]:
+        """The stable version's answer. If that is an error too, it says nothing of the candidate."""
+        is_told = False
+        async with aclosing(self._plain(self._unwatched(), request)) as responses:
+            async for response in responses:
+                if not is_told and response.error is None:
+                    self._watch.canary_failed(error, rescued=True)
+                is_told = True
+                yield response
+
+
+def _less(counts: Counter[str], request_id: str) -> None:
+    counts[request_id] -= 1
+    if not counts[request_id]:
+        del counts[request_id]
