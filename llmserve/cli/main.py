@@ -11,7 +11,21 @@ import sys
 import typer
 
 from llmserve import __version__
-from llmserve.cli import api_key, bench, build, chat, completion, doctor, eval, export, inspect, run, serve, verify
+from llmserve.cli import (
+    api_key,
+    bench,
+    build,
+    chat,
+    completion,
+    doctor,
+    eval,
+    export,
+    inspect,
+    rollout,
+    run,
+    serve,
+    verify,
+)
 from llmserve.cli.eval_bless import EvalCommand
 from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.run_flags import RunCommand
@@ -29,7 +43,7 @@ app = typer.Typer(
 )
 CLASSES = {serve: serve.ServeCommand, run: RunCommand, eval: EvalCommand}
 UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # the flags of trtllm-build and run.py
-for module in (build, run, serve, chat, bench, eval, verify, inspect, export, api_key, doctor, completion):
+for module in (build, run, serve, rollout, chat, bench, eval, verify, inspect, export, api_key, doctor, completion):
     command_class = CLASSES.get(module, GroupedHelpCommand)
     settings = UNDERSCORES if module in (build, run) else None
     app.command(module.__name__.rpartition(".")[2].replace("_", "-"), cls=command_class, context_settings=settings)(

@@ -17,7 +17,8 @@ import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from google.protobuf import text_format
@@ -27,6 +28,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.core import Allowance, Tenant
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, NotFound, Unavailable
 from llmserve.serving.loading.table import version_number
+from llmserve.serving.rollout.rollouts import Asked
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
@@ -94,6 +96,7 @@ class StubCore:
     requests: list[InferRequest] = field(default_factory=list)
     loaded: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)
     unloaded: list[tuple[str, bool]] = field(default_factory=list)
+    rolled_out: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def live(self) -> bool:
         return True
@@ -140,6 +143,24 @@ class StubCore:
 
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         self.unloaded.append((name, unload_dependents))
+
+    async def start_rollout(self, name: str, asked: Asked) -> None:
+        self.model_config(name)
+        self.rolled_out[name] = {"model": name, "asked": asdict(asked)}
+
+    async def promote_rollout(self, name: str) -> None:
+        self.rollout(name)["state"] = "promoted"
+
+    def abort_rollout(self, name: str, reason: str) -> None:
+        self.rollout(name)["state"] = f"rolled_back {reason}"
+
+    def rollout(self, name: str) -> dict[str, Any]:
+        if name not in self.rolled_out:
+            raise NotFound(f"model '{name}' has had no rollout since the server was started")
+        return self.rolled_out[name]
+
+    def rollouts(self) -> list[dict[str, Any]]:
+        return list(self.rolled_out.values())
 
     def allowance(self, name: str, tenant: Tenant) -> Allowance | None:
         return None

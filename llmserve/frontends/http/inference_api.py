@@ -39,6 +39,7 @@ from llmserve.frontends.http.infer_bodies import HEADER_LENGTH, HEADER_LENGTH_NA
 from llmserve.frontends.http.infer_outputs import OutputForm, encode_large_response, encode_response, large_cost
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.http.known_requests import enter, logged
+from llmserve.frontends.http.rollout_routes import RolloutApi, rollout_routes
 from llmserve.frontends.http.routes import Routes
 from llmserve.frontends.http.traced_answers import traced_answer
 from llmserve.frontends.openai.front_end import PATHS as OPENAI_PATHS
@@ -288,10 +289,11 @@ def triton_routes(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
         yield "GET", f"{model}/ready", api.model_ready
         yield "GET", f"{model}/config", api.model_config
         yield "GET", f"{model}/stats", api.statistics
-    get, post = extension_routes(ExtensionApi(api.core, api.extensions, api.max_input_bytes))
-    for method, routes in (("GET", get), ("POST", post)):
-        for path, handler in routes:
-            yield method, path, handler
+    extension = extension_routes(ExtensionApi(api.core, api.extensions, api.max_input_bytes))
+    for get, post in (extension, rollout_routes(RolloutApi(api.core, api.max_input_bytes))):
+        for method, routes in (("GET", get), ("POST", post)):
+            for path, handler in routes:
+                yield method, path, handler
 
 
 def http_handler(

@@ -81,7 +81,11 @@ CALLS: Mapping[Api, Calls] = {
     Api.MODEL_CONFIG: Calls(("ModelConfig",), _of_model("/config")),
     Api.MODEL_REPOSITORY: Calls(
         ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
-        _of_repository("/index", "/models/{model}/load", "/models/{model}/unload"),
+        (
+            *_of_repository("/index", "/models/{model}/load", "/models/{model}/unload"),
+            "/v2/repository/rollouts",
+            *(f"/v2/repository/models/{{model}}/rollout{end}" for end in ("", "/start", "/promote", "/abort")),
+        ),
     ),
     Api.STATISTICS: Calls(("ModelStatistics",), ("/v2/models/stats", *_of_model("/stats"), "/metrics")),
     Api.TRACE: Calls(("TraceSetting",), ("/v2/trace/setting", "/v2/models/{model}/trace/setting")),

@@ -1,0 +1,208 @@
+"""`llmserve rollout`: a candidate version beside the one that is served, compared, and promoted or rolled back."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
+from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.pipelines import ENGINE_PATH, TOKENIZER_PATH
+from llmserve.errors import InvalidArgument, raise_problems
+
+if TYPE_CHECKING:
+    from llmserve.cli.rollout_client import RolloutClient
+
+ENDS = ("promoted", "rolled_back", "failed")
+POLL_S = 0.5
+RULES = "Rules, instead of those in the model's config"
+
+
+class Action(StrEnum):
+    START = "start"
+    STATUS = "status"
+    PROMOTE = "promote"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class RolloutOptions:
+    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)]
+    model: Annotated[str, typer.Argument(help="The model; status without one is of all.")] = ""
+    url: Annotated[str, typer.Option(help="The server's HTTP port.")] = "http://localhost:8000"
+    engine: Annotated[
+        Path | None, typer.Option(help="start: an engine directory, as the server sees it.", show_default=False)
+    ] = None
+    version: Annotated[str, typer.Option(help="start: a version in the repository.", show_default="the newest")] = ""
+    shadow: Annotated[
+        str | None, typer.Option(help="Share of requests to copy, such as 10%.", rich_help_panel=RULES)
+    ] = None
+    canary: Annotated[
+        str | None,
+        typer.Option(help="Shares that the candidate answers, such as 5%,25%; or none.", rich_help_panel=RULES),
+    ] = None
+    requests: Annotated[
+        int | None, typer.Option(help="Of the candidate in each step, at least.", rich_help_panel=RULES)
+    ] = None
+    seconds: Annotated[float | None, typer.Option(help="Of each step, at least.", rich_help_panel=RULES)] = None
+    max_error_rate: Annotated[
+        str | None, typer.Option(help="Share of failed requests, such as 1%.", rich_help_panel=RULES)
+    ] = None
+    min_agreement: Annotated[
+        str | None, typer.Option(help="Share of equal answers, such as 90%; or none.", rich_help_panel=RULES)
+    ] = None
+    max_latency_ratio: Annotated[
+        str | None, typer.Option(help="Candidate's latency by the other's; or none.", rich_help_panel=RULES)
+    ] = None
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds to a first response.", rich_help_panel=RULES)
+    ] = None
+    by_hand: Annotated[
+        bool, typer.Option("--by-hand", help="Let somebody promote it, after the last step.", rich_help_panel=RULES)
+    ] = False
+    reason: Annotated[str, typer.Option(help="abort: what the log is to say.", show_default=False)] = ""
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless the candidate was promoted.")
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
+    api_key: ApiKeyOption = ""
+    root_certificates: RootCertificatesOption = None
+
+    def rules(self) -> dict[str, Any]:
+        """Those that were given, as the server takes them; it checks them."""
+        given: dict[str, Any] = {
+            "shadow": _value(self.shadow),
+            "canary": None if self.canary is None else _shares(self.canary),
+            "requests": self.requests,
+            "seconds": self.seconds,
+            "max_error_rate": _value(self.max_error_rate),
+            "timeout_s": self.timeout_s,
+            "promote": "by_hand" if self.by_hand else None,
+        }
+        judged = {"min_agreement": self.min_agreement, "max_latency_ratio": self.max_latency_ratio}
+        rules = {name: value for name, value in given.items() if value is not None}
+        return rules | {name: _value(text) for name, text in judged.items() if text is not None}
+
+    def check(self) -> None:
+        """Raises `InvalidArgument` for what does not go together."""
+        only_start = {"--engine": self.engine, "--version": self.version, "a rule": self.rules()}
+        given = [name for name, value in only_start.items() if value]
+        problems = [
+            (not self.model and self.action is not Action.STATUS, "it needs the name of a model, such as tensorrt_llm"),
+            (bool(given) and self.action is not Action.START, f"{', '.join(given)}: only rollout start takes that"),
+            (bool(self.reason) and self.action is not Action.ABORT, "--reason: only rollout abort takes one"),
+            (self.wait and not self.model, "--wait: for which model?"),
+        ]
+        headline = f"llmserve rollout {self.action}"
+        raise_problems(InvalidArgument, headline, [text for is_wrong, text in problems if is_wrong])
+
+
+def rollout(options: RolloutOptions) -> None:
+    """Roll a new version of a model out in a running server, watch it, promote it or take it back."""
+    from llmserve.cli.rollout_client import RolloutClient
+
+    options.check()
+    client = RolloutClient(options.url, api_key=options.api_key, root_certificates=options.root_certificates)
+    model = options.model
+    if options.action is Action.STATUS and not model:
+        _print(client.all(), as_json=options.as_json)
+        return
+    if options.action is Action.START:
+        report = client.start(model, options.version, _parameters(options.engine), options.rules())
+    elif options.action is Action.PROMOTE:
+        report = client.promote(model)
+    elif options.action is Action.ABORT:
+        report = client.abort(model, options.reason)
+    else:
+        report = client.status(model)
+    if not options.wait:
+        _print([report], as_json=options.as_json)
+    elif not _is_promoted(client, report, as_json=options.as_json):
+        raise typer.Exit(1)
+
+
+command = DataclassCommand(RolloutOptions, rollout)
+
+
+def _shares(text: str) -> list[str]:
+    return [] if text == "none" else text.split(",")
+
+
+def _value(text: str | None) -> str | float | None:
+    if text is None or text == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _parameters(engine: Path | None) -> dict[str, str]:
+    path = "" if engine is None else str(engine.absolute())
+    return {ENGINE_PATH: path, TOKENIZER_PATH: path} if path else {}
+
+
+def _is_promoted(client: RolloutClient, report: dict[str, Any], *, as_json: bool) -> bool:
+    """Wait for the end of a rollout; unless it is to be JSON, its decisions are printed as they come."""
+    if not as_json:
+        _print([report], as_json=False)
+    num_seen = len(report["decisions"])
+    while report["state"] not in ENDS:
+        time.sleep(POLL_S)
+        report = client.status(report["model"])
+        for decision in report["decisions"][num_seen:] if not as_json else ():
+            typer.echo(_line(decision))
+        num_seen = len(report["decisions"])
+    if as_json:
+        _print([report], as_json=True)
+    return bool(report["state"] == "promoted")
+
+
+def _print(reports: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(reports, indent=2))
+        return
+    if not reports:
+        typer.echo("no rollout since the server was started")
+    for report in reports:
+        typer.echo("\n".join(_lines(report)))
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    agreement, candidate, stable = report["agreement"], report["candidate"], report["stable"]
+    canary, shadow = candidate["canary"], candidate["shadow"]
+    ratios = ", ".join(
+        f"{name.replace('_', ' ')} {value:.2f}" for name, value in report["latency_ratio"].items() if value
+    )
+    more = ", ".join(f"{key} = {value}" for key, value in report["candidate_parameters"].items())
+    rows = {
+        "state": f"{report['state']}, step {report['step']} of {report['num_steps']}, "
+                 f"canary {report['canary_share']:.0%}, shadow {report['shadow_share']:.0%}",
+        "waits for": report["waits_for"],
+        "stable": f"version {report['stable_version'] or '?'}: {_counts(stable['requests'])}",
+        "candidate": f"version {report['candidate_version']}: {_counts(canary)}, {canary['rescued']} rescued; "
+                     f"copies: {_counts(shadow)}",
+        "made with": more,
+        "agreement": f"{agreement['equal']} of {agreement['compared']} answers are equal, "
+                     f"{agreement['not_comparable']} need not be",
+        "latency": ratios and f"{ratios} times the stable version's",
+    }  # fmt: skip
+    return [
+        f"rollout of {report['model']}",
+        *(f"  {name:<10} {text}" for name, text in rows.items() if text),
+        *(f"  {_line(decision)}" for decision in report["decisions"]),
+    ]
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return f"{counts['succeeded']} answered, {counts['failed']} failed"
+
+
+def _line(decision: dict[str, str]) -> str:
+    return f"{decision['at']} {decision['what']}: {decision['reason']}"

@@ -1,0 +1,80 @@
+"""HTTP routes of rollouts: ours, beside those of the protocol's model repository extension, and in their group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmserve.errors import InvalidArgument
+from llmserve.frontends.http.bodies import off_loop, read_body
+from llmserve.frontends.http.error_answers import json_response
+from llmserve.frontends.http.json_fields import Json, as_object, as_string, parse_json
+from llmserve.frontends.shared.server_core import Core
+from llmserve.serving.rollout.rollouts import Asked
+from llmserve.wire.http1.answers import WholeAnswer
+from llmserve.wire.http1.connection import Handler
+from llmserve.wire.http1.request import Request
+
+OF_START, OF_ABORT = ("version", "parameters", "rules"), ("reason",)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutApi:
+    """One method per route."""
+
+    core: Core
+    max_input_bytes: int
+
+    async def all(self, request: Request) -> WholeAnswer:
+        return json_response(self.core.rollouts())
+
+    async def status(self, request: Request) -> WholeAnswer:
+        return self._report(request)
+
+    async def start(self, request: Request) -> WholeAnswer:
+        given = await self._members(request, OF_START)
+        version = given.get("version", "")
+        parameters = as_object(given.get("parameters", {}), "parameters")
+        asked = Asked(
+            str(version) if isinstance(version, int) else as_string(version, "version"),
+            {key: as_string(value, f"parameters.{key}") for key, value in parameters.items()},
+            as_object(given.get("rules", {}), "rules"),
+        )
+        await self.core.start_rollout(request.path_params["model"], asked)
+        return self._report(request)
+
+    async def promote(self, request: Request) -> WholeAnswer:
+        await self._members(request, ())
+        await self.core.promote_rollout(request.path_params["model"])
+        return self._report(request)
+
+    async def abort(self, request: Request) -> WholeAnswer:
+        given = await self._members(request, OF_ABORT)
+        self.core.abort_rollout(request.path_params["model"], as_string(given.get("reason", ""), "reason"))
+        return self._report(request)
+
+    def _report(self, request: Request) -> WholeAnswer:
+        return json_response(self.core.rollout(request.path_params["model"]))
+
+    async def _members(self, request: Request, known: tuple[str, ...]) -> Mapping[str, Json]:
+        """Of the body's JSON object; there need be none."""
+        body = await read_body(request, self.max_input_bytes)
+        if not body:
+            return {}
+        given = as_object(await off_loop(request, lambda: parse_json(body, request.share), size=len(body)), "request")
+        if unknown := [name for name in given if name not in known]:
+            expected = ", ".join(known) or "none"
+            raise InvalidArgument(f"unknown member '{', '.join(unknown)}' of the request; known: {expected}")
+        return given
+
+
+def rollout_routes(api: RolloutApi) -> tuple[list[tuple[str, Handler]], list[tuple[str, Handler]]]:
+    """Paths and handlers of GET, and of POST."""
+    path = "/v2/repository/models/{model}/rollout"
+    get: list[tuple[str, Handler]] = [("/v2/repository/rollouts", api.all), (path, api.status)]
+    post: list[tuple[str, Handler]] = [
+        (f"{path}/start", api.start),
+        (f"{path}/promote", api.promote),
+        (f"{path}/abort", api.abort),
+    ]
+    return get, post
