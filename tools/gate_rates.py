@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,15 @@ class World:
 
 
 def rates(
-    verdict: Callable[[np.random.Generator, int, float], Verdict], trials: int
+    verdict: Callable[[np.random.Generator, int, float], Verdict],
+    trials: int,
+    *,
+    losses: Sequence[float] = LOSSES,
+    sizes: Sequence[int] = SIZES,
 ) -> Iterator[tuple[float, int, Counter[Verdict]]]:
-    for num_samples in SIZES:
-        for loss in LOSSES:
+    """True loss in margins, number of samples, and how often each verdict came."""
+    for num_samples in sizes:
+        for loss in losses:
             generator = np.random.default_rng((SEED, num_samples, int(10 * loss)))
             yield loss, num_samples, Counter(verdict(generator, num_samples, loss) for _ in range(trials))
 

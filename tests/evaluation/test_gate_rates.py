@@ -1,0 +1,66 @@
+"""How often the gate is wrong, on a real engine's answers to the whole suite."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.evaluation.evidence import Evidence
+from llmserve.evaluation.gate import GateResult, Verdict, judge, judge_losses
+from llmserve.evaluation.report import Report
+from llmserve.evaluation.run import EvalOptions, evaluate
+from tests.e2e.conftest import CHECKPOINT, ROOT
+from tests.evaluation.test_planted_defects import Silent
+from tools.gate_rates import World, rates
+
+SUITE = ROOT / "eval" / "suites" / "docstrings.yaml"
+NUM_RUNS, NUM_SAMPLES = 50, 50
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    engine = tmp_path_factory.mktemp("rates") / "engine"
+    build_engine(CHECKPOINT, engine, BuildOptions(dtype="float16", max_seq_len=512))
+    return evaluate(EvalOptions(SUITE, CHECKPOINT, engine=engine), Silent())
+
+
+def judged(report: Report, chosen: list[int]) -> GateResult:
+    """The same run, had the suite had these samples only."""
+    scores = [{name: values[chosen] for name, values in side.items()} for side in report.scores]
+    assert isinstance(report.evidence, Evidence)
+    begins = np.cumsum(report.evidence.lengths) - report.evidence.lengths
+    positions = np.concatenate(
+        [np.arange(begins[index], begins[index] + report.evidence.lengths[index]) for index in chosen]
+    )
+    evidence = Evidence(
+        *(getattr(report.evidence, name)[positions] for name in ("divergence", "other_best", "margins", "surprise")),
+        report.evidence.lengths[chosen],
+    )
+    rules = report.rules
+    metrics = judge(scores[0], scores[1], margins=rules["margins"], floors=rules["floors"]).metrics
+    return GateResult(metrics, judge_losses(evidence, rules["loss_margins"]["float"]))
+
+
+def test_fifty_runs_of_an_unchanged_engine_give_no_false_fail(report: Report) -> None:
+    assert report.gate.verdict is Verdict.PASS
+    generator = np.random.default_rng(50)
+    drawn = (generator.choice(len(report.samples), NUM_SAMPLES, replace=False).tolist() for _ in range(NUM_RUNS))
+    verdicts = Counter(judged(report, chosen).verdict for chosen in drawn)
+    assert verdicts[Verdict.FAIL] == 0
+    assert verdicts[Verdict.PASS] >= NUM_RUNS // 2  # ten times fewer samples than the suite has may be too few
+
+
+def test_engines_that_lose_twice_the_margin_do_not_pass(report: Report) -> None:
+    world = World.of(report.to_json())
+    for verdict in (world.text_verdict, world.kl_verdict):
+        for loss, num_samples, found in rates(verdict, trials=20, losses=(0.0, 2.0), sizes=(500,)):
+            assert num_samples == 500
+            if loss:
+                assert found[Verdict.PASS] <= 3
+            else:
+                assert found[Verdict.FAIL] == 0
+                assert found[Verdict.PASS] >= 15
