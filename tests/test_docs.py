@@ -31,7 +31,19 @@ ROOT = Path(__file__).resolve().parents[1]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 EXAMPLES = sorted((ROOT / "docs/examples").rglob("README.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, *EXAMPLES]  # README_zh.md has the README's commands
-LINKED = ("README.md", "Makefile", "pyproject.toml", "build", "eval", "pipelines", "docs", "tools", "llmserve", "tests")
+LINKED = (
+    "README.md",
+    "Makefile",
+    "pyproject.toml",
+    "build",
+    "eval",
+    "pipelines",
+    "docs",
+    "tools",
+    "llmserve",
+    "tests",
+    "deploy",
+)
 FENCE = re.compile(r"^```(bash|bash background|output)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("git clone", "pip install", "python3.11 -m venv", ". .venv", "cd ")  # set-up that the suite itself stands on
 BLOCK_TIMEOUT_S = 240

@@ -36,6 +36,7 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "docs/quantization",
             "docs/eval",
+            "docs/releasing",
             "docs/rollout",
             "docs/security",
             "docs/operations",
