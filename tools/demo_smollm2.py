@@ -79,7 +79,7 @@ def loss_of(engine: Path, baseline: Path) -> dict[str, str]:
 
 def verdict_of(report: Path) -> dict[str, str]:
     content = json.loads(report.read_text())
-    rouge = content["rouge"]["rougeL"]
+    rouge = content["metrics"]["rougeL"]
     return {
         f"ROUGE-L of {content['suite']['num_samples']} (float32)": f"{rouge['engine']:.1f} ({rouge['baseline']:.1f})",
         "gate": content["verdict"],

@@ -45,7 +45,7 @@ class World:
     @classmethod
     def of(cls, report: dict[str, Any], metric: str = "rougeL") -> World:
         def scores(side: str) -> Floats:
-            return np.array([sample[side]["rouge"][metric] for sample in report["samples"]])
+            return np.array([sample[side]["scores"][metric] for sample in report["samples"]])
 
         rules = report["suite"]["rules"]
         precision = report["engine"].get("precision", "float")

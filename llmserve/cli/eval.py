@@ -105,7 +105,7 @@ class EvalFlags:
 
 
 def evaluate(flags: EvalFlags) -> None:
-    """Compare an engine with the Hugging Face baseline: ROUGE, evidence from its answers, latency, and a verdict.
+    """Compare an engine with the Hugging Face baseline: metrics, evidence from its answers, latency, and a verdict.
 
     `llmserve eval bless SUITE` makes the margins of a suite count."""
     raise_problems(InvalidArgument, "eval", flags.problems())

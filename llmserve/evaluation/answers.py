@@ -18,19 +18,21 @@ class Sample:
     id: str
     prompt: str | tuple[Message, ...]
     reference: str
+    choices: tuple[str, ...] = ()  # one of them is the reference; none: the answer is written
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Greedy output for one sample; the end token is not part of it."""
+    """Greedy output for one sample; the end token is not part of it. Or the choice that is likeliest."""
 
     text: str
     num_prompt_tokens: int
-    num_tokens: int
+    num_tokens: int  # of all choices, where there are some
     seconds: float  # from the request to the last token
     token_ids: tuple[int, ...] | None = None  # None: only the text is known (through a server)
     decisions: tuple[Decision, ...] = ()  # a baseline's: of its tokens, and of the end token where that ended it
     prompt_digest: str = ""  # `ids_digest` of the prompt; empty: not known (through a server)
+    log_likelihoods: tuple[float, ...] = ()  # of each choice behind the prompt, in nats
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Any
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
+from llmserve.evaluation.choices import likeliest
 from llmserve.evaluation.decisions import pack, unpack
 from llmserve.evaluation.machine import machine_name
-from llmserve.evaluation.prompts import end_ids, ids_digest
+from llmserve.evaluation.prompts import ChoicePrompt, end_ids, ids_digest
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt
 
@@ -179,6 +181,37 @@ def compute_baseline(
     return Baseline(key, this_environment(batch_size), answers)
 
 
+def compute_choices(
+    checkpoint: Path,
+    key: BaselineKey,
+    prompts: Sequence[ChoicePrompt],
+    *,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Baseline:
+    """As `compute_baseline`, in multiple choice: how likely each choice is; one prompt at a time."""
+    model = hf.HfModel(checkpoint, key.dtype)
+    _choose(model, prompts[0])  # the first call pays for allocations and caches
+    answers: dict[str, Answer] = {}
+    for prompt in prompts:
+        answers[ids_digest(prompt)] = _choose(model, prompt)
+        progress(1)
+    return Baseline(key, this_environment(1), answers)
+
+
+def _choose(model: hf.HfModel, prompt: ChoicePrompt) -> Answer:
+    started = time.perf_counter()
+    begin = len(prompt.input_ids)
+    found = model.log_likelihoods(prompt.continued, begin)
+    return Answer(
+        prompt.choices[likeliest(found)],
+        begin,
+        sum(len(ids) - begin for ids in prompt.continued),
+        time.perf_counter() - started,
+        prompt_digest=ids_digest(prompt),
+        log_likelihoods=tuple(found),
+    )
+
+
 def _generate(model: hf.HfModel, batch: Sequence[PreparedPrompt], max_tokens: int) -> list[hf.HfAnswer]:
     first = batch[0]
     return model.generate(
@@ -194,17 +227,19 @@ def _to_json(answer: Answer) -> dict[str, Any]:
         "seconds": round(answer.seconds, 4),
         "num_decisions": len(answer.decisions),
         "decisions": pack(answer.decisions),
-    }
+    } | ({"num_tokens": answer.num_tokens, "choices": list(answer.log_likelihoods)} if answer.log_likelihoods else {})
 
 
 def _from_json(name: str, content: Mapping[str, Any]) -> Answer:
     ids = tuple(int(token) for token in content["token_ids"])
+    choices = tuple(float(value) for value in content.get("choices", ()))
     return Answer(
         text=str(content["text"]),
         num_prompt_tokens=int(content["num_prompt_tokens"]),
-        num_tokens=len(ids),
+        num_tokens=int(content["num_tokens"]) if choices else len(ids),
         seconds=float(content["seconds"]),
-        token_ids=ids,
+        token_ids=None if choices else ids,
         decisions=unpack(str(content["decisions"]), int(content["num_decisions"])),
         prompt_digest=name,
+        log_likelihoods=choices,
     )

@@ -8,24 +8,28 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from llmserve.client import Access, AsyncClient, Parameter
-from llmserve.core import GenerateRequest, PromptScores, SamplingParams, TopTokens
+from llmserve.core import GenerateRequest, Guide, PromptScores, SamplingParams, TopTokens
 from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.validation import MAX_TOP_LOG_PROBS
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported
-from llmserve.evaluation.answers import Answer, Sample
+from llmserve.evaluation.answers import Answer, Performance, Sample
+from llmserve.evaluation.choices import likeliest
 from llmserve.evaluation.decisions import Decision
-from llmserve.evaluation.prompts import PromptEncoder, ids_digest
+from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, ids_digest
 from llmserve.stages.generate import generate
+from llmserve.stages.guides import GuideCompiler, GuideText
 from llmserve.stages.postprocess import Postprocessor
+from llmserve.stages.tokenizer import load_tokenizer
 
 TOKENS_MODEL = "tensorrt_llm"
+WARM_UP = "eval-warm-up"  # id of the request whose answer counts for nothing
 PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs")
 Found = TypeVar("Found")
 
@@ -50,15 +54,29 @@ class CandidateRun:
     answers: list[Answer]  # in the samples' order
     wall_seconds: float
 
+    @property
+    def performance(self) -> Performance:
+        return Performance.of(self.answers, self.wall_seconds)
+
 
 class EngineCandidate:
     """An engine in this process, behind the same stages that serve it."""
 
-    def __init__(self, engine: Engine, encoder: PromptEncoder, postprocessor: Postprocessor, max_tokens: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        encoder: PromptEncoder,
+        postprocessor: Postprocessor,
+        max_tokens: int,
+        *,
+        guide: Guide | None = None,
+    ) -> None:
+        """`guide`: what its answers have to look like."""
         self._engine = engine
         self._encoder = encoder
         self._postprocessor = postprocessor
         self._sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        self._guide = guide
 
     @property
     def name(self) -> str:
@@ -73,6 +91,7 @@ class EngineCandidate:
             self._sampling,
             end_id=prompt.end_id if prompt.end_id >= 0 else None,
             stop_ids=prompt.stop_words,
+            guide=self._guide,
         )
         ids: list[int] = []
         async with aclosing(generate(self._engine, request)) as stream:
@@ -114,10 +133,15 @@ def _singles(values: Sequence[float]) -> tuple[float, ...]:
 class ServerCandidate:
     """A server's `ensemble`, over gRPC streams; about tokens its `tensorrt_llm` model is asked."""
 
-    def __init__(self, client: AsyncClient, tokens_client: AsyncClient, max_tokens: int) -> None:
+    def __init__(
+        self, client: AsyncClient, tokens_client: AsyncClient, max_tokens: int, *, guide: GuideText | None = None
+    ) -> None:
+        """`guide`: what its answers have to look like."""
         self._client = client
         self._tokens_client = tokens_client
-        self._max_tokens = max_tokens
+        self._parameters: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0}
+        if guide is not None:
+            self._parameters |= {"guided_decoding_guide_type": guide.kind.value, "guided_decoding_guide": guide.text}
 
     @property
     def name(self) -> str:
@@ -128,7 +152,7 @@ class ServerCandidate:
         prompt = sample.prompt
         chat = prompt if isinstance(prompt, str) else [{"role": m.role, "content": m.content} for m in prompt]
         text, num_prompt_tokens, num_tokens = "", 0, 0
-        stream = self._client.generate(chat, max_tokens=self._max_tokens, request_id=request_id, temperature=0.0)
+        stream = self._client.generate(chat, request_id=request_id, **self._parameters)
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 text += delta.text
@@ -159,22 +183,27 @@ class ServerCandidate:
 
 
 @asynccontextmanager
-async def engine_candidate(path: Path, *, max_tokens: int, threads: int) -> AsyncGenerator[EngineCandidate, None]:
+async def engine_candidate(
+    path: Path, *, max_tokens: int, threads: int, guide: GuideText | None = None
+) -> AsyncGenerator[EngineCandidate, None]:
     encoder, postprocessor = PromptEncoder(path, max_tokens), Postprocessor.open(path)
     engine = open_engine(path, EngineSettings(threads=threads))
     try:
-        yield EngineCandidate(engine, encoder, postprocessor, max_tokens)
+        compiled = GuideCompiler(load_tokenizer(path), engine.info.vocab_size).compile(guide) if guide else None
+        yield EngineCandidate(engine, encoder, postprocessor, max_tokens, guide=compiled)
     finally:
         engine.close()
 
 
 @asynccontextmanager
-async def server_candidate(url: str, access: Access, *, max_tokens: int) -> AsyncGenerator[ServerCandidate, None]:
+async def server_candidate(
+    url: str, access: Access, *, max_tokens: int, guide: GuideText | None = None
+) -> AsyncGenerator[ServerCandidate, None]:
     async with (
         AsyncClient(url, access=access) as client,
         AsyncClient(url, model=TOKENS_MODEL, access=access) as tokens_client,
     ):
-        yield ServerCandidate(client, tokens_client, max_tokens)
+        yield ServerCandidate(client, tokens_client, max_tokens, guide=guide)
 
 
 async def run_candidate(
@@ -185,7 +214,7 @@ async def run_candidate(
     progress: Callable[[int], None] = lambda count: None,
 ) -> CandidateRun:
     """Ask every sample, `concurrency` at a time, after one untimed warm-up. The first error ends the run."""
-    await _ask(candidate, samples[0], "eval-warm-up")
+    await _ask(candidate, samples[0], WARM_UP)
     slots = asyncio.Semaphore(concurrency)
 
     async def ask(index: int, sample: Sample) -> Answer:
@@ -219,6 +248,51 @@ async def decide_all(
         return found
 
     return await _all_or_first_error([decide(index) for index in range(len(samples))])
+
+
+async def choose_all(
+    candidate: Candidate,
+    samples: Sequence[Sample],
+    prompts: Sequence[ChoicePrompt],
+    *,
+    concurrency: int,
+    progress: Callable[[int], None] = lambda count: None,
+) -> CandidateRun:
+    """As `run_candidate`, in multiple choice: how likely each of a sample's choices is, one after the other."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def choose(index: int, name: str) -> Answer:
+        with _named(samples[index]):
+            return await _choose(candidate, prompts[index], name)
+
+    async def ask(index: int) -> Answer:
+        async with slots:
+            answer = await choose(index, f"eval-{index}")
+        progress(1)
+        return answer
+
+    await choose(0, WARM_UP)
+    started = time.perf_counter()
+    answers = await _all_or_first_error([ask(index) for index in range(len(samples))])
+    return CandidateRun(answers, time.perf_counter() - started)
+
+
+async def _choose(candidate: Candidate, prompt: ChoicePrompt, name: str) -> Answer:
+    started = time.perf_counter()
+    found: list[float] = []
+    for number, (before, choice) in enumerate(prompt.parts()):
+        decisions = await candidate.decide(before, choice, f"{name}-{number}")
+        if len(decisions) < len(choice):
+            raise InvalidArgument(f"choice {number} has {len(choice)} tokens, and there is room for {len(decisions)}")
+        found.append(sum(decision.log_prob for decision in decisions))
+    return Answer(
+        prompt.choices[likeliest(found)],
+        len(prompt.input_ids),
+        sum(len(choice) for _, choice in prompt.parts()),
+        time.perf_counter() - started,
+        prompt_digest=ids_digest(prompt),
+        log_likelihoods=tuple(found),
+    )
 
 
 async def _ask(candidate: Candidate, sample: Sample, request_id: str) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ def suite_digest(suite: Suite) -> str:
     """SHA-256 (hex) of what an answer depends on: data, prompt and lengths; not margins, not the number of samples."""
     prompt = suite.prompt if isinstance(suite.prompt, str) else [[m.role, m.content] for m in suite.prompt]
     parts = [_data_identity(suite.data), prompt, suite.max_tokens, suite.max_input_tokens]
+    parts += [suite.choices_column] if suite.choices_column else []
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -82,13 +83,34 @@ def _require_file(path: Path) -> None:
 
 
 def _row_problems(suite: Suite, rows: list[Row]) -> list[str]:
-    wanted = [*suite.prompt_columns, suite.reference_column, *([suite.id_column] if suite.id_column else [])]
+    optional = [name for name in (suite.id_column, suite.choices_column) if name]
+    wanted = [*suite.prompt_columns, suite.reference_column, *optional]
     present = rows[0].keys() if rows else wanted
     problems = [f"no column {name!r}; there are {', '.join(present)}" for name in wanted if name not in present]
-    if not problems:
-        empty = [i for i, row in enumerate(rows) if not str(row[suite.reference_column] or "").strip()]
-        problems += [f"row {index} has no reference text" for index in empty[:10]]
-    return problems
+    if problems:
+        return problems
+    if suite.choices_column:
+        return [f"row {i} {problem}" for i, row in enumerate(rows) if (problem := _choice_problem(suite, row))][:10]
+    empty = [i for i, row in enumerate(rows) if not str(row[suite.reference_column] or "").strip()]
+    return [f"row {index} has no reference text" for index in empty[:10]]
+
+
+def _choice_problem(suite: Suite, row: Row) -> str:
+    choices = row[suite.choices_column or ""]
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
+        return f"has no list of two texts or more in {suite.choices_column!r}"
+    if len(set(choices)) < len(choices):
+        return "has the same choice twice"
+    right = row[suite.reference_column]
+    return "" if _right_choice(choices, right) else f"has no choice {right!r}: give its text, or its number from 0 on"
+
+
+def _right_choice(choices: Sequence[str], right: Any) -> str:
+    """By its text or its number; empty where there is none."""
+    text = str(right)
+    if not isinstance(right, int) and text in choices:
+        return text
+    return choices[int(text)] if text.isdecimal() and int(text) < len(choices) else ""
 
 
 def _sample(suite: Suite, index: int, row: Row, count_ids: CountIds) -> Sample:
@@ -97,6 +119,9 @@ def _sample(suite: Suite, index: int, row: Row, count_ids: CountIds) -> Sample:
     if suite.max_input_tokens is not None:
         prompt = _cut_to_fit(suite, texts, count_ids)
     sample_id = str(row[suite.id_column]) if suite.id_column else str(index)
+    if suite.choices_column:
+        choices = tuple(row[suite.choices_column])
+        return Sample(sample_id, prompt, _right_choice(choices, row[suite.reference_column]), choices)
     return Sample(sample_id, prompt, str(row[suite.reference_column]))
 
 

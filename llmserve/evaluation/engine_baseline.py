@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
-from llmserve.evaluation.answers import Answer, Performance, Sample
-from llmserve.evaluation.candidates import decide_all, engine_candidate, run_candidate
+from llmserve.evaluation.answers import Answer, Sample
+from llmserve.evaluation.candidates import choose_all, decide_all, engine_candidate, run_candidate
 from llmserve.evaluation.machine import machine_name
+from llmserve.evaluation.prompts import ChoicePrompt
 from llmserve.evaluation.report import Side
 from llmserve.evaluation.suite import UNQUANTIZED
 from llmserve.stages.preprocess import PreparedPrompt
@@ -37,7 +38,14 @@ async def engine_baseline(
     phase: Phase,
 ) -> Side:
     """Raises `Unsupported` where the engine does not tell its log-probs."""
+    facts = engine_facts(directory) | {
+        "source": "an engine, in this run", "in_flight": str(concurrency), "machine": machine_name(),
+    }  # fmt: skip
     async with engine_candidate(directory.path, max_tokens=max_tokens, threads=threads) as candidate:
+        if choices := [prompt for prompt in prompts if isinstance(prompt, ChoicePrompt)]:
+            progress = phase("baseline", len(samples))
+            run = await choose_all(candidate, samples, choices, concurrency=concurrency, progress=progress)
+            return Side(facts, run.answers, run.performance)
         run = await run_candidate(candidate, samples, concurrency=concurrency, progress=phase("baseline", len(samples)))
         tokens = [_with_end(answer, prompt, max_tokens) for answer, prompt in zip(run.answers, prompts, strict=True)]
         decisions = await decide_all(
@@ -49,10 +57,7 @@ async def engine_baseline(
             progress=phase("its tokens", len(samples)),
         )
     answers = [replace(answer, decisions=told) for answer, told in zip(run.answers, decisions, strict=True)]
-    facts = engine_facts(directory) | {
-        "source": "an engine, in this run", "in_flight": str(concurrency), "machine": machine_name(),
-    }  # fmt: skip
-    return Side(facts, answers, Performance.of(answers, run.wall_seconds))
+    return Side(facts, answers, run.performance)
 
 
 def _with_end(answer: Answer, prompt: PreparedPrompt, max_tokens: int) -> tuple[int, ...]:

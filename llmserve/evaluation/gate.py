@@ -7,8 +7,8 @@ Per metric, with the engine's loss margin m and the 95 % interval [low, high] of
     otherwise                 inconclusive    too few samples, or too noisy, to say
 
 A metric below its floor fails outright. Nothing passes on fewer than MIN_SAMPLES samples, nor where the baseline scores
-at most m (0 without a margin), for nobody can lose more than there is. The gate's verdict is the worst one; what an
-inconclusive gate means for the exit code is the suite's choice.
+at most m, for nobody can lose more than there is, nor a floor of 0 where the engine scores nothing. The gate's verdict
+is the worst one; what an inconclusive gate means for the exit code is the suite's choice.
 
 A loss of the evidence (`evidence.Loss`) has the same three verdicts, with its interval on the other side of its margin.
 """
@@ -22,13 +22,17 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import Evidence, Loss
+from llmserve.evaluation.power import Flips, detectable, detectable_of, spread
 from llmserve.evaluation.statistics import Interval, paired_bootstrap
+from llmserve.evaluation.text_metrics import TEXT_METRICS, Scores
 
 # The interval knows only the losses that were drawn: of an engine that spoils one answer in ten, n samples show nothing
 # at all with probability 0.9^n. That is 12 % for 20 samples, and 4 % for 30: less than the 5 % of the interval.
 MIN_SAMPLES = 30
-ROUNDING = 1e-9  # points of ROUGE below which a difference is arithmetic, not quality
+BINARY = frozenset((*CHOICE_METRICS, *(name for name, metric in TEXT_METRICS.items() if metric.is_binary)))
+ROUNDING = 1e-9  # points below which a difference is arithmetic, not quality
 
 
 class Verdict(Enum):
@@ -42,7 +46,7 @@ SEVERITY = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL)
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """One ROUGE variant: means x 100, the difference with its interval, and what was asked of it."""
+    """One metric: means of 0 to 100, the difference with its interval, and what was asked of it."""
 
     metric: str
     baseline: float
@@ -52,6 +56,8 @@ class MetricResult:
     floor: float | None
     verdict: Verdict
     doubt: str = ""  # why what looks like a pass is inconclusive
+    detectable: float = 0.0  # minimum detectable effect, in points
+    flips: Flips | None = None  # of a metric that is right or wrong
 
     @property
     def is_judged(self) -> bool:
@@ -108,6 +114,11 @@ class LossResult:
     def is_judged(self) -> bool:
         return self.margin is not None
 
+    @property
+    def detectable(self) -> float | None:
+        """The minimum detectable effect; None where there is no interval."""
+        return None if self.loss is Loss.FLIP else detectable_of(self.interval)
+
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
@@ -127,9 +138,6 @@ class GateResult:
     def reasons(self) -> list[str]:
         """Of the metrics that decided the verdict."""
         return [metric.reason for metric in self.judged if metric.verdict is self.verdict]
-
-
-Scores = Mapping[str, NDArray[np.float64]]  # metric -> one score per sample
 
 
 def judge(
@@ -158,7 +166,7 @@ def judge_metric(
     difference = paired_bootstrap(engine - baseline, seed=seed)
     below_floor = floor is not None and float(engine.mean()) < floor
     verdict = Verdict.FAIL if below_floor else _verdict(difference, margin)
-    doubt = _doubt(baseline, margin or 0.0) if verdict is Verdict.PASS else ""
+    doubt = _doubt(baseline, engine, margin) if verdict is Verdict.PASS else ""
     return MetricResult(
         name,
         float(baseline.mean()),
@@ -168,12 +176,16 @@ def judge_metric(
         floor,
         Verdict.INCONCLUSIVE if doubt else verdict,
         doubt,
+        detectable(spread(engine - baseline), baseline.size),
+        Flips.of(engine - baseline) if name in BINARY else None,
     )
 
 
-def _doubt(baseline: NDArray[np.float64], margin: float) -> str:
+def _doubt(baseline: NDArray[np.float64], engine: NDArray[np.float64], margin: float | None) -> str:
     """Why these samples cannot clear any engine, or an empty string."""
-    if float(baseline.mean()) <= margin:
+    if margin is None and float(engine.mean()) <= 0.0:
+        return "the engine scores nothing (does it answer, and do the references fit?)"
+    if margin is not None and float(baseline.mean()) <= margin:
         return (
             f"the baseline itself scores {baseline.mean():.2f}, so nobody can lose more than {margin:g} "
             "(does it answer, and do the references fit?)"

@@ -96,6 +96,18 @@ class HfModel:
         rows = zip(new_ids.tolist(), zip(*by_step, strict=True), strict=True)
         return [HfAnswer(*_until_end(new, decisions, end_ids), seconds) for new, decisions in rows]
 
+    def log_likelihoods(self, sequences: Sequence[Sequence[int]], begin: int) -> list[float]:
+        """Of the ids from `begin` on in each sequence, behind those before, in nats; all as one batch."""
+        import torch
+
+        width = max(map(len, sequences))
+        # padding behind a sequence is nothing that it sees
+        ids = torch.tensor([[*sequence, *[0] * (width - len(sequence))] for sequence in sequences], device=self._device)
+        with torch.inference_mode():
+            logits = self._model(ids).logits[:, begin - 1 : -1].float()
+        told = logits.log_softmax(dim=-1).gather(2, ids[:, begin:, None])[..., 0].double()
+        return [float(row[: len(sequence) - begin].sum()) for row, sequence in zip(told, sequences, strict=True)]
+
     def logits(self, token_ids: Sequence[int]) -> Any:
         """Float32 logits [T, V] of a whole sequence, as a numpy array."""
         import torch

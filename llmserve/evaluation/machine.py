@@ -7,7 +7,10 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("llmserve", "numpy", "rouge-score", "datasets", "sentencepiece", "tokenizers", "torch", "transformers")
+PACKAGES = (
+    "llmserve", "numpy", "rouge-score", "sacrebleu", "jsonschema", "datasets", "sentencepiece", "tokenizers", "torch",
+    "transformers",
+)  # fmt: skip
 
 
 def machine_name() -> str:

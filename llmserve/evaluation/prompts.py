@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.engine.artifact import GENERATION_CONFIG_FILE, TOKENIZER_FILES, hash_file
+from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.evaluation.answers import Sample
 from llmserve.stages.chat import Message
 from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePrompt(PreparedPrompt):
+    """A prompt that may go on in several ways."""
+
+    choices: tuple[str, ...] = ()
+    continued: tuple[tuple[int, ...], ...] = ()  # ids of the prompt with each of them behind it
+
+    def parts(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Of each choice: what stands before it, and its own ids."""
+        begin = len(self.input_ids)
+        return [(ids[:begin], ids[begin:]) for ids in self.continued]
 
 
 class PromptEncoder:
@@ -28,7 +43,34 @@ class PromptEncoder:
         return len(self.encode(prompt).input_ids)
 
     def encode_samples(self, samples: Sequence[Sample]) -> list[PreparedPrompt]:
-        return [self.encode(sample.prompt) for sample in samples]
+        """A `ChoicePrompt` where a sample has choices."""
+        return [self._encode_choices(s) if s.choices else self.encode(s.prompt) for s in samples]
+
+    def _encode_choices(self, sample: Sample) -> ChoicePrompt:
+        """A text goes on in its own ids, as lm-evaluation-harness cuts it: what it has of ids with a choice behind it
+        is the prompt, and spaces at its end belong to the choice. Behind messages, a choice has ids of its own."""
+        if isinstance(sample.prompt, str):
+            prompt = self.encode(sample.prompt.rstrip())
+            whole = [self.encode(sample.prompt + choice).input_ids for choice in sample.choices]
+        else:
+            prompt = self.encode(sample.prompt)
+            tokenizer = self._preprocessor.tokenizer
+            whole = [(*prompt.input_ids, *tokenizer.encode(choice)) for choice in sample.choices]
+        begin = len(prompt.input_ids)
+        problems = ["its prompt has no tokens"] if not begin else [
+            f"choice {choice!r} has no tokens of its own"
+            for choice, ids in zip(sample.choices, whole, strict=True)
+            if len(ids) <= begin
+        ]  # fmt: skip
+        raise_problems(InvalidArgument, f"sample {sample.id}", problems)
+        return ChoicePrompt(
+            prompt.input_ids,
+            prompt.end_id,
+            prompt.pad_id,
+            prompt.stop_words,
+            choices=sample.choices,
+            continued=tuple(whole),
+        )
 
 
 def end_ids(prompt: PreparedPrompt) -> tuple[int, ...]:
@@ -37,8 +79,9 @@ def end_ids(prompt: PreparedPrompt) -> tuple[int, ...]:
 
 
 def ids_digest(prompt: PreparedPrompt) -> str:
-    """Names a prompt by its ids and by the ids that end its answer; 16 hexadecimal digits."""
-    parts = (prompt.input_ids, sorted(end_ids(prompt)))
+    """Names a prompt by its ids and by the ids that end its answer, or its choices; 16 hexadecimal digits."""
+    choices = prompt.continued if isinstance(prompt, ChoicePrompt) else ()
+    parts = (prompt.input_ids, sorted(end_ids(prompt)), *choices)
     text = ";".join(",".join(map(str, ids)) for ids in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

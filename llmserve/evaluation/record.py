@@ -50,7 +50,7 @@ def _content(report: Report, report_sha256: str) -> dict[str, Any]:
         "passed": report.passed,
         "verdict": report.gate.verdict.value,
         "reasons": report.gate.reasons,
-        "rouge": report.rouge_facts(),
+        "metrics": report.metric_facts(),
         "losses": report.evidence_facts()["losses"],
         "exact_match_rate": report.parity.exact_match_rate,
         "seed": SEED,

@@ -11,10 +11,12 @@ from typing import Any
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.evidence import Evidence
-from llmserve.evaluation.gate import GateResult, LossResult, MetricResult, Scores
+from llmserve.evaluation.gate import GateResult, LossResult, MetricResult
 from llmserve.evaluation.parity import Parity
+from llmserve.evaluation.power import Flips
+from llmserve.evaluation.text_metrics import Scores
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Report:
             "suite": self.suite_facts,
             "baseline": side_facts(self.baseline),
             "engine": side_facts(self.engine),
-            "rouge": self.rouge_facts(),
+            "metrics": self.metric_facts(),
             "evidence": self.evidence_facts(),
             "parity": {
                 "exact_match_rate": self.parity.exact_match_rate,
@@ -78,7 +80,7 @@ class Report:
     def save(self, path: Path) -> None:
         write_report(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
-    def rouge_facts(self) -> dict[str, Any]:
+    def metric_facts(self) -> dict[str, Any]:
         return {metric.metric: _metric(metric) for metric in self.gate.metrics}
 
     def evidence_facts(self) -> dict[str, Any]:
@@ -96,6 +98,7 @@ class Report:
         return {
             "id": sample.id,
             "reference": sample.reference,
+            **({"choices": list(sample.choices)} if sample.choices else {}),
             "baseline": _answer(self.baseline.answers[index], self.scores[0], index),
             "engine": _answer(self.engine.answers[index], self.scores[1], index),
         }
@@ -127,7 +130,12 @@ def _metric(metric: MetricResult) -> dict[str, Any]:
         "margin": metric.margin,
         "floor": metric.floor,
         "verdict": metric.verdict.value,
-    }
+        "detectable": metric.detectable,
+    } | ({"flips": flips_facts(metric.flips)} if metric.flips else {})
+
+
+def flips_facts(flips: Flips) -> dict[str, Any]:
+    return {"lost": flips.lost, "gained": flips.gained, "p_value": flips.p_value}
 
 
 def _loss(result: LossResult) -> dict[str, Any]:
@@ -137,6 +145,7 @@ def _loss(result: LossResult) -> dict[str, Any]:
         "high": result.interval.high,
         "margin": result.margin,
         "verdict": result.verdict.value,
+        "detectable": result.detectable,
     }
 
 
@@ -147,5 +156,5 @@ def _answer(answer: Answer, scores: Scores, index: int) -> dict[str, Any]:
         "num_prompt_tokens": answer.num_prompt_tokens,
         "num_tokens": answer.num_tokens,
         "seconds": answer.seconds,
-        "rouge": {name: float(values[index]) for name, values in scores.items()},
-    }
+        "scores": {name: float(values[index]) for name, values in scores.items()},
+    } | ({"log_likelihoods": list(answer.log_likelihoods)} if answer.log_likelihoods else {})

@@ -1,4 +1,4 @@
-"""One evaluation from start to end: suite -> samples -> baseline and engine answers -> ROUGE -> gate -> report."""
+"""One evaluation from start to end: suite -> samples -> baseline and engine answers -> scores -> gate -> report."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from llmserve.evaluation.baseline import (
     Baseline,
     BaselineKey,
     compute_baseline,
+    compute_choices,
     load_baseline,
     missing_baseline,
     replaceable_baseline,
@@ -28,6 +29,7 @@ from llmserve.evaluation.baseline import (
 from llmserve.evaluation.candidates import (
     Candidate,
     CandidateRun,
+    choose_all,
     decide_all,
     engine_candidate,
     run_candidate,
@@ -41,9 +43,9 @@ from llmserve.evaluation.folder import model_folder, text_folder
 from llmserve.evaluation.gate import GateResult, Verdict, judge, judge_losses
 from llmserve.evaluation.machine import machine_name, package_versions
 from llmserve.evaluation.parity import compare_tokens
-from llmserve.evaluation.prompts import PromptEncoder, text_digest
+from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
 from llmserve.evaluation.report import Report, Side
-from llmserve.evaluation.rouge import rouge_scores
+from llmserve.evaluation.scoring import require_metrics, scores_of
 from llmserve.evaluation.suite import UNQUANTIZED, Suite, load_suite
 from llmserve.stages.preprocess import PreparedPrompt
 
@@ -100,6 +102,7 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     """Raises before any model is loaded when an input is wrong."""
     raise_problems(InvalidArgument, "eval", options.problems())
     suite = load_suite(options.suite)
+    require_metrics(suite)
     directory = EngineDirectory.open(options.engine) if options.engine else None
     ask = _ask_engine if options.baseline else _ask_hugging_face
     questions, baseline_side = ask(options, suite, directory, watcher)
@@ -121,7 +124,7 @@ def _ask_hugging_face(
         dtype = options.dtype or _usual_dtype(checkpoint, directory)
         key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
         side = _baseline_side(options, checkpoint, suite, key, prompts, watcher)
-    return Questions(samples, [prompt.input_ids for prompt in prompts], side.answers), side
+    return Questions(samples, prompts, side.answers), side
 
 
 def _ask_engine(
@@ -141,7 +144,7 @@ def _ask_engine(
             phase=watcher.phase,
         )
     )
-    return Questions(samples, [prompt.input_ids for prompt in prompts], side.answers), side
+    return Questions(samples, prompts, side.answers), side
 
 
 def _asked(options: EvalOptions, suite: Suite, texts: Path) -> tuple[list[Sample], list[PreparedPrompt]]:
@@ -168,11 +171,7 @@ def compare(
 ) -> Report:
     """Both sides' answers, and what the engine says about the baseline's -> scores, verdict and report."""
     _require_same_prompts(samples, baseline.answers, engine.answers)
-    references = [sample.reference for sample in samples]
-    scores = [
-        rouge_scores([answer.text for answer in side.answers], references, stemming=suite.stemming)
-        for side in (baseline, engine)
-    ]
+    scores = [scores_of(suite, samples, side.answers) for side in (baseline, engine)]
     evidence = (
         decisions if isinstance(decisions, str) else Evidence.of([a.decisions for a in baseline.answers], decisions)
     )
@@ -214,15 +213,17 @@ def _baseline_side(
         return _hf_side(stored, answers, f"stored, computed on {stored.environment['machine']}")
     if not hf.is_available():
         raise hf.unavailable() if options.refresh_baseline else missing_baseline(suite.baselines, key)
-    require_mergeable(stored, prompts, this_environment(options.baseline_batch_size))
+    choices = [prompt for prompt in prompts if isinstance(prompt, ChoicePrompt)]
+    batch_size = 1 if choices else options.baseline_batch_size
+    require_mergeable(stored, prompts, this_environment(batch_size))
     with model_folder(checkpoint, watcher.phase) as folder:
-        computed = compute_baseline(
-            folder,
-            key,
-            prompts,
-            max_tokens=suite.max_tokens,
-            batch_size=options.baseline_batch_size,
-            progress=watcher.phase("Hugging Face", len(prompts)),
+        progress = watcher.phase("Hugging Face", len(prompts))
+        computed = (
+            compute_choices(folder, key, choices, progress=progress)
+            if choices
+            else compute_baseline(
+                folder, key, prompts, max_tokens=suite.max_tokens, batch_size=batch_size, progress=progress
+            )
         )
     computed.merged_with(stored).save(suite.baselines)
     answers = computed.select(prompts)
@@ -254,7 +255,7 @@ class Questions:
     """What the engine is asked, sample by sample."""
 
     samples: Sequence[Sample]
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[PreparedPrompt]
     baseline: Sequence[Answer]
 
 
@@ -264,13 +265,18 @@ async def _run_engine(
     """Its own answers, and what it says about the baseline's."""
     samples = questions.samples
     progress = watcher.phase("engine", len(samples))
-    async with _open_candidate(options, suite.max_tokens) as candidate:
+    async with _open_candidate(options, suite) as candidate:
+        if suite.choices_column:
+            run = await choose_all(
+                candidate, samples, _choices(options, questions), concurrency=options.concurrency, progress=progress
+            )
+            return run, "choices are weighed, not written"
         run = await run_candidate(candidate, samples, concurrency=options.concurrency, progress=progress)
         try:
             decisions = await decide_all(
                 candidate,
                 samples,
-                questions.prompts,
+                [prompt.input_ids for prompt in questions.prompts],
                 [[decision.token for decision in answer.decisions] for answer in questions.baseline],
                 concurrency=options.concurrency,
                 progress=watcher.phase("evidence", len(samples)),
@@ -280,11 +286,19 @@ async def _run_engine(
         return run, decisions
 
 
-def _open_candidate(options: EvalOptions, max_tokens: int) -> AbstractAsyncContextManager[Candidate]:
+def _choices(options: EvalOptions, questions: Questions) -> list[ChoicePrompt]:
+    """In ids: of an engine's own tokenizer; a server is asked those of the checkpoint."""
+    prompts = questions.prompts
+    if options.engine and not options.url:
+        prompts = PromptEncoder(options.engine, 1).encode_samples(questions.samples)
+    return [prompt for prompt in prompts if isinstance(prompt, ChoicePrompt)]
+
+
+def _open_candidate(options: EvalOptions, suite: Suite) -> AbstractAsyncContextManager[Candidate]:
     if options.url:
-        return server_candidate(options.url, options.access, max_tokens=max_tokens)
+        return server_candidate(options.url, options.access, max_tokens=suite.max_tokens, guide=suite.guide)
     assert options.engine is not None, "checked with the options"
-    return engine_candidate(options.engine, max_tokens=max_tokens, threads=options.threads)
+    return engine_candidate(options.engine, max_tokens=suite.max_tokens, threads=options.threads, guide=suite.guide)
 
 
 def candidate_side(directory: EngineDirectory | None, options: EvalOptions, run: CandidateRun) -> Side:
@@ -295,7 +309,7 @@ def candidate_side(directory: EngineDirectory | None, options: EvalOptions, run:
         assert directory is not None, "checked with the options"
         facts = engine_facts(directory)
     facts |= {"in_flight": str(options.concurrency), "machine": machine_name()}
-    return Side(facts, run.answers, Performance.of(run.answers, run.wall_seconds))
+    return Side(facts, run.answers, run.performance)
 
 
 def _require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], engine: Sequence[Answer]) -> None:

@@ -3,14 +3,17 @@
 name: docstrings
 data: {path: ../data/docstrings.jsonl}      # .jsonl, .json, .csv or .parquet, relative to the suite file
       # or {hub: owner/name, config: ..., split: test, revision: ...}
-columns: {reference: summary, id: id}       # `id` is optional
+columns: {reference: summary, id: id}       # `id` is optional; with `choices: COLUMN` the suite is multiple choice
 prompt: "{document} TL;DR: "                # text; {column} is replaced by the row's value
 messages: [{role: user, content: "..."}]    # or chat messages, in the checkpoint's own chat format
 num_samples: 500                            # the first so many rows
-max_tokens: 32                              # of the answer, greedy on both sides
+max_tokens: 32                              # of the answer, greedy on both sides; none in multiple choice
 max_input_tokens: 923                       # optional: the longest column is cut so that the prompt fits
+metrics: [rougeL, chrf]                     # to report; default: ROUGE, and those that are judged
 stemming: true                              # of ROUGE
-margins: {rougeL: 0.3}                      # points of ROUGE (F x 100) that the engine may lose
+json_schema: {type: object}                 # of json_valid; default: any JSON
+structured_output: true                     # the engine is held to that schema, the baseline never; default: false
+margins: {rougeL: 0.3}                      # points (of 100) that the engine may lose
 loss_margins: {float: {kl: 0.001, flip: 0.1}, int8: {kl: 0.01}}   # see evidence.py; float: engines without quantization
 evidence: required                          # or optional: an engine that tells none is judged by the rest
 floors: {rougeL: 15}                        # what it must reach whatever the baseline does; margins, floors or both
@@ -20,6 +23,7 @@ baselines: ../baselines                     # folder of stored Hugging Face outp
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,19 +33,25 @@ from typing import Any
 import yaml
 
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
+from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import LOSSES
-from llmserve.evaluation.rouge import METRICS
+from llmserve.evaluation.text_metrics import DEFAULT_METRICS, TEXT_METRICS, TextRules, schema_problem
 from llmserve.stages.chat import Message
+from llmserve.stages.guides import GuideKind, GuideText
 
 UNQUANTIZED = "float"
 PRECISIONS = (UNQUANTIZED, "int8", "int4")
 LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens")
+OF_TEXTS = ("max_tokens", "stemming", "json_schema", "structured_output", "loss_margins", "evidence")
 OPTIONAL = (
     "prompt",
     "messages",
     "max_input_tokens",
+    "metrics",
     "stemming",
+    "json_schema",
+    "structured_output",
     "margins",
     "loss_margins",
     "evidence",
@@ -73,7 +83,11 @@ class Suite:
     max_tokens: int
     baselines: Path
     max_input_tokens: int | None = None
+    choices_column: str | None = None  # None: answers are written, not chosen
+    metrics: tuple[str, ...] = DEFAULT_METRICS  # to report, in the order of the tables
     stemming: bool = True
+    json_schema: Mapping[str, Any] | None = None
+    structured_output: bool = False
     margins: Mapping[str, float] = field(default_factory=dict)
     loss_margins: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # precision -> loss -> at most
     needs_evidence: bool = True
@@ -90,7 +104,26 @@ class Suite:
             "num_samples": self.num_samples,
             "stemming": self.stemming,
             "inconclusive": "pass" if self.inconclusive_passes else "fail",
-        }
+        } | self._rules_of_few()
+
+    def _rules_of_few(self) -> dict[str, Any]:
+        """Only where they are set: what a suite without them was blessed with has no such lines."""
+        found: dict[str, Any] = {"choices": True} if self.choices_column else {}
+        found |= {"json_schema": dict(self.json_schema)} if self.json_schema is not None else {}
+        return found | ({"structured_output": True} if self.structured_output else {})
+
+    @property
+    def text_rules(self) -> TextRules:
+        return TextRules(self.stemming, self.json_schema)
+
+    @property
+    def guide(self) -> GuideText | None:
+        """What the engine is told that its answers have to look like."""
+        if not self.structured_output:
+            return None
+        if self.json_schema is None:
+            return GuideText(GuideKind.JSON)
+        return GuideText(GuideKind.JSON_SCHEMA, json.dumps(self.json_schema))
 
     @property
     def prompt_columns(self) -> list[str]:
@@ -121,11 +154,18 @@ class _Reader:
     def __init__(self, content: dict[Any, Any], folder: Path) -> None:
         self._content = content
         self._folder = folder
+        self._choices: str | None = None  # the column of that name
         self.problems: list[str] = []
 
     def read(self) -> Suite:
-        self.problems += [f"missing key: {key}" for key in REQUIRED if key not in self._content]
-        columns = self._mapping("columns", {"reference", "id"})
+        columns = self._mapping("columns", {"reference", "id", "choices"})
+        self._choices = columns.get("choices")
+        if not isinstance(self._choices, str | None):
+            self.problems.append("columns.choices must name the column with the list of choices")
+        required = [key for key in REQUIRED if not self._choices or key not in OF_TEXTS]
+        self.problems += [f"missing key: {key}" for key in required if key not in self._content]
+        if self._choices:
+            self.problems += [f"{key} has no effect with columns.choices" for key in OF_TEXTS if key in self._content]
         if "columns" in self._content and not isinstance(columns.get("reference"), str):
             self.problems.append("columns.reference must name the column with the expected text")
         suite = Suite(
@@ -138,7 +178,11 @@ class _Reader:
             max_tokens=self._count("max_tokens"),
             baselines=self._folder / self._typed("baselines", str, "../baselines"),
             max_input_tokens=self._count("max_input_tokens") if "max_input_tokens" in self._content else None,
+            choices_column=self._choices,
+            metrics=self._metrics(),
             stemming=self._typed("stemming", bool, True),
+            json_schema=self._json_schema(),
+            structured_output=self._typed("structured_output", bool, False),
             margins=self._points("margins"),
             loss_margins=self._loss_margins(),
             needs_evidence=self._choice("evidence", ("required", "optional")) == "required",
@@ -174,8 +218,31 @@ class _Reader:
         self._reject_unknown(value, known, f"{key}.")
         return value
 
+    @property
+    def _known_metrics(self) -> tuple[str, ...]:
+        return CHOICE_METRICS if self._choices else tuple(TEXT_METRICS)
+
+    def _metrics(self) -> tuple[str, ...]:
+        """Those that are asked for, or else the usual ones; and those that are judged."""
+        wanted = self._typed("metrics", list, list(CHOICE_METRICS if self._choices else DEFAULT_METRICS))
+        known = self._known_metrics
+        self.problems += [f"unknown metric: {name} (known: {', '.join(known)})" for name in wanted if name not in known]
+        if not wanted:
+            self.problems.append("metrics must name one at least; leave it out for the usual ones")
+        judged = [self._content.get(key) for key in ("margins", "floors")]
+        asked = [*wanted, *(name for points in judged if isinstance(points, dict) for name in points)]
+        return tuple(name for name in known if name in asked)
+
+    def _json_schema(self) -> Mapping[str, Any] | None:
+        if "json_schema" not in self._content:
+            return None
+        schema: Mapping[str, Any] = self._typed("json_schema", dict, {})
+        if problem := schema_problem(schema):
+            self.problems.append(f"json_schema is no JSON schema: {problem}")
+        return schema
+
     def _points(self, key: str) -> dict[str, float]:
-        points = self._mapping(key, set(METRICS))
+        points = self._mapping(key, set(self._known_metrics))
         bad = [name for name, value in points.items() if not _is_number(value) or not 0 <= value <= 100]
         self.problems += [f"{key}.{name} must be a number from 0 to 100, got {points[name]!r}" for name in bad]
         return {name: float(value) for name, value in points.items() if name not in bad}

@@ -9,15 +9,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import Loss
 from llmserve.evaluation.gate import LossResult, MetricResult, Verdict
+from llmserve.evaluation.power import POWER
 from llmserve.evaluation.report import Report
+from llmserve.evaluation.text_metrics import TEXT_METRICS
 
-NAMES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
+NAMES = {name: metric.title for name, metric in TEXT_METRICS.items()} | {name: name for name in CHOICE_METRICS}
 LOSS_NAMES = {
     Loss.KL: "KL, nat", Loss.KL_P99: "KL p99", Loss.TOP1: "other best, %", Loss.PERPLEXITY: "perplexity, %",
     Loss.FLIP: "flip, nat",
 }  # fmt: skip
+PLAIN_NAMES = NAMES | {loss.value: name.partition(",")[0] for loss, name in LOSS_NAMES.items()}  # without units
 STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.FAIL: "red"}
 
 
@@ -69,7 +73,7 @@ def loss_name(result: LossResult) -> str:
 
 
 def _name(result: MetricResult | LossResult) -> str:
-    return metric_name(result) if isinstance(result, MetricResult) else loss_name(result).partition(",")[0]
+    return PLAIN_NAMES[result.metric if isinstance(result, MetricResult) else result.loss.value]
 
 
 def _loss_row(result: LossResult, *, is_known: bool) -> tuple[str | Text, ...]:
@@ -104,7 +108,24 @@ def _notes(report: Report) -> list[str]:
         notes.append(f"no evidence from the baseline's own answers: {report.evidence}")
     else:
         notes.append(f"evidence: {report.evidence.num_positions:,} positions of the baseline's own answers")
-    return notes
+    return [*notes, *_flip_notes(report), _detectable_note(report)]
+
+
+def _flip_notes(report: Report) -> list[str]:
+    found = [(NAMES[metric.metric], metric.flips) for metric in report.gate.metrics if metric.flips]
+    return [
+        f"{name}: right answers lost {flips.lost}, gained {flips.gained} (McNemar's p {flips.p_value:.2g})"
+        for name, flips in found
+    ]
+
+
+def _detectable_note(report: Report) -> str:
+    """What these samples could tell at all."""
+    found = [f"{NAMES[metric.metric]} {metric.detectable:.2g}" for metric in report.gate.metrics]
+    found += [
+        f"{_name(result)} {result.detectable:.2g}" for result in report.gate.losses if result.detectable is not None
+    ]
+    return f"detectable losses ({100 * POWER:.0f} % power): {', '.join(found)}"
 
 
 def baseline_name(report: Report) -> str:

@@ -30,7 +30,7 @@ from llmserve.evaluation.run import EvalOptions, candidate_side, evaluate
 from llmserve.evaluation.suite import load_suite
 from llmserve.sealed_log import Verifier
 from tests.checkpoints import make_checkpoint
-from tests.evaluation.suites import write_suite
+from tests.evaluation.suites import write_choice_suite, write_suite
 from tests.gguf_files import make_gguf
 from tests.quantized_files import METHODS, make_quantized
 from tests.test_sealed_log import new_key
@@ -305,6 +305,65 @@ def test_a_baseline_that_does_not_fit_the_disk(suite: Path, tmp_path: Path, monk
     assert isinstance(failed, ResourceExhausted)
     assert "in float32 takes 0.0 GiB" in str(failed)
     assert "TMPDIR" in str(failed)
+
+
+def test_choices_pass_by_likelihood_and_a_damaged_engine_fails(
+    checkpoint: Path, engine: Path, damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model babbles, so the likeliest choice is made the right one: whatever moves it is a loss."""
+    suite, report = write_choice_suite(tmp_path / "suite"), tmp_path / "report.json"
+    common = ("--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
+    run(engine, *common)
+    data = suite.parent / "choices.jsonl"
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    for row, sample in zip(rows, json.loads(report.read_text())["samples"], strict=True):
+        row["answer"] = sample["baseline"]["text"]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    good = run(engine, *common)
+    assert good.exit_code == 0, good.output
+    assert "acc: right answers lost 0, gained 0 (McNemar's p 1)" in good.output
+    told = json.loads(report.read_text())
+    assert told["metrics"]["acc"]["engine"] == 100.0
+    for sample in told["samples"]:
+        both = [sample[side]["log_likelihoods"] for side in ("baseline", "engine")]
+        assert both[0] == pytest.approx(both[1], abs=1e-3)
+    monkeypatch.setattr(hf, "is_available", lambda: False)  # what is stored is enough
+    bad = run(damaged, *common)
+    assert bad.exit_code == 1, bad.output
+    flips = json.loads(report.read_text())["metrics"]["acc"]["flips"]
+    assert (flips["lost"] >= 4, flips["gained"]) == (True, 0)
+    assert json.loads(report.read_text())["verdict"] != "pass"
+    against = ("--baseline", engine, "--suite", suite, "--output", report)
+    assert run(damaged, *against).exit_code == 1
+    assert json.loads(report.read_text())["metrics"]["acc"]["flips"] == flips
+    assert run(engine, *against).exit_code == 0
+
+
+def test_an_engine_with_another_tokenizer_weighs_other_choices(checkpoint: Path, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path / "other", "baichuan2-7b", vocab_size=560)
+    build_engine(other, tmp_path / "engine", OPTIONS)
+    suite = write_choice_suite(tmp_path / "suite")
+    arguments = (tmp_path / "engine", "--hf-model-dir", checkpoint, "--suite", suite)
+    assert "reads other prompts than the checkpoint" in str(run(*arguments).exception)
+
+
+def test_structured_output_is_asked_of_the_engine_only(checkpoint: Path, engine: Path, tmp_path: Path) -> None:
+    """A network that babbles writes no JSON, and nothing else when it is held to it."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    report = tmp_path / "report.json"
+    changes: dict[str, object] = {
+        "metrics": ["json_valid"], "margins": None, "floors": {"json_valid": 100}, "max_tokens": 60
+    }  # fmt: skip
+    found = {}
+    for structured in (False, True):
+        suite = write_suite(tmp_path / "suite", json_schema=schema, structured_output=structured, **changes)
+        done = run(engine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
+        found[structured] = json.loads(report.read_text())["metrics"]["json_valid"]
+        assert done.exit_code == (0 if structured else 1), done.output
+    assert (found[False]["baseline"], found[False]["engine"]) == (0.0, 0.0)
+    assert (found[True]["baseline"], found[True]["engine"]) == (0.0, 100.0)
+    assert len(list((tmp_path / "suite" / "baselines").iterdir())) == 1  # one baseline for both
 
 
 def test_a_server_is_not_given_the_local_engines_facts(engine: Path, suite: Path) -> None:

@@ -32,5 +32,5 @@ def test_server_and_process_give_the_same_answers(demo_engine: Path, server: Ser
     assert inside["evidence"]["positions"] > 500
     assert inside["evidence"] == outside["evidence"]  # to the bit: alone, and served among fifteen others
     assert inside["parity"]["exact_match_rate"] >= 0.9
-    assert inside["rouge"]["rougeL"]["engine"] > 15
-    assert abs(inside["rouge"]["rougeL"]["difference"]) < 1
+    assert inside["metrics"]["rougeL"]["engine"] > 15
+    assert abs(inside["metrics"]["rougeL"]["difference"]) < 1

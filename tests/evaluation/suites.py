@@ -39,3 +39,29 @@ def write_suite(folder: Path, **changes: Any) -> Path:
     path = folder / "suite.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+def write_choice_suite(folder: Path, **changes: Any) -> Path:
+    """The same as multiple choice: which of four summaries is the document's?"""
+    path = write_suite(
+        folder,
+        **{
+            "data": {"path": "choices.jsonl"},
+            "columns": {"id": "id", "reference": "answer", "choices": "choices"},
+            "max_tokens": None,
+            "margins": {"acc": 5.0},
+        }
+        | changes,
+    )
+    rows = [
+        {"id": row["id"], "document": row["document"], "choices": _choices(i), "answer": i % 4}
+        for i, row in enumerate(ROWS)
+    ]
+    (folder / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _choices(index: int) -> list[str]:
+    """The right one is at the place of the index modulo 4."""
+    wrong = [ROWS[(index + 5 * step) % len(ROWS)]["summary"] for step in (1, 2, 3)]
+    return [*wrong[: index % 4], ROWS[index]["summary"], *wrong[index % 4 :]]

@@ -13,7 +13,7 @@ from llmserve.evaluation.answers import Sample
 from llmserve.evaluation.data import load_samples, suite_digest
 from llmserve.evaluation.suite import load_suite
 from llmserve.stages.chat import Message
-from tests.evaluation.suites import ROWS, write_suite
+from tests.evaluation.suites import ROWS, write_choice_suite, write_suite
 
 FIRST = Sample("row-0", (Message("user", f"Summarize:\n{ROWS[0]['document']}"),), ROWS[0]["summary"])
 
@@ -71,6 +71,40 @@ def test_what_is_wrong_with_the_rows_is_said(tmp_path: Path) -> None:
     assert "33 samples are asked for, the data has 32" in str(caught.value)
 
 
+def test_choices_are_texts_and_one_of_them_is_right(tmp_path: Path) -> None:
+    suite = load_suite(write_choice_suite(tmp_path))
+    samples = load_samples(suite, len(ROWS), count_words)
+    assert [sample.reference for sample in samples] == [row["summary"] for row in ROWS]
+    assert all(len(set(sample.choices)) == 4 for sample in samples)
+    assert samples[6].choices.index(samples[6].reference) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"choices": ["a", "b"], "answer": "b"}, "b"),
+        ({"choices": ["a", "b"], "answer": "1"}, "b"),
+        ({"choices": ["1", "0"], "answer": 1}, "0"),  # a number is a place
+        ({"choices": ["1", "0"], "answer": "1"}, "1"),  # a text is a text
+        ({"choices": ["a", "b"], "answer": 2}, "row 0 has no choice 2: give its text, or its number from 0 on"),
+        ({"choices": ["a", "b"], "answer": -1}, "row 0 has no choice -1"),
+        ({"choices": ["a", "b"], "answer": None}, "row 0 has no choice None"),
+        ({"choices": ["a"], "answer": 0}, "row 0 has no list of two texts or more in 'choices'"),
+        ({"choices": ["a", " "], "answer": 0}, "row 0 has no list of two texts"),
+        ({"choices": "ab", "answer": 0}, "row 0 has no list of two texts"),
+        ({"choices": ["a", "a"], "answer": 0}, "row 0 has the same choice twice"),
+    ],
+)
+def test_the_right_choice_is_named_or_numbered(tmp_path: Path, row: dict[str, object], found: str) -> None:
+    suite = load_suite(write_choice_suite(tmp_path))
+    (tmp_path / "choices.jsonl").write_text(json.dumps(row | {"id": "i", "document": "d"}) + "\n")
+    if not found.startswith("row"):
+        assert load_samples(suite, 1, count_words)[0].reference == found
+        return
+    with pytest.raises(InvalidArgument, match=found):
+        load_samples(suite, 1, count_words)
+
+
 def test_missing_and_malformed_files(tmp_path: Path) -> None:
     suite = load_suite(write_suite(tmp_path, data={"path": "gone.jsonl"}))
     with pytest.raises(NotFound, match=r"gone\.jsonl"):
@@ -105,6 +139,8 @@ def test_digest_covers_what_answers_depend_on(tmp_path: Path) -> None:
 
     same = digest()
     assert digest(name="other", num_samples=3, margins={"rouge1": 9}, inconclusive="pass") == same
+    assert digest(metrics=["chrf"], json_schema={}, structured_output=True) == same
+    assert suite_digest(load_suite(write_choice_suite(tmp_path))) != same
     assert digest(max_tokens=9) != same
     assert digest(max_input_tokens=9) != same
     assert digest(messages=[{"role": "user", "content": "{document}"}]) != same

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from llmserve.evaluation.gate import Verdict, judge, judge_metric
+from llmserve.evaluation.power import Flips
 
 GENERATOR = np.random.default_rng(0)
 BASELINE = np.clip(GENERATOR.normal(20, 15, 500), 0, 100)
@@ -58,6 +59,32 @@ def test_nobody_passes_where_the_baseline_scores_nothing() -> None:
     nearly = np.full(500, 0.2)
     assert judge_metric("rougeL", nearly, nothing, margin=0.3).verdict is Verdict.INCONCLUSIVE
     assert judge_metric("rougeL", nearly, nearly, margin=0.1).verdict is Verdict.PASS
+
+
+def test_a_floor_alone_asks_nothing_of_the_baseline() -> None:
+    """A baseline that is not held to JSON writes none; an engine that is does."""
+    nothing, everything = np.zeros(40), np.full(40, 100.0)
+    assert judge_metric("json_valid", nothing, everything, margin=None, floor=95).verdict is Verdict.PASS
+    assert judge_metric("json_valid", nothing, everything, margin=5, floor=95).verdict is Verdict.INCONCLUSIVE
+
+
+def test_what_is_right_or_wrong_has_flips() -> None:
+    baseline, engine = np.repeat([100.0, 0.0], [300, 200]), np.repeat([100.0, 0.0], [310, 190])
+    engine[:4] = 0.0
+    result = judge_metric("acc", baseline, engine, margin=5.0)
+    assert result.flips == Flips(lost=4, gained=10)
+    assert result.difference.mean == pytest.approx(100 * 6 / 500)
+    assert result.verdict is Verdict.PASS
+    assert judge_metric("rougeL", baseline, engine, margin=5.0).flips is None
+    engine[:60] = 0.0
+    assert judge_metric("acc", baseline, engine, margin=5.0).verdict is Verdict.FAIL
+
+
+def test_every_result_says_what_could_have_been_seen() -> None:
+    noise = GENERATOR.normal(0, 15, 500)
+    result = judge_metric("rougeL", BASELINE, BASELINE + noise, margin=0.3)
+    assert result.detectable == pytest.approx(2.80 * noise.std() / np.sqrt(500), rel=0.01)
+    assert judge_metric("rougeL", BASELINE, BASELINE - 1, margin=0.3).detectable == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("num_samples", "verdict"), [(29, Verdict.INCONCLUSIVE), (30, Verdict.PASS)])

@@ -18,7 +18,7 @@ from llmserve.evaluation.report import Report, Side
 from llmserve.evaluation.run import compare
 from llmserve.evaluation.suite import load_suite
 from llmserve.evaluation.table import render
-from tests.evaluation.suites import ROWS, write_suite
+from tests.evaluation.suites import ROWS, write_choice_suite, write_suite
 
 SAMPLES = [Sample(row["id"], row["document"], row["summary"]) for row in ROWS]
 DECISIONS = tuple(
@@ -27,6 +27,7 @@ DECISIONS = tuple(
 )
 GOOD = [Answer(sample.reference, 9, 4, 0.5, (5, 6, 7, 8), DECISIONS) for sample in SAMPLES]
 DAMAGED = [Answer("x y z", 9, 4, 0.25, (5, 9, 9, 9)) for _ in SAMPLES]
+CHOSEN = {"b": (-2.0, -1.0), "a": (-1.0, -2.0)}
 FACTS = {"name": "e", "dtype": "float16", "in_flight": "1", "source": "stored"}
 
 
@@ -73,7 +74,7 @@ def test_a_report_is_one_json_document(tmp_path: Path) -> None:
     report(tmp_path, [*GOOD[:-1], DAMAGED[0]]).save(path)
     content = json.loads(path.read_text())
     assert content.keys() == {
-        "format", "passed", "verdict", "reasons", "suite", "baseline", "engine", "rouge", "evidence", "parity",
+        "format", "passed", "verdict", "reasons", "suite", "baseline", "engine", "metrics", "evidence", "parity",
         "versions", "samples",
     }  # fmt: skip
     assert content["suite"] == {
@@ -84,21 +85,54 @@ def test_a_report_is_one_json_document(tmp_path: Path) -> None:
             "inconclusive": "fail",
         },
     }  # fmt: skip
-    assert content["rouge"].keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}
-    assert content["rouge"]["rougeL"]["difference"] == pytest.approx(-100 / 32)
+    assert content["metrics"].keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}
+    assert content["metrics"]["rougeL"]["difference"] == pytest.approx(-100 / 32)
+    assert content["metrics"]["rougeL"]["detectable"] == pytest.approx(2.80 * 100 / 32, rel=0.01)
+    assert "flips" not in content["metrics"]["rougeL"]
     assert content["engine"]["latency_seconds"].keys() == {"mean", "p50", "p95"}
     assert content["baseline"]["tokens_per_second"] == 64.0
     assert content["parity"]["divergences"] == [{"id": "row-31", "position": 1, "margin": 0.25}]
     assert content["evidence"]["positions"] == 32 * 5
     assert content["evidence"]["losses"]["kl"] == {
-        "value": 0.0, "low": 0.0, "high": 0.0, "margin": None, "verdict": "pass"
+        "value": 0.0, "low": 0.0, "high": 0.0, "margin": None, "verdict": "pass", "detectable": 0.0
     }  # fmt: skip
     assert content["evidence"]["kl_of_samples"] == [0.0] * 32
     last = content["samples"][-1]
     assert (last["id"], last["reference"], last["engine"]["text"]) == ("row-31", ROWS[31]["summary"], "x y z")
-    assert last["engine"]["rouge"]["rougeL"] == 0
-    assert last["baseline"]["rouge"]["rougeL"] == 100
+    assert last["engine"]["scores"]["rougeL"] == 0
+    assert last["baseline"]["scores"]["rougeL"] == 100
     assert content["versions"]["rouge-score"]
+
+
+def test_a_suite_shows_the_metrics_that_it_names(tmp_path: Path) -> None:
+    changes = {"metrics": ["chrf", "exact_match"], "margins": {"exact_match": 5.0}}
+    result = report(tmp_path, [*GOOD[:-1], DAMAGED[0]], **changes)
+    content = result.to_json()
+    assert list(content["metrics"]) == ["chrf", "exact_match"]
+    assert content["metrics"]["exact_match"]["flips"] == {"lost": 1, "gained": 0, "p_value": 1.0}
+    assert content["samples"][-1]["engine"]["scores"].keys() == {"chrf", "exact_match"}
+    text = shown(result)
+    assert "ROUGE" not in text
+    assert re.search(r"exact +100.00 +96.88 +-3.12", text)
+    assert "exact: right answers lost 1, gained 0 (McNemar's p 1)" in text
+    assert "detectable losses (80 % power): chrF" in text
+
+
+def test_choices_are_compared_by_likelihood(tmp_path: Path) -> None:
+    suite = load_suite(write_choice_suite(tmp_path))
+    samples = [Sample(row["id"], "p", "b", ("a", "b")) for row in ROWS]
+    right, wrong = ([Answer(text, 9, 4, 0.5, log_likelihoods=values) for _ in ROWS] for text, values in CHOSEN.items())
+    sides = [Side(FACTS, answers, Performance.of(answers, 2.0)) for answers in (right, [*right[:12], *wrong[12:]])]
+    result = compare(suite, "d" * 64, samples, sides[0], sides[1], "choices are weighed, not written")
+    assert not result.passed
+    text = shown(result)
+    assert "acc: right answers lost 20, gained 0 (McNemar's p 1.9e-06)" in text
+    assert "same answer: 12 of 32" in text
+    last = result.to_json()["samples"][-1]
+    assert (last["choices"], last["engine"]["text"]) == (["a", "b"], "a")
+    assert last["engine"]["log_likelihoods"] == [-1.0, -2.0]
+    assert last["engine"]["scores"] == {"acc": 0.0, "acc_norm": 0.0, "acc_bytes": 0.0}
+    assert compare(suite, "d" * 64, samples, sides[0], sides[0], "choices are weighed").passed
 
 
 def test_other_prompts_are_refused(tmp_path: Path) -> None:

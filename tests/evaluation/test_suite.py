@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 from llmserve.errors import InvalidArgument, NotFound
 from llmserve.evaluation.suite import load_suite
 from llmserve.stages.chat import Message
-from tests.evaluation.suites import write_suite
+from llmserve.stages.guides import GuideKind
+from tests.evaluation.suites import write_choice_suite, write_suite
 
 SUITES = Path(__file__).resolve().parents[2] / "eval" / "suites"
 
@@ -34,6 +36,48 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert (suite.stemming, suite.inconclusive_passes) == (False, True)
     assert suite.baselines == tmp_path / "baselines"
     assert suite.loss_margins == {"float": {"kl": 0.001, "flip": 0.1}}
+
+
+def test_metrics_are_those_that_are_asked_for_and_those_that_are_judged(tmp_path: Path) -> None:
+    rouge = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+    assert load_suite(write_suite(tmp_path)).metrics == rouge
+    assert load_suite(write_suite(tmp_path, margins={"chrf": 1})).metrics == (*rouge, "chrf")
+    suite = load_suite(write_suite(tmp_path, metrics=["exact_match", "chrf"], floors={"json_valid": 90}))
+    assert suite.metrics == ("rougeL", "chrf", "exact_match", "json_valid")
+
+
+def test_structured_output_is_held_to_the_schema(tmp_path: Path) -> None:
+    plain = load_suite(write_suite(tmp_path))
+    assert plain.guide is None
+    assert plain.rules().keys() == {
+        "margins", "loss_margins", "evidence", "floors", "num_samples", "stemming", "inconclusive"
+    }  # fmt: skip
+    schema = {"type": "object", "required": ["n"]}
+    suite = load_suite(write_suite(tmp_path, json_schema=schema, structured_output=True))
+    assert suite.guide is not None
+    assert (suite.guide.kind, json.loads(suite.guide.text)) == (GuideKind.JSON_SCHEMA, schema)
+    assert suite.text_rules.json_schema == suite.rules()["json_schema"] == schema
+    assert suite.rules()["structured_output"] is True
+    any_object = load_suite(write_suite(tmp_path, structured_output=True)).guide
+    assert any_object is not None
+    assert any_object.kind is GuideKind.JSON
+
+
+def test_a_suite_of_choices_has_metrics_of_its_own(tmp_path: Path) -> None:
+    suite = load_suite(write_choice_suite(tmp_path))
+    assert suite.choices_column == "choices"
+    assert suite.metrics == ("acc", "acc_norm", "acc_bytes")
+    assert suite.rules()["choices"] is True
+    with pytest.raises(InvalidArgument) as caught:
+        load_suite(
+            write_choice_suite(tmp_path, max_tokens=8, stemming=False, margins={"rougeL": 1}, evidence="optional")
+        )
+    for part in (
+        "max_tokens has no effect", "stemming has no effect", "evidence has no effect", "unknown key: margins.rougeL"
+    ):  # fmt: skip
+        assert part in str(caught.value)
+    with pytest.raises(InvalidArgument, match=r"unknown key: margins\.acc"):
+        load_suite(write_suite(tmp_path, margins={"acc": 1}))
 
 
 def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
@@ -84,6 +128,13 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
         ({"loss_margins": {"int8": {"kl": -1}}}, "loss_margins.int8.kl must be a number of at least 0"),
         ({"evidence": "maybe"}, "evidence must be required or optional"),
         ({"num_samples": True}, "num_samples must be a whole number"),
+        ({"metrics": ["bleu"]}, "unknown metric: bleu .known: rouge1"),
+        ({"metrics": []}, "metrics must name one at least"),
+        ({"metrics": "chrf"}, "metrics must be a list"),
+        ({"json_schema": {"type": "wrong"}}, "json_schema is no JSON schema: type: 'wrong' is not"),
+        ({"json_schema": 3}, "json_schema must be a dict"),
+        ({"structured_output": "yes"}, "structured_output must be a bool"),
+        ({"columns": {"reference": "summary", "choices": 3}}, "columns.choices must name"),
     ],
 )
 def test_bad_values_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -106,5 +157,5 @@ def test_not_a_suite(tmp_path: Path) -> None:
 def test_suites_of_the_project_load(path: Path) -> None:
     suite = load_suite(path)
     assert suite.name == path.stem
-    assert suite.margins
+    assert suite.margins or suite.structured_output  # the baseline is held to nothing, so a floor judges
     assert suite.baselines.resolve() == SUITES.parent / "baselines"

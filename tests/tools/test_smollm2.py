@@ -39,7 +39,7 @@ def test_a_row_of_the_table(engine: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("COLUMNS", "200")
     report = engine.parent / "report.json"
     rouge = {"rougeL": {"engine": 15.04, "baseline": 15.5}}
-    report.write_text(json.dumps({"suite": {"num_samples": 40}, "rouge": rouge, "verdict": "inconclusive"}))
+    report.write_text(json.dumps({"suite": {"num_samples": 40}, "metrics": rouge, "verdict": "inconclusive"}))
     facts = demo_smollm2.facts_of(engine, engine, report)
     names = ["engine file", "prompt of 512 tokens", "answer of 64", "KL from e", "same best token"]
     assert list(facts) == [*names, "ROUGE-L of 40 (float32)", "gate"]

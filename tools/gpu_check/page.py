@@ -66,7 +66,7 @@ def _contract(details: Details) -> Iterator[str]:
 def _evaluation(details: Details) -> Iterator[str]:
     rows = [
         [name, f"{each['baseline']:.2f}", f"{each['engine']:.2f}", f"{each['low']:+.2f} to {each['high']:+.2f}"]
-        for name, each in details["rouge"].items()
+        for name, each in details["metrics"].items()
     ]
     yield table(["", "Hugging Face", "engine", "95 % interval of the difference"], rows)
     rates = [f"{side} {details[side]['tokens_per_second']:,.0f} tokens/s" for side in ("baseline", "engine")]
