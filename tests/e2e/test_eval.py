@@ -8,12 +8,14 @@ from typing import Any
 
 from tests.e2e.conftest import CHECKPOINT, ROOT, ServerProcess, llmserve
 
+CHOICES = ROOT / "eval" / "suites" / "multiple-choice.yaml"
+STRUCTURED = ROOT / "eval" / "suites" / "json-structured.yaml"
 SMOKE = ROOT / "eval" / "suites" / "docstrings-smoke.yaml"
 
 
-def evaluate(output: Path, *arguments: str) -> dict[str, Any]:
+def evaluate(output: Path, *arguments: str, suite: Path = SMOKE) -> dict[str, Any]:
     done = llmserve(
-        "eval", *arguments, "--hf-model-dir", str(CHECKPOINT), "--suite", str(SMOKE), "--output", str(output)
+        "eval", *arguments, "--hf-model-dir", str(CHECKPOINT), "--suite", str(suite), "--output", str(output)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stored, computed on" in done.stdout
@@ -34,3 +36,26 @@ def test_server_and_process_give_the_same_answers(demo_engine: Path, server: Ser
     assert inside["parity"]["exact_match_rate"] >= 0.9
     assert inside["metrics"]["rougeL"]["engine"] > 15
     assert abs(inside["metrics"]["rougeL"]["difference"]) < 1
+
+
+def test_choices_are_as_likely_through_a_server(demo_engine: Path, server: ServerProcess, tmp_path: Path) -> None:
+    inside = evaluate(tmp_path / "inside.json", str(demo_engine), suite=CHOICES)
+    outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, "--concurrency", "16", suite=CHOICES)
+    told = [[sample["engine"]["log_likelihoods"] for sample in report["samples"]] for report in (inside, outside)]
+    assert told[0] == told[1]  # to the bit
+    assert len(told[0]) == 500
+    assert inside["metrics"] == outside["metrics"]
+    assert inside["metrics"]["acc_norm"]["engine"] > 50
+
+
+def test_structured_output_is_json_in_process_and_through_a_server(
+    demo_engine: Path, server: ServerProcess, tmp_path: Path
+) -> None:
+    """The demo network knows no JSON, and writes nothing else when it is held to it."""
+    inside = evaluate(tmp_path / "inside.json", str(demo_engine), suite=STRUCTURED)
+    outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, suite=STRUCTURED)
+    for report in (inside, outside):
+        assert report["metrics"]["json_valid"]["engine"] == 100.0
+        assert report["metrics"]["json_valid"]["baseline"] < 5
+    texts = [[sample["engine"]["text"] for sample in report["samples"]] for report in (inside, outside)]
+    assert texts[0] == texts[1]
