@@ -70,6 +70,12 @@ class EvalFlags:
             show_default="eval-results/ENGINE-SUITE.json (--url: server-)",
         ),
     ] = None
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Run nothing: say how many samples the suite's margins need.")
+    ] = False
+    earlier: Annotated[
+        Path | None, typer.Option(help="A report of the suite, for --plan.", show_default="the stored baseline")
+    ] = None
 
     @property
     def has_record(self) -> bool:
@@ -81,6 +87,8 @@ class EvalFlags:
             found.append("--sign-key signs a record; with --url, --baseline or --no-record there is none: leave it out")
         if self.output is not None and self.output.suffix == ".html":
             found.append(f"--output names the JSON report, and the page beside it ends in .html: not {self.output}")
+        if self.earlier is not None and not self.plan:
+            found.append("--earlier says what --plan counts from; without --plan leave it out")
         return found
 
     def options(self) -> EvalOptions:
@@ -109,7 +117,17 @@ def evaluate(flags: EvalFlags) -> None:
 
     `llmserve eval bless SUITE` makes the margins of a suite count."""
     raise_problems(InvalidArgument, "eval", flags.problems())
+    if flags.plan:
+        _print_plan(flags)
+        return
     raise typer.Exit(0 if _judged(flags) else 1)
+
+
+def _print_plan(flags: EvalFlags) -> None:
+    from llmserve.evaluation.plan import plan
+    from llmserve.evaluation.table import render_plan
+
+    Console(highlight=False).print(render_plan(plan(flags.options(), flags.earlier)))
 
 
 def _judged(flags: EvalFlags) -> bool:

@@ -41,6 +41,11 @@ def detectable_of(interval: Interval) -> float:
     return (Z_INTERVAL + Z_POWER) * (interval.high - interval.low) / (2 * Z_INTERVAL)
 
 
+def deviation_of(interval: Interval, num_samples: int) -> float:
+    """Of one sample, where so many have this bootstrap interval of their mean."""
+    return (interval.high - interval.low) / (2 * Z_INTERVAL) * math.sqrt(num_samples)
+
+
 def samples_needed(deviation: float, margin: float) -> int | None:
     """So many detect a loss of `margin`; None: however many there are, they do not."""
     if deviation == 0.0:

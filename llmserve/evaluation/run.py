@@ -90,6 +90,11 @@ class EvalOptions:
                 "--dtype, --refresh-baseline and --baseline-batch-size are for a Hugging Face model; leave them out "
                 "with --baseline",
             ),
+        ]
+        return [text for holds, text in rules if not holds] + self.value_problems()
+
+    def value_problems(self) -> list[str]:
+        rules = [
             (self.num_samples is None or self.num_samples >= 1, "--num-samples must be at least 1"),
             (not self.dtype or self.dtype in DTYPES, f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"),
             (self.concurrency >= 1, "--concurrency must be at least 1"),
@@ -121,7 +126,7 @@ def _ask_hugging_face(
         )
     with Checkpoint.open(options.checkpoint) as checkpoint, text_folder(checkpoint) as texts:
         samples, prompts = _asked(options, suite, texts)
-        dtype = options.dtype or _usual_dtype(checkpoint, directory)
+        dtype = options.dtype or usual_dtype(checkpoint, directory)
         key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
         side = _baseline_side(options, checkpoint, suite, key, prompts, watcher)
     return Questions(samples, prompts, side.answers), side
@@ -154,7 +159,7 @@ def _asked(options: EvalOptions, suite: Suite, texts: Path) -> tuple[list[Sample
     return samples, encoder.encode_samples(samples)
 
 
-def _usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> str:
+def usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> str:
     """Of the baseline: the engine's; numbers that were expanded are compared with what they stand for."""
     if checkpoint.is_expanded:
         return EXPANDED_DTYPE

@@ -12,6 +12,7 @@ from rich.text import Text
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import Loss
 from llmserve.evaluation.gate import LossResult, MetricResult, Verdict
+from llmserve.evaluation.plan import Plan
 from llmserve.evaluation.power import POWER
 from llmserve.evaluation.report import Report
 from llmserve.evaluation.text_metrics import TEXT_METRICS
@@ -38,6 +39,20 @@ def render(report: Report) -> RenderableType:
         table.add_row(*row, "", "", "")
     losses = [_loss_table(report)] if report.gate.losses else []
     return Group(table, *losses, *map(Text, _notes(report)), _verdict(report))
+
+
+def render_plan(plan: Plan) -> RenderableType:
+    title = f"{plan.suite}: {plan.num_samples} samples"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for heading in ("margin", "spread", "detectable", "samples needed"):
+        table.add_column(heading, justify="right")
+    for each in plan.margins:
+        numbers = (f"{number:.3g}" for number in (each.margin, each.deviation, each.detectable))
+        table.add_row(PLAIN_NAMES[each.name], *numbers, "no number" if each.needed is None else f"{each.needed:,}")
+    few = ", ".join(PLAIN_NAMES[each.name] for each in plan.too_few)
+    verdict = f"too few for {few}" if few else f"enough for every margin, at {100 * POWER:.0f} % power"
+    return Group(table, Text(f"spread: {plan.source}"), Text(verdict, "bold yellow" if few else "bold green"))
 
 
 def _loss_table(report: Report) -> Table:

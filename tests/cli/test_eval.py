@@ -348,6 +348,29 @@ def test_an_engine_with_another_tokenizer_weighs_other_choices(checkpoint: Path,
     assert "reads other prompts than the checkpoint" in str(run(*arguments).exception)
 
 
+def test_a_plan_runs_nothing(
+    checkpoint: Path, engine: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.json"
+    common = ("--hf-model-dir", checkpoint, "--suite", suite)
+    nothing = run("--plan", *common, "--dtype", "float32").exception
+    assert isinstance(nothing, NotFound)
+    assert "no float32 baseline of these samples is stored" in str(nothing)
+    run(engine, *common, "--output", report)
+    monkeypatch.setattr(hf, "is_available", lambda: False)
+    records = len(records_of(EngineDirectory.open(engine)))
+    bound = run(engine, *common, "--plan")
+    assert bound.exit_code == 0, bound.output
+    assert "spread: the stored baseline" in bound.output
+    known = run(*common, "--plan", "--earlier", report)
+    assert known.exit_code == 0, known.output
+    assert "spread: the differences of 32 samples" in known.output
+    assert "enough for every margin" in known.output
+    assert len(records_of(EngineDirectory.open(engine))) == records
+    assert "--plan" in str(run(engine, *common, "--earlier", report).exception)
+    assert "--num-samples must be at least 1" in str(run(*common, "--plan", "--num-samples", "0").exception)
+
+
 def test_structured_output_is_asked_of_the_engine_only(checkpoint: Path, engine: Path, tmp_path: Path) -> None:
     """A network that babbles writes no JSON, and nothing else when it is held to it."""
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}

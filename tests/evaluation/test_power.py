@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from llmserve.evaluation.gate import Verdict, judge_metric
-from llmserve.evaluation.power import Flips, detectable, detectable_of, samples_needed, spread
+from llmserve.evaluation.power import Flips, detectable, detectable_of, deviation_of, samples_needed, spread
 from llmserve.evaluation.statistics import paired_bootstrap
 
 
@@ -47,4 +47,5 @@ def test_what_is_detectable_shrinks_with_the_root_of_the_samples() -> None:
 def test_an_interval_tells_the_same_as_the_samples_that_it_was_made_from() -> None:
     differences = np.random.default_rng(4).normal(0.2, 3.0, 400)
     interval = paired_bootstrap(differences)
+    assert deviation_of(interval, 400) == pytest.approx(spread(differences), rel=0.05)
     assert detectable_of(interval) == pytest.approx(detectable(spread(differences), 400), rel=0.05)

@@ -1,0 +1,150 @@
+"""Before anything runs: how many samples do a suite's margins need, and what can those that it has detect?
+
+That depends on how far one sample's scores differ between engine and baseline (power.py has the formula). An earlier
+report of the suite knows it. A stored baseline knows a bound: answers of the same quality that have nothing to do with
+the baseline's differ by its own standard deviation times the root of 2; a real engine's differ far less.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.errors import InvalidArgument, NotFound, raise_problems
+from llmserve.evaluation.baseline import BaselineKey, load_baseline
+from llmserve.evaluation.data import load_samples, suite_digest
+from llmserve.evaluation.evidence import Loss
+from llmserve.evaluation.folder import text_folder
+from llmserve.evaluation.gate import MIN_SAMPLES
+from llmserve.evaluation.power import detectable, deviation_of, samples_needed, spread
+from llmserve.evaluation.prompts import PromptEncoder, text_digest
+from llmserve.evaluation.run import EvalOptions, usual_dtype
+from llmserve.evaluation.scoring import require_metrics, scores_of
+from llmserve.evaluation.statistics import Interval
+from llmserve.evaluation.suite import UNQUANTIZED, Suite, load_suite
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMargin:
+    """What one margin of the suite asks for."""
+
+    name: str  # of a metric, or of a loss
+    margin: float
+    deviation: float  # standard deviation of one sample's difference
+    detectable: float  # minimum detectable effect of the suite's samples
+    needed: int | None  # samples; None: no number of them is enough
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    suite: str
+    num_samples: int
+    source: str  # of the deviations, in words
+    margins: tuple[PlannedMargin, ...]
+
+    @property
+    def too_few(self) -> tuple[PlannedMargin, ...]:
+        return tuple(each for each in self.margins if each.needed is None or each.needed > self.num_samples)
+
+
+def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
+    """From an earlier report's spread, or from the stored baseline's bound. Runs no network."""
+    problems = options.value_problems()
+    if options.checkpoint is None and earlier is None:
+        problems.append("a plan counts from --earlier, a report, or --hf-model-dir, whose baseline is stored: give one")
+    raise_problems(InvalidArgument, "eval --plan", problems)
+    suite = load_suite(options.suite)
+    num_samples = options.num_samples or suite.num_samples
+    if earlier is not None:
+        report = _read_report(earlier, suite)
+        margins = (*_of_metrics(suite, report, num_samples), *_of_losses(suite, report, num_samples))
+        source = f"the differences of {len(report['samples'])} samples in {earlier}"
+    else:
+        deviations = _bounds(options, suite)
+        margins = tuple(_planned(name, suite.margins[name], deviations[name], num_samples) for name in suite.margins)
+        source = (
+            "the stored baseline, as if the engine's answers had nothing to do with it; --earlier REPORT knows better"
+        )
+    if not margins:
+        raise InvalidArgument(
+            f"nothing can be planned: suite {suite.name} has no margins that are known of"
+            + ("" if earlier else "; what loss_margins need is told by a report: --earlier REPORT")
+        )
+    return Plan(suite.name, num_samples, source, margins)
+
+
+def _planned(name: str, margin: float, deviation: float, num_samples: int, *, known: float = 0.0) -> PlannedMargin:
+    """`known`: the loss that is there, which leaves less of the margin."""
+    needed = samples_needed(deviation, margin - known)
+    return PlannedMargin(
+        name,
+        margin,
+        deviation,
+        detectable(deviation, num_samples),
+        None if needed is None else max(needed, MIN_SAMPLES),
+    )
+
+
+def _read_report(path: Path, suite: Suite) -> Mapping[str, Any]:
+    try:
+        report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        digest, num_samples, _ = report["suite"]["digest"], len(report["samples"]), report["engine"]["name"]
+    except OSError as error:
+        raise NotFound(f"no report {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"{path} is no report of llmserve eval ({error!r})") from error
+    if digest != suite_digest(suite):
+        raise InvalidArgument(f"{path} is of another suite than {suite.name}, or of other data or prompts")
+    if num_samples < MIN_SAMPLES:
+        raise InvalidArgument(f"{path} has {num_samples} samples; their spread is known from {MIN_SAMPLES} on")
+    return report
+
+
+def _of_metrics(suite: Suite, report: Mapping[str, Any], num_samples: int) -> Iterator[PlannedMargin]:
+    for name, margin in suite.margins.items():
+        try:
+            scores = [[sample[side]["scores"][name] for side in ("baseline", "engine")] for sample in report["samples"]]
+        except KeyError as error:
+            raise InvalidArgument(f"the earlier report does not have {error}; make it again") from error
+        baseline, engine = np.array(scores, np.float64).T
+        yield _planned(name, margin, spread(engine - baseline), num_samples)
+
+
+def _of_losses(suite: Suite, report: Mapping[str, Any], num_samples: int) -> Iterator[PlannedMargin]:
+    losses = report.get("evidence", {}).get("losses", {})
+    margins = suite.loss_margins.get(report["engine"].get("precision", UNQUANTIZED), {})
+    for name, margin in margins.items():
+        if name in losses and name != Loss.FLIP.value and "not_measured" not in report["evidence"]:
+            found = losses[name]
+            interval = Interval(found["value"], found["low"], found["high"])
+            deviation = deviation_of(interval, len(report["samples"]))
+            yield _planned(name, margin, deviation, num_samples, known=interval.mean)
+
+
+def _bounds(options: EvalOptions, suite: Suite) -> Mapping[str, float]:
+    """Of each metric, from the stored baseline's scores."""
+    assert options.checkpoint is not None, "checked before"
+    require_metrics(suite)
+    directory = EngineDirectory.open(options.engine) if options.engine else None
+    with Checkpoint.open(options.checkpoint) as checkpoint, text_folder(checkpoint) as texts:
+        encoder = PromptEncoder(texts, suite.max_tokens)
+        samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
+        dtype = options.dtype or usual_dtype(checkpoint, directory)
+        key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
+        prompts = encoder.encode_samples(samples)
+    stored = load_baseline(suite.baselines, key)
+    answers = stored.select(prompts) if stored else None
+    if answers is None:
+        raise NotFound(
+            f"no {dtype} baseline of these samples is stored in {suite.baselines}; run the suite once without --plan, "
+            "choose another with --dtype, or give an earlier report: --earlier REPORT"
+        )
+    return {name: math.sqrt(2) * spread(scores) for name, scores in scores_of(suite, samples, answers).items()}
