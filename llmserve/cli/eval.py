@@ -7,13 +7,20 @@ input was wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.cli.dataclass_command import DataclassCommand
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from llmserve.evaluation.run import EvalOptions
 
 RESULTS = Path("eval-results")
+PARTIAL = ".partial.jsonl"  # beside a report: what was answered before it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +143,19 @@ def _judged(flags: EvalFlags) -> bool:
     from llmserve.evaluation.html_report import save_html
     from llmserve.evaluation.record import add_record
     from llmserve.evaluation.run import evaluate as run_suite
+    from llmserve.evaluation.suite import load_suite
     from llmserve.evaluation.table import render
     from llmserve.sealed_log import Signer
 
     signer = Signer.load(flags.sign_key) if flags.sign_key is not None else None
-    with terminated_as_exception(), _ProgressBars() as bars:
-        report = run_suite(flags.options(), bars)
     judged = flags.engine.resolve().name if flags.engine and not flags.url else "server"
-    path = flags.output or RESULTS / f"{judged}-{report.suite}.json"
+    path = flags.output or RESULTS / f"{judged}-{load_suite(flags.suite).name}.json"
+    partial = path.with_suffix(PARTIAL) if flags.engine and not flags.url else None
+    with terminated_as_exception(), _ProgressBars() as bars:
+        report = run_suite(replace(flags.options(), kept_answers=partial), bars)
     report.save(path)
+    if partial is not None:
+        partial.unlink(missing_ok=True)
     page = path.with_suffix(".html")
     save_html(report, page)
     Console(highlight=False).print(render(report))
@@ -157,7 +169,8 @@ class _ProgressBars:
     """A bar per phase on standard error; implements the evaluation's `Watcher`."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), *times)
         self._progress = Progress(*columns, console=Console(stderr=True))
 
     def __enter__(self) -> _ProgressBars:

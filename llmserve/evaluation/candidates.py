@@ -53,10 +53,12 @@ class Candidate(Protocol):
 class CandidateRun:
     answers: list[Answer]  # in the samples' order
     wall_seconds: float
+    fresh: tuple[int, ...] | None = None  # samples that were asked in that time; None: all
 
     @property
     def performance(self) -> Performance:
-        return Performance.of(self.answers, self.wall_seconds)
+        answers = self.answers if self.fresh is None else [self.answers[index] for index in self.fresh]
+        return Performance.of(answers, self.wall_seconds)
 
 
 class EngineCandidate:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
@@ -41,6 +41,7 @@ from llmserve.evaluation.engine_baseline import engine_baseline, engine_facts
 from llmserve.evaluation.evidence import Evidence
 from llmserve.evaluation.folder import model_folder, text_folder
 from llmserve.evaluation.gate import GateResult, Verdict, judge, judge_losses
+from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, timed
 from llmserve.evaluation.machine import machine_name, package_versions
 from llmserve.evaluation.parity import compare_tokens
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
@@ -76,6 +77,7 @@ class EvalOptions:
     concurrency: int = 8
     threads: int = 0  # of the engine; 0: every core
     access: Access = field(default_factory=Access)  # to the server
+    kept_answers: Path | None = None  # where an engine's answers are kept until the run has ended; None: nowhere
 
     def problems(self) -> list[str]:
         rules = [
@@ -111,7 +113,8 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     directory = EngineDirectory.open(options.engine) if options.engine else None
     ask = _ask_engine if options.baseline else _ask_hugging_face
     questions, baseline_side = ask(options, suite, directory, watcher)
-    run, decisions = asyncio.run(_run_engine(options, suite, questions, watcher))
+    with _kept(options, suite, questions, directory) as kept:
+        run, decisions = asyncio.run(_run_engine(options, suite, questions, watcher, kept))
     engine_side = candidate_side(directory, options, run)
     return compare(suite, suite_digest(suite), questions.samples, baseline_side, engine_side, decisions)
 
@@ -264,19 +267,36 @@ class Questions:
     baseline: Sequence[Answer]
 
 
+@contextmanager
+def _kept(
+    options: EvalOptions, suite: Suite, questions: Questions, directory: EngineDirectory | None
+) -> Iterator[KeptAnswers | None]:
+    """Answers of this very run before it was interrupted; a server's are not kept, for it may change meanwhile."""
+    if options.kept_answers is None or options.url or directory is None:
+        yield None
+        return
+    asked: list[Any] = [suite.max_tokens, suite.guide, *questions.samples, *questions.prompts]
+    asked += [[decision.token for decision in answer.decisions] for answer in questions.baseline]
+    how = {"in_flight": options.concurrency, "threads": options.threads, "machine": machine_name()}
+    with kept_answers(options.kept_answers, identity_of(directory, asked, how | package_versions())) as kept:
+        yield kept
+
+
 async def _run_engine(
-    options: EvalOptions, suite: Suite, questions: Questions, watcher: Watcher
+    options: EvalOptions, suite: Suite, questions: Questions, watcher: Watcher, kept: KeptAnswers | None
 ) -> tuple[CandidateRun, Decided]:
     """Its own answers, and what it says about the baseline's."""
     samples = questions.samples
     progress = watcher.phase("engine", len(samples))
-    async with _open_candidate(options, suite) as candidate:
+    async with _open_candidate(options, suite) as opened:
+        candidate = kept.candidate(opened) if kept else opened
         if suite.choices_column:
             run = await choose_all(
                 candidate, samples, _choices(options, questions), concurrency=options.concurrency, progress=progress
             )
-            return run, "choices are weighed, not written"
+            return timed(run, kept), "choices are weighed, not written"
         run = await run_candidate(candidate, samples, concurrency=options.concurrency, progress=progress)
+        run = timed(run, kept)
         try:
             decisions = await decide_all(
                 candidate,
@@ -314,6 +334,8 @@ def candidate_side(directory: EngineDirectory | None, options: EvalOptions, run:
         assert directory is not None, "checked with the options"
         facts = engine_facts(directory)
     facts |= {"in_flight": str(options.concurrency), "machine": machine_name()}
+    if run.fresh is not None and (num_kept := len(run.answers) - len(run.fresh)):
+        facts["kept_answers"] = str(num_kept)
     return Side(facts, run.answers, run.performance)
 
 

@@ -117,6 +117,7 @@ def _notes(report: Report) -> list[str]:
         f"{baseline_name(report)}: {_which(baseline)}{baseline['dtype']}, {_in_flight(baseline)}, {baseline['source']}",
         f"engine: {engine['name']}, {_in_flight(engine)}",
         *_source_notes(baseline, engine),
+        *_kept_notes(engine, len(report.samples)),
         f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",
     ]
     if isinstance(report.evidence, str):
@@ -160,6 +161,12 @@ def _source_notes(baseline: Mapping[str, str], engine: Mapping[str, str]) -> lis
         f"note: the engine was built from another checkpoint ({actual[:12]}) than the one compared with "
         f"({expected[:12]}); build it again from this one unless that is intended"
     ]
+
+
+def _kept_notes(engine: Mapping[str, str], num_samples: int) -> list[str]:
+    if not (kept := engine.get("kept_answers")):
+        return []
+    return [f"{kept} of {num_samples} answers are of this run before it was interrupted; times are those of the others"]
 
 
 def _in_flight(facts: Mapping[str, str]) -> str:

@@ -389,6 +389,82 @@ def test_structured_output_is_asked_of_the_engine_only(checkpoint: Path, engine:
     assert len(list((tmp_path / "suite" / "baselines").iterdir())) == 1  # one baseline for both
 
 
+class Interrupted(Exception):
+    """As Ctrl-C, which asyncio would complain about."""
+
+
+class Interrupting:
+    """A watcher that interrupts a phase after so many samples."""
+
+    def __init__(self, phase: str, after: int) -> None:
+        self.stops = (phase, after)
+
+    def phase(self, name: str, total: int) -> Callable[[int], None]:
+        done = 0
+
+        def progress(count: int) -> None:
+            nonlocal done
+            done += count
+            if (name, done) == self.stops:
+                raise Interrupted
+
+        return progress
+
+
+@pytest.mark.parametrize(("phase", "after"), [("engine", 20), ("evidence", 10)])
+def test_an_interrupted_run_goes_on_and_says_the_same(
+    checkpoint: Path, engine: Path, suite: Path, tmp_path: Path, phase: str, after: int
+) -> None:
+    report, partial = tmp_path / "report.json", tmp_path / "report.partial.jsonl"
+    arguments = (engine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
+    run(*arguments)
+    run(*arguments)  # beside a stored baseline, as the run that goes on
+    whole = json.loads(report.read_text())
+    assert not partial.exists()
+    options = EvalOptions(suite, checkpoint, engine=engine, kept_answers=partial)
+    with pytest.raises(Interrupted):
+        evaluate(options, Interrupting(phase, after))
+    done = run(*arguments)
+    assert "of 32 answers are of this run before it was interrupted" in done.output
+    assert not partial.exists()
+    told = json.loads(report.read_text())
+    num_kept = int(told["engine"].pop("kept_answers"))
+    assert after - 1 <= num_kept < 31 if phase == "engine" else num_kept == 31
+    for content in (whole, told):
+        for sample in content["samples"]:
+            del sample["engine"]["seconds"]
+        for name in ("latency_seconds", "tokens_per_second"):
+            assert content["engine"].pop(name)
+    assert told == whole
+
+
+def test_answers_of_an_engine_that_changed_are_not_used(
+    checkpoint: Path, engine: Path, suite: Path, tmp_path: Path
+) -> None:
+    mine = shutil.copytree(engine, tmp_path / "engine")
+    report, partial = tmp_path / "report.json", tmp_path / "report.partial.jsonl"
+    arguments = (mine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
+    options = EvalOptions(suite, checkpoint, engine=mine, kept_answers=partial)
+    run(*arguments)
+
+    def interrupted() -> None:
+        with pytest.raises(Interrupted):
+            evaluate(options, Interrupting("engine", 20))
+
+    interrupted()
+    content = (mine / "rank0.engine").read_bytes()
+    (mine / "rank0.engine").write_bytes(
+        content
+    )  # the same bytes, for all that anybody knows not the ones that answered
+    assert "before it was interrupted" not in run(*arguments).output
+    interrupted()
+    assert "before it was interrupted" not in run(*arguments, "--concurrency", "2").output
+    interrupted()
+    assert "before it was interrupted" not in run(*arguments, "--num-samples", "31").output
+    interrupted()
+    assert "before it was interrupted" in run(*arguments).output
+
+
 def test_a_server_is_not_given_the_local_engines_facts(engine: Path, suite: Path) -> None:
     options = EvalOptions(suite, engine, engine=engine, url="localhost:8001")
     answer = Answer("a", 1, 1, 0.5)

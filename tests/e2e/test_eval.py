@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import CHECKPOINT, ROOT, ServerProcess, llmserve
+import pytest
+
+from tests.e2e.conftest import CHECKPOINT, LLMSERVE, ROOT, ServerProcess, llmserve
 
 CHOICES = ROOT / "eval" / "suites" / "multiple-choice.yaml"
 STRUCTURED = ROOT / "eval" / "suites" / "json-structured.yaml"
@@ -59,3 +63,26 @@ def test_structured_output_is_json_in_process_and_through_a_server(
         assert report["metrics"]["json_valid"]["baseline"] < 5
     texts = [[sample["engine"]["text"] for sample in report["samples"]] for report in (inside, outside)]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("signal", ["kill", "terminate"])
+def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_path: Path, signal: str) -> None:
+    report, partial = tmp_path / "report.json", tmp_path / "report.partial.jsonl"
+    suite = ROOT / "eval" / "suites" / "docstrings.yaml"
+    arguments = ["eval", str(demo_engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(suite), "--no-record"]
+    arguments += ["--output", str(report), "--concurrency", "1"]
+    process = subprocess.Popen([LLMSERVE, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not partial.exists() or partial.read_bytes().count(b"\n") < 60):
+        time.sleep(0.02)
+    getattr(process, signal)()
+    assert process.wait(timeout=30) != 0
+    assert not report.exists()
+    num_lines = partial.read_bytes().count(b"\n")
+    done = llmserve(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(report.read_text())
+    assert int(content["engine"]["kept_answers"]) >= min(num_lines - 2, 400)
+    assert "answers are of this run before it was interrupted" in done.stdout
+    assert not partial.exists()
+    assert content["parity"]["exact_match_rate"] > 0.98
