@@ -31,14 +31,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def judged(report: Report, chosen: list[int]) -> GateResult:
     """The same run, had the suite had these samples only."""
     scores = [{name: values[chosen] for name, values in side.items()} for side in report.scores]
-    assert isinstance(report.evidence, Evidence)
-    begins = np.cumsum(report.evidence.lengths) - report.evidence.lengths
-    positions = np.concatenate(
-        [np.arange(begins[index], begins[index] + report.evidence.lengths[index]) for index in chosen]
-    )
+    whole = report.evidence
+    assert isinstance(whole, Evidence)
+    begins = np.cumsum(whole.lengths) - whole.lengths
+    positions = np.concatenate([np.arange(begins[index], begins[index] + whole.lengths[index]) for index in chosen])
     evidence = Evidence(
-        *(getattr(report.evidence, name)[positions] for name in ("divergence", "other_best", "margins", "surprise")),
-        report.evidence.lengths[chosen],
+        whole.divergence[positions],
+        whole.other_best[positions],
+        whole.margins[positions],
+        whole.surprise[positions],
+        whole.lengths[chosen],
     )
     rules = report.rules
     metrics = judge(scores[0], scores[1], margins=rules["margins"], floors=rules["floors"]).metrics
