@@ -96,6 +96,7 @@ class EngineStats:
     total_ctx_tokens: int | None = None  # computed since the start, of prompts and of what was preempted; None: unknown
     total_gen_tokens: int | None = None  # sampled since the start; None: unknown
     promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
+    total_preemptions: int | None = None  # since the start; None: unknown
 
 
 class Engine(Protocol):

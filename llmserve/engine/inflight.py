@@ -274,4 +274,5 @@ class InflightEngine:
             total_ctx_tokens=self._num_ctx_tokens,
             total_gen_tokens=self._num_gen_tokens,
             promised_bytes=self._limits.weight_bytes + pool.num_free * self._limits.block_bytes,
+            total_preemptions=scheduler.num_preemptions,
         )

@@ -54,6 +54,7 @@ class Scheduler:
         self.pool = BlockPool(config.num_blocks)
         self.waiting: list[Sequence] = []  # sorted by place
         self.running: dict[int, Sequence] = {}
+        self.num_preemptions = 0  # since the start
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
         self._sequences: dict[int, Sequence] = {}  # waiting and running
@@ -301,6 +302,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, at its old place. What it has computed is computed again, or found in the cache."""
+        self.num_preemptions += 1
         self._release(sequence)
         bisect.insort(self.waiting, sequence, key=self._place)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from prometheus_client.registry import Collector
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -145,6 +145,7 @@ class LoadedModel:
     collates: bool = False  # executes a batch as one set of tensors: honours `batch_input` and `batch_output`
     gauges: Callable[[], Sequence[GaugeSample]] = field(default=lambda: ())  # read at each metrics scrape
     histograms: Mapping[str, Histogram] = field(default_factory=dict)  # by family
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of what answers, as JSON, for clients
     allowance: Callable[[Tenant], Allowance | None] = no_limits  # what is left to a tenant; cheap
     reads_answer: ReadsAnswer = every_output  # for comparing it with another version's
     promised_bytes: Callable[[], int] = no_promises  # of memory that looks free, and that it will take

@@ -235,6 +235,10 @@ class InferenceCore:
         """What its limits leave to a tenant in a model, for now; None: there are none."""
         return self._table.find(name, "").allowance(tenant)
 
+    def facts(self, name: str) -> Mapping[str, Any]:
+        """What the backend tells of what answers, as JSON; nothing of most models."""
+        return self._table.find(name, "").facts
+
     def metrics_text(self) -> str:
         return metrics_text(self._registry)
 

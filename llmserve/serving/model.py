@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -106,6 +107,11 @@ class ServedModel:
         """What its limits leave to a tenant, here or in the first step that has any; None: there are none."""
         own = self._loaded.allowance(tenant)
         return own or next(filter(None, (part.allowance(tenant) for part in self._parts)), None)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Of what answers here, or in the first step that tells any."""
+        return self._loaded.facts or next((part.facts for part in self._parts if part.facts), {})
 
     @property
     def histograms(self) -> Mapping[str, Histogram]:

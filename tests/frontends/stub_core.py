@@ -165,6 +165,9 @@ class StubCore:
     def allowance(self, name: str, tenant: Tenant) -> Allowance | None:
         return None
 
+    def facts(self, name: str) -> Mapping[str, Any]:
+        return {}
+
     def metrics_text(self) -> str:
         return "# HELP up is it up\nup 1\n"
 

@@ -133,6 +133,7 @@ def test_max_utilization_starts_what_fits_and_preempts_the_last_in_place() -> No
         bench.step()
         preempted += [s.id for s in bench.scheduler.waiting]
     assert bench.num_preemptions > 0
+    assert bench.scheduler.num_preemptions == bench.num_preemptions
     assert set(preempted) == {second}
     assert bench.sequences[first].last_token_ns < bench.sequences[second].last_token_ns
     bench.assert_answers()

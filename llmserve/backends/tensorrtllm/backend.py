@@ -17,17 +17,20 @@ from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
 from llmserve.backends.tensorrtllm.compared_answers import answer_reader
 from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
-from llmserve.backends.tensorrtllm.parameters import ModelParameters
+from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, ModelParameters
 from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
+from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine, MeteringEngine
 from llmserve.engine.gate_record import standing
+from llmserve.engine.identity import EngineIdentity
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound, Unsupported
 from llmserve.serving.backend import GaugeSample, LoadContext, LoadedModel, no_limits
 from llmserve.serving.observe.trace import Trace
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
+from llmserve.stages.files import resolve_path
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.guides import GuideCompiler
 from llmserve.stages.receipt import AskedTokens
@@ -44,6 +47,11 @@ class TensorrtLlmBackend:
     name: str = "tensorrtllm"
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
+        """Clients read there which engine it is."""
+        path = config.parameters[ENGINE_PATH].string_value.strip() if ENGINE_PATH in config.parameters else ""
+        identity = _identity(resolve_path(path, model_dir)) if path else None  # else versions have engines of their own
+        for name, value in identity.parameters().items() if identity is not None else ():
+            config.parameters[name].string_value = value
         return config
 
     def load(self, context: LoadContext) -> LoadedModel:
@@ -58,6 +66,7 @@ class TensorrtLlmBackend:
             f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input
         )
         gates = standing(parameters.engine_dir, engine.info.digest)
+        identity = _identity(parameters.engine_dir)
 
         def samples() -> Sequence[GaugeSample]:
             stats = engine.stats()
@@ -67,11 +76,20 @@ class TensorrtLlmBackend:
             [instance],
             batches_itself=True,
             gauges=samples,
+            facts=identity.document(gates) if identity is not None and identity.digest == engine.info.digest else {},
             allowance=engine.allowance if isinstance(engine, MeteringEngine) else no_limits,
             histograms=instance.histograms.by_name,
             reads_answer=answer_reader,
             promised_bytes=lambda: engine.stats().promised_bytes,
         )
+
+
+def _identity(path: Path) -> EngineIdentity | None:
+    """None where there is no engine directory: `load` says what is wrong, and tests have fakes."""
+    try:
+        return EngineIdentity.of(EngineDirectory.open(path))
+    except LlmserveError:
+        return None
 
 
 def _tokenizer_for_stop_strings(path: Path) -> Tokenizer | None:

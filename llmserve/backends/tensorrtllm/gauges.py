@@ -53,7 +53,7 @@ def engine_gauges(stats: EngineStats) -> Sequence[GaugeSample]:
 
 
 def engine_facts(info: EngineInfo, stats: EngineStats, gates: Sequence[GateRecord]) -> Sequence[GaugeSample]:
-    """Which engine it is, what was said of it, and the tokens that it has computed, where it counts them."""
+    """Which engine it is, what was said of it, and what it has done, where it counts that."""
     labels = {
         "name": info.name,
         "architecture": info.architecture,
@@ -66,6 +66,7 @@ def engine_facts(info: EngineInfo, stats: EngineStats, gates: Sequence[GateRecor
     counts = {
         "llmserve_prompt_tokens_total": stats.total_ctx_tokens,
         "llmserve_generation_tokens_total": stats.total_gen_tokens,
+        "llmserve_preemptions_total": stats.total_preemptions,
     }
     counters: list[GaugeSample] = [(family, {}, float(count)) for family, count in counts.items() if count is not None]
     verdicts: list[GaugeSample] = [

@@ -14,6 +14,7 @@ from typing import TypeVar
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.engine.artifact import MANIFEST_FILE
+from llmserve.engine.identity import PREFIX
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
 from llmserve.scheduler.settings import Policy, SchedulerSettings
@@ -21,6 +22,7 @@ from llmserve.serving.rollout.rules import PARAMETER as RULES
 from llmserve.stages.files import resolve_path
 
 logger = logging.getLogger(__name__)
+ENGINE_PATH = "gpt_model_path"
 Value = TypeVar("Value")
 Default = TypeVar("Default")
 
@@ -48,10 +50,14 @@ class ModelParameters:
 
         Where no `gpt_model_path` is given, the version's directory may be the engine directory.
         """
-        given = {key: entry.string_value.strip() for key, entry in config.parameters.items() if key != RULES}
+        given = {
+            key: entry.string_value.strip()
+            for key, entry in config.parameters.items()
+            if key != RULES and not key.startswith(PREFIX)  # what we tell of it
+        }
         reader = _Reader({key: value for key, value in given.items() if value and not value.startswith("${")})
         own = str(version_dir) if version_dir is not None and (version_dir / MANIFEST_FILE).is_file() else ""
-        engine_dir = reader.take("gpt_model_path", own, str)
+        engine_dir = reader.take(ENGINE_PATH, own, str)
         if not engine_dir:
             reader.problems.append(
                 "gpt_model_path is not set; give the path of an engine directory, or make the version's directory one"

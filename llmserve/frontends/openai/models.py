@@ -60,7 +60,9 @@ class Models:
         return json_answer(self._document(self.state.ensembles.find(model).name))
 
     def _document(self, name: str) -> Json:
-        return {"id": name, "object": "model", "created": self.state.created, "owned_by": OWNER}
+        facts = self.state.ensembles.core.facts(name)
+        engine = {"engine": dict(facts)} if facts else {}
+        return {"id": name, "object": "model", "created": self.state.created, "owned_by": OWNER, **engine}
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """The ids that a prompt, or a conversation, becomes."""
