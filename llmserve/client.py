@@ -66,6 +66,7 @@ class TextDelta:
     completion_tokens: int = 0
     cum_log_prob: float = 0.0  # these two only with return_log_probs
     log_probs: tuple[float, ...] = ()
+    token_ids: tuple[int, ...] = ()  # the text's; only with return_tokens
     warning: str = ""  # in an answer's last delta: what of the request was cut to fit, or ignored
     receipt: str = ""  # there too, with return_receipt: JSON, for `llmserve verify`
 
@@ -328,6 +329,7 @@ def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
         completion_tokens=first("num_completion_tokens", 0),
         cum_log_prob=first("cum_log_probs", 0.0),
         log_probs=tuple(outputs.get("output_log_probs", ())),
+        token_ids=tuple(outputs.get("output_token_ids", ())),
         warning=first("warning", b"").decode("utf-8", errors="replace"),
         receipt=first("receipt", b"").decode("utf-8", errors="replace"),
     )

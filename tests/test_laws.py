@@ -32,8 +32,8 @@ LAYERS = (
     ("backends",),
     ("frontends",),
     ("client",),
-    ("evaluation",),
     ("benchmark",),
+    ("evaluation",),
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

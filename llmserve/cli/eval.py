@@ -6,6 +6,7 @@ input was wrong.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("eval-results")
 PARTIAL = ".partial.jsonl"  # beside a report: what was answered before it
+SERVE = (sys.executable, "-m", "llmserve.cli.owned_server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +64,21 @@ class EvalFlags:
     ] = False
     baseline_batch_size: Annotated[int, typer.Option(help="Prompts at a time when it is computed.")] = 1
     concurrency: Annotated[int, typer.Option(help="Requests in flight at the engine.")] = 8
-    threads: Annotated[int, typer.Option(help="Of the engine in this process; 0: every core.")] = 0
+    threads: Annotated[int, typer.Option(help="Of the engine, wherever it is opened; 0: every core.")] = 0
     api_key: ApiKeyOption = ""
     root_certificates: RootCertificatesOption = None
+    as_served: Annotated[
+        bool,
+        typer.Option(help="Ask some samples through real servers, too: alone and among others, over gRPC and /v1."),
+    ] = True
+    served_samples: Annotated[int, typer.Option(help="How many of them.")] = 32
+    http_url: Annotated[
+        str, typer.Option(help="http://HOST:PORT of the server at --url: /v1 is asked, too.", show_default=False)
+    ] = ""
+    previous: Annotated[
+        Path | None,
+        typer.Option(help="Engine directory whose last record speed is compared with.", show_default="ENGINE"),
+    ] = None
     record: Annotated[
         bool, typer.Option(help="Add the verdict to the engine's records, which llmserve serve --require-gate reads.")
     ] = True
@@ -103,7 +117,9 @@ class EvalFlags:
         # imported here: the other commands need neither gRPC nor the statistics
         from llmserve.client import Access
         from llmserve.evaluation.run import EvalOptions
+        from llmserve.evaluation.served.run import ServedOptions
 
+        served = ServedOptions(SERVE, self.served_samples, self.http_url, self.previous, self.threads)
         return EvalOptions(
             self.suite,
             self.hf_model_dir,
@@ -117,6 +133,7 @@ class EvalFlags:
             concurrency=self.concurrency,
             threads=self.threads,
             access=Access(self.api_key, self.root_certificates),
+            served=served if self.as_served else None,
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
@@ -61,6 +62,12 @@ class GateRecord:
     def time(self) -> str:
         return str(self.line.content["time"])
 
+    @property
+    def speed(self) -> Mapping[str, Any] | None:
+        """Machine and values; None of a run that measured none, as the first ones did."""
+        found: Mapping[str, Any] | None = self.line.content.get("speed")
+        return found
+
     def __str__(self) -> str:
         part = "" if self.is_complete else f", {self.line.content['suite']['num_samples']} samples only"
         blessed = "" if self.blessed_by else ", with margins that nobody blessed"
@@ -81,10 +88,15 @@ class GateRule:
 
 def records_in(path: Path, engine_digest: str) -> list[GateRecord]:
     """Of that engine, in its directory, the oldest first. `InvalidArgument` when the file was changed."""
+    return [record for record in every_record(path) if record.engine_digest == engine_digest]
+
+
+def every_record(path: Path) -> list[GateRecord]:
+    """Of all engines that were in the directory, the oldest first. `InvalidArgument` when the file was changed."""
     file = path / RECORDS_FILE
     found = [GateRecord(line) for line in read(file)]
     try:
-        return [record for record in found if record.engine_digest == engine_digest and _is_whole(record)]
+        return [record for record in found if record.engine_digest and _is_whole(record)]
     except (KeyError, TypeError) as error:
         raise InvalidArgument(f"{file} has a record that lacks a field ({error!r})") from error
 

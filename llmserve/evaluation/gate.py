@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,19 +121,44 @@ class LossResult:
         return None if self.loss is Loss.FLIP else detectable_of(self.interval)
 
 
+class Judged(Protocol):
+    """Any result: these two kinds, and those of the engine as it is served."""
+
+    @property
+    def is_judged(self) -> bool: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class GroupedResult(Judged, Protocol):
+    """One of a kind that the verdict names once."""
+
+    @property
+    def group(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class GateResult:
     metrics: tuple[MetricResult, ...]
     losses: tuple[LossResult, ...] = ()
+    others: tuple[GroupedResult, ...] = ()  # conditions as served, speed
 
     @property
-    def judged(self) -> tuple[MetricResult | LossResult, ...]:
-        results: list[MetricResult | LossResult] = [*self.metrics, *self.losses]
+    def judged(self) -> tuple[Judged, ...]:
+        results: list[Judged] = [*self.metrics, *self.losses, *self.others]
         return tuple(result for result in results if result.is_judged)
 
     @property
     def verdict(self) -> Verdict:
         return max((m.verdict for m in self.judged), key=SEVERITY.index, default=Verdict.PASS)
+
+    def passes(self, *, inconclusive: bool) -> bool:
+        """`inconclusive`: whether that is good enough, as a suite may say."""
+        return self.verdict is Verdict.PASS or (inconclusive and self.verdict is Verdict.INCONCLUSIVE)
 
     @property
     def reasons(self) -> list[str]:

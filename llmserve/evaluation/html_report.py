@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from llmserve.evaluation.gate import MetricResult
 from llmserve.evaluation.report import Report, write_report
+from llmserve.evaluation.served.table import speed_rows
 from llmserve.evaluation.statistics import Interval
 from llmserve.evaluation.table import baseline_name, loss_name, metric_name
 
@@ -52,6 +53,7 @@ def render_html(report: Report) -> str:
             rows=list(_rows(report)),
             plots=list(_plots(report)),
             speeds=_speeds(report),
+            served_speeds=[[str(cell) for cell in row] for row in speed_rows(report.served)],
             moved=list(_moved(report)),
             about=_about(report),
         )

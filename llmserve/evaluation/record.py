@@ -12,6 +12,7 @@ from llmserve.engine.gate_record import FORMAT, RECORDS_FILE, GateRecord
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.blessing import blessed_by, now
 from llmserve.evaluation.report import Report, side_facts
+from llmserve.evaluation.served.judging import served_facts
 
 SEED = 0  # of every resampling
 
@@ -53,6 +54,7 @@ def _content(report: Report, report_sha256: str) -> dict[str, Any]:
         "metrics": report.metric_facts(),
         "losses": report.evidence_facts()["losses"],
         "exact_match_rate": report.parity.exact_match_rate,
+        **served_facts(report.served),
         "seed": SEED,
         "versions": dict(report.versions),
         "report_sha256": report_sha256,

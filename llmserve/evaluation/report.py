@@ -14,6 +14,7 @@ from llmserve.evaluation.evidence import Evidence
 from llmserve.evaluation.gate import GateResult, LossResult, MetricResult
 from llmserve.evaluation.parity import Parity
 from llmserve.evaluation.power import Flips
+from llmserve.evaluation.served.judging import ServedPart
 from llmserve.evaluation.text_metrics import Scores
 
 FORMAT = 3
@@ -42,6 +43,7 @@ class Report:
     parity: Parity
     passed: bool  # the gate's verdict, after the suite's rule for inconclusive ones
     versions: Mapping[str, str]
+    served: ServedPart | None = None  # None: it was not asked as it is served
 
     @property
     def is_complete(self) -> bool:
@@ -73,6 +75,7 @@ class Report:
                     {"id": d.sample_id, "position": d.position, "margin": d.margin} for d in self.parity.divergences
                 ],
             },
+            **({} if self.served is None else self.served.documents()),
             "versions": dict(self.versions),
             "samples": [self._sample(index) for index in range(len(self.samples))],
         }

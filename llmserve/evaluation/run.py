@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.identity import EngineIdentity
 from llmserve.errors import InvalidArgument, NotFound, Unsupported, raise_problems
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer, Performance, Sample
@@ -40,13 +41,15 @@ from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.engine_baseline import engine_baseline, engine_facts
 from llmserve.evaluation.evidence import Evidence
 from llmserve.evaluation.folder import model_folder, text_folder
-from llmserve.evaluation.gate import GateResult, Verdict, judge, judge_losses
+from llmserve.evaluation.gate import GateResult, judge, judge_losses
 from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, timed
 from llmserve.evaluation.machine import machine_name, package_versions
 from llmserve.evaluation.parity import compare_tokens
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
 from llmserve.evaluation.report import Report, Side
 from llmserve.evaluation.scoring import require_metrics, scores_of
+from llmserve.evaluation.served.check import Asked
+from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
 from llmserve.evaluation.suite import UNQUANTIZED, Suite, load_suite
 from llmserve.stages.preprocess import PreparedPrompt
 
@@ -78,6 +81,7 @@ class EvalOptions:
     threads: int = 0  # of the engine; 0: every core
     access: Access = field(default_factory=Access)  # to the server
     kept_answers: Path | None = None  # where an engine's answers are kept until the run has ended; None: nowhere
+    served: ServedOptions | None = None  # None: it is not asked as it is served
 
     def problems(self) -> list[str]:
         rules = [
@@ -101,6 +105,7 @@ class EvalOptions:
             (not self.dtype or self.dtype in DTYPES, f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"),
             (self.concurrency >= 1, "--concurrency must be at least 1"),
             (self.baseline_batch_size >= 1, "--baseline-batch-size must be at least 1"),
+            *(self.served.rules(url=self.url) if self.served else ()),
         ]
         return [text for holds, text in rules if not holds]
 
@@ -113,10 +118,14 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     directory = EngineDirectory.open(options.engine) if options.engine else None
     ask = _ask_engine if options.baseline else _ask_hugging_face
     questions, baseline_side = ask(options, suite, directory, watcher)
+    subject = Subject.of(directory, options.url, options.access)
     with _kept(options, suite, questions, directory) as kept:
         run, decisions = asyncio.run(_run_engine(options, suite, questions, watcher, kept))
-    engine_side = candidate_side(directory, options, run)
-    return compare(suite, suite_digest(suite), questions.samples, baseline_side, engine_side, decisions)
+    engine_side = candidate_side(directory, options, run, subject.identity)
+    report = compare(suite, suite_digest(suite), questions.samples, baseline_side, engine_side, decisions)
+    asked = Asked(questions.samples, run.answers, suite.max_tokens)
+    served = options.served if suite.is_plain else None
+    return with_served(report, suite, subject, served, asked, watcher)
 
 
 def _ask_hugging_face(
@@ -200,7 +209,7 @@ def compare(
         gate=gate,
         evidence=evidence,
         parity=compare_tokens(samples, baseline.answers, engine.answers),
-        passed=gate.verdict is Verdict.PASS or (gate.verdict is Verdict.INCONCLUSIVE and suite.inconclusive_passes),
+        passed=gate.passes(inconclusive=suite.inconclusive_passes),
         versions=package_versions(),
     )
 
@@ -326,10 +335,17 @@ def _open_candidate(options: EvalOptions, suite: Suite) -> AbstractAsyncContextM
     return engine_candidate(options.engine, max_tokens=suite.max_tokens, threads=options.threads, guide=suite.guide)
 
 
-def candidate_side(directory: EngineDirectory | None, options: EvalOptions, run: CandidateRun) -> Side:
-    """What is known of the engine that answered: through a server its address only, whatever lies here on disk."""
+def candidate_side(
+    directory: EngineDirectory | None, options: EvalOptions, run: CandidateRun, identity: EngineIdentity | None = None
+) -> Side:
+    """What is known of the engine that answered: through a server what that says of it, whatever lies here on disk."""
     if options.url:
         facts = {"name": options.url, "url": options.url}
+        if identity is not None:
+            facts |= {
+                "target": identity.target, "dtype": identity.dtype, "precision": identity.precision,
+                "engine_digest": identity.digest,
+            }  # fmt: skip
     else:
         assert directory is not None, "checked with the options"
         facts = engine_facts(directory)

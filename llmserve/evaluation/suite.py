@@ -16,6 +16,8 @@ structured_output: true                     # the engine is held to that schema,
 margins: {rougeL: 0.3}                      # points (of 100) that the engine may lose
 loss_margins: {float: {kl: 0.001, flip: 0.1}, int8: {kl: 0.01}}   # see evidence.py; float: engines without quantization
 evidence: required                          # or optional: an engine that tells none is judged by the rest
+as_served: optional                         # or required: also of engines that promise no bits, and never left out
+speed_margins: {ttft: 1.2, throughput: 1.1} # how many times worse than the last record; see served/measures.py
 floors: {rougeL: 15}                        # what it must reach whatever the baseline does; margins, floors or both
 inconclusive: fail                          # or pass: what the exit code says when the samples cannot tell
 baselines: ../baselines                     # folder of stored Hugging Face outputs, relative to the suite file
@@ -35,6 +37,7 @@ import yaml
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import LOSSES
+from llmserve.evaluation.served.measures import MEASURES
 from llmserve.evaluation.text_metrics import DEFAULT_METRICS, TEXT_METRICS, TextRules, schema_problem
 from llmserve.stages.chat import Message
 from llmserve.stages.guides import GuideKind, GuideText
@@ -55,6 +58,8 @@ OPTIONAL = (
     "margins",
     "loss_margins",
     "evidence",
+    "as_served",
+    "speed_margins",
     "floors",
     "inconclusive",
     "baselines",
@@ -91,6 +96,8 @@ class Suite:
     margins: Mapping[str, float] = field(default_factory=dict)
     loss_margins: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # precision -> loss -> at most
     needs_evidence: bool = True
+    needs_served: bool = False  # judged as it is served, whatever the engine promises
+    speed_margins: Mapping[str, float] = field(default_factory=dict)  # measure -> times worse, at most
     floors: Mapping[str, float] = field(default_factory=dict)
     inconclusive_passes: bool = False
 
@@ -110,7 +117,14 @@ class Suite:
         """Only where they are set: what a suite without them was blessed with has no such lines."""
         found: dict[str, Any] = {"choices": True} if self.choices_column else {}
         found |= {"json_schema": dict(self.json_schema)} if self.json_schema is not None else {}
-        return found | ({"structured_output": True} if self.structured_output else {})
+        found |= {"structured_output": True} if self.structured_output else {}
+        found |= {"as_served": "required"} if self.needs_served else {}
+        return found | ({"speed_margins": dict(self.speed_margins)} if self.speed_margins else {})
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether answers are texts that only the prompt leads: what the engine is asked as it is served."""
+        return not self.choices_column and not self.structured_output
 
     @property
     def text_rules(self) -> TextRules:
@@ -186,6 +200,8 @@ class _Reader:
             margins=self._points("margins"),
             loss_margins=self._loss_margins(),
             needs_evidence=self._choice("evidence", ("required", "optional")) == "required",
+            needs_served=self._choice("as_served", ("optional", "required")) == "required",
+            speed_margins=self._speed_margins(),
             floors=self._points("floors"),
             inconclusive_passes=self._choice("inconclusive", ("fail", "pass")) == "pass",
         )
@@ -259,6 +275,12 @@ class _Reader:
             self.problems += [f"{key}.{name} must be a number of at least 0, got {margins[name]!r}" for name in bad]
             found[precision] = {name: float(value) for name, value in margins.items() if name not in bad}
         return found
+
+    def _speed_margins(self) -> dict[str, float]:
+        margins = self._mapping("speed_margins", set(MEASURES))
+        bad = [name for name, value in margins.items() if not _is_number(value) or value < 1]
+        self.problems += [f"speed_margins.{name} must be a number of at least 1, got {margins[name]!r}" for name in bad]
+        return {name: float(value) for name, value in margins.items() if name not in bad}
 
     def _data(self) -> DataSource:
         data = self._mapping("data", {"path", "hub", "config", "split", "revision"})

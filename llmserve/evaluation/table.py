@@ -11,10 +11,11 @@ from rich.text import Text
 
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import Loss
-from llmserve.evaluation.gate import LossResult, MetricResult, Verdict
+from llmserve.evaluation.gate import GateResult, LossResult, MetricResult, Verdict
 from llmserve.evaluation.plan import Plan
 from llmserve.evaluation.power import POWER
 from llmserve.evaluation.report import Report
+from llmserve.evaluation.served.table import served_notes, served_tables
 from llmserve.evaluation.text_metrics import TEXT_METRICS
 
 NAMES = {name: metric.title for name, metric in TEXT_METRICS.items()} | {name: name for name in CHOICE_METRICS}
@@ -38,7 +39,7 @@ def render(report: Report) -> RenderableType:
     for row in _performance_rows(report):
         table.add_row(*row, "", "", "")
     losses = [_loss_table(report)] if report.gate.losses else []
-    return Group(table, *losses, *map(Text, _notes(report)), _verdict(report))
+    return Group(table, *losses, *served_tables(report.served), *map(Text, _notes(report)), _verdict(report))
 
 
 def render_plan(plan: Plan) -> RenderableType:
@@ -91,6 +92,13 @@ def _name(result: MetricResult | LossResult) -> str:
     return PLAIN_NAMES[result.metric if isinstance(result, MetricResult) else result.loss.value]
 
 
+def _names(gate: GateResult) -> list[str]:
+    """Of what was judged."""
+    measured: list[MetricResult | LossResult] = [*gate.metrics, *gate.losses]
+    groups = dict.fromkeys(result.group for result in gate.others if result.is_judged)
+    return [*(_name(result) for result in measured if result.is_judged), *groups]
+
+
 def _loss_row(result: LossResult, *, is_known: bool) -> tuple[str | Text, ...]:
     interval = result.interval
     return (
@@ -115,7 +123,7 @@ def _notes(report: Report) -> list[str]:
     parity, baseline, engine = report.parity, report.baseline.facts, report.engine.facts
     notes = [
         f"{baseline_name(report)}: {_which(baseline)}{baseline['dtype']}, {_in_flight(baseline)}, {baseline['source']}",
-        f"engine: {engine['name']}, {_in_flight(engine)}",
+        f"engine: {engine['name']}{_served_engine(engine)}, {_in_flight(engine)}",
         *_source_notes(baseline, engine),
         *_kept_notes(engine, len(report.samples)),
         f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",
@@ -124,7 +132,7 @@ def _notes(report: Report) -> list[str]:
         notes.append(f"no evidence from the baseline's own answers: {report.evidence}")
     else:
         notes.append(f"evidence: {report.evidence.num_positions:,} positions of the baseline's own answers")
-    return [*notes, *_flip_notes(report), _detectable_note(report)]
+    return [*notes, *served_notes(report.served), *_flip_notes(report), _detectable_note(report)]
 
 
 def _flip_notes(report: Report) -> list[str]:
@@ -142,6 +150,15 @@ def _detectable_note(report: Report) -> str:
         f"{_name(result)} {result.detectable:.2g}" for result in report.gate.losses if result.detectable is not None
     ]
     return f"detectable losses ({100 * POWER:.0f} % power): {', '.join(found)}"
+
+
+def _served_engine(engine: Mapping[str, str]) -> str:
+    """What a server says that it has."""
+    if "url" not in engine:
+        return ""
+    if "engine_digest" not in engine:
+        return " (it does not tell which engine it has; its losses are judged as those of an unquantized one)"
+    return f" (digest {engine['engine_digest'][:12]}, {engine['dtype']})"
 
 
 def baseline_name(report: Report) -> str:
@@ -178,7 +195,7 @@ def _verdict(report: Report) -> Text:
     verdict = report.gate.verdict
     word = "PASS" if report.passed else "FAIL"
     if verdict is Verdict.PASS:
-        names = ", ".join(_name(result) for result in report.gate.judged)
+        names = ", ".join(_names(report.gate))
         return Text(f"{word}: the engine loses no more than the suite allows ({names})", "bold green")
     if verdict is Verdict.INCONCLUSIVE:
         word += " (inconclusive)"

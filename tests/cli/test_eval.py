@@ -30,6 +30,7 @@ from llmserve.evaluation.run import EvalOptions, candidate_side, evaluate
 from llmserve.evaluation.suite import load_suite
 from llmserve.sealed_log import Verifier
 from tests.checkpoints import make_checkpoint
+from tests.evaluation.served.defects import command
 from tests.evaluation.suites import write_choice_suite, write_suite
 from tests.gguf_files import make_gguf
 from tests.quantized_files import METHODS, make_quantized
@@ -67,6 +68,11 @@ def suite(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str | Path) -> Result:
+    """Without servers: quicker."""
+    return run_served(*arguments, "--no-as-served")
+
+
+def run_served(*arguments: str | Path) -> Result:
     app = typer.Typer()
     app.command()(eval_command.command)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -144,6 +150,25 @@ def test_there_is_one_baseline(arguments: tuple[str, ...], words: str, engine: P
     done = run(engine, "--suite", suite, *arguments)
     assert isinstance(done.exception, LlmserveError)
     assert words in str(done.exception)
+
+
+def test_what_is_wrong_only_among_others_fails_as_it_is_served(
+    checkpoint: Path, engine: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.json"
+    arguments = (engine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", report, "--served-samples", "12")
+    good = run_served(*arguments)
+    assert good.exit_code == 0, good.output
+    monkeypatch.setattr(eval_command, "SERVE", command("swap_blocks()"))
+    bad = run_served(*arguments)
+    assert bad.exit_code == 1, bad.output
+    assert "FAIL: as served, " in bad.output
+    told = json.loads(report.read_text())
+    assert told["served"]["conditions"]["alone"]["verdict"] == "pass"
+    assert told["served"]["conditions"]["in flight"]["differences"]
+    passed, failed = records_of(EngineDirectory.open(engine))[-2:]
+    assert (passed.passed, failed.passed) == (True, False)
+    assert failed.line.content["served"]["in flight"]["verdict"] == "fail"
 
 
 def test_a_damaged_layer_fails_by_the_evidence_alone(

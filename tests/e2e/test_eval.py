@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.gate_record import RECORDS_FILE, every_record
 
 from tests.e2e.conftest import CHECKPOINT, LLMSERVE, ROOT, ServerProcess, llmserve
 
 CHOICES = ROOT / "eval" / "suites" / "multiple-choice.yaml"
 STRUCTURED = ROOT / "eval" / "suites" / "json-structured.yaml"
 SMOKE = ROOT / "eval" / "suites" / "docstrings-smoke.yaml"
+
+
+CONDITIONS = {
+    "alone", "as in this process", "prefix hits", "unary", "/v1 streamed", "/v1 unary", "seeded", "multi-byte",
+    "in flight", "staggered", "preempted",
+}  # fmt: skip
 
 
 def evaluate(output: Path, *arguments: str, suite: Path = SMOKE) -> dict[str, Any]:
@@ -65,8 +78,8 @@ def test_structured_output_is_json_in_process_and_through_a_server(
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("signal", ["kill", "terminate"])
-def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_path: Path, signal: str) -> None:
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_path: Path, how: str) -> None:
     report, partial = tmp_path / "report.json", tmp_path / "report.partial.jsonl"
     suite = ROOT / "eval" / "suites" / "docstrings.yaml"
     arguments = ["eval", str(demo_engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(suite), "--no-record"]
@@ -75,7 +88,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_p
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not partial.exists() or partial.read_bytes().count(b"\n") < 60):
         time.sleep(0.02)
-    getattr(process, signal)()
+    getattr(process, how)()
     assert process.wait(timeout=30) != 0
     assert not report.exists()
     num_lines = partial.read_bytes().count(b"\n")
@@ -86,3 +99,46 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_p
     assert "answers are of this run before it was interrupted" in done.stdout
     assert not partial.exists()
     assert content["parity"]["exact_match_rate"] > 0.98
+
+
+def test_it_is_asked_as_it_is_served_and_its_speed_is_compared(demo_engine: Path, tmp_path: Path) -> None:
+    engine = shutil.copytree(demo_engine, tmp_path / "engine", ignore=shutil.ignore_patterns(RECORDS_FILE))
+    first = evaluate(tmp_path / "first.json", str(engine))
+    conditions = first["served"]["conditions"]
+    assert conditions.keys() == CONDITIONS
+    assert {(one["verdict"], one["judged"]) for one in conditions.values()} == {("pass", True)}
+    assert {one["answers"] for name, one in conditions.items() if name not in ("seeded", "multi-byte")} == {32}
+    assert first["speed"]["times_worse"] == {}
+    second = evaluate(tmp_path / "second.json", str(engine))
+    assert second["speed"]["times_worse"].keys() == {"ttft", "itl", "throughput", "memory", "open"}
+    records = every_record(engine)
+    assert [record.passed for record in records] == [True, True]
+    assert records[0].line.content["speed"]["values"] == first["speed"]["values"]
+    assert records[0].line.content["served"]["preempted"]["differences"] == 0
+
+
+def test_a_server_tells_which_engine_it_has(demo_engine: Path, server: ServerProcess, tmp_path: Path) -> None:
+    manifest = EngineDirectory.open(demo_engine).manifest
+    (model,) = httpx.get(f"{server.http}/v1/models").json()["data"]
+    told = model["engine"]
+    assert (told["digest"], told["target"], told["precision"]) == (manifest.engine_digest, "cpu", "float")
+    assert told["deterministic"] is True
+    report = evaluate(tmp_path / "url.json", "--url", server.grpc, "--http-url", server.http, "--num-samples", "40")
+    assert report["engine"]["engine_digest"] == manifest.engine_digest
+    assert {"/v1 streamed", "in flight"} <= report["served"]["conditions"].keys()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_server_behind(demo_engine: Path, tmp_path: Path, number: int) -> None:
+    command = [LLMSERVE, "eval", str(demo_engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(SMOKE)]
+    with subprocess.Popen([*command, "--output", str(tmp_path / "r.json"), "--no-record"], cwd=ROOT) as process:
+        evaluation = psutil.Process(process.pid)
+        deadline = time.monotonic() + 60
+        while not (servers := evaluation.children()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.5)
+        process.send_signal(number)
+        assert process.wait(60) != 0
+    assert psutil.wait_procs(servers, timeout=30)[1] == []
+    assert not (tmp_path / "r.json").exists()

@@ -127,6 +127,9 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
         ({"loss_margins": {"int8": 0.5}}, "loss_margins.int8 must be a mapping of losses"),
         ({"loss_margins": {"int8": {"kl": -1}}}, "loss_margins.int8.kl must be a number of at least 0"),
         ({"evidence": "maybe"}, "evidence must be required or optional"),
+        ({"as_served": "no"}, "as_served must be optional or required"),
+        ({"speed_margins": {"warmth": 2}}, "unknown key: speed_margins.warmth"),
+        ({"speed_margins": {"ttft": 0.9}}, "speed_margins.ttft must be a number of at least 1, got 0.9"),
         ({"num_samples": True}, "num_samples must be a whole number"),
         ({"metrics": ["bleu"]}, "unknown metric: bleu .known: rouge1"),
         ({"metrics": []}, "metrics must name one at least"),
@@ -140,6 +143,15 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
 def test_bad_values_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         load_suite(write_suite(tmp_path, **changes))
+
+
+def test_what_a_suite_asks_of_the_engine_as_it_is_served_is_a_rule_of_its_own(tmp_path: Path) -> None:
+    """Blessings of suites that ask for nothing stay what they are."""
+    plain = load_suite(write_suite(tmp_path / "plain"))
+    asking = load_suite(write_suite(tmp_path / "asking", as_served="required", speed_margins={"ttft": 1.5}))
+    assert not plain.needs_served
+    assert asking.needs_served
+    assert asking.rules() == plain.rules() | {"as_served": "required", "speed_margins": {"ttft": 1.5}}
 
 
 def test_not_a_suite(tmp_path: Path) -> None:

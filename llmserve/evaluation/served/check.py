@@ -1,0 +1,303 @@
+"""Which conditions an engine is asked in as it is served, on which server, and what came of them.
+
+Of an engine directory three servers are started, one after the other, with the shipped pipelines:
+
+    as shipped           alone, one at a time: what all others are compared with; then, with every prompt in the prefix
+                         cache, all at once: streamed, unary, over /v1; drawn with seeds; a forced text of many bytes
+    without prefix cache all at once, so that whole prompts are batched, and staggered
+    a small KV cache     all at once; it has room for the longest sequence and little more, so others are preempted
+
+A running server is asked all but what needs a server of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from llmserve.client import Access, AsyncClient
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.identity import EngineIdentity
+from llmserve.errors import InvalidArgument, NotFound, Unavailable
+from llmserve.evaluation.answers import Answer, Sample
+from llmserve.evaluation.served.comparison import ServedResult, compared, difference
+from llmserve.evaluation.served.conditions import Told, at_once, most_at_once, one_at_a_time, staggered
+from llmserve.evaluation.served.process import OwnServer, own_server
+from llmserve.evaluation.served.replies import (
+    LOG_PROBS,
+    Asker,
+    GrpcAsker,
+    Question,
+    Reply,
+    V1Asker,
+    counters,
+    grpc_asker,
+    v1_asker,
+)
+from llmserve.evaluation.served.seeds import OTHER_SEED, SEED, judge_seeds, seeded
+from llmserve.evaluation.served.speed import Speed, measured
+
+TOKENS_MODEL = "tensorrt_llm"
+NUM_SAMPLES = 32  # what spoils one answer in ten spoils none of so many with probability 0.9^32 = 3 %
+NUM_SEEDED = 8
+ARRIVALS = 4.0  # in the time that an answer takes alone
+FORCED = "Grüße, 世界 — 😀 ок"  # letters of two, three and four bytes; a token may be one byte
+FORCED_TOKENS = 96
+WARM_UP = Question("eval-warm-up", "Hello", 4)
+NO_REUSE = ("--parameter", f"{TOKENS_MODEL}.enable_kv_cache_reuse=false")
+PREEMPTING = ("--parameter", f"{TOKENS_MODEL}.batch_scheduler_policy=max_utilization")
+PREEMPTIONS = {"preemptions": "llmserve_preemptions_total"}
+
+
+class Watcher(Protocol):
+    """See `evaluation.run`."""
+
+    def phase(self, name: str, total: int) -> Told: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What came of all conditions, in order."""
+
+    results: tuple[ServedResult, ...]
+    notes: tuple[str, ...]  # what was not asked, and why
+    speed: Speed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The samples of a suite, and what the engine answered to them in this process, if it did."""
+
+    samples: Sequence[Sample]
+    answers: Sequence[Answer]
+    max_tokens: int
+
+    def spread(self, count: int) -> Asked:
+        """So many, at equal distances."""
+        step = max(1, len(self.samples) // count)
+        return Asked(self.samples[::step][:count], self.answers[::step][:count], self.max_tokens)
+
+    def questions(self) -> list[Question]:
+        return [Question(sample.id, sample.prompt, self.max_tokens) for sample in self.samples]
+
+
+async def check_engine(
+    directory: EngineDirectory, command: Sequence[str], asked: Asked, watcher: Watcher, *, threads: int, is_judged: bool
+) -> Served:
+    """In servers that `command` starts. Raises `Unavailable` when one does not start or ends, `InvalidArgument` when it
+    has another engine."""
+    check = Check(asked, is_judged, watcher.phase("as served", 8 * len(asked.samples)))
+    flags = ("--threads", str(threads)) if threads else ()
+
+    @asynccontextmanager
+    async def server(*more: str) -> AsyncGenerator[tuple[OwnServer, GrpcAsker], None]:
+        with own_server(command, directory.path, (*flags, *more)) as started:
+            await started.ready()
+            check.server = started
+            await require_engine(started.grpc, Access(), directory)
+            async with grpc_asker(started.grpc, Access()) as grpc:
+                yield started, await check.warmed_up(grpc)
+
+    async with server() as (shipped, grpc), v1_asker(shipped.http, Access()) as v1:
+        await check.alone(grpc)
+        check.beside_this_process()
+        await check.prefix_hits(grpc)
+        await check.other_ways(grpc, v1)
+        opened, peak = shipped.open_seconds, shipped.peak_bytes()
+    async with server(*NO_REUSE) as (cold, grpc):
+        in_flight = await check.in_flight(grpc)
+        await check.staggered(grpc)
+        peak = max(peak, cold.peak_bytes())
+    async with server(*PREEMPTING, "--max-kv-tokens", str(check.longest())) as (small, grpc):
+        await check.preempted(grpc, small.metrics)
+    return check.served(measured(check.reference, in_flight, memory=peak, open_seconds=opened))
+
+
+async def check_server(
+    url: str, http_url: str, access: Access, asked: Asked, watcher: Watcher, *, is_judged: bool
+) -> Served:
+    """One that runs. Raises `LlmserveError` when nobody answers any more."""
+    check = Check(asked, is_judged, watcher.phase("as served", (6 if http_url else 4) * len(asked.samples)))
+    async with AsyncExitStack() as stack:
+        grpc = await stack.enter_async_context(grpc_asker(url, access))
+        v1 = await stack.enter_async_context(v1_asker(http_url, access)) if http_url else None
+        if v1 is None:
+            check.notes.append("/v1 was not asked: say where it is with --http-url")
+        check.notes.append("preemption, and batches without prefix cache, need servers of our own: give the engine")
+        grpc = await check.warmed_up(grpc)
+        await check.alone(grpc)
+        in_flight = await check.in_flight(grpc)
+        await check.staggered(grpc)
+        await check.other_ways(grpc, v1)
+    return check.served(measured(check.reference, in_flight))
+
+
+async def server_identity(url: str, access: Access) -> EngineIdentity | None:
+    """What a server says of its engine; None where it does not tell, as other programs do not."""
+    async with AsyncClient(url, access=access) as client:
+        try:
+            config = await client.config_of(TOKENS_MODEL)
+        except NotFound:
+            return None
+        return EngineIdentity.read({name: entry.string_value for name, entry in config.parameters.items()})
+
+
+async def require_engine(url: str, access: Access, directory: EngineDirectory) -> EngineIdentity | None:
+    """`InvalidArgument` when the server says that it has another engine than the one in `directory`, as it was when
+    that was opened."""
+    identity, digest = await server_identity(url, access), directory.manifest.engine_digest
+    if identity is not None and identity.digest != digest:
+        raise InvalidArgument(
+            f"{url} serves another engine (digest {identity.digest[:12]}) than {directory.path} had when this run "
+            f"began ({digest[:12]}): was it built anew? Then run this again"
+        )
+    return identity
+
+
+@dataclass(slots=True)
+class Check:
+    """Each condition adds its result."""
+
+    asked: Asked
+    is_judged: bool  # where answers may be others, as those of engines that promise no bits
+    told: Told
+    server: OwnServer | None = None
+    results: list[ServedResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    reference: list[Reply] = field(default_factory=list)
+
+    @property
+    def questions(self) -> list[Question]:
+        return self.asked.questions()
+
+    def served(self, speed: Speed) -> Served:
+        return Served(tuple(self.results), tuple(self.notes), speed)
+
+    def require_answers(self, replies: Sequence[Reply]) -> None:
+        """`Unavailable` when the server is gone: then nothing that it has said counts."""
+        gone = next((reply.record for reply in replies if reply.record.is_unreachable), None)
+        if gone is None:
+            return
+        if self.server is not None:
+            self.server.require_alive()
+        raise Unavailable(f"the server that was to be judged is gone: {gone.message or gone.error}")
+
+    async def warmed_up(self, grpc: GrpcAsker) -> GrpcAsker:
+        """After an untimed question; without log-probs where the engine cannot tell them, as some were built."""
+        first = await grpc.ask(WARM_UP)
+        self.require_answers([first])
+        if not first.record.error:
+            return grpc
+        without = replace(grpc, inputs=grpc.inputs - {LOG_PROBS})
+        second = await without.ask(WARM_UP)
+        self.require_answers([second])
+        if second.record.error:
+            return grpc  # it is something else, and each condition will say so
+        if (note := f"log-probs were not compared: {first.record.message}") not in self.notes:
+            self.notes.append(note)
+        return without
+
+    def longest(self) -> int:
+        """Tokens of the longest sequence that there may be."""
+        return max(reply.record.prompt_tokens or 1 for reply in self.reference) + self.asked.max_tokens
+
+    async def alone(self, grpc: GrpcAsker) -> None:
+        self.reference = await one_at_a_time(grpc, self.questions, self.told)
+        self._add("alone", self.reference)
+
+    def beside_this_process(self) -> None:
+        """With the answers of the engine in this process, which had others beside it, too."""
+        inside = [
+            Reply(text=answer.text, token_ids=None if answer.token_ids is None else list(answer.token_ids))
+            for answer in self.asked.answers
+        ]
+        name = "as in this process"
+        self.results.append(compared(name, self.questions, inside, self.reference, is_judged=self.is_judged))
+
+    async def prefix_hits(self, grpc: GrpcAsker) -> None:
+        replies = await at_once(grpc, self.questions, len(self.questions), self.told)
+        found = sum(reply.record.cached_tokens or 0 for reply in replies)
+        asked = sum(reply.record.prompt_tokens or 0 for reply in replies)
+        note = f"{found:,} of {asked:,} prompt tokens were in the cache"
+        self._add("prefix hits", replies, note, happened=found > 0)
+
+    async def in_flight(self, grpc: GrpcAsker) -> list[Reply]:
+        replies = await at_once(grpc, self.questions, len(self.questions), self.told)
+        self._add_together("in flight", replies)
+        return replies
+
+    async def staggered(self, grpc: GrpcAsker) -> None:
+        mean = sum(reply.record.latency for reply in self.reference if reply.record.arrived) / len(self.reference)
+        replies = await staggered(grpc, self.questions, ARRIVALS / max(mean, 1e-3), self.told)
+        self._add_together("staggered", replies)
+
+    async def preempted(self, grpc: GrpcAsker, metrics: str) -> None:
+        replies = await at_once(grpc, self.questions, len(self.questions), self.told)
+        self.require_answers(replies)
+        count = int((await counters(metrics, PREEMPTIONS))["preemptions"])
+        self._add("preempted", replies, f"{count} preemptions", happened=count > 0)
+
+    async def other_ways(self, grpc: GrpcAsker, v1: V1Asker | None) -> None:
+        """In one piece, over /v1, with seeds, and a text that is known beforehand."""
+        questions = self.questions
+        unary = [question.unary() for question in questions]
+        self._add("unary", await at_once(grpc, unary, len(unary), self.told))
+        if v1 is not None:
+            streamed = await at_once(v1, questions, len(questions), self.told)
+            self._add("/v1 streamed", streamed)
+            whole = await at_once(v1, unary, len(unary), self.told)
+            both = zip(self.reference, streamed, strict=True)
+            self._add("/v1 unary", whole, expected=[told if told.has_thoughts else one for one, told in both])
+        await self._seeds(grpc)
+        await self._forced([grpc] if v1 is None else [grpc, v1])
+
+    async def _seeds(self, grpc: GrpcAsker) -> None:
+        questions = seeded(self.questions[:NUM_SEEDED], SEED)
+        alone = await one_at_a_time(grpc, questions, _untold)
+        others = self.questions[NUM_SEEDED:]  # greedy ones beside them
+        mixed = await at_once(grpc, [*questions, *others], len(self.questions), _untold)
+        again = await at_once(grpc, seeded(questions, OTHER_SEED), len(questions), _untold)
+        self.require_answers([*alone, *mixed, *again])
+        result = judge_seeds(questions, alone, mixed[: len(questions)], again, is_judged=self.is_judged)
+        self.results.append(result)
+
+    async def _forced(self, askers: Sequence[Asker]) -> None:
+        question = Question("multi-byte", "Text:", FORCED_TOKENS, text=FORCED)
+        ways = [(asker, each) for asker in askers for each in (question, question.unary())]
+        replies = [await asker.ask(each) for asker, each in ways]
+        self.require_answers(replies)
+        if errors := [reply.record for reply in replies if reply.record.error]:
+            self.notes.append(f"no text could be forced upon it: {errors[0].message or errors[0].error}")
+            return
+        expected = Reply(text=FORCED)
+        found = [
+            difference(f"{'streamed' if each.streams else 'unary'} over {asker.name}", expected, reply)
+            for (asker, each), reply in zip(ways, replies, strict=True)
+        ]
+        self.results.append(ServedResult("multi-byte", len(ways), tuple(each for each in found if each is not None)))
+
+    def _add_together(self, name: str, replies: Sequence[Reply]) -> None:
+        most = most_at_once([reply.record for reply in replies])
+        self._add(name, replies, f"up to {most} at the same time", happened=most > 1)
+
+    def _add(
+        self,
+        name: str,
+        replies: Sequence[Reply],
+        note: str = "",
+        *,
+        expected: Sequence[Reply] | None = None,
+        happened: bool = True,
+    ) -> None:
+        """`happened`: false where the condition was not brought about: then equal answers show nothing."""
+        self.require_answers(replies)
+        beside = self.reference if expected is None else expected
+        result = compared(name, self.questions, beside, replies, is_judged=self.is_judged, notes=[note] if note else [])
+        shows = happened or result.differences
+        self.results.append(result if shows else replace(result, is_judged=False))
+
+
+def _untold(count: int) -> None:
+    """Of what is not in the bar."""

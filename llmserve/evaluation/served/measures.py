@@ -1,0 +1,25 @@
+"""What is measured of an engine as it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """`scale` makes of its value what people read, in `unit`."""
+
+    title: str
+    unit: str
+    scale: float = 1.0
+    more_is_better: bool = False
+
+
+MEASURES: Mapping[str, Measure] = {
+    "ttft": Measure("first token", "ms", 1e3),  # alone, median, seconds
+    "itl": Measure("next tokens", "ms", 1e3),  # alone, median of the answers' means, seconds
+    "throughput": Measure("throughput", "tokens/s", more_is_better=True),  # all at once, without prefix cache
+    "memory": Measure("peak memory", "MiB", 2.0**-20),  # of the server, bytes
+    "open": Measure("opening", "s"),  # from the server's start until it is ready, seconds
+}

@@ -1,0 +1,119 @@
+"""Who is judged, and the part of an evaluation that asks it as it is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmserve.client import Access
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.gate_record import GateRecord, every_record
+from llmserve.engine.identity import EngineIdentity
+from llmserve.errors import InvalidArgument
+from llmserve.evaluation.report import Report
+from llmserve.evaluation.served.check import (
+    NUM_SAMPLES,
+    Asked,
+    Served,
+    Watcher,
+    check_engine,
+    check_server,
+    require_engine,
+    server_identity,
+)
+from llmserve.evaluation.served.judging import served_part
+from llmserve.evaluation.suite import Suite
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOptions:
+    command: tuple[str, ...] = ()  # starts a server that ends with us; not needed where one runs
+    num_samples: int = NUM_SAMPLES
+    http_url: str = ""  # of the running server
+    previous: Path | None = None  # engine directory with the record to compare speed with; None: the engine's own
+    threads: int = 0  # of the engine; 0: every core
+
+    def rules(self, *, url: str) -> list[tuple[bool, str]]:
+        return [
+            (self.num_samples >= 1, "--served-samples must be at least 1"),
+            (bool(url) or not self.http_url, "--http-url is of the running server at --url: give that, too"),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An engine directory, or a running server with what it says of its engine."""
+
+    directory: EngineDirectory | None
+    url: str
+    access: Access
+    identity: EngineIdentity | None  # None: the server does not tell
+
+    @classmethod
+    def of(cls, directory: EngineDirectory | None, url: str, access: Access) -> Subject:
+        """`InvalidArgument` when the server has another engine than the directory."""
+        if not url:
+            assert directory is not None, "checked with the options"
+            return cls(directory, url, access, EngineIdentity.of(directory))
+        asking = server_identity(url, access) if directory is None else require_engine(url, access, directory)
+        return cls(directory, url, access, asyncio.run(asking))
+
+    def require_unchanged(self) -> None:
+        """`InvalidArgument` when another engine is there by now: the answers belong to neither."""
+        now = self._identity_now()
+        if now != self.identity:
+            place = self.url or str(self.directory.path if self.directory else "")
+            told = [one.digest[:12] if one else "unknown" for one in (self.identity, now)]
+            raise InvalidArgument(
+                f"the engine of {place} changed during the run (digest {told[0]}, now {told[1]}): its answers belong "
+                "to no engine that is there; run it again"
+            )
+
+    def _identity_now(self) -> EngineIdentity | None:
+        if self.url:
+            return asyncio.run(server_identity(self.url, self.access)) or self.identity
+        assert self.directory is not None, "checked with the options"
+        return EngineIdentity.of(EngineDirectory.open(self.directory.path))
+
+
+def with_served(
+    report: Report, suite: Suite, subject: Subject, options: ServedOptions | None, asked: Asked, watcher: Watcher
+) -> Report:
+    """Ask it as it is served, and judge that, too."""
+    served = None if options is None else _served(suite, subject, options, asked, watcher)
+    subject.require_unchanged()
+    part = served_part(suite, served, _records(subject, options))
+    if part is None:
+        return report
+    gate = replace(report.gate, others=part.judged)
+    return replace(report, gate=gate, served=part, passed=gate.passes(inconclusive=suite.inconclusive_passes))
+
+
+def _served(suite: Suite, subject: Subject, options: ServedOptions, asked: Asked, watcher: Watcher) -> Served:
+    promises = subject.identity is not None and subject.identity.is_deterministic
+    some, is_judged = asked.spread(options.num_samples), suite.needs_served or promises
+    if subject.url:
+        asking = check_server(subject.url, options.http_url, subject.access, some, watcher, is_judged=is_judged)
+    else:
+        assert subject.directory is not None
+        asking = check_engine(
+            subject.directory, options.command, some, watcher, threads=options.threads, is_judged=is_judged
+        )
+    served = asyncio.run(asking)
+    if is_judged:
+        return served
+    why = "the engine promises no equal bits in every batch, and the suite asks for none (as_served: required)"
+    return replace(served, notes=(*served.notes, f"as served: reported, not judged; {why}"))
+
+
+def _records(subject: Subject, options: ServedOptions | None) -> Sequence[GateRecord]:
+    """To compare speed with; none where the file was changed, which whoever adds to it will say."""
+    place = subject.directory.path if subject.directory is not None and not subject.url else None
+    if options is not None and options.previous is not None:
+        return every_record(options.previous)
+    try:
+        return [] if place is None else every_record(place)
+    except InvalidArgument:
+        return []

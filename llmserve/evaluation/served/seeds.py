@@ -1,0 +1,61 @@
+"""Whether what is drawn is its seed's: the same seed draws the same in any batch, another one something else.
+
+Two draws of an answer are equal by chance with the probability of that answer. Where all answers to another seed are
+the same as to the first, and chance is no explanation, the seed is ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from llmserve.evaluation.served.comparison import Difference, ServedResult, compared
+from llmserve.evaluation.served.replies import Question, Reply
+
+NAME = "seeded"
+CHANCE = 1e-6  # of all being equal, from which on it is no chance
+SEED, OTHER_SEED = 20_240_229, 7
+
+
+def seeded(questions: Sequence[Question], seed: int) -> list[Question]:
+    return [replace(question, seed=seed) for question in questions]
+
+
+def judge_seeds(
+    questions: Sequence[Question],
+    alone: Sequence[Reply],
+    among_others: Sequence[Reply],
+    other_seed: Sequence[Reply],
+    *,
+    is_judged: bool,
+) -> ServedResult:
+    """The same seed one at a time and all at once, and another seed."""
+    result = compared(NAME, questions, alone, among_others, is_judged=is_judged)
+    if result.differences:
+        return result
+    failed = [
+        Difference(question.id, f"error {reply.record.error}", -1, "", reply.record.message)
+        for question, reply in zip(questions, other_seed, strict=True)
+        if reply.record.error
+    ]
+    if failed:
+        return replace(result, differences=tuple(failed))
+    if any(_words(one) != _words(other) for one, other in zip(alone, other_seed, strict=True)):
+        return result
+    chance = _chance(alone)
+    if chance is None or chance > CHANCE:
+        return replace(result, notes=("another seed drew the same, which so sure answers do not make remarkable",))
+    same = Difference(questions[0].id, "another seed", -1, "", f"it drew the same {len(questions)} answers")
+    return replace(result, differences=(same,))
+
+
+def _words(reply: Reply) -> object:
+    return reply.text if reply.token_ids is None else reply.token_ids
+
+
+def _chance(replies: Sequence[Reply]) -> float | None:
+    """That a second draw of all answers is the first one; None where log-probs are not told."""
+    if any(reply.log_probs is None for reply in replies):
+        return None
+    return math.exp(sum(sum(reply.log_probs or ()) for reply in replies))
