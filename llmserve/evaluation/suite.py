@@ -207,6 +207,11 @@ class _Reader:
         )
         if not any(self._content.get(key) for key in ("margins", "loss_margins", "floors")):
             self.problems.append("the suite judges nothing: give margins, loss_margins or floors")
+        if not suite.is_plain and (suite.needs_served or suite.speed_margins):
+            self.problems.append(
+                "as_served and speed_margins are of texts that only the prompt leads: not with columns.choices, nor "
+                "with structured_output"
+            )
         self._reject_unknown(self._content, {*REQUIRED, *OPTIONAL}, "")
         return suite
 

@@ -16,7 +16,6 @@ import pytest
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.gate_record import RECORDS_FILE, every_record
-
 from tests.e2e.conftest import CHECKPOINT, LLMSERVE, ROOT, ServerProcess, llmserve
 
 CHOICES = ROOT / "eval" / "suites" / "multiple-choice.yaml"
