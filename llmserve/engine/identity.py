@@ -30,7 +30,7 @@ class EngineIdentity:
             manifest.target,
             manifest.dtype,
             str(manifest.options["quantization"]) or UNQUANTIZED,
-            runtime_for(manifest.target).is_deterministic(manifest),
+            bool(runtime_for(manifest.target).kernels()),
         )
 
     def parameters(self) -> dict[str, str]:

@@ -76,10 +76,6 @@ class Runtime(Protocol):
         """In a line, the devices that the engine was built for; empty where that says nothing."""
         ...
 
-    def is_deterministic(self, manifest: Manifest) -> bool:
-        """Whether its engines promise an answer's bits, whatever else is in the batch."""
-        ...
-
     def triton_backends(self, manifest: Manifest) -> Collection[str]:
         """Backends of a real Triton, not ours, that run this engine's files by themselves."""
         ...

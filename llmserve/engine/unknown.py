@@ -44,8 +44,5 @@ class UnknownRuntime:
     def built_for(self, manifest: Manifest) -> str:
         return ""
 
-    def is_deterministic(self, manifest: Manifest) -> bool:
-        return False
-
     def triton_backends(self, manifest: Manifest) -> Collection[str]:
         return ()

@@ -6,23 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.identity import EngineIdentity
 from llmserve.engine.registry import runtime_for
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.candidates import choose_all, decide_all, engine_candidate, run_candidate
 from llmserve.evaluation.machine import machine_name
 from llmserve.evaluation.prompts import ChoicePrompt
 from llmserve.evaluation.report import Side
-from llmserve.evaluation.suite import UNQUANTIZED
 from llmserve.stages.preprocess import PreparedPrompt
 
 Phase = Callable[[str, int], Callable[[int], None]]
 
 
 def engine_facts(directory: EngineDirectory) -> dict[str, str]:
-    info = directory.info()
+    info, identity = directory.info(), EngineIdentity.of(directory)
     return {
-        "name": info.name, "target": info.target, "architecture": info.architecture, "dtype": info.dtype,
-        "precision": str(directory.manifest.options["quantization"]) or UNQUANTIZED, "engine_digest": info.digest,
+        "name": info.name, "target": identity.target, "architecture": info.architecture, "dtype": identity.dtype,
+        "precision": identity.precision, "engine_digest": identity.digest,
         "checkpoint_digest": directory.manifest.source.digest, "kernels": runtime_for(info.target).kernels(),
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.identity import UNQUANTIZED
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation.baseline import BaselineKey, load_baseline
 from llmserve.evaluation.data import load_samples, suite_digest
@@ -29,7 +30,7 @@ from llmserve.evaluation.prompts import PromptEncoder, text_digest
 from llmserve.evaluation.run import EvalOptions, usual_dtype
 from llmserve.evaluation.scoring import require_metrics, scores_of
 from llmserve.evaluation.statistics import Interval
-from llmserve.evaluation.suite import UNQUANTIZED, Suite, load_suite
+from llmserve.evaluation.suite import Suite, load_suite
 
 
 @dataclass(frozen=True, slots=True)

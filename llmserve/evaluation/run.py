@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.identity import EngineIdentity
+from llmserve.engine.identity import UNQUANTIZED, EngineIdentity
 from llmserve.errors import InvalidArgument, NotFound, Unsupported, raise_problems
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer, Performance, Sample
@@ -50,7 +50,7 @@ from llmserve.evaluation.report import Report, Side
 from llmserve.evaluation.scoring import require_metrics, scores_of
 from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
-from llmserve.evaluation.suite import UNQUANTIZED, Suite, load_suite
+from llmserve.evaluation.suite import Suite, load_suite
 from llmserve.stages.preprocess import PreparedPrompt
 
 SERVER_DTYPE = "float16"  # of the baseline, when only a server's address is given

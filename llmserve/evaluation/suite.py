@@ -34,6 +34,7 @@ from typing import Any
 
 import yaml
 
+from llmserve.engine.identity import UNQUANTIZED
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import LOSSES
@@ -42,7 +43,6 @@ from llmserve.evaluation.text_metrics import DEFAULT_METRICS, TEXT_METRICS, Text
 from llmserve.stages.chat import Message
 from llmserve.stages.guides import GuideKind, GuideText
 
-UNQUANTIZED = "float"
 PRECISIONS = (UNQUANTIZED, "int8", "int4")
 LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens")

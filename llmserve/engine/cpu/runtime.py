@@ -67,9 +67,6 @@ class CpuRuntime:
     def built_for(self, manifest: Manifest) -> str:
         return ""  # one file serves every processor
 
-    def is_deterministic(self, manifest: Manifest) -> bool:
-        return True  # every sum has one order
-
     def triton_backends(self, manifest: Manifest) -> Collection[str]:
         return ()
 

@@ -50,9 +50,6 @@ class FakeRuntime:
     def built_for(self, manifest: Manifest) -> str:
         return ""
 
-    def is_deterministic(self, manifest: Manifest) -> bool:
-        return True
-
     def triton_backends(self, manifest: Manifest) -> Collection[str]:
         return ()
 

@@ -42,9 +42,6 @@ class TensorrtLlmRuntime:
             f"{device['gpu']} (compute capability {device['compute_capability']})"
         )
 
-    def is_deterministic(self, manifest: Manifest) -> bool:
-        return False  # its kernels depend on what is in the batch
-
     def triton_backends(self, manifest: Manifest) -> Collection[str]:
         """TensorRT-LLM's own C++ backend runs what its builder has compiled, and nothing else."""
         return ("tensorrtllm",) if Mode(manifest.device["mode"]) is Mode.ENGINE else ()
