@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +87,14 @@ def by_name(served: Served) -> dict[str, ServedResult]:
     return {result.name: result for result in served.results}
 
 
+@pytest.fixture(autouse=True)
+def _no_server_is_left_behind() -> Iterator[None]:
+    """Other tests of this process may have some of their own."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) - before == set()
+
+
 def test_a_good_engine_is_the_same_in_every_condition(engine: Path, asked: Asked) -> None:
     served = check(engine, asked)
     assert [result.name for result in served.results] == CONDITIONS
@@ -100,7 +108,6 @@ def test_a_good_engine_is_the_same_in_every_condition(engine: Path, asked: Asked
     assert served.speed is not None
     assert served.speed.values.keys() == {"ttft", "itl", "throughput", "memory", "open"}
     assert all(value > 0 for value in served.speed.values.values())
-    assert psutil.Process().children(recursive=True) == []
 
 
 def test_kv_blocks_swapped_among_several_are_found(engine: Path, asked: Asked) -> None:
@@ -142,7 +149,6 @@ def test_what_promises_no_bits_is_reported_and_not_judged(engine: Path, asked: A
 def test_a_server_that_dies_in_the_middle(engine: Path, asked: Asked) -> None:
     with pytest.raises(Unavailable, match=r"ended in the middle \(exit code 9\); it said:[\s\S]*out of luck"):
         check(engine, asked, "die_after(20)")
-    assert psutil.Process().children(recursive=True) == []
 
 
 def test_a_server_that_does_not_start(engine: Path, asked: Asked, tmp_path: Path) -> None:
@@ -156,7 +162,6 @@ def test_a_server_that_does_not_start(engine: Path, asked: Asked, tmp_path: Path
 def test_a_server_of_another_engine(engine: Path, other_engine: Path, asked: Asked) -> None:
     with pytest.raises(InvalidArgument, match="serves another engine"):
         check(engine, asked, f"serve_instead({str(other_engine)!r})")
-    assert psutil.Process().children(recursive=True) == []
 
 
 def test_an_engine_that_changes_during_the_run(engine: Path, other_engine: Path, tmp_path: Path) -> None:
