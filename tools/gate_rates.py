@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.evaluation.gate import Verdict, judge_metric
+from llmserve.evaluation.evidence import Loss
+from llmserve.evaluation.gate import Verdict, judge_loss, judge_metric
 from llmserve.evaluation.statistics import paired_bootstrap
 from tools.benchmark.markdown import table
 
@@ -70,9 +71,7 @@ class World:
     def kl_verdict(self, generator: np.random.Generator, num_samples: int, loss: float) -> Verdict:
         drawn = self.kl[generator.integers(self.kl.size, size=num_samples)]
         interval = paired_bootstrap(drawn * (loss * self.kl_margin / float(self.kl.mean())))
-        if interval.high <= self.kl_margin:
-            return Verdict.PASS
-        return Verdict.FAIL if interval.low > self.kl_margin else Verdict.INCONCLUSIVE
+        return judge_loss(Loss.KL, interval, self.kl_margin, num_samples).verdict
 
 
 def rates(

@@ -21,15 +21,21 @@ trap 'rm -rf "$built"' EXIT
 # shellcheck disable=SC2086 -- flags and suites are lists
 llmserve build "$CHECKPOINT" ${BUILD_FLAGS:-} --output-dir "$built/engine"
 
+digest=$(llmserve inspect "$built/engine" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["manifest"]["engine_digest"][:12])')
+name=$(basename "$CHECKPOINT")-$digest
+mv "$built/engine" "$built/$name"
+
 for suite in $SUITES; do  # the first that does not pass ends the release
-  llmserve eval "$built/engine" --hf-model-dir "$CHECKPOINT" --suite "$suite" \
+  llmserve eval "$built/$name" --hf-model-dir "$CHECKPOINT" --suite "$suite" \
     --output "$REPORTS/$(basename "$suite" .yaml).json" ${SIGN_KEY:+--sign-key "$SIGN_KEY"}
 done
 
-digest=$(llmserve inspect "$built/engine" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["manifest"]["engine_digest"][:12])')
-engine=$ENGINES/$(basename "$CHECKPOINT")-$digest
-rm -rf "$engine"  # of an earlier run of the same release: the same bytes, older records
-mv "$built/engine" "$engine"
+engine=$ENGINES/$name
+if [ -d "$engine" ]; then  # released before, and perhaps served: the same engine, of which there is now another proof
+  mv "$built/$name/gate.jsonl" "$engine/gate.jsonl"
+else
+  mv "$built/$name" "$engine"
+fi
 echo "published: $engine"
 
 if [ -n "${SERVER:-}" ]; then

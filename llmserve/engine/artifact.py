@@ -53,7 +53,7 @@ class EngineDirectory:
     @classmethod
     def open(cls, path: Path) -> EngineDirectory:
         """Raise `NotFound` for a path that is not there, `EngineFileError` listing everything else that is wrong."""
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         problems = [text for name in sorted(manifest.files) if (text := _problem(path, manifest, name))]
         raise_problems(EngineFileError, _damaged(path, manifest), problems)
         try:
@@ -146,7 +146,8 @@ def hash_file(path: Path, progress: Callable[[int], None] = lambda num_bytes: No
     return digest.hexdigest()
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """Of an engine directory, without a look at its other files. Raises as `EngineDirectory.open`."""
     if not path.exists():
         raise NotFound(f"no engine directory {path}; build one with: llmserve build CHECKPOINT --output-dir {path}")
     if path.suffix == ".gguf" and path.is_file():

@@ -98,7 +98,10 @@ def every_record(path: Path) -> list[GateRecord]:
     try:
         return [record for record in found if record.engine_digest and _is_whole(record)]
     except (KeyError, TypeError) as error:
-        raise InvalidArgument(f"{file} has a record that lacks a field ({error!r})") from error
+        raise InvalidArgument(
+            f"{file} has a record that lacks a field ({error!r}), as those of older versions do; remove the file, and "
+            "run the suites again"
+        ) from error
 
 
 def records_of(directory: EngineDirectory) -> list[GateRecord]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.gate_record import GateRecord
+from llmserve.engine.manifest import Manifest
 from llmserve.engine.registry import runtime_for
 
 PREFIX = "engine_"  # of these facts among the parameters of a model's config
@@ -23,8 +23,7 @@ class EngineIdentity:
     is_deterministic: bool  # promises an answer's bits, whatever else is in the batch
 
     @classmethod
-    def of(cls, directory: EngineDirectory) -> Self:
-        manifest = directory.manifest
+    def of(cls, manifest: Manifest) -> Self:
         return cls(
             manifest.engine_digest,
             manifest.target,

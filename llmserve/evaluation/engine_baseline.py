@@ -19,7 +19,7 @@ Phase = Callable[[str, int], Callable[[int], None]]
 
 
 def engine_facts(directory: EngineDirectory) -> dict[str, str]:
-    info, identity = directory.info(), EngineIdentity.of(directory)
+    info, identity = directory.info(), EngineIdentity.of(directory.manifest)
     return {
         "name": info.name, "target": identity.target, "architecture": info.architecture, "dtype": identity.dtype,
         "precision": identity.precision, "engine_digest": identity.digest,

@@ -237,12 +237,12 @@ def judge_losses(evidence: Evidence | str, margins: Mapping[str, float], *, seed
             if loss.value in margins
         )
     return tuple(
-        _judge(loss, evidence.interval(loss, seed=seed), margins.get(loss.value), len(evidence.lengths))
+        judge_loss(loss, evidence.interval(loss, seed=seed), margins.get(loss.value), len(evidence.lengths))
         for loss in Loss
     )
 
 
-def _judge(loss: Loss, interval: Interval, margin: float | None, num_samples: int) -> LossResult:
+def judge_loss(loss: Loss, interval: Interval, margin: float | None, num_samples: int) -> LossResult:
     if margin is None or interval.high <= margin:
         verdict = Verdict.PASS
     else:

@@ -116,9 +116,9 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     suite = load_suite(options.suite)
     require_metrics(suite)
     directory = EngineDirectory.open(options.engine) if options.engine else None
+    subject = Subject.of(directory, options.url, options.access)
     ask = _ask_engine if options.baseline else _ask_hugging_face
     questions, baseline_side = ask(options, suite, directory, watcher)
-    subject = Subject.of(directory, options.url, options.access)
     with _kept(options, suite, questions, directory) as kept:
         run, decisions = asyncio.run(_run_engine(options, suite, questions, watcher, kept))
     engine_side = candidate_side(directory, options, run, subject.identity)
@@ -358,13 +358,13 @@ def candidate_side(
 def _require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], engine: Sequence[Answer]) -> None:
     """A comparison counts only on the same prompts: an engine with another tokenizer or chat format is refused."""
     different = [
-        f"sample {sample.id}: {_prompt_words(expected)} for Hugging Face, {_prompt_words(actual)} for the engine"
+        f"sample {sample.id}: {_prompt_words(expected)} for the baseline, {_prompt_words(actual)} for the engine"
         for sample, expected, actual in zip(samples, baseline, engine, strict=True)
         if not _is_same_prompt(expected, actual)
     ]
     raise_problems(
         InvalidArgument,
-        "the engine reads other prompts than the checkpoint (another tokenizer, chat format, end token or limit)",
+        "the engine reads other prompts than the baseline (another tokenizer, chat format, end token or limit)",
         different[:5],
     )
 

@@ -104,8 +104,8 @@ def _interval(
     return Interval(value, min(float(low), value), max(float(high), value))
 
 
-def first_divergence(expected: Sequence[int], actual: Sequence[int]) -> int | None:
-    """Position of the first token that differs; a sequence that ends early differs where it ends. None: equal."""
+def first_divergence(expected: Sequence[object], actual: Sequence[object]) -> int | None:
+    """Position of the first item that differs; a sequence that ends early differs where it ends. None: equal."""
     for position, (a, b) in enumerate(zip(expected, actual, strict=False)):
         if a != b:
             return position

@@ -20,6 +20,7 @@ from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, raise_problems
+from llmserve.evaluation.statistics import first_divergence
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.guides import GuideCompiler
 from llmserve.stages.postprocess import Postprocessor
@@ -125,11 +126,16 @@ async def _verify(claim: Claim, engine: Engine, postprocessor: Postprocessor) ->
     problem = _difference(receipt, ids, event) or _text_problem(claim, postprocessor)
     kernels, here = receipt.engine["kernels"], engine.info.kernels
     if problem and kernels != here:
-        words = f"{problem}; it was computed with {kernels}, and here with {here}, which may round differently"
+        words = (
+            f"{problem}; it was computed with {kernels}, and here with {here}, which may round differently: verify it "
+            f"where {kernels} computes"
+        )
         return Finding(claim, Standing.UNKNOWN, words)
     if problem:
         return Finding(claim, Standing.NOT_SAID, problem)
-    return Finding(claim, Standing.SAID, f"{engine.info.name} gives the same {len(ids)} tokens{_also(claim)}")
+    same = f"{engine.info.name} gives the same {len(ids)} tokens{_also(claim)}"
+    cut_off = f"; it was {receipt.finish_reason.value} there, and what would follow is not compared"
+    return Finding(claim, Standing.SAID, same + (cut_off if receipt.is_cut_off else ""))
 
 
 def _also(claim: Claim) -> str:
@@ -166,11 +172,10 @@ async def _derived(receipt: Receipt, engine: Engine, tokenizer: Tokenizer) -> tu
 def _difference(receipt: Receipt, ids: Sequence[int], last: GeneratedEvent | None) -> str:
     """Between what the receipt says and what was derived; empty: there is none."""
     told = receipt.output_ids
-    pairs = enumerate(zip(told, ids, strict=False))
-    if (found := next(((place, pair) for place, pair in pairs if pair[0] != pair[1]), None)) is not None:
-        place, (said, derived) = found
-        return f"token {place + 1} of {len(told)} is {said} there, and {derived} from this engine"
-    if len(told) != len(ids):
+    place = first_divergence(told, ids)
+    if place is not None and place < min(len(told), len(ids)):
+        return f"token {place + 1} of {len(told)} is {told[place]} there, and {ids[place]} from this engine"
+    if place is not None:
         return f"the answer has {len(told)} tokens there, and {len(ids)} from this engine"
     if receipt.is_cut_off or last is None:
         return ""

@@ -20,7 +20,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
 from llmserve.engine.artifact import EngineDirectory, hash_file
 from llmserve.engine.gate_record import RECORDS_FILE, GateRule, gate_problems, records_of
-from llmserve.errors import InvalidArgument, LlmserveError, NotFound, ResourceExhausted, Unsupported
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, ResourceExhausted, Unavailable, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.blessing import bless
@@ -117,6 +117,12 @@ def test_a_good_engine_passes_and_a_damaged_one_fails(
     for passed, folder in verdicts.items():
         last = records_of(EngineDirectory.open(folder))[-1]
         assert (last.passed, last.suite) == (passed, json.loads(report.read_text())["suite"]["name"])
+
+
+def test_a_server_that_is_not_there_costs_no_baseline(checkpoint: Path, suite: Path) -> None:
+    done = run("--url", "127.0.0.1:1", "--hf-model-dir", checkpoint, "--suite", suite)
+    assert isinstance(done.exception, Unavailable)
+    assert not (suite.parent / "baselines").exists()
 
 
 def test_an_engine_may_be_compared_with_another(checkpoint: Path, engine: Path, damaged: Path, tmp_path: Path) -> None:
@@ -370,7 +376,7 @@ def test_an_engine_with_another_tokenizer_weighs_other_choices(checkpoint: Path,
     build_engine(other, tmp_path / "engine", OPTIONS)
     suite = write_choice_suite(tmp_path / "suite")
     arguments = (tmp_path / "engine", "--hf-model-dir", checkpoint, "--suite", suite)
-    assert "reads other prompts than the checkpoint" in str(run(*arguments).exception)
+    assert "reads other prompts than the baseline" in str(run(*arguments).exception)
 
 
 def test_a_plan_runs_nothing(

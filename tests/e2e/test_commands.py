@@ -117,7 +117,8 @@ def test_eval_fails_an_engine_whose_weights_are_damaged(demo_engine: Path, tmp_p
     for suite in (FULL_SUITE, SMOKE_SUITE):  # fifty samples are enough for the evidence
         report = tmp_path / "damaged.json"
         done = llmserve(
-            "eval", str(engine), "--hf-model-dir", str(CHECKPOINT), "--suite", suite, "--output", str(report)
+            "eval", str(engine), "--hf-model-dir", str(CHECKPOINT), "--suite", suite, "--output", str(report),
+            "--no-as-served",
         )  # fmt: skip
         assert done.returncode == 1, done.stdout + done.stderr
         assert "FAIL: " in done.stdout

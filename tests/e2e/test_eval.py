@@ -55,13 +55,14 @@ def test_server_and_process_give_the_same_answers(demo_engine: Path, server: Ser
 
 
 def test_choices_are_as_likely_through_a_server(demo_engine: Path, server: ServerProcess, tmp_path: Path) -> None:
-    inside = evaluate(tmp_path / "inside.json", str(demo_engine), suite=CHOICES)
-    outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, "--concurrency", "16", suite=CHOICES)
+    few = ("--num-samples", "100")
+    inside = evaluate(tmp_path / "inside.json", str(demo_engine), *few, suite=CHOICES)
+    outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, "--concurrency", "16", *few, suite=CHOICES)
     told = [[sample["engine"]["log_likelihoods"] for sample in report["samples"]] for report in (inside, outside)]
     assert told[0] == told[1]  # to the bit
-    assert len(told[0]) == 500
+    assert len(told[0]) == 100
     assert inside["metrics"] == outside["metrics"]
-    assert inside["metrics"]["acc_norm"]["engine"] > 50
+    assert inside["metrics"]["acc_norm"]["engine"] > 40  # a guess is right once in four
 
 
 def test_structured_output_is_json_in_process_and_through_a_server(
@@ -82,7 +83,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_p
     report, partial = tmp_path / "report.json", tmp_path / "report.partial.jsonl"
     suite = ROOT / "eval" / "suites" / "docstrings.yaml"
     arguments = ["eval", str(demo_engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(suite), "--no-record"]
-    arguments += ["--output", str(report), "--concurrency", "1"]
+    arguments += ["--output", str(report), "--concurrency", "1", "--no-as-served"]
     process = subprocess.Popen([LLMSERVE, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not partial.exists() or partial.read_bytes().count(b"\n") < 60):

@@ -21,7 +21,7 @@ def test_an_identity_is_read_as_it_was_told(quantization: str, precision: str, t
     )
     build_engine(make_checkpoint(tmp_path / "tiny", "llama"), tmp_path / "engine", options)
     directory = EngineDirectory.open(tmp_path / "engine")
-    identity = EngineIdentity.of(directory)
+    identity = EngineIdentity.of(directory.manifest)
     assert EngineIdentity.read(identity.parameters()) == identity
     assert (identity.digest, identity.precision) == (directory.manifest.engine_digest, precision)
     assert identity.is_deterministic

@@ -135,7 +135,7 @@ def test_scales_that_are_off_by_one_group_fail(folder: Path) -> None:
 def test_a_chat_format_without_role_ids_is_no_comparison(folder: Path) -> None:
     other = changed(folder / "roles", user_token_id=197, assistant_token_id=198)
     build_engine(other, folder / "roles-engine", OPTIONS)
-    with pytest.raises(InvalidArgument, match="the engine reads other prompts than the checkpoint"):
+    with pytest.raises(InvalidArgument, match="the engine reads other prompts than the baseline"):
         judged(folder / "roles-engine")
 
 

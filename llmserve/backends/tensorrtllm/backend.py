@@ -21,7 +21,7 @@ from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, ModelParameter
 from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.artifact import read_manifest
 from llmserve.engine.base import Engine, MeteringEngine
 from llmserve.engine.gate_record import standing
 from llmserve.engine.identity import EngineIdentity
@@ -87,7 +87,7 @@ class TensorrtLlmBackend:
 def _identity(path: Path) -> EngineIdentity | None:
     """None where there is no engine directory: `load` says what is wrong, and tests have fakes."""
     try:
-        return EngineIdentity.of(EngineDirectory.open(path))
+        return EngineIdentity.of(read_manifest(path))
     except LlmserveError:
         return None
 

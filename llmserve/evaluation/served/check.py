@@ -22,6 +22,7 @@ from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.identity import EngineIdentity
 from llmserve.errors import InvalidArgument, NotFound, Unavailable
 from llmserve.evaluation.answers import Answer, Sample
+from llmserve.evaluation.candidates import TOKENS_MODEL
 from llmserve.evaluation.served.comparison import ServedResult, compared, difference
 from llmserve.evaluation.served.conditions import Told, at_once, most_at_once, one_at_a_time, staggered
 from llmserve.evaluation.served.process import OwnServer, own_server
@@ -39,7 +40,6 @@ from llmserve.evaluation.served.replies import (
 from llmserve.evaluation.served.seeds import OTHER_SEED, SEED, judge_seeds, seeded
 from llmserve.evaluation.served.speed import Speed, measured
 
-TOKENS_MODEL = "tensorrt_llm"
 NUM_SAMPLES = 32  # what spoils one answer in ten spoils none of so many with probability 0.9^32 = 3 %
 NUM_SEEDED = 8
 ARRIVALS = 4.0  # in the time that an answer takes alone

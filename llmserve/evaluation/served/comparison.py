@@ -8,6 +8,7 @@ from typing import Any
 
 from llmserve.evaluation.gate import Verdict
 from llmserve.evaluation.served.replies import Question, Reply
+from llmserve.evaluation.statistics import first_divergence
 
 GROUP = "as served"
 MAX_NAMED = 3  # samples in a reason
@@ -107,19 +108,13 @@ def difference(sample_id: str, expected: Reply, actual: Reply) -> Difference | N
         ("token ids", expected.token_ids, actual.token_ids),
         ("log-probs", expected.log_probs, actual.log_probs),
     ):
-        if one is not None and other is not None and one != other:
-            place = first_difference(one, other)
+        if one is not None and other is not None and (place := first_divergence(one, other)) is not None:
             return Difference(sample_id, what, place, _item(one, place), _item(other, place))
-    if expected.has_thoughts != actual.has_thoughts or expected.text == actual.text:
+    if expected.has_thoughts != actual.has_thoughts:
         return None  # thoughts are told apart over one of two ways: those texts are not the same kind of thing
-    place = first_difference(expected.text, actual.text)
+    if (place := first_divergence(expected.text, actual.text)) is None:
+        return None
     return Difference(sample_id, "text", place, _part(expected.text, place), _part(actual.text, place))
-
-
-def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Of two that differ; the length of the shorter one where that is how the other begins."""
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _item(values: Sequence[Any], place: int) -> str:

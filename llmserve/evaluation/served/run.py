@@ -56,7 +56,7 @@ class Subject:
         """`InvalidArgument` when the server has another engine than the directory."""
         if not url:
             assert directory is not None, "checked with the options"
-            return cls(directory, url, access, EngineIdentity.of(directory))
+            return cls(directory, url, access, EngineIdentity.of(directory.manifest))
         asking = server_identity(url, access) if directory is None else require_engine(url, access, directory)
         return cls(directory, url, access, asyncio.run(asking))
 
@@ -75,7 +75,7 @@ class Subject:
         if self.url:
             return asyncio.run(server_identity(self.url, self.access)) or self.identity
         assert self.directory is not None, "checked with the options"
-        return EngineIdentity.of(EngineDirectory.open(self.directory.path))
+        return EngineIdentity.of(EngineDirectory.open(self.directory.path).manifest)
 
 
 def with_served(

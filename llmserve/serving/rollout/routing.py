@@ -50,8 +50,8 @@ class Watch(Protocol):
         ...
 
 
-class StableStep:
-    """The stable version, by itself or as a step: it is timed, and some of its requests are copied."""
+class _WatchedStep:
+    """A version, by itself or as a step of ensembles: it is timed."""
 
     runs_inline = False
 
@@ -61,6 +61,10 @@ class StableStep:
 
     def infer_inline(self, request: InferRequest, ensemble_timing: RequestTiming) -> InferResponse | None:
         return None
+
+
+class StableStep(_WatchedStep):
+    """Some of its requests are copied, too."""
 
     async def infer(
         self, request: InferRequest, ensemble_timing: RequestTiming | None = None
@@ -83,17 +87,8 @@ class StableStep:
             self._watch.stable_ended(stopwatch)
 
 
-class CandidateStep:
-    """The candidate, by itself or as a step of a canary request: it is timed."""
-
-    runs_inline = False
-
-    def __init__(self, model: ServedModel, watch: Watch) -> None:
-        self._model = model
-        self._watch = watch
-
-    def infer_inline(self, request: InferRequest, ensemble_timing: RequestTiming) -> InferResponse | None:
-        return None
+class CandidateStep(_WatchedStep):
+    """What canary requests reach."""
 
     async def infer(
         self, request: InferRequest, ensemble_timing: RequestTiming | None = None

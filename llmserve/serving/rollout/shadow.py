@@ -14,9 +14,8 @@ from llmserve.core import EVERYBODY
 from llmserve.errors import LlmserveError
 from llmserve.serving.answers import AnswerReader
 from llmserve.serving.model import ServedModel
+from llmserve.serving.rollout.progress import SLOWER
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
-
-SLOWER = 3.0
 
 logger = logging.getLogger(__name__)
 

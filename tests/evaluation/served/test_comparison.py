@@ -4,7 +4,7 @@ import pytest
 
 from llmserve.benchmark.records import Record
 from llmserve.evaluation.gate import Verdict
-from llmserve.evaluation.served.comparison import ServedResult, compared, difference, first_difference
+from llmserve.evaluation.served.comparison import ServedResult, compared, difference
 from llmserve.evaluation.served.conditions import most_at_once
 from llmserve.evaluation.served.replies import Question, Reply
 from llmserve.evaluation.served.seeds import judge_seeds
@@ -45,7 +45,6 @@ def test_what_one_side_does_not_tell_is_not_compared() -> None:
     thought = reply("a thought and an answer")
     thought.has_thoughts = True
     assert difference("row-0", reply(), thought) is None
-    assert first_difference("ab", "abc") == 2
 
 
 def test_a_result_names_three_and_counts_the_others() -> None:
