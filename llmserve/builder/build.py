@@ -7,6 +7,7 @@ import json
 import logging
 import platform
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +41,9 @@ from llmserve.engine.artifact import (
     TOKENIZER_FILES,
     hash_file,
 )
+from llmserve.engine.build_time import BuildTime
 from llmserve.engine.cores import num_threads
+from llmserve.engine.machine import machine_name
 from llmserve.engine.manifest import FileRecord, Manifest, Source
 from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported, raise_problems
 
@@ -64,6 +67,7 @@ def build_engine(
     Holds a few pieces of tensors in memory. `target` overrides the one that `options` names. `threads` may be 0: one
     for each core; no byte depends on it.
     """
+    began = time.perf_counter()
     check_replaceable(output_dir)
     threads = num_threads(threads)
     with Checkpoint.open(checkpoint_dir) as checkpoint:
@@ -78,7 +82,9 @@ def build_engine(
                 _check_disk_space(directory, build)
                 work = _Work(progress or SilentProgress(), cores.each, background)
                 with threadpool_limits(1, "blas"):  # the pieces have the cores; and no sum depends on how many
-                    return _write(checkpoint, build, directory, work, output_dir)
+                    manifest = _write(checkpoint, build, directory, work, output_dir)
+                BuildTime(round(time.perf_counter() - began, 3), machine_name()).save(directory)
+                return manifest
         except OSError as error:
             failure = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
             raise failure(f"the build of {output_dir} failed: {error}") from error

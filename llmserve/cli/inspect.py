@@ -14,6 +14,7 @@ from rich.table import Table
 
 from llmserve.cli.facts_table import facts_table
 from llmserve.engine.artifact import PROGRAM_FILE, EngineDirectory
+from llmserve.engine.build_time import BuildTime
 from llmserve.engine.gate_record import latest, records_of
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.registry import runtime_for
@@ -59,9 +60,11 @@ def _as_json(directory: EngineDirectory, result: SelfTestResult | None, *, is_ve
     manifest, runtime = json.loads(directory.manifest.to_json()), runtime_for(directory.manifest.target)
     layers = runtime.tactics(directory).layers
     tactics = {shape: [dataclasses.asdict(choice) for choice in choices] for shape, choices in layers.items()}
+    build_time = BuildTime.load(directory.path)
     return {
         "manifest": manifest, "config": directory.config, "problems_here": runtime.problems_here(directory),
         "files_verified": is_verified, "selftest": selftest, "tactics": tactics,
+        "build_time": dataclasses.asdict(build_time) if build_time else None,
     }  # fmt: skip
 
 
@@ -85,6 +88,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
     size = sum(record.num_bytes for record in manifest.files.values())
     model = directory.config["pretrained_config"]
     problems = runtime_for(manifest.target).problems_here(directory)
+    build_time = BuildTime.load(directory.path)
     rows = [
         ("engine", f"{info.name}, {size / 2**20:,.1f} MiB"),
         ("architecture", f"{info.architecture}, {model['num_hidden_layers']} layers of {model['hidden_size']}"),
@@ -99,6 +103,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
         *([("calibrated with", str(manifest.calibration))] if manifest.calibration else ()),
         *([("loss of rounding", f"{manifest.loss} of a short text")] if manifest.loss else ()),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
+        *([("built in", str(build_time))] if build_time else ()),
         ("files", ", ".join(manifest.files)),
         ("release gate", _records(directory)),
         ("runs here", "\n".join(f"no: {problem}" for problem in problems) or "yes"),

@@ -19,10 +19,10 @@ import psutil
 from llmserve import __version__
 from llmserve.engine.cores import quota_cores, usable_cores
 from llmserve.engine.cpu.library import available_isas, chosen_isa
+from llmserve.engine.machine import processor
 from llmserve.engine.memory import available_memory_bytes, memory_limit_bytes
 from llmserve.engine.nvidia import Gpu, visible_gpus
 from llmserve.errors import Unsupported
-from llmserve.evaluation.machine import processor
 
 PORTS = (8000, 8001, 8002)  # of `llmserve serve`: HTTP, gRPC, metrics
 GPU_PACKAGES = re.compile(r"^(tensorrt.*|torch|nvidia-(cuda-runtime|nccl).*|onnxruntime.*|transformers)$")

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from llmserve.engine.machine import machine_name
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.choices import likeliest
 from llmserve.evaluation.decisions import pack, unpack
-from llmserve.evaluation.machine import machine_name
 from llmserve.evaluation.prompts import ChoicePrompt, end_ids, ids_digest
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt

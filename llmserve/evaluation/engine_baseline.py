@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.identity import EngineIdentity
+from llmserve.engine.machine import machine_name
 from llmserve.engine.registry import runtime_for
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.candidates import choose_all, decide_all, engine_candidate, run_candidate
-from llmserve.evaluation.machine import machine_name
 from llmserve.evaluation.prompts import ChoicePrompt
 from llmserve.evaluation.report import Side
 from llmserve.stages.preprocess import PreparedPrompt

@@ -13,6 +13,7 @@ from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.identity import UNQUANTIZED, EngineIdentity
+from llmserve.engine.machine import machine_name
 from llmserve.errors import InvalidArgument, NotFound, Unsupported, raise_problems
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer, Performance, Sample
@@ -43,7 +44,6 @@ from llmserve.evaluation.evidence import Evidence
 from llmserve.evaluation.folder import model_folder, text_folder
 from llmserve.evaluation.gate import GateResult, judge, judge_losses
 from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, timed
-from llmserve.evaluation.machine import machine_name, package_versions
 from llmserve.evaluation.parity import compare_tokens
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
 from llmserve.evaluation.report import Report, Side
@@ -51,6 +51,7 @@ from llmserve.evaluation.scoring import require_metrics, scores_of
 from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
 from llmserve.evaluation.suite import Suite, load_suite
+from llmserve.evaluation.versions import package_versions
 from llmserve.stages.preprocess import PreparedPrompt
 
 SERVER_DTYPE = "float16"  # of the baseline, when only a server's address is given

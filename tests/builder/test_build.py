@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.checkpoint.reader import Checkpoint
+from llmserve.engine import build_time
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.build_time import BUILD_TIME_FILE, BuildTime
 from llmserve.errors import (
     AlreadyExists,
     CheckpointError,
@@ -21,6 +24,7 @@ from llmserve.errors import (
     ResourceExhausted,
     Unsupported,
 )
+from tests.builder.contents import contents
 from tests.builder.fake_target import FakeTarget
 from tests.checkpoints import make_checkpoint, write_json
 
@@ -34,10 +38,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build(checkpoint: Path, output: Path, options: BuildOptions = FLOAT32, target: FakeTarget | None = None) -> None:
     build_engine(checkpoint, output, options, target=target or FakeTarget())
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 class RecordedProgress:
@@ -77,6 +77,7 @@ def test_two_builds_are_equal_byte_for_byte(checkpoint: Path, tmp_path: Path) ->
     build(checkpoint, tmp_path / "one")
     build(checkpoint, tmp_path / "two")
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert "manifest.json" in contents(tmp_path / "one")
 
 
 def test_the_digest_follows_weights_and_options_and_nothing_else(checkpoint: Path, tmp_path: Path) -> None:
@@ -171,6 +172,24 @@ def test_the_checkpoint_itself_is_never_overwritten(checkpoint: Path) -> None:
     with pytest.raises(AlreadyExists):
         build(checkpoint, checkpoint)
     assert contents(checkpoint) == before
+
+
+def test_how_long_it_took_is_beside_the_engine_and_not_part_of_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(checkpoint, tmp_path / "e", target=FakeTarget(after_each=lambda name: time.sleep(0.01)))
+    assert BUILD_TIME_FILE not in EngineDirectory.open(tmp_path / "e").manifest.files
+    took = BuildTime.load(tmp_path / "e")
+    assert took is not None
+    assert took.here() == took.seconds >= 0.01
+    monkeypatch.setattr(build_time, "machine_name", lambda: "another, 64 cores")
+    assert took.here() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"seconds": "soon", "machine": "x"}', '{"seconds": 1}', "[" * 9999])
+def test_a_build_time_that_nobody_can_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / BUILD_TIME_FILE).write_text(text)
+    assert BuildTime.load(tmp_path) is None
 
 
 def test_a_failing_target_leaves_the_old_engine(checkpoint: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from llmserve.cli.main import main
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.build_time import BuildTime
 from llmserve.engine.cpu import runtime
 from llmserve.engine.cpu.library import Library
 from llmserve.engine.registry import runtime_for
@@ -50,6 +51,14 @@ def test_what_a_cpu_engine_lacks_is_listed_at_once(directory: Path, monkeypatch:
     no_library, no_memory = runtime_for("cpu").problems_here(EngineDirectory.open(directory))
     assert "pip install" in no_library
     assert no_memory == "no room; free some memory"
+
+
+def test_how_long_the_build_took_is_told_where_it_is_known(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "built in" not in inspected(directory, monkeypatch, capsys)
+    BuildTime(1234.5, "EPYC, 2 cores").save(directory)
+    assert "built in 1,234.5 s on EPYC, 2 cores" in " ".join(inspected(directory, monkeypatch, capsys).split())
 
 
 def test_an_engine_for_another_machine_is_explained(

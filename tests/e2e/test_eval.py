@@ -110,7 +110,7 @@ def test_it_is_asked_as_it_is_served_and_its_speed_is_compared(demo_engine: Path
     assert {one["answers"] for name, one in conditions.items() if name not in ("seeded", "multi-byte")} == {32}
     assert first["speed"]["times_worse"] == {}
     second = evaluate(tmp_path / "second.json", str(engine))
-    assert second["speed"]["times_worse"].keys() == {"ttft", "itl", "throughput", "memory", "open"}
+    assert second["speed"]["times_worse"].keys() == {"ttft", "itl", "throughput", "memory", "build", "open"}
     records = every_record(engine)
     assert [record.passed for record in records] == [True, True]
     assert records[0].line.content["speed"]["values"] == first["speed"]["values"]

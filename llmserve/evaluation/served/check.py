@@ -19,6 +19,7 @@ from typing import Protocol
 
 from llmserve.client import Access, AsyncClient
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.build_time import BuildTime
 from llmserve.engine.identity import EngineIdentity
 from llmserve.errors import InvalidArgument, NotFound, Unavailable
 from llmserve.evaluation.answers import Answer, Sample
@@ -112,7 +113,9 @@ async def check_engine(
         peak = max(peak, cold.peak_bytes())
     async with server(*PREEMPTING, "--max-kv-tokens", str(check.longest())) as (small, grpc):
         await check.preempted(grpc, small.metrics)
-    return check.served(measured(check.reference, in_flight, memory=peak, open_seconds=opened))
+    build_time = BuildTime.load(directory.path)
+    built = build_time.here() if build_time else None
+    return check.served(measured(check.reference, in_flight, memory=peak, build_seconds=built, open_seconds=opened))
 
 
 async def check_server(

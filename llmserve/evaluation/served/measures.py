@@ -21,5 +21,6 @@ MEASURES: Mapping[str, Measure] = {
     "itl": Measure("next tokens", "ms", 1e3),  # alone, median of the answers' means, seconds
     "throughput": Measure("throughput", "tokens/s", more_is_better=True),  # all at once, without prefix cache
     "memory": Measure("peak memory", "MiB", 2.0**-20),  # of the server, bytes
+    "build": Measure("building", "s"),  # of the engine, on a machine like this one, seconds
     "open": Measure("opening", "s"),  # from the server's start until it is ready, seconds
 }

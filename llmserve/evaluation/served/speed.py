@@ -9,8 +9,8 @@ from typing import Any
 from llmserve.benchmark.load import Run
 from llmserve.benchmark.summary import summarize
 from llmserve.engine.gate_record import GateRecord
+from llmserve.engine.machine import machine_name
 from llmserve.evaluation.gate import Verdict
-from llmserve.evaluation.machine import machine_name
 from llmserve.evaluation.served.measures import MEASURES
 from llmserve.evaluation.served.replies import Reply
 
@@ -64,8 +64,9 @@ class SpeedResult:
 
 
 def measured(
-    alone: Sequence[Reply], in_flight: Sequence[Reply], *, memory: int | None = None, open_seconds: float | None = None
-) -> Speed:
+    alone: Sequence[Reply], in_flight: Sequence[Reply], *,
+    memory: int | None = None, build_seconds: float | None = None, open_seconds: float | None = None,
+) -> Speed:  # fmt: skip
     """What there is nothing of is left out."""
     one, many = (
         summarize(Run([reply.record for reply in replies if reply.record.arrived])) for replies in (alone, in_flight)
@@ -77,6 +78,7 @@ def measured(
     if many.output_tokens:
         values["throughput"] = many.per_second(many.output_tokens)
     values |= {"memory": float(memory)} if memory is not None else {}
+    values |= {"build": build_seconds} if build_seconds is not None else {}
     values |= {"open": open_seconds} if open_seconds is not None else {}
     return Speed(machine_name(), len(in_flight), values)
 

@@ -14,10 +14,11 @@ from llmserve.builder import pieces
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli.build import default_output_dir
-from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
+from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.verify import verify_engine
 from llmserve.errors import RecipeError
+from tests.builder.contents import contents
 from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_tensors
 from tests.engine.cpu.networks import random_ids
 from tests.gguf_files import make_gguf
@@ -34,10 +35,6 @@ def write(file: Path, *, count: int = 40) -> Path:
     lines = [{"prompt_ids": random_ids(320, 60, seed)} for seed in range(count)]
     file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"text": "The river is wide"}]))
     return file
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != CACHE_FILE}
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

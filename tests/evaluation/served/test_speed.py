@@ -45,8 +45,8 @@ def test_times_are_medians_alone_and_the_throughput_is_of_all_together() -> None
 
     alone = [reply(0, 0.1, 0.2, 0.3), reply(1, 1.3, 1.5), reply(2, 2.2, 2.3)]
     together = [reply(0, 1, 2), reply(0, 1, 4)]
-    speed = measured(alone, together, memory=5, open_seconds=1.5)
+    speed = measured(alone, together, memory=5, build_seconds=60.0, open_seconds=1.5)
     assert {name: round(value, 6) for name, value in speed.values.items()} == {
-        "ttft": 0.2, "itl": 0.1, "throughput": 1.0, "memory": 5, "open": 1.5,
+        "ttft": 0.2, "itl": 0.1, "throughput": 1.0, "memory": 5, "build": 60.0, "open": 1.5,
     }  # fmt: skip
     assert measured([], []).values == {}

@@ -1,16 +1,10 @@
-"""What measured: the processor and the versions, for reports. No host names, no dates."""
+"""What machine this is, in the words of reports and records: what a time was measured on. No host names."""
 
 from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-PACKAGES = (
-    "llmserve", "numpy", "rouge-score", "sacrebleu", "jsonschema", "datasets", "sentencepiece", "tokenizers", "torch",
-    "transformers",
-)  # fmt: skip
 
 
 def machine_name() -> str:
@@ -27,14 +21,3 @@ def processor() -> str:
         return platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def package_versions() -> dict[str, str]:
-    """Of Python and of every package that can change a number in a report; absent ones are left out."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
