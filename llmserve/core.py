@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llmserve.tenant_counters import TenantCounters
 
 MAX_SEED = 2**64 - 1
 Logits: TypeAlias = NDArray[np.float32]  # of one token [vocabulary], or of several [tokens, vocabulary]
@@ -135,6 +137,7 @@ class Tenant:
     weight: float = 1.0  # positive
     max_answers: int = 0  # that it may have under way
     tokens_per_minute: int = 0  # of prompts and answers
+    counters: TenantCounters | None = field(default=None, compare=False, repr=False)  # None: nobody counts
 
 
 EVERYBODY = Tenant()
@@ -213,6 +216,7 @@ class Usage:
     first_scheduled_ns: int
     first_token_ns: int
     last_token_ns: int
+    num_preemptions: int = 0  # how often it gave way
 
 
 @dataclass(frozen=True, slots=True)

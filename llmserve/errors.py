@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import ClassVar, Self
 
+from llmserve.tenant_counters import MAX_ANSWERS
+
 
 class Code(Enum):
     """gRPC's canonical codes, by name only: the neutral vocabulary of the core."""
@@ -104,8 +106,11 @@ class ResourceExhausted(LlmserveError):
 
 
 class RateLimited(ResourceExhausted):
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    """`limit` is one of `tenant_counters.LIMITS`."""
+
+    def __init__(self, message: str, *, limit: str = MAX_ANSWERS, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
+        self.limit = limit
         self.retry_after_s = retry_after_s
 
 

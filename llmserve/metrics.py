@@ -16,6 +16,7 @@ class Metric:
 
 MODEL = ("model", "version")
 GPU = ("gpu_uuid",)
+KEY = ("key", "model")  # `key` is an API key's name
 
 _INFERENCE = (
     Metric("nv_inference_request_success", "counter", "Number of successful inference requests, all batch sizes"),
@@ -121,5 +122,16 @@ _ROLLOUT = (  # `version` is the candidate's
         (*MODEL, "latency"),
     ),
 )  # fmt: skip
+_KEY = (
+    Metric("llmserve_key_requests_total", "counter", "Requests of an API key that have ended", (*KEY, "outcome")),
+    Metric("llmserve_key_refusals_total", "counter", "Requests of an API key that were refused", (*KEY, "limit")),
+    Metric("llmserve_key_requests_in_flight", "gauge", "Requests of an API key that are being answered", KEY),
+    Metric("llmserve_key_prompt_tokens_total", "counter", "Tokens of an API key's prompts", KEY),
+    Metric("llmserve_key_generation_tokens_total", "counter", "Tokens of an API key's answers", KEY),
+    Metric("llmserve_key_queue_time_seconds", "summary", "From an API key's request to its first step", KEY),
+    Metric("llmserve_key_preemptions_total", "counter", "How often an API key's answers gave way", KEY),
+)
 
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*_INFERENCE, *_CACHE, *_MACHINE, *_LLM, *_ROLLOUT)}
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric for metric in (*_INFERENCE, *_CACHE, *_MACHINE, *_LLM, *_ROLLOUT, *_KEY)
+}

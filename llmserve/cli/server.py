@@ -88,7 +88,7 @@ class ServerProcess:
         """The exit code: 0 after a drain, 1 when a model did not load."""
         # Every stream is closed by who opened it, so the loop need not know of each; it still closes forgotten ones.
         sys.set_asyncgen_hooks(firstiter=None)
-        core = InferenceCore(self.settings, self.backends)
+        core = InferenceCore(self.settings, self.backends, self.extensions.tenant_counters)
         signals = StopSignals()
         with signals.installed():
             async with AsyncExitStack() as front_ends:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from llmserve.core import Tenant
 from llmserve.errors import RateLimited
+from llmserve.tenant_counters import TOKENS_PER_MINUTE
 
 MINUTE_S = 60.0
 
@@ -28,6 +29,7 @@ class TokenBudgets:
         if left <= 0:
             raise RateLimited(
                 f"'{tenant.name}' has used its {tenant.tokens_per_minute} tokens a minute; try again later",
+                limit=TOKENS_PER_MINUTE,
                 retry_after_s=(1 - left) * MINUTE_S / tenant.tokens_per_minute,
             )
 

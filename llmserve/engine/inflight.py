@@ -29,6 +29,7 @@ from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler, Update
 from llmserve.scheduler.sequence import Sequence, sequences_for
 from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
+from llmserve.tenant_counters import MAX_ANSWERS
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,8 @@ class InflightEngine:
         if num_answers > tenant.max_answers:
             raise RateLimited(
                 f"'{tenant.name}' may have {tenant.max_answers} answers under way, and would have {num_answers}; wait "
-                "for one of them"
+                "for one of them",
+                limit=MAX_ANSWERS,
             )
         if tenant.tokens_per_minute:
             self._budgets.check(tenant)

@@ -303,6 +303,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, at its old place. What it has computed is computed again, or found in the cache."""
         self.num_preemptions += 1
+        sequence.num_preemptions += 1
         self._release(sequence)
         bisect.insort(self.waiting, sequence, key=self._place)
 

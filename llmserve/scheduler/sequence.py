@@ -47,7 +47,8 @@ class Sequence:
     first_token_ns: int = 0
     last_token_ns: int = 0
     num_cached_tokens: int = 0  # when it first started
-    num_displaced: int = 0  # how often it gave way to another tenant's
+    num_preemptions: int = 0  # how often it gave way
+    num_displaced: int = 0  # of these, to another tenant's
     num_emitted: int = 0
     cum_log_prob: float = 0.0
     log_probs: list[float] = field(default_factory=list)  # of the output, where asked for; likewise the next two
@@ -245,6 +246,7 @@ class Sequence:
             first_scheduled_ns=self.first_scheduled_ns,
             first_token_ns=self.first_token_ns,
             last_token_ns=self.last_token_ns,
+            num_preemptions=self.num_preemptions,
         )
 
 

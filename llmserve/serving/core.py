@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +32,7 @@ from llmserve.serving.loading.lifecycle import ModelLifecycle
 from llmserve.serving.loading.loader import ServerContext
 from llmserve.serving.loading.table import READY, ModelStatus, ModelTable
 from llmserve.serving.observe.exposition import ServerCollector, metrics_text
+from llmserve.serving.observe.tenant_requests import counted_request
 from llmserve.serving.rollout.report import rollout_report, rollout_samples
 from llmserve.serving.rollout.rollouts import Asked, Rollouts
 from llmserve.serving.rollout.routing import Answering
@@ -41,6 +42,7 @@ from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.settings import ServerSettings
 from llmserve.serving.signature import request_label
 from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.tenant_counters import TenantCounters
 
 __all__ = ["InferenceCore", "ModelStatus", "ServerSettings"]
 
@@ -52,7 +54,13 @@ logger = logging.getLogger(__name__)
 
 
 class InferenceCore:
-    def __init__(self, settings: ServerSettings, backends: Mapping[str, Backend]) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        backends: Mapping[str, Backend],
+        tenants: Callable[[], Mapping[str, TenantCounters]] = dict,
+    ) -> None:
+        """`tenants`: what those that there are now have done, by name, for `/metrics`."""
         self.name = settings.server_name
         self.version = __version__
         self.extensions = EXTENSIONS
@@ -73,6 +81,7 @@ class InferenceCore:
                 settings.metrics,
                 cache,
                 more=lambda: rollout_samples(self._rollouts),
+                tenants=tenants,
             )
         )
         for backend in backends.values():
@@ -178,15 +187,21 @@ class InferenceCore:
         if self._splits and not request.model_version:
             model = self._splits.get(request.model_name, model)
         self._num_in_flight += 1
+        counted = counted_request(request.tenant, request.model_name)
         try:
             async with aclosing(model.infer(request)) as stream:
-                if request.deadline is None:
-                    async for response in stream:
-                        yield response
-                else:
-                    while (next_one := await _next_before(request.deadline, stream, request)) is not None:
-                        yield next_one
+                responses = stream if request.deadline is None else _BeforeDeadline(request.deadline, stream, request)
+                async for response in responses:
+                    if counted is not None and (response.final or response.error is not None):
+                        counted.see(response)
+                    yield response
+        except LlmserveError as error:
+            if counted is not None:
+                counted.refused(error)
+            raise
         finally:
+            if counted is not None:
+                counted.end()
             self._num_in_flight -= 1
             if self._stopping and not self._num_in_flight:
                 self._drained.set()
@@ -255,12 +270,21 @@ class InferenceCore:
                 yield response
 
 
-async def _next_before(
-    deadline: float, stream: AsyncGenerator[InferResponse, None], request: InferRequest
-) -> InferResponse | None:
-    """The next response, or None at the end of the stream. `deadline` is time.monotonic() seconds: the loop's clock."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await anext(stream, None)
-    except TimeoutError:
-        raise DeadlineExceeded(f"{request_label(request)}Deadline exceeded for model '{request.model_name}'") from None
+class _BeforeDeadline:
+    """The responses of a stream while there is time. `deadline` is time.monotonic() seconds: the loop's clock."""
+
+    def __init__(self, deadline: float, stream: AsyncGenerator[InferResponse, None], request: InferRequest) -> None:
+        self._deadline = deadline
+        self._stream = stream
+        self._request = request
+
+    def __aiter__(self) -> _BeforeDeadline:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await anext(self._stream)
+        except TimeoutError:
+            problem = f"Deadline exceeded for model '{self._request.model_name}'"
+            raise DeadlineExceeded(request_label(self._request) + problem) from None

@@ -11,6 +11,7 @@ import pytest
 from llmserve.core import Allowance, GenerateRequest, SamplingParams, Tenant
 from llmserve.engine.budgets import TokenBudgets
 from llmserve.errors import RateLimited, ResourceExhausted
+from llmserve.tenant_counters import TOKENS_PER_MINUTE
 from tests.engine.test_inflight import RecordingRunner, opened, until
 
 
@@ -38,8 +39,9 @@ def test_tokens_come_back_evenly_and_are_not_saved_up() -> None:
 
 
 def test_an_error_that_is_put_somewhere_keeps_what_it_knows() -> None:
-    placed = RateLimited("no tokens", retry_after_s=7.5).at("in ensemble 'e'")
+    placed = RateLimited("no tokens", limit=TOKENS_PER_MINUTE, retry_after_s=7.5).at("in ensemble 'e'")
     assert (type(placed), str(placed), placed.retry_after_s) == (RateLimited, "in ensemble 'e', no tokens", 7.5)
+    assert placed.limit == TOKENS_PER_MINUTE
 
 
 async def test_an_engine_keeps_both_limits() -> None:

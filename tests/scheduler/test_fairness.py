@@ -102,6 +102,10 @@ def test_who_has_more_than_is_fair_gives_way_and_nobody_else(policy: Policy) -> 
     assert running == others[: len(running)]  # the last ones gave way
     bench.run()
     bench.assert_answers()
+    told = {i: usage.num_preemptions for i, events in bench.events.items() if (usage := events[-1].usage)}
+    assert told.keys() == bench.sequences.keys()
+    assert sum(told.values()) == bench.scheduler.num_preemptions > 0
+    assert not any(told[i] for i in third)
 
 
 @policies

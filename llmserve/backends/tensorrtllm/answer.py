@@ -21,6 +21,12 @@ class Answer:
         self._events: list[list[GeneratedEvent]] = [[] for _ in range(request.num_answers)]
         self._num_tokens = [0] * request.num_answers
         self._open = dict.fromkeys(range(request.num_answers))
+        self.has_begun = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences, so far."""
+        return sum(self._num_tokens)
 
     @property
     def is_complete(self) -> bool:
@@ -32,6 +38,7 @@ class Answer:
 
     def add(self, event: GeneratedEvent) -> Sequence[GeneratedEvent]:
         """What to send now, as one response; empty when the rest of a gathered answer is still to come."""
+        self.has_begun = True
         index = event.tokens.sequence_index
         self._num_tokens[index] += len(event.tokens.token_ids)
         is_last = event.tokens.finish_reason is not None

@@ -21,6 +21,7 @@ from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, ModelParameter
 from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
+from llmserve.backends.tensorrtllm.tenant_answers import counted
 from llmserve.engine.artifact import read_manifest
 from llmserve.engine.base import Engine, MeteringEngine
 from llmserve.engine.gate_record import standing
@@ -143,12 +144,16 @@ class EngineInstance:
             tokens_per_block = self.engine.stats().tokens_per_block
             asked = asked_outputs(job.generate)
             receipts = self._receipts(job)
-            with self._active.running(request.request_id) as active:
+            with (
+                self._active.running(request.request_id) as active,
+                counted(answer, job.generate, self.config.name) as ended,
+            ):
                 async with aclosing(_sent(stream, answer, active, request.trace)) as sent:
                     async for beams in sent:
                         for event in beams:
                             if event.tokens.finish_reason is not None and event.tokens.usage is not None:
                                 self.histograms.record(event.tokens.usage)
+                                ended(event.tokens.usage)
                         events = ResponseEvents(beams, echo, tokens_per_block, asked)
                         if answer.is_complete:
                             events.warning = self._warning(job, request)

@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,13 +22,14 @@ import yaml
 from llmserve.core import EVERYBODY, Tenant
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.frontends.shared.restrictions import Api
+from llmserve.tenant_counters import MAX_ANSWERS, TOKENS_PER_MINUTE, TenantCounters
 
 HEADERS = frozenset(("authorization", "x-api-key"))
 SCHEME = "bearer "  # before the key; a bare one is taken, too
 SHORTEST_KEY = 16  # characters: no guessing
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-LIMITS = ("max_answers", "tokens_per_minute")
+LIMITS = (MAX_ANSWERS, TOKENS_PER_MINUTE)
 FIELDS = ("name", "key", "sha256", "admin", "weight", *LIMITS)
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100
 MOST = 10**12  # of a limit
@@ -66,12 +67,11 @@ class ApiKeys:
         """Raises `InvalidArgument` when the file cannot be read or is wrong."""
         self._file = file
         self._fixed = tuple(fixed)
-        self._owners = self._fixed
-        self._version: Version | None = None
+        self._owners: tuple[KeyOwner, ...] = ()
+        self._counters: dict[str, TenantCounters] = {}
         self._next_check = 0.0
-        if file is not None:
-            self._version = _version(file)
-            self._owners = (*self._fixed, *read_owners(file))
+        self._version = None if file is None else _version(file)
+        self._admit(() if file is None else read_owners(file))
         if not self._owners:
             raise InvalidArgument(f"{file} has no key: nobody could call this server")
 
@@ -103,6 +103,19 @@ class ApiKeys:
         found = [owner for owner in self._owners if hmac.compare_digest(owner.digest, digest)]
         return found[0] if found else None
 
+    def counters(self) -> Mapping[str, TenantCounters]:
+        """What the owners that there are now have done, by name."""
+        self._reread()
+        return self._counters
+
+    def _admit(self, owners: Sequence[KeyOwner]) -> None:
+        """From here on these and the fixed ones are all. A name that was there goes on counting."""
+        owners = (*self._fixed, *owners)
+        self._counters = {owner.name: self._counters.get(owner.name) or TenantCounters() for owner in owners}
+        self._owners = tuple(
+            [replace(each, tenant=replace(each.tenant, counters=self._counters[each.name])) for each in owners]
+        )
+
     def _reread(self) -> None:
         """A file that is wrong, or gone, changes nothing, and the log says so once."""
         now = time.monotonic()
@@ -114,7 +127,7 @@ class ApiKeys:
             return
         self._version = version
         try:
-            self._owners = (*self._fixed, *read_owners(self._file))
+            self._admit(read_owners(self._file))
             logger.info("%s was read again: %d API keys", self._file, len(self._owners))
         except InvalidArgument as error:
             logger.error("the API keys stay as they were: %s", error)

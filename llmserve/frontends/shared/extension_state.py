@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmserve.core import EVERYBODY, Tenant
@@ -12,6 +13,7 @@ from llmserve.frontends.shared.log_settings import LogControl
 from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.frontends.shared.tracer import Tracer
+from llmserve.tenant_counters import TenantCounters
 from llmserve.wire.request_memory import RequestMemory
 
 
@@ -34,6 +36,10 @@ class Extensions:
     def tenant(self, header: HeaderOf) -> Tenant:
         """Whom a request with these headers is for; names are in lower case."""
         return EVERYBODY if self.api_keys is None else self.api_keys.tenant(header)
+
+    def tenant_counters(self) -> Mapping[str, TenantCounters]:
+        """By the names of the API keys that there are now; anonymous requests are not counted."""
+        return {} if self.api_keys is None else self.api_keys.counters()
 
     def close(self) -> None:
         """After the front ends have stopped."""

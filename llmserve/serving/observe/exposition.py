@@ -22,6 +22,7 @@ from llmserve.serving.observe.machine import MachineSampler
 from llmserve.serving.observe.metrics_settings import MetricsSettings
 from llmserve.serving.observe.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.response_cache import ResponseCache
+from llmserve.tenant_counters import TenantCounters
 
 
 class Sample(NamedTuple):
@@ -40,10 +41,12 @@ class ServerCollector(Collector):
         settings: MetricsSettings,
         cache: ResponseCache | None,
         more: Callable[[], Iterable[GaugeSample]] = lambda: (),
+        tenants: Callable[[], Mapping[str, TenantCounters]] = dict,
     ) -> None:
-        """`more`: samples that are of no model's own."""
+        """`more`: samples that are of no model's own. `tenants`: by name, those that there are now."""
         self._models = models
         self._more = more
+        self._tenants = tenants
         self._settings = settings
         self._cache = cache
         self._machine = MachineSampler(settings.interval_s, cpu=settings.shows_cpu, gpu=settings.shows_gpu)
@@ -67,6 +70,8 @@ class ServerCollector(Collector):
             yield from _cache_samples(self._cache)
         for name, more_labels, value in self._more():
             yield Sample(name, value, _ordered(more_labels))
+        for name, counters in self._tenants().items():
+            yield from _tenant_samples(name, counters)
         for name, machine_labels, value in self._machine.samples():
             yield Sample(name, value, machine_labels)
 
@@ -102,12 +107,15 @@ def metrics_text(registry: CollectorRegistry) -> str:
         lines.append(f"# HELP {family.name} {_escape(family.documentation)}")
         lines.append(f"# TYPE {family.name} {family.type}")
         for sample in family.samples:
-            labels = ",".join(f'{key}="{_escape(value, quotes=True)}"' for key, value in sample.labels.items())
-            lines.append(f"{sample.name}{{{labels}}} {_number(sample.value)}".replace("{} ", " "))
+            labels = ",".join([f'{key}="{_escape(value, quotes=True)}"' for key, value in sample.labels.items()])
+            shown = f"{{{labels}}}" if labels else ""
+            lines.append(f"{sample.name}{shown} {_number(sample.value)}")
     return "\n".join(lines) + "\n"
 
 
 def _number(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -116,6 +124,8 @@ def _number(value: float) -> str:
 
 
 def _escape(text: str, *, quotes: bool = False) -> str:
+    if text.isidentifier():  # most are, and this is each label of each sample
+        return text
     escaped = text.replace("\\", r"\\").replace("\n", r"\n")
     return escaped.replace('"', r"\"") if quotes else escaped
 
@@ -175,3 +185,21 @@ def _cache_samples(cache: ResponseCache) -> Iterator[Sample]:
     yield Sample("nv_cache_lookup_duration", counters.lookup_ns // 1000)
     yield Sample("nv_cache_insertion_duration", counters.insertion_ns // 1000)
     yield Sample("nv_cache_util", cache.utilization)
+
+
+def _tenant_samples(name: str, counters: TenantCounters) -> Iterator[Sample]:
+    """Of models that it has asked; labels in their order."""
+    for model, requests in counters.requests.items():
+        labels = {"key": name, "model": model}
+        for outcome, count in requests.outcomes.items():
+            yield Sample("llmserve_key_requests_total", count, {**labels, "outcome": outcome})
+        for limit, count in requests.refusals.items():
+            yield Sample("llmserve_key_refusals_total", count, {"key": name, "limit": limit, "model": model})
+        yield Sample("llmserve_key_requests_in_flight", requests.num_in_flight, labels)
+    for model, answers in counters.answers.items():
+        labels = {"key": name, "model": model}
+        yield Sample("llmserve_key_prompt_tokens_total", answers.prompt_tokens, labels)
+        yield Sample("llmserve_key_generation_tokens_total", answers.generation_tokens, labels)
+        yield Sample("llmserve_key_queue_time_seconds", answers.num_queued, labels, "_count")
+        yield Sample("llmserve_key_queue_time_seconds", answers.queue_s, labels, "_sum")
+        yield Sample("llmserve_key_preemptions_total", answers.num_preemptions, labels)
