@@ -17,7 +17,7 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.core import Allowance, Tenant
-from llmserve.errors import Cancelled, InternalError, LlmserveError, ResourceExhausted
+from llmserve.errors import Cancelled, InternalError, LlmserveError, RateLimited, ResourceExhausted
 from llmserve.serving.answers import AnswerReader
 from llmserve.serving.backend import GaugeSample, InlineInstance, LoadedModel
 from llmserve.serving.loading.labels import Labels
@@ -38,6 +38,7 @@ class _Outcome:
 
     failure: FailureReason | None = None
     is_final: bool = False
+    is_limited: bool = False  # by the client's own limit, which is no failure of the model
 
     @property
     def reason(self) -> str:
@@ -146,7 +147,7 @@ class ServedModel:
                         response = await self._single(response, stream)
                     converted = self._to_client(response, wanted, timing)
                     if response.error is not None:
-                        outcome.failure = self._failure_reason(response.error)
+                        self._failed(outcome, response.error)
                     outcome.is_final = response.final
                     if trace is not None:
                         trace.response(converted.outputs)
@@ -160,7 +161,7 @@ class ServedModel:
         except Exception as error:  # border: whatever a backend raises is an error response of this request alone
             if outcome.is_final:
                 raise
-            outcome.failure = self._failure_reason(error)
+            self._failed(outcome, error)
             yield self._error_response(request, error)
         finally:
             self._release()
@@ -197,7 +198,7 @@ class ServedModel:
         except Exception as error:  # border: as in `infer`
             answer = self._error_response(request, error)
         if answer.error is not None:
-            outcome.failure = self._failure_reason(answer.error)
+            self._failed(outcome, answer.error)
         self.statistics.batch_executed(self.signature.batch_size(prepared), input_ns=0, infer_ns=timing.infer_ns)
         self._account(prepared, timing, outcome)
         if trace is not None:
@@ -275,6 +276,10 @@ class ServedModel:
                 break
         return answer if answer.final else replace(answer, final=True)
 
+    def _failed(self, outcome: _Outcome, error: Exception) -> None:
+        outcome.failure = self._failure_reason(error)
+        outcome.is_limited = isinstance(error, RateLimited)
+
     def _failure_reason(self, error: Exception) -> FailureReason:
         if not self._loaded.instances:
             return FailureReason.OTHER  # an ensemble
@@ -289,6 +294,8 @@ class ServedModel:
         return InferResponse(self.name, self.version, request.request_id, error=error, final=True)
 
     def _account(self, request: InferRequest, timing: RequestTiming, outcome: _Outcome) -> None:
+        if outcome.is_limited:
+            return
         if outcome.failure is not None:
             self.statistics.request_failed(timing, outcome.failure)
         elif not outcome.is_final:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -36,6 +37,7 @@ QUERIES = {
 METRIC = re.compile(r"\b(?:up|nv_\w+|llmserve_\w+)\b(?:\{[^}]*\})?")
 SUFFIX = re.compile(r"_(?:bucket|sum|count)$")
 LOAD_S = 6
+KEYS = ("team-0-0123456789abcdef", "team-1-0123456789abcdef")
 RANGE = "4s"  # over which rates are taken here
 
 
@@ -106,8 +108,11 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def busy(demo_engine: Path) -> Iterator[ServerProcess]:
-    server = start_server(str(demo_engine), "--cache-config", "local,size=1048576")
+def busy(demo_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    entries = (f"{{name: team-{number}, key: {key}, max_answers: 1}}" for number, key in enumerate(KEYS))
+    keys.write_text(f"keys: [{', '.join(entries)}]")
+    server = start_server(str(demo_engine), "--cache-config", "local,size=1048576", "--api-keys", str(keys))
     stop = threading.Event()
     with ThreadPoolExecutor(2) as clients:
         asking = [clients.submit(_ask, server, stop, number) for number in range(2)]
@@ -120,14 +125,20 @@ def busy(demo_engine: Path) -> Iterator[ServerProcess]:
 
 
 def _ask(server: ServerProcess, stop: threading.Event, number: int) -> None:
-    with openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0) as client:
-        while not stop.wait(0.05):
+    """A third of what it asks is more than its key may."""
+    with openai.OpenAI(base_url=f"{server.http}/v1", api_key=KEYS[number], max_retries=0) as client:
+        for count in itertools.count():
+            if stop.wait(0.05):
+                return
             question = f"Summarize: The connection {number} is closed. Any pending data is sent before."
             stream = client.chat.completions.create(
                 model="ensemble", messages=[{"role": "user", "content": question}], max_tokens=12, stream=True
             )
             for _ in stream:
                 pass
+            if count % 2:
+                with pytest.raises(openai.RateLimitError):
+                    client.completions.create(model="ensemble", prompt="x", n=2, temperature=1)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +169,8 @@ def prometheus(busy: ServerProcess, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_every_query_of_the_dashboard_has_data(prometheus: Prometheus) -> None:
     filled = {
-        title: query.replace("$__rate_interval", RANGE).replace("$model", ".+") for title, query in QUERIES.items()
+        title: query.replace("$__rate_interval", RANGE).replace("$model", ".+").replace("$key", ".+")
+        for title, query in QUERIES.items()
     }
     assert not any("$" in query for query in filled.values())
     empty = [f"{title}: {query}" for title, query in filled.items() if not prometheus.values(query)]
@@ -168,14 +180,23 @@ def test_every_query_of_the_dashboard_has_data(prometheus: Prometheus) -> None:
     assert shown["Output tokens a second A"] > 1
     assert 0 < shown["First token, p99 A"] < 60
     assert 0 < shown["End to end A"] < 60
-    assert shown["Requests that fail A"] == 0
+    assert shown["Requests that fail A"] == 0  # refusals of a key are none
+    assert shown["Requests by key A"] > 1
+    assert shown["Refusals by limit A"] > 0
+    assert shown["Tokens by key B"] > 1
 
 
-def test_the_choice_of_models_has_models(prometheus: Prometheus) -> None:
-    (variable,) = (each for each in DASHBOARD["templating"]["list"] if each["name"] == "model")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model", {"ensemble", "preprocessing", "tensorrt_llm", "postprocessing"}),
+        ("key", {"team-0", "team-1"}),
+    ],
+)
+def test_there_is_something_to_choose_from(prometheus: Prometheus, name: str, expected: set[str]) -> None:
+    (variable,) = (each for each in DASHBOARD["templating"]["list"] if each["name"] == name)
     metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
-    found = prometheus.get(f"/api/v1/label/{label}/values", **{"match[]": metric})
-    assert {"ensemble", "preprocessing", "tensorrt_llm", "postprocessing"} <= set(found)
+    assert expected <= set(prometheus.get(f"/api/v1/label/{label}/values", **{"match[]": metric}))
 
 
 def test_every_alert_is_evaluated_on_what_the_server_shows(prometheus: Prometheus) -> None:

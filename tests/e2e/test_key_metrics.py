@@ -128,7 +128,7 @@ def assert_sums_are_the_models(found: Samples) -> None:
     succeeded = total(found, REQUESTS, model, 'outcome="succeeded"')
     ended = total(found, REQUESTS, model)
     assert succeeded == total(found, "nv_inference_request_success", model)
-    assert ended - succeeded + total(found, REFUSALS, model) == failures
+    assert ended - succeeded + total(found, REFUSALS, model, 'limit="server"') == failures
 
 
 def test_each_request_counts_once_and_all_keys_together_are_the_model(locked: ServerProcess) -> None:
