@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import anthropic
@@ -15,7 +14,6 @@ from tests.e2e.test_streaming import DOCUMENTS, num_cancelled, used_blocks, wait
 MODEL = "ensemble"
 QUESTION = "Summarize: The connection is closed. Any pending data is sent before."
 ANSWER = "Close the connection."
-NUM_STREAMS = 100
 
 
 def test_openais_client(server: ServerProcess) -> None:
@@ -37,22 +35,6 @@ def test_anthropics_client(server: ServerProcess) -> None:
         )
         assert made.content[0].type == "text"
         assert (made.content[0].text, made.stop_reason) == (ANSWER, "end_turn")
-
-
-async def test_many_streams_say_what_each_says_alone(server: ServerProcess) -> None:
-    url = f"{server.http}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
-
-        async def answer(document: str) -> str:
-            stream = await client.completions.create(
-                model=MODEL, prompt=f"Summarize:\n{document}", max_tokens=16, temperature=0, stream=True
-            )
-            return "".join([chunk.choices[0].text async for chunk in stream])
-
-        alone = [await answer(document) for document in DOCUMENTS]
-        together = await asyncio.gather(*(answer(DOCUMENTS[n % len(DOCUMENTS)]) for n in range(NUM_STREAMS)))
-    assert together == [alone[n % len(DOCUMENTS)] for n in range(NUM_STREAMS)]
-    await asyncio.to_thread(wait_for_idle, server)
 
 
 def test_a_client_that_leaves_frees_its_sequence(server: ServerProcess) -> None:
