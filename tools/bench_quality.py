@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmserve.engine.cores import usable_cores
-from llmserve.engine.cpu.library import chosen_isa
 from llmserve.engine.machine import machine_name
+from llmserve.engine.native.library import chosen_isa
 from tools.benchmark.environment import Environment
 from tools.benchmark.options import say
 from tools.benchmark.process import ROOT

@@ -18,9 +18,9 @@ import psutil
 
 from llmserve import __version__
 from llmserve.engine.cores import quota_cores, usable_cores
-from llmserve.engine.cpu.library import available_isas, chosen_isa
 from llmserve.engine.machine import processor
 from llmserve.engine.memory import available_memory_bytes, memory_limit_bytes
+from llmserve.engine.native.library import available_isas, chosen_isa
 from llmserve.engine.nvidia import Gpu, visible_gpus
 from llmserve.errors import Unsupported
 

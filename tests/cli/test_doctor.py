@@ -17,7 +17,7 @@ import pytest
 from llmserve.cli import machine, targets
 from llmserve.cli.main import main
 from llmserve.engine import cgroups
-from llmserve.engine.cpu import library
+from llmserve.engine.native import library
 from llmserve.engine.runtime import Check
 from llmserve.errors import Unsupported
 from tests.fakes.gpu_machine import environment, gpu_machine

@@ -16,7 +16,7 @@ from llmserve.cli.main import main
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.build_time import BuildTime
 from llmserve.engine.cpu import runtime
-from llmserve.engine.cpu.library import Library
+from llmserve.engine.native.library import Library
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import ResourceExhausted
 from tests.engine.directories import MANIFEST, make_engine_directory, seal
@@ -38,7 +38,7 @@ def inspected(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_a_cpu_engine_that_has_kernels_and_memory_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "num_kv_blocks", lambda *arguments: 4)
+    monkeypatch.setattr(runtime, "pool_blocks", lambda *arguments: 4)
     assert runtime_for("cpu").problems_here(EngineDirectory.open(directory)) == []
 
 
@@ -46,7 +46,7 @@ def test_what_a_cpu_engine_lacks_is_listed_at_once(directory: Path, monkeypatch:
     def no_room(*arguments: object) -> int:
         raise ResourceExhausted("no room; free some memory")
 
-    monkeypatch.setattr(runtime, "num_kv_blocks", no_room)
+    monkeypatch.setattr(runtime, "pool_blocks", no_room)
     monkeypatch.setattr(runtime, "load_library", lambda: Library(directory / "nothing.so"))
     no_library, no_memory = runtime_for("cpu").problems_here(EngineDirectory.open(directory))
     assert "pip install" in no_library

@@ -31,8 +31,8 @@ from llmserve.checkpoint.stored_tensor import DTYPES
 from llmserve.checkpoint.torch_file import TorchFile
 from llmserve.engine.artifact import CONFIG_FILE, ENGINE_FILE, MANIFEST_FILE, EngineDirectory
 from llmserve.engine.cpu.layout import CRC_BEGIN, HEADER, read_header, read_linear_layers
-from llmserve.engine.cpu.library import load_library
 from llmserve.engine.manifest import _seal
+from llmserve.engine.native.library import load_library
 from llmserve.serving.loading.loader import prepare
 from llmserve.serving.loading.repository import read_directory
 from llmserve.serving.settings import ServerSettings

@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = os.environ.get("LLMSERVE_WHEELS", "")
 PROCESSORS = ("x86_64", "aarch64")
-LIBRARY = "llmserve/engine/cpu/libllmserve_cpu.so"
+LIBRARY = "llmserve/engine/native/libllmserve_cpu.so"
 
 
 @pytest.fixture(scope="session")

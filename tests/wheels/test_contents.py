@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.engine.cpu.library import Library, available_isas
+from llmserve.engine.native.library import Library, available_isas
 from tests.wheels.conftest import LIBRARY
 
 ELFFile: Any = pytest.importorskip("elftools.elf.elffile", reason="`make wheels` installs pyelftools").ELFFile

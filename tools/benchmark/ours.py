@@ -13,8 +13,8 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import BuildPlan, plan_build
 from llmserve.core import SamplingParams
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.cpu import library
 from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.native import library
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tools.benchmark.job import Job
 

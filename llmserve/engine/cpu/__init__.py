@@ -2,9 +2,7 @@
 
 runtime.py  what the registry finds here
 needs.py    what the target needs of a machine
-kv_pool.py  how large the KV pool becomes
-runner.py   one planned step; step.py is the plan as the library reads it
-library.py  the compiled kernels (kernels/), called with ctypes
+runner.py   one planned step, by the compiled kernels (kernels/)
 layout.py   the engine file as records
 tactics.py  how linear layers are cut, and what was measured of it
 limits.py   what this machine can do at most

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmserve.engine.cpu.library import available_isas, chosen_isa
 from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.native.library import available_isas, chosen_isa
 from llmserve.engine.runtime import Check, Needs
 
 LITTLE_MEMORY_BYTES = 2**30

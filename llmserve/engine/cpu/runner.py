@@ -10,10 +10,10 @@ from pathlib import Path
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cores import num_threads
 from llmserve.engine.cpu.layout import EngineHeader, read_header
-from llmserve.engine.cpu.library import available_isas, chosen_isa, load_library
-from llmserve.engine.cpu.step import FlatStep, StepMemory
 from llmserve.engine.cpu.tactics import Machine, tactic_table
 from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.native.library import available_isas, chosen_isa, load_library
+from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted
 from llmserve.scheduler.plan import StepPlan
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.base import Engine
-from llmserve.engine.cpu.kv_pool import num_kv_blocks
-from llmserve.engine.cpu.library import chosen_isa, load_library
 from llmserve.engine.cpu.needs import NEEDS
-from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
 from llmserve.engine.cpu.tactics import Machine, TacticCache, choose, linear_shapes
 from llmserve.engine.inflight import InflightEngine
+from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.manifest import Manifest
+from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
 from llmserve.engine.settings import EngineSettings
@@ -31,7 +32,7 @@ class CpuRuntime:
     def problems_here(self, directory: EngineDirectory) -> list[str]:
         """The kernels, the engine file's version, and memory for the weights and one sequence."""
         found = []
-        for ask in (load_library, lambda: num_kv_blocks(directory.engine_file, directory.info(), EngineSettings())):
+        for ask in (load_library, lambda: pool_blocks(directory, EngineSettings())):
             try:
                 ask()
             except LlmserveError as error:
@@ -43,7 +44,7 @@ class CpuRuntime:
         for text in settings.gpu.without_effect((), AS_IT_IS):
             logger.warning("%s", text)
         info = directory.info()
-        num_blocks = num_kv_blocks(directory.engine_file, info, settings)
+        num_blocks = pool_blocks(directory, settings)
         runner = CpuRunner.open(directory.engine_file, num_blocks=num_blocks, threads=settings.threads)
         return InflightEngine(runner, replace(info, kernels=runner.isa), settings.scheduler)
 
@@ -69,6 +70,16 @@ class CpuRuntime:
 
     def triton_backends(self, manifest: Manifest) -> Collection[str]:
         return ()
+
+
+def pool_blocks(directory: EngineDirectory, settings: EngineSettings) -> int:
+    """Of the KV pool: weights are mapped, and all memory is the machine's."""
+    header, file = read_header(directory.engine_file), directory.engine_file
+    taken_bytes = file.stat().st_size + header.activation_bytes + settings.reserved_bytes
+    return num_kv_blocks(
+        directory.info(), settings, block_size=header.block_size, block_bytes=kv_bytes_per_block(header),
+        free_bytes=available_memory_bytes() - taken_bytes,
+    )  # fmt: skip
 
 
 RUNTIME: Runtime = CpuRuntime()

@@ -16,7 +16,7 @@ from typing import Any
 from llmserve import __version__
 from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.cpu.layout import LinearShape, read_linear_layers
-from llmserve.engine.cpu.library import chosen_isa, load_library
+from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import TacticChoice
 
 FORMAT_VERSION = 2  # goes up with kernels that are as fast no more

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmserve.engine.cpu.layout import read_linear_layers
-from llmserve.engine.cpu.library import load_library
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.cpu.tactics import ROW_BUCKETS
+from llmserve.engine.native.library import load_library
 from llmserve.scheduler.plan import Chunk, StepPlan
 from tests.engine.cpu.networks import Stepper, all_logits, random_ids
 from tests.engine.cpu.other_process import OtherRunner

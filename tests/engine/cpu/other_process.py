@@ -18,9 +18,9 @@ from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cpu.layout import read_header
-from llmserve.engine.cpu.library import CHUNK, ERRORS, SAMPLE, SCORE
 from llmserve.engine.cpu.runner import available_isas
-from llmserve.engine.cpu.step import FlatStep, StepMemory
+from llmserve.engine.native.library import CHUNK, ERRORS, SAMPLE, SCORE
+from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.scheduler.plan import StepPlan
 
 REQUEST = struct.Struct("<12I")  # kind, ten counts of a step, value

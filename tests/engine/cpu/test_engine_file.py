@@ -22,8 +22,8 @@ from llmserve.engine.cpu.layout import (
     EngineHeader,
     read_header,
 )
-from llmserve.engine.cpu.library import CHUNK, SAMPLE, load_library
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block
+from llmserve.engine.native.library import CHUNK, SAMPLE, load_library
 from llmserve.errors import EngineFileError, InvalidArgument, NotFound, ResourceExhausted
 from tests.engine.cpu.conftest import EngineFile
 from tests.engine.cpu.mappings import mapping_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from llmserve.engine.cpu import limits
-from llmserve.engine.cpu.library import load_library
 from llmserve.engine.cpu.limits import Limit, measure_limit
 from llmserve.engine.cpu.runner import available_isas
+from llmserve.engine.native.library import load_library
 from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from llmserve.core import SamplingParams
 from llmserve.engine import cores as cpu_cores
-from llmserve.engine.cpu import library, runner
-from llmserve.engine.cpu.library import Library, available_isas
+from llmserve.engine.cpu import runner
 from llmserve.engine.cpu.runner import CpuRunner, read_header
-from llmserve.engine.cpu.step import FlatStep, StepMemory
+from llmserve.engine.native import library
+from llmserve.engine.native.library import Library, available_isas
+from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted, Unsupported
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import EngineFile, OpenRunner

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from llmserve.core import GenerateRequest, SamplingParams
-from llmserve.engine.cpu import step as step_module
-from llmserve.engine.cpu.library import CHUNK, SAMPLE
-from llmserve.engine.cpu.step import NO_MASK, FlatStep, StepMemory
+from llmserve.engine.native import step as step_module
+from llmserve.engine.native.library import CHUNK, SAMPLE
+from llmserve.engine.native.step import NO_MASK, FlatStep, StepMemory
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import sequences_for
 

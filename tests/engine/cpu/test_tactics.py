@@ -13,7 +13,6 @@ import pytest
 from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.cpu import tactics
 from llmserve.engine.cpu.layout import DType, LinearShape, read_linear_layers
-from llmserve.engine.cpu.library import load_library
 from llmserve.engine.cpu.runner import available_isas
 from llmserve.engine.cpu.tactics import (
     ROW_BUCKETS,
@@ -25,6 +24,7 @@ from llmserve.engine.cpu.tactics import (
     tactic_table,
     time_tactics,
 )
+from llmserve.engine.native.library import load_library
 from llmserve.errors import InvalidArgument
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
 from tests.engine.cpu.networks import all_logits, random_ids

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Part, Scheme, stored_names
-from llmserve.builder.targets.cpu.buffers import LOGITS_BUFFER, NOWHERE, Buffers, Place
+from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Buffers, Place
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param

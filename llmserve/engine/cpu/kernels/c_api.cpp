@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "choosing.h"
 #include "engine.h"
 #include "isa.h"
 #include "tactics.h"
@@ -33,12 +34,26 @@ llmserve::Error find_variant(const char* name, const llmserve::KernelTable** ker
   return llmserve::invalid(std::string("this machine has no kernels '") + name + "'; it has " + variant_names());
 }
 
+llmserve::Error check_threads(uint32_t num_threads) {
+  return num_threads == 0 || num_threads > 1024 ? llmserve::invalid("threads must be 1 to 1024") : llmserve::Error{};
+}
+
 llmserve::Error open_engine(llmserve::Engine& engine, const char* path, const char* variant, uint32_t num_blocks,
                             uint32_t num_threads) {
   const llmserve::KernelTable* kernels = nullptr;
   if (llmserve::Error error = find_variant(variant, &kernels)) return error;
-  if (num_threads == 0 || num_threads > 1024) return llmserve::invalid("threads must be 1 to 1024");
+  if (llmserve::Error error = check_threads(num_threads)) return error;
   return engine.open(path, *kernels, num_blocks, num_threads);
+}
+
+llmserve::Error open_choosers(const char* variant, uint32_t vocab_size, uint32_t num_threads,
+                              std::unique_ptr<llmserve::ChooserPool>* choosers) {
+  const llmserve::KernelTable* kernels = nullptr;
+  if (llmserve::Error error = find_variant(variant, &kernels)) return error;
+  if (llmserve::Error error = check_threads(num_threads)) return error;
+  if (vocab_size == 0) return llmserve::invalid("a vocabulary has at least one token");
+  *choosers = std::make_unique<llmserve::ChooserPool>(*kernels, vocab_size, num_threads);
+  return {};
 }
 
 llmserve::Error describe_tactics(const char* variant, uint32_t weight_type, std::string* text) {
@@ -92,23 +107,18 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 6; }
+uint32_t llmserve_abi_version(void) { return 7; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
 llmserve::Engine* llmserve_open(const char* path, const char* variant, uint32_t num_blocks, uint32_t num_threads,
                                 int* status, char* text, size_t text_bytes) {
-  try {
-    auto engine = std::make_unique<llmserve::Engine>();
-    const llmserve::Error error = open_engine(*engine, path, variant, num_blocks, num_threads);
-    *status = static_cast<int>(error.status);
-    if (!error) return engine.release();
-    copy_text(error.text, text, text_bytes);
-  } catch (const std::exception& error) {
-    *status = static_cast<int>(llmserve::Status::kInternal);
-    copy_text(error.what(), text, text_bytes);
-  }
-  return nullptr;
+  std::unique_ptr<llmserve::Engine> engine;
+  *status = guarded(text, text_bytes, [&] {
+    engine = std::make_unique<llmserve::Engine>();
+    return open_engine(*engine, path, variant, num_blocks, num_threads);
+  });
+  return *status == 0 ? engine.release() : nullptr;
 }
 
 void llmserve_close(llmserve::Engine* engine) { delete engine; }
@@ -122,6 +132,20 @@ void llmserve_signal(uint32_t* flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEAS
 int llmserve_set_tactics(llmserve::Engine* engine, const uint8_t* tactics, size_t count, char* text,
                          size_t text_bytes) {
   return guarded(text, text_bytes, [&] { return engine->set_tactics({tactics, count}); });
+}
+
+llmserve::ChooserPool* llmserve_open_choosers(const char* variant, uint32_t vocab_size, uint32_t num_threads, int* status,
+                                              char* text, size_t text_bytes) {
+  std::unique_ptr<llmserve::ChooserPool> choosers;
+  *status = guarded(text, text_bytes, [&] { return open_choosers(variant, vocab_size, num_threads, &choosers); });
+  return *status == 0 ? choosers.release() : nullptr;
+}
+
+void llmserve_close_choosers(llmserve::ChooserPool* choosers) { delete choosers; }
+
+int llmserve_choose(llmserve::ChooserPool* choosers, const llmserve::StepRecord* step, const float* logits, uint32_t begin,
+                    uint32_t num_rows, char* text, size_t text_bytes) {
+  return guarded(text, text_bytes, [&] { return choosers->choose(*step, logits, begin, num_rows); });
 }
 
 int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size_t text_bytes) {

@@ -6,6 +6,7 @@
 
 #ifdef __cplusplus
 namespace llmserve {
+class ChooserPool;
 class Engine;
 struct StepRecord;
 }  // namespace llmserve
@@ -36,6 +37,17 @@ LLMSERVE_EXPORT int llmserve_step(llmserve::Engine* engine, const llmserve::Step
 
 /* Says that what `flag` stands for is done: of a step that runs, that its masks are ready. */
 LLMSERVE_EXPORT void llmserve_signal(uint32_t* flag);
+
+/* Null and an error, or what turns logits that were computed elsewhere into tokens; `llmserve_close_choosers` frees it. */
+LLMSERVE_EXPORT llmserve::ChooserPool* llmserve_open_choosers(const char* variant, uint32_t vocab_size, uint32_t num_threads,
+                                                              int* status, char* text, size_t text_bytes);
+
+LLMSERVE_EXPORT void llmserve_close_choosers(llmserve::ChooserPool* choosers);
+
+/* Answers what a step wants of the logits [num_rows, vocab_size] of its selected rows from `begin` on; of the step,
+ * nothing but these requests is read. One caller at a time. Returns a status. */
+LLMSERVE_EXPORT int llmserve_choose(llmserve::ChooserPool* choosers, const llmserve::StepRecord* step, const float* logits,
+                                    uint32_t begin, uint32_t num_rows, char* text, size_t text_bytes);
 
 /* The tactics of a variant for weights of a type (format.h), as "ROWSxVECTORS", separated by commas, and the one that is
  * taken for each row bucket when nothing was measured, as numbers separated by commas behind a semicolon. */

@@ -70,8 +70,7 @@ Error Engine::allocate() {
                          " bytes; lower the number of blocks");
   }
   for (unsigned i = 0; i < threads_->size(); ++i) {
-    samplers_.emplace_back(*kernels_, h.vocab_size);
-    scorers_.emplace_back(*kernels_, h.vocab_size);
+    choosers_.emplace_back(*kernels_, h.vocab_size);
   }
   counters_ = std::make_unique<TaskCounter[]>(num_counters(h.max_num_tokens));
   positions_.resize(h.max_num_tokens);

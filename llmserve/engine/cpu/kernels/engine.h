@@ -5,11 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "choosing.h"
 #include "engine_file.h"
 #include "kernels.h"
 #include "memory.h"
-#include "sampling.h"
-#include "scoring.h"
 #include "step.h"
 #include "tactics.h"
 #include "thread_pool.h"
@@ -57,8 +56,7 @@ class Engine {
   size_t head_ = 0;  // the first op that writes logits: from there on, rows are worked off in pieces of logits_rows_
   Mapping scratch_;  // of each thread: what attention needs, or a row that is about to be quantized
   size_t scratch_floats_ = 0;
-  std::vector<Sampler> samplers_;  // one per thread
-  std::vector<Scorer> scorers_;    // one per thread
+  std::vector<Chooser> choosers_;  // one per thread
   std::unique_ptr<TaskCounter[]> counters_;  // in the order of use: see num_counters
   std::vector<uint8_t> tactics_;  // [op][row bucket]
   std::vector<int32_t> positions_;  // of each token of the step

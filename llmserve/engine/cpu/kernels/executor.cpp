@@ -1,21 +1,9 @@
 #include "executor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <functional>
-#include <thread>
 
 namespace llmserve {
-namespace {
-
-constexpr std::chrono::microseconds kMaskPoll{20};
-
-}  // namespace
-
-const float* Executor::logits(uint32_t selected) const {
-  return reinterpret_cast<const float*>(engine_.logits_.data()) + size_t{selected - piece_begin_} * header_.vocab_size;
-}
 
 std::byte* Executor::cache_plane(uint32_t layer, uint32_t values) const {
   return engine_.cache_.data() + (size_t{2} * layer + values) * engine_.cache_plane_bytes_;
@@ -265,50 +253,14 @@ void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
   }
 }
 
-// Those of the records, which are in order, that want logits of this piece.
-template <class Record, class Fn>
-std::span<const Record> Executor::of_piece(std::span<const Record> records, Fn selected) const {
-  const auto begin = std::ranges::lower_bound(records, piece_begin_, {}, selected);
-  const auto end = std::ranges::lower_bound(records, piece_begin_ + piece_rows_, {}, selected);
-  return {begin, end};
-}
-
-// Masks are made beside the step, by threads that need a core too: so nobody waits for them awake.
-void Executor::wait_for_masks() const {
-  if (!step_.masks_ready) return;
-  while (__atomic_load_n(step_.masks_ready, __ATOMIC_ACQUIRE) == 0) std::this_thread::sleep_for(kMaskPoll);
-}
-
 void Executor::use_logits(TaskCounter& tasks) {
-  wait_for_masks();
-  const auto samples = of_piece(std::span(step_.samples, step_.num_samples), &SampleRecord::selected);
-  const auto scores = of_piece(std::span(step_.scores, step_.num_scores), &ScoreRecord::selected);
-  const auto kept = of_piece(std::span(step_.kept_rows, step_.num_kept), std::identity());
-  tasks.for_pieces(samples.size() + scores.size() + kept.size(), 1, [&](size_t i, size_t) {
-    if (i < samples.size()) return sample(samples[i]);
-    i -= samples.size();
-    return i < scores.size() ? score(scores[i]) : keep(kept[i - scores.size()]);
+  wait_for_masks(step_);
+  const LogitsPiece piece = {reinterpret_cast<const float*>(engine_.logits_.data()), piece_begin_, piece_rows_,
+                             header_.vocab_size};
+  const Wanted wanted = wanted_of(step_, piece);
+  tasks.for_pieces(wanted.size(), 1, [&](size_t i, size_t) {
+    engine_.choosers_[thread_].answer(step_, piece, wanted, i);
   });
-}
-
-void Executor::sample(const SampleRecord& request) {
-  const auto index = &request - step_.samples;
-  const float* row = logits(request.selected);
-  step_.tokens[index] = engine_.samplers_[thread_].sample(row, step_, request);
-  if (!request.want_log_prob && request.num_top == 0) return;
-  step_.log_probs[index] = engine_.scorers_[thread_].score(
-      row, step_.tokens[index], {step_.top_ids + request.first_top, request.num_top}, step_.top_log_probs + request.first_top);
-}
-
-void Executor::score(const ScoreRecord& request) {
-  step_.score_log_probs[&request - step_.scores] = engine_.scorers_[thread_].score(
-      logits(request.selected), request.token, {step_.top_ids + request.first_top, request.num_top},
-      step_.top_log_probs + request.first_top);
-}
-
-void Executor::keep(const uint32_t& row) {
-  const auto index = static_cast<size_t>(&row - step_.kept_rows);
-  std::copy_n(logits(row), header_.vocab_size, step_.logits + index * header_.vocab_size);
 }
 
 }  // namespace llmserve

@@ -29,13 +29,7 @@ class Executor {
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
   void in_place(const OpRecord& op, TaskCounter& tasks);
   void cache_write(const OpRecord& op, size_t begin, size_t end);
-  void wait_for_masks() const;
   void use_logits(TaskCounter& tasks);
-  void sample(const SampleRecord& request);
-  void score(const ScoreRecord& request);
-  void keep(const uint32_t& row);
-  template <class Record, class Fn>
-  std::span<const Record> of_piece(std::span<const Record> records, Fn selected) const;
 
   bool is_head(const OpRecord& op) const { return op.out.buffer == kLogitsBuffer; }
   size_t num_rows(const OpRecord& op) const {
@@ -48,7 +42,6 @@ class Executor {
   QuantizedRows quantized_rows(const Operand& values, const Operand& facts, size_t first_row) const;
   float* scratch() const;
   size_t tactic(const OpRecord& op) const;
-  const float* logits(uint32_t selected) const;
   std::byte* cache_plane(uint32_t layer, uint32_t values) const;
 
   template <class T>

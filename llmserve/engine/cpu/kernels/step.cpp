@@ -54,30 +54,30 @@ Error check_selected(const StepRecord& step) {
   return {};
 }
 
-bool top_inside(const StepRecord& step, const FileHeader& header, uint32_t num_top, uint32_t first_top) {
-  return num_top <= header.vocab_size && uint64_t{first_top} + num_top <= step.num_top;
+bool top_inside(const StepRecord& step, uint32_t vocab_size, uint32_t num_top, uint32_t first_top) {
+  return num_top <= vocab_size && uint64_t{first_top} + num_top <= step.num_top;
 }
 
-bool mask_inside(const StepRecord& step, const FileHeader& header, uint32_t first_mask) {
-  const uint64_t words = (uint64_t{header.vocab_size} + kMaskBits - 1) / kMaskBits;
+bool mask_inside(const StepRecord& step, uint32_t vocab_size, uint32_t first_mask) {
+  const uint64_t words = (uint64_t{vocab_size} + kMaskBits - 1) / kMaskBits;
   return first_mask == kNoMask || first_mask + words <= step.num_mask_words;
 }
 
-Error check_scores(const StepRecord& step, const FileHeader& header) {
+Error check_scores(const StepRecord& step, uint32_t vocab_size) {
   for (uint32_t i = 0; i < step.num_scores; ++i) {
     const ScoreRecord& s = step.scores[i];
-    if (!in_range(s.token, header.vocab_size) || !top_inside(step, header, s.num_top, s.first_top)) {
+    if (!in_range(s.token, vocab_size) || !top_inside(step, vocab_size, s.num_top, s.first_top)) {
       return invalid("a score request points outside of its step");
     }
   }
   return {};
 }
 
-Error check_samples(const StepRecord& step, const FileHeader& header) {
+Error check_samples(const StepRecord& step, uint32_t vocab_size) {
   const auto inside = [&](uint32_t begin, uint32_t end) { return begin <= end && end <= step.num_sample_ids; };
   for (uint32_t i = 0; i < step.num_samples; ++i) {
     const SampleRecord& s = step.samples[i];
-    if (!top_inside(step, header, s.num_top, s.first_top) || !mask_inside(step, header, s.first_mask) ||
+    if (!top_inside(step, vocab_size, s.num_top, s.first_top) || !mask_inside(step, vocab_size, s.first_mask) ||
         !inside(s.history_begin, s.history_end) ||
         !inside(s.bias_begin, s.bias_end) || !inside(s.banned_begin, s.banned_end) ||
         s.num_prompt > s.history_end - s.history_begin) {
@@ -89,6 +89,13 @@ Error check_samples(const StepRecord& step, const FileHeader& header) {
 }
 
 }  // namespace
+
+Error check_requests(const StepRecord& step, uint32_t vocab_size) {
+  if (Error error = check_selected(step)) return error;
+  if (Error error = check_samples(step, vocab_size)) return error;
+  if (Error error = check_scores(step, vocab_size)) return error;
+  return check_ids(step.sample_ids, step.num_sample_ids, vocab_size, "token id of a sample request");
+}
 
 Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks) {
   if (step.num_tokens == 0 || step.num_tokens > header.max_num_tokens) {
@@ -106,12 +113,9 @@ Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_
     if (step.selected_rows[i] >= step.num_tokens) return invalid("a selected row is outside of the step");
   }
   if (Error error = check_chunks(step, header)) return error;
-  if (Error error = check_selected(step)) return error;
-  if (Error error = check_samples(step, header)) return error;
-  if (Error error = check_scores(step, header)) return error;
+  if (Error error = check_requests(step, header.vocab_size)) return error;
   if (Error error = check_ids(step.token_ids, step.num_tokens, header.vocab_size, "token id")) return error;
-  if (Error error = check_ids(step.block_ids, step.num_block_ids, num_blocks, "block")) return error;
-  return check_ids(step.sample_ids, step.num_sample_ids, header.vocab_size, "token id of a sample request");
+  return check_ids(step.block_ids, step.num_block_ids, num_blocks, "block");
 }
 
 }  // namespace llmserve

@@ -83,6 +83,9 @@ struct StepRecord {
 };
 static_assert(sizeof(StepRecord) == 176);
 
+// Whether what the step wants of its logits stays inside the step.
+Error check_requests(const StepRecord& step, uint32_t vocab_size);
+
 // Whether the step stays inside the engine's limits and memory.
 Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks);
 

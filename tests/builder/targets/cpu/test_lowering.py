@@ -10,7 +10,7 @@ import pytest
 from llmserve.builder import quantization as rounding
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params
-from llmserve.builder.targets.cpu.buffers import NO_BUFFER, Place
+from llmserve.builder.targets.buffers import NO_BUFFER, Place
 from llmserve.builder.targets.cpu.lowering import DeviceOp, Lowered, lower
 from llmserve.engine.cpu.layout import LINEAR_CODES, NO_TENSOR, Before, DType, OpCode
 from llmserve.models.graph import CacheShape, Graph, Program

@@ -37,11 +37,13 @@ NOWHERE = Place(NO_BUFFER, 0, 0, 0)
 
 
 class Buffers:
-    """Who lives where. A buffer is free when no value in it will be read again."""
+    """Who lives where. A buffer is free when no value in it will be read again. Strides are multiples of
+    `stride_bytes`."""
 
-    def __init__(self, uses: Counter[str]) -> None:
+    def __init__(self, uses: Counter[str], stride_bytes: int = 4) -> None:
         self.bytes_per_row: list[int] = []
         self._uses = uses
+        self._stride_bytes = stride_bytes
         self._places: dict[str, Place] = {}
 
     def __getitem__(self, value: str) -> Place:
@@ -53,7 +55,7 @@ class Buffers:
 
     def new(self, value: str, width: int, item_bytes: int = 4) -> Place:
         """A place of its own, in the free buffer that wastes or grows least."""
-        wanted = -(-width * item_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        wanted = _round_up(width * item_bytes, ROW_ALIGNMENT)
         taken = {self._places[name].buffer for name in self._alive()}
         free = [index for index in range(len(self.bytes_per_row)) if index not in taken]
         if free:
@@ -62,7 +64,7 @@ class Buffers:
         else:
             index = len(self.bytes_per_row)
             self.bytes_per_row.append(wanted)
-        stride = width if item_bytes == 4 else -(-width // 4) * 4  # bytes are read in fours
+        stride = _round_up(width * item_bytes, self._stride_bytes) // item_bytes
         return self.assign(value, Place(index, 0, width, stride))
 
     def over(self, value: str, source: str) -> Place:
@@ -79,3 +81,7 @@ class Buffers:
 
     def _alive(self) -> list[str]:
         return [name for name in self._places if self._uses[name] > 0]
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

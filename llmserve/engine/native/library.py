@@ -19,7 +19,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -79,6 +79,15 @@ class Library:
             "llmserve_step", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(StepRecord), ctypes.c_char_p, ctypes.c_size_t
         )
         self._declare("llmserve_signal", None, ctypes.c_void_p)
+        self._declare(
+            "llmserve_open_choosers", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
+            ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_size_t,
+        )  # fmt: skip
+        self._declare("llmserve_close_choosers", None, ctypes.c_void_p)
+        self._declare(
+            "llmserve_choose", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(StepRecord), ctypes.c_void_p,
+            ctypes.c_uint32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t,
+        )  # fmt: skip
         trial = (ctypes.c_uint32,) * 5
         texts = (ctypes.c_char_p, ctypes.c_size_t)
         self._declare("llmserve_tactics", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, *texts)
@@ -123,6 +132,23 @@ class Library:
     def signal(self, flag: int) -> None:
         """See `llmserve_signal`; `flag`: its address."""
         self._library.llmserve_signal(flag)
+
+    def open_choosers(self, isa: str, vocab_size: int, threads: int) -> int:
+        """See `llmserve_open_choosers`."""
+        text, status = ctypes.create_string_buffer(TEXT_BYTES), ctypes.c_int()
+        handle: int | None = self._library.llmserve_open_choosers(
+            isa.encode(), vocab_size, threads, ctypes.byref(status), text, TEXT_BYTES
+        )
+        if handle is None:
+            raise ERRORS[status.value](text.value.decode(errors="replace"))
+        return handle
+
+    def close_choosers(self, handle: int) -> None:
+        self._library.llmserve_close_choosers(handle)
+
+    def choose(self, handle: int, record: StepRecord, logits: int, begin: int, num_rows: int) -> None:
+        """See `llmserve_choose`; `logits`: their address."""
+        self._call(self._library.llmserve_choose, handle, ctypes.byref(record), logits, begin, num_rows)
 
     def set_tactics(self, handle: int, tactics: bytes) -> None:
         """One per operation and row bucket, in order."""

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmserve.core import SamplingParams, TopTokens
 from llmserve.engine.base import StepResult
-from llmserve.engine.cpu.library import SAMPLE_DRAW, SAMPLE_PLACE, SAMPLE_WANTS, SCORE, StepRecord
+from llmserve.engine.native.library import SAMPLE_DRAW, SAMPLE_PLACE, SAMPLE_WANTS, SCORE, StepRecord
 from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 
 LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
@@ -92,6 +93,11 @@ class FlatStep:
         self._log_probs = array("d", bytes(8 * len(samples)))
         self._logits = np.empty((len(self._kept), vocab_size), np.float32) if self._kept else None
         self.record = self._make_record(len(samples), memory.fill(self._lists, self._num_sample_ids))
+
+    @property
+    def selected(self) -> NDArray[np.uint32]:
+        """Token rows whose logits are wanted, in order."""
+        return np.frombuffer(self._rows, np.uint32) if self._rows else np.empty(0, np.uint32)
 
     @property
     def has_masks(self) -> bool:

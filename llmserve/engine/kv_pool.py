@@ -1,30 +1,27 @@
-"""How large the KV pool of a CPU engine becomes."""
+"""How large the KV pool of an engine of ours becomes."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from llmserve.engine.base import EngineInfo
-from llmserve.engine.cpu.runner import kv_bytes_per_block, read_header
-from llmserve.engine.memory import available_memory_bytes
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import ResourceExhausted
 
 logger = logging.getLogger(__name__)
 
 
-def num_kv_blocks(engine_file: Path, info: EngineInfo, settings: EngineSettings) -> int:
+def num_kv_blocks(
+    info: EngineInfo, settings: EngineSettings, *, block_size: int, block_bytes: int, free_bytes: int
+) -> int:
     """Blocks of the KV pool: what was asked for or what the batch can use, or less where memory allows less.
 
+    block_size: tokens; free_bytes: of the device, besides all else that the engine takes.
     Raises ResourceExhausted when more was asked for than there is memory at all, or when memory cuts the pool so far
     that a sequence of `max_seq_len` tokens has no room. A pool may be as small as that only when asked for.
     """
-    header = read_header(engine_file)
-    block_size, block_bytes = header.block_size, kv_bytes_per_block(header)
     num_wanted = -(-(settings.max_kv_tokens or info.max_batch_size * info.max_seq_len) // block_size)
-    taken_bytes = engine_file.stat().st_size + header.activation_bytes + settings.reserved_bytes
-    free_bytes = max(0, available_memory_bytes() - taken_bytes)
+    free_bytes = max(0, free_bytes)
     num_allowed = int(settings.kv_cache_fraction * free_bytes) // block_bytes
     wanted = f"a KV cache of {num_wanted * block_size} tokens needs {_mib(num_wanted * block_bytes)}"
     beside = f" ({_mib(settings.reserved_bytes)} belong to the engine beside it)" if settings.reserved_bytes else ""

@@ -1,0 +1,6 @@
+"""libllmserve_cpu.so, for every engine of ours: the CPU's computes with it, all choose tokens with it.
+
+library.py   its functions
+step.py      a StepPlan as the arrays that it takes
+choosers.py  tokens from logits that were computed elsewhere
+"""

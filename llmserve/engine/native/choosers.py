@@ -1,0 +1,74 @@
+"""Tokens, log-probs and whatever else a step wants of logits that were computed elsewhere: as the CPU engine chooses
+them, to the bit."""
+
+from __future__ import annotations
+
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.engine.base import StepResult
+from llmserve.engine.cores import num_threads
+from llmserve.engine.native.library import chosen_isa, load_library
+from llmserve.engine.native.step import FlatStep, StepMemory
+from llmserve.scheduler.plan import StepPlan
+
+
+class Choosers:
+    """Threads that choose, for one vocabulary. One step at a time."""
+
+    def __init__(self, vocab_size: int, threads: int = 0) -> None:
+        library = load_library()
+        self._library = library
+        self._handle = library.open_choosers(chosen_isa(), vocab_size, num_threads(threads))
+        self._close = weakref.finalize(self, library.close_choosers, self._handle)
+        self._close.atexit = False
+        self._vocab_size = vocab_size
+        self._memory = StepMemory()
+        self._masking = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")  # a thread when it is first used
+
+    def begin(self, plan: StepPlan) -> Choice:
+        """To be called before the logits are there: masks are made meanwhile."""
+        flat = FlatStep(plan, self._vocab_size, self._memory)
+        masking = self._masking.submit(self._make_masks, flat) if flat.has_masks else None
+        return Choice(self, flat, masking)
+
+    def choose(self, flat: FlatStep, logits: NDArray[np.float32], begin: int) -> None:
+        """`logits` [rows, V] of the step's selected rows from `begin` on."""
+        self._library.choose(self._handle, flat.record, logits.ctypes.data, begin, len(logits))
+
+    def _make_masks(self, flat: FlatStep) -> None:
+        try:
+            flat.fill_masks()
+        finally:
+            self._library.signal(flat.masks_ready)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._masking.shutdown()
+        self._close()
+
+
+class Choice:
+    """What one step wants. `add` is called with the logits of all selected rows, in pieces and in order."""
+
+    def __init__(self, choosers: Choosers, flat: FlatStep, masking: Future[None] | None) -> None:
+        self._choosers = choosers
+        self._flat = flat
+        self._masking = masking
+
+    @property
+    def selected(self) -> NDArray[np.uint32]:
+        """Rows of the step's tokens whose logits are wanted."""
+        return self._flat.selected
+
+    def add(self, logits: NDArray[np.float32], begin: int) -> None:
+        assert logits.flags.c_contiguous
+        self._choosers.choose(self._flat, logits, begin)
+
+    def result(self) -> StepResult:
+        if self._masking is not None:
+            self._masking.result()
+        return self._flat.result()
