@@ -18,7 +18,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients page-images \
-  format wheel wheels docs bench bench-peers bench-quality bench-server bench-agreement soak-clients clean
+  format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ bench-peers: $(VENV)/.base .smollm2/.fetched ## The same beside OpenVINO GenAI, 
 bench-quality: $(VENV)/.base .smollm2/.fetched ## What rounding costs, ours beside OpenVINO's and llama.cpp's (about 40 minutes; BENCH_ARGS=--quick: about 5)
 	$(BIN)/python -m tools.bench_quality $(BENCH_ARGS)
 
+cuda-kernels: $(VENV)/.check ## What the CUDA target's kernels take of a GPU, into docs/benchmarks (no GPU is needed; 1 minute)
+	$(BIN)/python -m tools.cuda_kernels $(KERNEL_ARGS)
+
 bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Triton: unary, streams, batching, instances (about 6 minutes)
 	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)
 
@@ -150,7 +153,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 
 clean: ## Remove the environments, engines and build output
 	rm -rf $(VENV) .venv-bench .venv-compat .venv-sdks .venv-aiperf .clients .page .prometheus .smollm2 engines dist .cmake-build \
-	  llmserve/engine/cpu/*.so
+	  llmserve/engine/native/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)

@@ -10,7 +10,11 @@ from pathlib import Path
 
 REGISTRIES = ("builder/targets/registry.py", "engine/registry.py")
 NOT_A_TARGET = {"ENGINE_MODEL"}  # a model of the packaged pipelines is called as a target is
-OTHER_DEVICES = ("backends/pytorch/torch_model.py", "backends/tensorrtllm/gauges.py")  # torch's, and kinds of memory
+OTHER_DEVICES = (  # torch's, and kinds of memory
+    "backends/pytorch/torch_model.py",
+    "backends/tensorrtllm/gauges.py",
+    "evaluation/hf.py",
+)
 
 
 def rooms(names: Collection[str]) -> tuple[str, ...]:

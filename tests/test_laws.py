@@ -53,6 +53,11 @@ LAZY = {
     "llguidance": {"stages/guides.py"},
     "opentelemetry": {"frontends/shared/span_export.py"},
     "pynvml": {"serving/observe/gpu.py"},
+    "triton": {
+        "builder/targets/cuda/compiler.py",
+        *(f"engine/cuda/kernels/{name}.py" for name in ("activations", "attention", "linear", "rowwise")),
+    },
+    "cuda": {"engine/cuda/bindings.py"},
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -125,8 +130,9 @@ def test_heavy_packages_have_one_owner(package: str) -> None:
 
 
 def test_command_line_starts_without_heavy_packages() -> None:
-    heavy = {"torch", "onnxruntime", "transformers", "datasets", "pandas", "llguidance", "tensorrt_llm", "tensorrt"}
-    code = f"import sys, llmserve.cli.main; print(sorted({heavy | {'opentelemetry'}} & set(sys.modules)))"
+    heavy = {"torch", "onnxruntime", "transformers", "datasets", "pandas", "llguidance", "opentelemetry"}
+    heavy |= {"tensorrt_llm", "tensorrt", "triton", "cuda"}
+    code = f"import sys, llmserve.cli.main; print(sorted({heavy} & set(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert output.strip() == "[]"
 

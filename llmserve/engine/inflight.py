@@ -190,7 +190,9 @@ class InflightEngine:
                 self._step()
         except Exception as error:  # the border: whatever failed, every open stream hears of it
             logger.exception("the step loop of engine %s failed", self._info.name)
-            self._shut(InternalError(f"the engine failed while computing a step: {error!r}"))
+            is_lost = isinstance(error, Unavailable)  # the device, and no fault of ours
+            failure = Unavailable if is_lost else InternalError
+            self._shut(failure(f"the engine failed while computing a step: {error!r}"))
         finally:
             self._runner.close()
 

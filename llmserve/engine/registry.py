@@ -10,6 +10,7 @@ from llmserve.engine.unknown import UnknownRuntime
 
 RUNTIMES: Mapping[str, str] = {  # target -> the module with its `RUNTIME`, imported when it is asked for
     "cpu": "llmserve.engine.cpu.runtime",
+    "cuda": "llmserve.engine.cuda.runtime",
     "tensorrt_llm": "llmserve.engine.tensorrt_llm.runtime",
 }
 

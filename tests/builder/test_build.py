@@ -131,7 +131,7 @@ def test_all_problems_of_the_options_come_in_one_message(checkpoint: Path, tmp_p
 def test_the_target_may_refuse(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no such kernel; use another dtype"):
         build(checkpoint, tmp_path / "e", target=FakeTarget(refusals=["no such kernel; use another dtype"]))
-    with pytest.raises(RecipeError, match="target must be one of cpu, tensorrt_llm, got 'tpu'"):
+    with pytest.raises(RecipeError, match="target must be one of cpu, cuda, tensorrt_llm, got 'tpu'"):
         build_engine(checkpoint, tmp_path / "e", BuildOptions(target="tpu"))
 
 

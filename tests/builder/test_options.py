@@ -74,7 +74,7 @@ def test_calibration_data_without_anything_to_calibrate_is_refused() -> None:
 
 def test_an_option_and_a_target_that_nobody_has_are_said_at_once() -> None:
     assert BuildOptions.from_flat({"target": "npu", "beams": 2}).problems() == [
-        "target must be one of cpu, tensorrt_llm, got 'npu'",
+        "target must be one of cpu, cuda, tensorrt_llm, got 'npu'",
         "no target has an option beams",
     ]
 

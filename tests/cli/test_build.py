@@ -35,7 +35,7 @@ main()
 """
 
 FLAGS = """
-dtype quantization calibration-data kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target
+dtype quantization calibration-data kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target gpu
 tp-size pp-size max-input-len max-beam-width gemm-plugin gpt-attention-plugin context-fmha remove-input-padding
 kv-cache-type use-weight-only weight-only-precision workers parallel-build multiple-profiles reduce-fusion
 checkpoint-dir output-dir recipe dry-run show-program help
@@ -140,7 +140,7 @@ def test_the_flags_of_every_target_are_listed(
         "float16 | bfloat16 | float32 (default: float16)",
         "int8 | int4 (default: none)",
         "Prompt and output of one sequence (default: the checkpoint's limit)",
-        "Device to compile for: cpu | tensorrt_llm (default: cpu)",
+        "Device to compile for: cpu | cuda | tensorrt_llm (default: cpu)",
         "With --target tensorrt_llm",
         "KV cache: paged | continuous | disabled (default: paged)",
     ):

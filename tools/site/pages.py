@@ -35,6 +35,7 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Guides",
         (
             "docs/quantization",
+            "docs/cuda",
             "docs/eval",
             "docs/releasing",
             "docs/rollout",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmserve.builder.targets.cpu.options import CpuOptions
+from llmserve.builder.targets.cuda.options import CudaOptions
 from llmserve.builder.targets.options import TargetOptions
 from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 
@@ -20,6 +21,7 @@ class BuildRoom:
 
 TARGETS: Mapping[str, BuildRoom] = {  # the first is the default
     "cpu": BuildRoom(CpuOptions, "llmserve.builder.targets.cpu.target"),
+    "cuda": BuildRoom(CudaOptions, "llmserve.builder.targets.cuda.target"),
     "tensorrt_llm": BuildRoom(TensorrtLlmOptions, "llmserve.builder.targets.tensorrt_llm.target"),
 }
 DEFAULT_TARGET = next(iter(TARGETS))

@@ -1,0 +1,137 @@
+"""Program -> launches of the CUDA engine: what each op becomes, what is fused, where every value lives.
+
+What is added up over the layers is float32; norms, products, keys and values have the engine's dtype. A slice is a
+view. Rotations are left to attention and the cache write, bias, residual and gated activation are a product's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llmserve.builder.targets.buffers import Place
+from llmserve.builder.targets.cuda.attention import AttentionLowering
+from llmserve.builder.targets.cuda.products import ProductLowering
+from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Argument, Recorder, power_of_two
+from llmserve.builder.targets.cuda.tiles import Tiles
+from llmserve.builder.targets.cuda.values import INTEGERS
+from llmserve.engine.cuda.layout import Address, Extent, Part, Room
+from llmserve.models.graph import Op, OpKind, Program
+from llmserve.models.spec import Param
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Everything of an engine file but its numbers and binaries."""
+
+    record: Recorder
+    buffers: tuple[int, ...]  # bytes per row
+    stored: Mapping[str, str]  # parameter -> tensor, where it has one of its own
+    offsets: Mapping[str, float]  # what is added to a parameter
+    query_tokens: int  # of one sequence, in a tile of attention
+
+
+class Lowering(ProductLowering, AttentionLowering):
+    """One pass over the Program, in order."""
+
+    def run(self) -> Lowered:
+        ops = self._program.ops
+        index = 0
+        while index < len(ops):
+            index += self._lower(ops[index], ops[index + 1] if index + 1 < len(ops) else None)
+        buffers = tuple(self._buffers.bytes_per_row)
+        return Lowered(self._record, buffers, self._stored, self._offsets, self._query_tokens)
+
+    def _lower(self, op: Op, following: Op | None) -> int:
+        """Lower `op`, fused with the one after it where that is possible; returns how many ops are done."""
+        if op.kind is OpKind.LINEAR and following is not None and self._uses[op.output] == 1:
+            if following.kind is OpKind.ADD and following.inputs.count(op.output) == 1:
+                self._linear_and_add(op, following)
+                return 2
+            if self._can_be_gated(op, following):
+                self._gated_linear(op, following)
+                return 2
+        handlers = {
+            OpKind.EMBED: self._embed,
+            OpKind.RMS_NORM: self._rms_norm,
+            OpKind.LINEAR: self._linear,
+            OpKind.SLICE: self._slice,
+            OpKind.ROPE: self._rope,
+            OpKind.ATTENTION: self._attention,
+            OpKind.GATED_ACTIVATION: self._gated_activation,
+            OpKind.ADD: self._add,
+            OpKind.SELECT_ROWS: self._select_rows,
+            OpKind.LOGITS: self._logits,
+        }
+        handlers[op.kind](op)
+        self._buffers.read(op.inputs)
+        return 1
+
+    def _embed(self, op: Op) -> None:
+        y = self._new(op, is_wide=True)
+        arguments = {
+            "token_ids": Argument(Address(Room.INPUT.value, "token_ids"), INTEGERS),
+            "table": self._matrix(op.weights[0]),
+            "y": self._value(op.output),
+        }
+        constants = {"WIDTH": op.width, "Y_STRIDE": y.stride, "SCALE": op.number("scale")}
+        self._record.by_columns("rowwise.embed", arguments, constants, op.width)
+
+    def _rms_norm(self, op: Op) -> None:
+        source = self._buffers[op.inputs[0]]
+        groups = int(op.number("groups"))
+        arguments = {"x": self._value(op.inputs[0]), "weight": self._norm_weight(op)}
+        y = self._new(op)
+        width = op.width // groups
+        tile = power_of_two(width)
+        tile_groups = self._tiles.heads(groups, tile)
+        constants = {
+            "GROUP": width, "NUM_GROUPS": groups, "EPS": op.number("eps"), "X_STRIDE": source.stride,
+            "Y_STRIDE": y.stride, "TILE_GROUPS": tile_groups, "TILE_COLUMNS": tile,
+        }  # fmt: skip
+        self._record.launch(
+            "rowwise.rms_norm", {**arguments, "y": self._value(op.output)}, constants,
+            (ROWS, Extent(fixed=-(-groups // tile_groups)), ONE), num_warps=min(8, max(1, tile * tile_groups // 256)),
+        )  # fmt: skip
+
+    def _add(self, op: Op) -> None:
+        a, b = (self._buffers[name] for name in op.inputs)
+        arguments = {"a": self._value(op.inputs[0]), "b": self._value(op.inputs[1])}
+        y = self._sum_place(op, op.inputs[0])
+        constants = {"WIDTH": op.width, "A_STRIDE": a.stride, "B_STRIDE": b.stride, "Y_STRIDE": y.stride}
+        self._record.by_columns("rowwise.add", {**arguments, "y": self._value(op.output)}, constants, op.width)
+
+    def _gated_activation(self, op: Op) -> None:
+        x, y = self._buffers[op.inputs[0]], self._new(op)
+        constants = {"WIDTH": op.width, "X_STRIDE": x.stride, "Y_STRIDE": y.stride}
+        constants["ACTIVATION"] = str(op.attrs["activation"])  # type: ignore[assignment]
+        arguments = {"x": self._value(op.inputs[0]), "y": self._value(op.output)}
+        self._record.by_columns("rowwise.gated_activation", arguments, constants, op.width)
+
+    def _select_rows(self, op: Op) -> None:
+        """The head runs once for each piece of the selected rows, so what it reads of the body is never overwritten."""
+        self._record.part = Part.HEAD
+        self._uses[op.inputs[0]] += 1
+        x, y = self._buffers[op.inputs[0]], self._new(op, is_wide=op.inputs[0] in self._wide)
+        arguments = {
+            "selected": Argument(Address(Room.INPUT.value, "selected"), INTEGERS),
+            "x": self._value(op.inputs[0]),
+            "y": self._value(op.output),
+        }
+        constants = {"WIDTH": op.width, "X_STRIDE": x.stride, "Y_STRIDE": y.stride}
+        self._record.by_columns("rowwise.select_rows", arguments, constants, op.width)
+
+    def _slice(self, op: Op) -> None:
+        source = self._buffers[op.inputs[0]]
+        self._buffers.assign(
+            op.output, Place(source.buffer, source.offset + int(op.number("start")), op.width, source.stride)
+        )
+        if op.inputs[0] in self._wide:
+            self._wide.add(op.output)
+
+
+def lower(
+    program: Program, params: Sequence[Param], *, dtype: str, max_seq_len: int, block_size: int, tiles: Tiles
+) -> Lowered:
+    limits = {"max_seq_len": max_seq_len, "block_size": block_size}
+    return Lowering(program, params, dtype=dtype, tiles=tiles, **limits).run()

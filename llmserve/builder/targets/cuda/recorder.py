@@ -1,0 +1,101 @@
+"""What a lowering writes down: launches and the kernels that they need, tensors, scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.targets.cuda.tiles import ProductTile
+from llmserve.engine.cuda.layout import Address, Extent, Kernel, Launch, Part, PlacedTensor, Room
+
+TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
+STRIDE_BYTES = 16  # what a thread loads at once
+COLUMNS_OF_WARP = 256
+ANY_ROWS = (1, 1 << 30)
+ONE = Extent()
+ROWS = Extent(1)
+
+Constants: TypeAlias = Mapping[str, int | float | bool | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An address, what is there, and whether it is a multiple of 16."""
+
+    address: Address
+    type: str
+    is_aligned: bool = True
+
+
+class Recorder:
+    """In order. Equal kernels, and tensors of equal constants, are one."""
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns  # of a tile of what is done to each row by itself
+        self._kernels: dict[Kernel, int] = {}
+        self.part = Part.BODY  # of what comes next
+        self.launches: list[Launch] = []
+        self.tensors: dict[str, PlacedTensor] = {}
+        self.constants: dict[str, NDArray[np.float32]] = {}
+        self.scratch_bytes = 0
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(self._kernels)
+
+    def launch(
+        self, function: str, arguments: Mapping[str, Argument], constants: Constants,
+        grid: tuple[Extent, Extent, Extent], *, tile: ProductTile | None = None, num_warps: int = 4,
+        num_stages: int = 3, rows: tuple[int, int] = ANY_ROWS,
+    ) -> None:  # fmt: skip
+        """rows: the least and the most for which it runs."""
+        kernel = Kernel(
+            function,
+            types=tuple((name, argument.type) for name, argument in arguments.items()),
+            unaligned=tuple(name for name, argument in arguments.items() if not argument.is_aligned),
+            constants=tuple(sorted(constants.items())),
+            num_warps=tile.num_warps if tile else num_warps,
+            num_stages=tile.num_stages if tile else num_stages,
+        )
+        number = self._kernels.setdefault(kernel, len(self._kernels))
+        addresses = tuple(argument.address for argument in arguments.values())
+        self.launches.append(Launch(number, addresses, grid, self.part.value, *rows))
+
+    def by_columns(self, function: str, arguments: Mapping[str, Argument], constants: Any, width: int) -> None:
+        """A program for each row and tile of columns."""
+        tile = min(self._columns, power_of_two(width))
+        grid = (ROWS, Extent(fixed=-(-width // tile)), ONE)
+        num_warps = max(1, tile // COLUMNS_OF_WARP)
+        self.launch(function, arguments, {**constants, "TILE_COLUMNS": tile}, grid, num_warps=num_warps)
+
+    def scratch(self, *counts: int) -> tuple[Argument, ...]:
+        """Of one launch and the one behind it: float32 arrays, one behind the other."""
+        found, end = [], 0
+        for count in counts:
+            found.append(Argument(Address(Room.SCRATCH.value, "", end), TYPES["float32"]))
+            end += -(-4 * count // STRIDE_BYTES) * STRIDE_BYTES
+        self.scratch_bytes = max(self.scratch_bytes, end)
+        return tuple(found)
+
+    def constant(self, kind: str, values: NDArray[np.float32]) -> Argument:
+        """A tensor for `values`."""
+        for name, known in self.constants.items():
+            if np.array_equal(known, values):
+                return self.tensor(name, "float32", 1, values.size)
+        name = f"{kind}.{len(self.constants)}"
+        self.constants[name] = values
+        return self.tensor(name, "float32", 1, values.size)
+
+    def tensor(self, name: str, dtype: str, rows: int, cols: int) -> Argument:
+        tensor = PlacedTensor(name, dtype, rows, cols)
+        assert self.tensors.setdefault(name, tensor) == tensor
+        return Argument(Address(Room.TENSOR.value, name), TYPES[dtype])
+
+
+def power_of_two(width: int) -> int:
+    """The smallest that is not less."""
+    return 1 << (width - 1).bit_length()

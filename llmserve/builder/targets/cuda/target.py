@@ -1,0 +1,265 @@
+"""The `cuda` target: compiles an engine for NVIDIA GPUs, on any machine.
+
+The Program becomes launches, the kernels that these need are compiled for every wanted architecture, and weights are
+written as they are, pieces of rows on several cores at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.pieces import Weight, row_pieces
+from llmserve.builder.progress import Progress
+from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
+from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
+from llmserve.builder.targets.cuda.lowering import Lowered, lower
+from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
+from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
+from llmserve.engine.artifact import ENGINE_FILE
+from llmserve.engine.cores import num_threads
+from llmserve.engine.cuda.layout import FORMAT_VERSION, Binary, EngineHeader, PlacedTensor, placed_tensors
+from llmserve.engine.nvidia import visible_gpus
+from llmserve.errors import LlmserveError
+from llmserve.models.graph import OpKind, Program
+from llmserve.models.spec import DecoderSpec, HfConfig, Param
+
+NUMPY_TYPES: Mapping[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+HEADER_BYTES = 1 << 20  # about, for a plan: with kernels for one architecture
+MOST_HEAD_ROWS = 64
+
+ATTRIBUTES: Mapping[OpKind, Collection[str]] = {  # what the lowering does something with
+    OpKind.EMBED: ("scale",),
+    OpKind.RMS_NORM: ("eps", "groups", "offset"),
+    OpKind.SLICE: ("start",),
+    OpKind.ROPE: ("head_dim", "inv_freq", "scale"),
+    OpKind.ATTENTION: (
+        "layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes",
+    ),
+    OpKind.GATED_ACTIVATION: ("activation",),
+    OpKind.LOGITS: ("scale", "soft_cap"),
+}  # fmt: skip
+
+
+class CudaTarget:
+    """Engines for `llmserve.engine.cuda`."""
+
+    name = "cuda"
+    has_selftest = True
+    rounds_activations = False
+
+    def __init__(self, compiler: Compiler | None = None, tiles: Tiles | None = None) -> None:
+        self._compiler = compiler or TritonCompiler()
+        self._tiles = tiles
+
+    def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
+        found = [*_gpu_problems(options), *self._group_problems(program, options)]
+        if options.quantization:
+            found.append(f"quantization {options.quantization}: the cuda target has none yet; leave it out")
+        if options.kv_cache_dtype != "auto":
+            found.append(
+                f"kv_cache_dtype {options.kv_cache_dtype}: the cuda target keeps the engine's dtype; leave it out"
+            )
+        unknown = unknown_attributes(program, ATTRIBUTES)
+        return found + [f"the cuda target does not compute {attribute}" for attribute in unknown]
+
+    def notes(self, options: BuildOptions) -> list[str]:
+        return ["the cuda target is experimental: its kernels are compiled and interpreted, and have not run on a GPU"]
+
+    def machine_problems(self) -> list[str]:
+        try:
+            self._compiler.version  # noqa: B018 - asks
+        except LlmserveError as error:
+            return [str(error)]
+        return []
+
+    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
+        """What the weights take, and about what else is in the file."""
+        lowered = self._lowered(program, params, options)
+        return HEADER_BYTES + placed_tensors(lowered.record.tensors.values(), 0)[1]
+
+    def cache_dtype(self, options: BuildOptions) -> str:
+        return options.cache_dtype
+
+    def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
+        cache = program.cache
+        return 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * options.itemsize
+
+    def available_bytes(self) -> int:
+        return 0  # the GPU may be in another machine
+
+    def read_bytes_per_s(self) -> float:
+        return 0.0
+
+    def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
+        architectures = job.options.of(CudaOptions).architectures or architectures_here()
+        lowered = self._lowered(job.program, job.params, job.options)
+        record = lowered.record
+        compiled = {name: list(self._compiler.compile(record.kernels, name, num_threads(0))) for name in architectures}
+        binaries, begin = _placed_binaries(compiled)
+        tensors, end = placed_tensors(record.tensors.values(), begin)
+        header = self._header(job, lowered, binaries)
+        header = replace(header, tensors=tensors, tensors_begin=tensors[0].offset, data_bytes=end)
+        blob = header.encode()
+        with (directory / ENGINE_FILE).open("wb+", buffering=0) as file:
+            file.truncate(len(blob) + end)
+            file.write(blob)
+            for name, found in compiled.items():
+                for each, place in zip(found, binaries[name], strict=True):
+                    _write(file, len(blob) + place.offset, np.frombuffer(each.binary, np.uint8))
+            TensorWriter(file, len(blob), lowered, tensors, job).write_all()
+        return {
+            "format_version": FORMAT_VERSION,
+            "architectures": list(architectures),
+            "compiler": self._compiler.version,
+            "kernels": dict(sorted(Counter(kernel.function for kernel in record.kernels).items())),
+            "launches": len(record.launches),
+        }
+
+    def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
+        """The GPU may be in another machine."""
+
+    def _group_problems(self, program: Program, options: BuildOptions) -> list[str]:
+        most = (self._tiles or tiles_for(options.dtype)).queries
+        groups = {
+            int(op.number("num_heads")) // int(op.number("num_kv_heads"))
+            for op in program.ops
+            if op.kind is OpKind.ATTENTION
+        }
+        return [
+            f"{group} query heads to a key and value head: the cuda target takes at most {most}"
+            for group in sorted(groups)
+            if group > most
+        ]
+
+    def _lowered(self, program: Program, params: Sequence[Param], options: BuildOptions) -> Lowered:
+        return lower(
+            program, params, dtype=options.dtype, max_seq_len=options.max_seq_len, block_size=options.tokens_per_block,
+            tiles=self._tiles or tiles_for(options.dtype),
+        )  # fmt: skip
+
+    def _header(self, job: CompileJob, lowered: Lowered, binaries: Mapping[str, tuple[Binary, ...]]) -> EngineHeader:
+        options, cache, record = job.options, job.program.cache, lowered.record
+        return EngineHeader(
+            dtype=options.dtype,
+            vocab_size=job.program.vocab_size,
+            max_num_tokens=options.max_num_tokens,
+            max_batch_size=options.max_batch_size,
+            max_seq_len=options.max_seq_len,
+            block_size=options.tokens_per_block,
+            num_layers=cache.num_layers,
+            num_kv_heads=cache.num_kv_heads,
+            head_dim=cache.head_dim,
+            query_tokens=lowered.query_tokens,
+            head_rows=min(MOST_HEAD_ROWS, options.max_num_tokens),
+            scratch_bytes=record.scratch_bytes,
+            buffers=lowered.buffers,
+            kernels=record.kernels,
+            launches=tuple(record.launches),
+            tensors=(),
+            binaries=binaries,
+            compiler=self._compiler.version,
+            program=str(job.program),
+            data_bytes=0,
+            tensors_begin=0,
+        )
+
+
+def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
+    """The Program says everything that the engine needs."""
+    return CudaTarget()
+
+
+def architectures_here() -> tuple[str, ...]:
+    """Of this machine's GPUs. `Unsupported` where there is none."""
+    return tuple(dict.fromkeys(f"sm_{gpu.compute_capability.replace('.', '')}" for gpu in visible_gpus()))
+
+
+def _gpu_problems(options: BuildOptions) -> list[str]:
+    if options.of(CudaOptions).architectures:
+        return []
+    try:
+        here = architectures_here()
+    except LlmserveError:
+        return [f"gpu: this machine has none to build for; name the architectures, of {', '.join(ARCHITECTURES)}"]
+    return [
+        f"gpu: this machine's is {name}, and the cuda target builds for {', '.join(ARCHITECTURES)}"
+        for name in here
+        if name not in ARCHITECTURES
+    ]
+
+
+class _Piece(NamedTuple):
+    """Some rows of a parameter."""
+
+    tensor: PlacedTensor
+    weight: Weight
+    rows: slice
+    offset: float  # added to each number
+
+
+class TensorWriter:
+    """Puts numbers where the header says."""
+
+    def __init__(
+        self, file: BinaryIO, begin: int, lowered: Lowered, tensors: Sequence[PlacedTensor], job: CompileJob
+    ) -> None:
+        self._file = file
+        self._begin = begin
+        self._lowered = lowered
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._job = job
+
+    def write_all(self) -> None:
+        for name, values in self._lowered.record.constants.items():
+            tensor = self._tensors[name]
+            _write(self._file, self._begin + tensor.offset, values)
+            self._job.advance(name, tensor.num_bytes)
+        for name, num_bytes in self._job.each(self._write_piece, self._pieces()):
+            self._job.advance(name, num_bytes)
+
+    def _pieces(self) -> Iterator[_Piece]:
+        for param in self._job.params:
+            if param.name in self._lowered.stored:  # else it is stored under another name
+                weight, offset = self._job.weight(param.name), self._lowered.offsets.get(param.name, 0.0)
+                for rows in row_pieces(weight.shape, 1):
+                    yield _Piece(self._tensors[param.name], weight, rows, offset)
+
+    def _write_piece(self, piece: _Piece) -> tuple[str, int]:
+        """Name of the tensor, and bytes."""
+        values = piece.weight[piece.rows]
+        if piece.offset:
+            values = values.astype(np.float32) + np.float32(piece.offset)
+        values = np.ascontiguousarray(values, NUMPY_TYPES[piece.tensor.dtype])
+        row_bytes = values[0].nbytes
+        _write(self._file, self._begin + piece.tensor.offset + piece.rows.start * row_bytes, values)
+        return piece.tensor.name, values.nbytes
+
+
+def _write(file: BinaryIO, offset: int, values: NDArray[Any]) -> None:
+    left = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    while left:
+        written = os.pwrite(file.fileno(), left, offset)
+        left, offset = left[written:], offset + written
+
+
+def _placed_binaries(compiled: Mapping[str, Sequence[Compiled]]) -> tuple[dict[str, tuple[Binary, ...]], int]:
+    """One behind the other; and where the last one ends."""
+    placed, end = {}, 0
+    for name, found in compiled.items():
+        binaries = []
+        for each in found:
+            facts = (each.symbol, each.threads, each.shared_bytes, each.num_arguments)
+            binaries.append(Binary(*facts, end, len(each.binary), each.registers, each.spilled_bytes))
+            end += len(each.binary)
+        placed[name] = tuple(binaries)
+    return placed, end

@@ -1,0 +1,58 @@
+"""Shapes of tiles, and how sums are divided.
+
+What decides a result is a weight's segments, and the segment and tiles of attention: they follow from the network
+alone. Tiles over rows and columns of a product, warps and stages are free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SPLIT_ROWS = 64  # up to so many rows, segments of a sum are worked off by several programs
+FEW_ROWS, MANY_ROWS = (1, SPLIT_ROWS), (SPLIT_ROWS + 1, 1 << 30)
+MOST_SEGMENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    rows: int
+    columns: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """`few` rows are up to SPLIT_ROWS."""
+
+    few: ProductTile
+    many: ProductTile
+    queries: int = 64
+    keys: int = 64
+    segment: int = 512  # positions
+    columns: int = 1024  # of what is done to each row by itself
+    numbers: int = 2048  # of several heads of a row
+    programs: int = 128  # wanted: about as many as large GPUs have multiprocessors
+    least_inputs: int = 512  # of a segment
+
+    def segments(self, num_columns: int, num_inputs: int) -> int:
+        """Of the sums of a weight: so many that few rows keep the device busy."""
+        segments = 1
+        while (
+            segments < MOST_SEGMENTS
+            and -(-num_columns // self.few.columns) * segments < self.programs
+            and num_inputs >= 2 * segments * self.least_inputs
+        ):
+            segments *= 2
+        return segments
+
+    def heads(self, count: int, width: int) -> int:
+        """Heads of a row in a tile, each `width` wide: a power of two."""
+        return min(1 << (count - 1).bit_length(), max(1, self.numbers // width))
+
+
+def tiles_for(dtype: str) -> Tiles:
+    if dtype == "float32":
+        return Tiles(ProductTile(64, 32, 32, 4, 3), ProductTile(64, 64, 32, 4, 3), queries=32, keys=32)
+    return Tiles(ProductTile(64, 32, 64, 4, 4), ProductTile(128, 128, 64, 8, 3))

@@ -1,0 +1,74 @@
+"""Where the values and weights of a Program are while a CUDA engine runs: what every part of the lowering shares."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from llmserve.builder.quantization import stored_names
+from llmserve.builder.targets.buffers import Buffers, Place
+from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, TYPES, Argument, Recorder
+from llmserve.builder.targets.cuda.tiles import Tiles
+from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Room
+from llmserve.models.graph import Op, Program
+from llmserve.models.spec import Param
+
+INTEGERS = "*i32"
+
+
+class Values:
+    """Values that are added up over the layers are `_wide`, in float32; the others have the engine's dtype."""
+
+    def __init__(
+        self, program: Program, params: Sequence[Param], *, dtype: str, max_seq_len: int, block_size: int, tiles: Tiles
+    ) -> None:
+        self._program = program
+        self._params = {param.name: param for param in params}
+        self._names = stored_names(params, ())
+        self._dtype = dtype
+        self._max_seq_len = max_seq_len
+        self._block_size = block_size
+        self._tiles = tiles
+        self._uses = Counter(name for op in program.ops for name in op.inputs)
+        self._buffers = Buffers(self._uses, STRIDE_BYTES)
+        self._wide: set[str] = set()  # values in float32
+        self._record = Recorder(tiles.columns)
+        self._stored: dict[str, str] = {}
+        self._offsets: dict[str, float] = {}
+
+    def _new(self, op: Op, *, is_wide: bool = False) -> Place:
+        if is_wide:
+            self._wide.add(op.output)
+        return self._buffers.new(op.output, op.width, 4 if is_wide else ITEM_BYTES[self._dtype])
+
+    def _sum_place(self, add: Op, residual: str) -> Place:
+        """Of a sum in float32."""
+        self._wide.add(add.output)
+        return self._buffers.over(add.output, residual) if residual in self._wide else self._new(add, is_wide=True)
+
+    def _value(self, name: str) -> Argument:
+        place, dtype = self._buffers[name], "float32" if name in self._wide else self._dtype
+        offset = place.offset * ITEM_BYTES[dtype]
+        return Argument(Address(Room.BUFFER.value, str(place.buffer), offset), TYPES[dtype], offset % STRIDE_BYTES == 0)
+
+    def _input(self, name: str) -> Argument:
+        return Argument(Address(Room.INPUT.value, name), INTEGERS)
+
+    def _matrix(self, name: str) -> Argument:
+        rows, cols = self._params[name].shape
+        return self._record.tensor(self._store(name), self._dtype, rows, cols)
+
+    def _vector(self, name: str) -> Argument:
+        return self._record.tensor(self._store(name), "float32", 1, math.prod(self._params[name].shape))
+
+    def _norm_weight(self, op: Op) -> Argument:
+        """A norm multiplies with offset + weight; the sum is taken in float32 when the engine is written."""
+        name, offset = op.weights[0], op.number("offset")
+        assert self._offsets.setdefault(name, offset) == offset
+        return self._vector(name)
+
+    def _store(self, name: str) -> str:
+        tensor = self._names[name]
+        self._stored[tensor] = tensor
+        return tensor

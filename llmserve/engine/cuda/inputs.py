@@ -1,0 +1,85 @@
+"""A step's data as it lies on the device: arrays of 32-bit integers, one behind the other.
+
+rows: tokens of the step, filled up to the bucket that runs. Rows that stand for no token have slot -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.engine.cuda.layout import EngineHeader
+from llmserve.scheduler.plan import Chunk
+
+ITEM_BYTES = 4
+ALIGNMENT = 64  # items
+NO_SLOT = -1
+TILE_FIELDS = 4  # first row, number of tokens, sequence, position of the first token
+
+
+def buckets(most: int) -> list[int]:
+    """Numbers of rows that a step is filled up to: powers of two, and `most`."""
+    return [*(1 << bit for bit in range((most - 1).bit_length())), most]
+
+
+def bucket_of(num_rows: int, most: int) -> int:
+    return min(1 << (num_rows - 1).bit_length(), most)
+
+
+def max_tiles(header: EngineHeader, num_rows: int) -> int:
+    """Tiles of attention that so many rows may need: every sequence has one that is not full."""
+    return min(num_rows, num_rows // header.query_tokens + header.max_batch_size)
+
+
+class Inputs:
+    """Places of the arrays, and their values in `memory`, which the device copies from."""
+
+    def __init__(self, header: EngineHeader) -> None:
+        self._header = header
+        most = header.max_num_tokens
+        sizes = {
+            "selected": header.head_rows,
+            "token_ids": most,
+            "positions": most,
+            "slots": most,
+            "tiles": TILE_FIELDS * max_tiles(header, most),
+            "block_tables": header.max_batch_size * header.max_blocks,  # the last: only what is used is copied
+        }
+        self.offsets: dict[str, int] = {}  # bytes
+        end = 0
+        for name, size in sizes.items():
+            self.offsets[name] = end * ITEM_BYTES
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        self.num_bytes = end * ITEM_BYTES
+        self._sizes = sizes
+
+    def views(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.int32]]:
+        items = memory[: self.num_bytes].view(np.int32)
+        begins = {name: offset // ITEM_BYTES for name, offset in self.offsets.items()}
+        return {name: items[begin : begin + self._sizes[name]] for name, begin in begins.items()}
+
+    def fill(self, views: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], num_rows: int) -> int:
+        """Write a step that is filled up to `num_rows`. Returns how many bytes of it have to be copied."""
+        header, block_size = self._header, self._header.block_size
+        tables = views["block_tables"].reshape(-1, header.max_blocks)
+        tiles = views["tiles"].reshape(-1, TILE_FIELDS)
+        row = tile = 0
+        for sequence, chunk in enumerate(chunks):
+            count = len(chunk.token_ids)
+            end = row + count
+            tables[sequence, : len(chunk.block_table)] = chunk.block_table
+            positions = np.arange(chunk.start, chunk.start + count, dtype=np.int32)
+            views["token_ids"][row:end] = chunk.token_ids
+            views["positions"][row:end] = positions
+            views["slots"][row:end] = tables[sequence, positions // block_size] * block_size + positions % block_size
+            for first in range(0, count, header.query_tokens):
+                tiles[tile] = row + first, min(header.query_tokens, count - first), sequence, chunk.start + first
+                tile += 1
+            row = end
+        views["token_ids"][row:num_rows] = 0
+        views["positions"][row:num_rows] = 0
+        views["slots"][row:num_rows] = NO_SLOT
+        tiles[tile : max_tiles(header, num_rows)] = 0
+        return self.offsets["block_tables"] + ITEM_BYTES * header.max_blocks * len(chunks)

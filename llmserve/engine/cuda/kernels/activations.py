@@ -1,0 +1,28 @@
+"""Functions of a number that several kernels share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def soft_capped(x, CAP: tl.constexpr):
+    return tanh(x / CAP) * CAP
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """The activation of a gate: "silu", "gelu_tanh" or "gelu"."""
+    if KIND == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif KIND == "gelu_tanh":
+        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    else:
+        tl.static_assert(KIND == "gelu")
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))

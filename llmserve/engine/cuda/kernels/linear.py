@@ -1,0 +1,167 @@
+"""Products of rows with a weight, and what is done to their sums.
+
+The inputs of a weight are summed in SEGMENTS runs, each from zero, and the runs are added up in order: `linear` does
+all of it, `linear_segments` a run in each program, for few rows, so that more of the device reads the weight, and
+`add_segments` the rest. Both do the same additions, so a row has the same bits whichever runs.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmserve.engine.cuda.kernels.activations import activate, soft_capped
+
+
+@triton.jit
+def _segment(
+    x, w, rows, columns, segment,
+    X_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """The sums of one run of inputs, [TILE_ROWS, TILE_COLUMNS]."""
+    STEPS: tl.constexpr = (NUM_INPUTS + TILE_INPUTS * SEGMENTS - 1) // (TILE_INPUTS * SEGMENTS)
+    inputs = segment * (STEPS * TILE_INPUTS) + tl.arange(0, TILE_INPUTS)
+    x_at = x + rows[:, None].to(tl.int64) * X_STRIDE + inputs[None, :]
+    w_at = w + columns[:, None].to(tl.int64) * NUM_INPUTS + inputs[None, :]
+    is_column = columns < NUM_COLUMNS
+    sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    for step in range(STEPS):
+        is_input = inputs + step * TILE_INPUTS < NUM_INPUTS
+        if NUM_INPUTS % (TILE_INPUTS * SEGMENTS) == 0:
+            left = tl.load(x_at)
+        else:
+            left = tl.load(x_at, mask=is_input[None, :], other=0.0)
+        if NUM_INPUTS % (TILE_INPUTS * SEGMENTS) == 0 and NUM_COLUMNS % TILE_COLUMNS == 0:
+            right = tl.load(w_at)
+        else:
+            right = tl.load(w_at, mask=is_column[:, None] & is_input[None, :], other=0.0)
+        sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
+        x_at += TILE_INPUTS
+        w_at += TILE_INPUTS
+    return sums
+
+
+@triton.jit
+def _product(
+    x, w, rows, columns,
+    X_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """The sums of all runs, added up in order."""
+    sums = _segment(
+        x, w, rows, columns, 0,
+        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    )  # fmt: skip
+    for segment in range(1, SEGMENTS):
+        sums += _segment(
+            x, w, rows, columns, segment,
+            X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        )  # fmt: skip
+    return sums
+
+
+@triton.jit
+def _store(
+    sums, bias, residual, y, rows, columns,
+    NUM_COLUMNS: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr,
+):  # fmt: skip
+    """Bias, scale, soft cap and residual, in this order; what is 1 or 0 is left out."""
+    is_column = columns < NUM_COLUMNS
+    if HAS_BIAS:
+        sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if SCALE != 1.0:
+        sums = sums * SCALE
+    if SOFT_CAP != 0.0:
+        sums = soft_capped(sums, SOFT_CAP)
+    wide_rows = rows[:, None].to(tl.int64)
+    if HAS_RESIDUAL:
+        at = residual + wide_rows * RESIDUAL_STRIDE + columns[None, :]
+        sums = tl.load(at, mask=is_column[None, :], other=0.0).to(tl.float32) + sums
+    tl.store(y + wide_rows * Y_STRIDE + columns[None, :], sums.to(y.dtype.element_ty), mask=is_column[None, :])
+
+
+@triton.jit
+def linear(
+    x, w, bias, residual, y,
+    X_STRIDE: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr,
+    NUM_INPUTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """y = residual + soft_cap(scale * (x @ w.T + bias)). Grid: tiles of rows, of columns."""
+    rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    sums = _product(
+        x, w, rows, columns,
+        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    )  # fmt: skip
+    _store(
+        sums, bias, residual, y, rows, columns,
+        NUM_COLUMNS, RESIDUAL_STRIDE, Y_STRIDE, HAS_BIAS, HAS_RESIDUAL, SCALE, SOFT_CAP,
+    )  # fmt: skip
+
+
+@triton.jit
+def gated_linear(
+    x, w, y,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr,
+    ACTIVATION: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """y = activation(x @ gate.T) * (x @ up.T); `w` has the NUM_COLUMNS rows of gate, then those of up."""
+    rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    gate = _product(
+        x, w, rows, columns,
+        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    )  # fmt: skip
+    up = _product(
+        x, w + NUM_COLUMNS * NUM_INPUTS, rows, columns,
+        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    )  # fmt: skip
+    at = y + rows[:, None].to(tl.int64) * Y_STRIDE + columns[None, :]
+    tl.store(at, (activate(gate, ACTIVATION) * up).to(y.dtype.element_ty), mask=(columns < NUM_COLUMNS)[None, :])
+
+
+@triton.jit
+def linear_segments(
+    x, w, parts,
+    X_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
+    MAX_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """parts[segment] = the sums of one run, float32 [SEGMENTS, MAX_ROWS, NUM_COLUMNS].
+
+    Grid: tiles of rows, of columns, segments.
+    """
+    rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    segment = tl.program_id(2)
+    sums = _segment(
+        x, w, rows, columns, segment,
+        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    )  # fmt: skip
+    at = parts + (segment * MAX_ROWS + rows)[:, None].to(tl.int64) * NUM_COLUMNS + columns[None, :]
+    tl.store(at, sums, mask=(rows < MAX_ROWS)[:, None] & (columns < NUM_COLUMNS)[None, :])
+
+
+@triton.jit
+def add_segments(
+    parts, bias, residual, y,
+    RESIDUAL_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    MAX_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """What `linear` does behind its products. Grid: rows, tiles of columns."""
+    rows = tl.program_id(0) + tl.arange(0, 1)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    at = parts + rows[:, None].to(tl.int64) * NUM_COLUMNS + columns[None, :]
+    is_column = (columns < NUM_COLUMNS)[None, :]
+    sums = tl.load(at, mask=is_column, other=0.0)
+    for segment in tl.static_range(1, SEGMENTS):
+        sums += tl.load(at + segment * MAX_ROWS * NUM_COLUMNS, mask=is_column, other=0.0)
+    _store(
+        sums, bias, residual, y, rows, columns,
+        NUM_COLUMNS, RESIDUAL_STRIDE, Y_STRIDE, HAS_BIAS, HAS_RESIDUAL, SCALE, SOFT_CAP,
+    )  # fmt: skip

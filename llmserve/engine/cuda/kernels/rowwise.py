@@ -1,0 +1,81 @@
+"""What is done to each row by itself. Grid of all: rows; of those that are wide: and tiles of columns."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmserve.engine.cuda.kernels.activations import activate
+
+
+@triton.jit
+def embed(
+    token_ids, table, y,
+    WIDTH: tl.constexpr, Y_STRIDE: tl.constexpr, SCALE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y[t] = scale * table[token_ids[t]]"""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    token = tl.load(token_ids + row).to(tl.int64)
+    values = tl.load(table + token * WIDTH + columns, mask=columns < WIDTH).to(tl.float32)
+    tl.store(y + row * Y_STRIDE + columns, (values * SCALE).to(y.dtype.element_ty), mask=columns < WIDTH)
+
+
+@triton.jit
+def rms_norm(
+    x, weight, y,
+    GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, EPS: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    TILE_GROUPS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y = x / rms(x) * weight for each GROUP columns. Grid: rows, tiles of groups; TILE_COLUMNS is at least GROUP."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+    columns = tl.arange(0, TILE_COLUMNS)
+    is_number = (groups < NUM_GROUPS)[:, None] & (columns < GROUP)[None, :]
+    at = (groups * GROUP)[:, None] + columns[None, :]
+    values = tl.load(x + row * X_STRIDE + at, mask=is_number, other=0.0).to(tl.float32)
+    mean_square = tl.sum(values * values, axis=1) / GROUP
+    scale = 1.0 / tl.sqrt_rn(mean_square + EPS)
+    weights = tl.load(weight + columns, mask=columns < GROUP, other=0.0)
+    normalized = values * scale[:, None] * weights[None, :]
+    tl.store(y + row * Y_STRIDE + at, normalized.to(y.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def add(
+    a, b, y,
+    WIDTH: tl.constexpr, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    left = tl.load(a + row * A_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
+    right = tl.load(b + row * B_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
+    tl.store(y + row * Y_STRIDE + columns, (left + right).to(y.dtype.element_ty), mask=columns < WIDTH)
+
+
+@triton.jit
+def gated_activation(
+    x, y,
+    WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y = activation(gate) * up, where a row of x has WIDTH columns of gate, then those of up."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    gate = tl.load(x + row * X_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
+    up = tl.load(x + row * X_STRIDE + WIDTH + columns, mask=columns < WIDTH).to(tl.float32)
+    tl.store(y + row * Y_STRIDE + columns, (activate(gate, ACTIVATION) * up).to(y.dtype.element_ty), columns < WIDTH)
+
+
+@triton.jit
+def select_rows(
+    selected, x, y,
+    WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y[s] = x[selected[s]]"""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    source = tl.load(selected + row).to(tl.int64)
+    values = tl.load(x + source * X_STRIDE + columns, mask=columns < WIDTH)
+    tl.store(y + row * Y_STRIDE + columns, values, mask=columns < WIDTH)

@@ -1,0 +1,241 @@
+"""The CUDA engine file: what `builder.targets.cuda` writes and `runner.py` reads.
+
+    magic | version, bytes of JSON, its CRC-32 (little endian, 4, 8, 4) | JSON | page-aligned data: binaries, tensors
+
+The JSON is an `EngineHeader`. A kernel is a function of `kernels/` with constants and argument types; its binaries, one
+for each architecture, are what the compiler made of it. Launches are in order, with arguments that are all addresses:
+what changes from step to step lies in buffers. Tensors are row-major, each on its page; offsets count from the data.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmserve.engine.artifact import rebuild_command
+from llmserve.errors import EngineFileError, NotFound
+
+MAGIC = b"LLMSCUDA"
+FORMAT_VERSION = 1
+PREFIX = struct.Struct("<8sIQI")  # magic, version, bytes and CRC-32 of the JSON
+PAGE_BYTES = 4096
+MOST_JSON_BYTES = 1 << 30
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class Room(Enum):
+    """What an argument is an address in."""
+
+    TENSOR = "tensor"  # `name`
+    BUFFER = "buffer"  # of activations, number `name`
+    INPUT = "input"  # array `name` of the step's inputs: `inputs.py`
+    KEYS = "keys"  # of layer `name`
+    VALUES = "values"
+    SCRATCH = "scratch"
+    LOGITS = "logits"
+
+
+class Address(NamedTuple):
+    room: str  # of Room
+    name: str = ""
+    offset: int = 0  # bytes
+
+
+class Part(Enum):
+    """Launches of the body run once over the step's tokens, those of the head over pieces of the selected rows."""
+
+    BODY = "body"
+    HEAD = "head"
+
+
+class Extent(NamedTuple):
+    """Of a grid: one program for each `rows` rows, or tile of attention, or `fixed` programs."""
+
+    rows: int = 0
+    fixed: int = 1
+    of_tiles: bool = False
+
+    def programs(self, num_rows: int, num_tiles: int) -> int:
+        if self.of_tiles:
+            return num_tiles
+        return -(-num_rows // self.rows) if self.rows else self.fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function, and all that it is compiled with."""
+
+    function: str  # "linear.gated_linear": in `kernels/`
+    types: tuple[tuple[str, str], ...]  # of its arguments, by name and in order: "*fp16"
+    unaligned: tuple[str, ...]  # arguments whose addresses need not be multiples of 16
+    constants: tuple[tuple[str, int | float | bool | str], ...]
+    num_warps: int
+    num_stages: int
+
+
+class Launch(NamedTuple):
+    kernel: int
+    arguments: tuple[Address, ...]
+    grid: tuple[Extent, Extent, Extent]
+    part: str  # of Part
+    least_rows: int = 1  # for which it runs
+    most_rows: int = 1 << 30
+
+
+class Binary(NamedTuple):
+    """What a kernel became for one architecture."""
+
+    symbol: str
+    threads: int  # of a program
+    shared_bytes: int
+    num_arguments: int  # behind the kernel's own, the compiler's, which are null
+    offset: int
+    num_bytes: int
+    registers: int = 0  # of a thread
+    spilled_bytes: int = 0
+
+
+class PlacedTensor(NamedTuple):
+    name: str
+    dtype: str
+    rows: int
+    cols: int
+    offset: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.cols * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHeader:
+    """What an engine file says about itself."""
+
+    dtype: str  # of weights, and of keys and values
+    vocab_size: int
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    query_tokens: int  # of one sequence, in a tile of attention
+    head_rows: int  # selected rows at a time
+    scratch_bytes: int
+    buffers: tuple[int, ...]  # bytes per row
+    kernels: tuple[Kernel, ...]
+    launches: tuple[Launch, ...]
+    tensors: tuple[PlacedTensor, ...]
+    binaries: Mapping[str, tuple[Binary, ...]]  # architecture -> of each kernel
+    compiler: str
+    program: str  # the traced network, printed
+    data_bytes: int
+    tensors_begin: int
+    data_begin: int = 0  # in the file; not in the JSON
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        return 2 * self.num_layers * self.plane_bytes_per_block
+
+    @property
+    def plane_bytes_per_block(self) -> int:
+        """Keys, or values, of one layer."""
+        return self.num_kv_heads * self.block_size * self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def max_blocks(self) -> int:
+        """Of a sequence."""
+        return -(-self.max_seq_len // self.block_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tensors, with what lies between them."""
+        return self.data_bytes - self.tensors_begin
+
+    def encode(self) -> bytes:
+        """Everything in the file before the data."""
+        fields = {name: value for name, value in asdict(self).items() if name != "data_begin"}
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        blob = PREFIX.pack(MAGIC, FORMAT_VERSION, len(text), zlib.crc32(text)) + text
+        return blob.ljust(_on_page(len(blob)), b"\0")
+
+
+def placed_tensors(tensors: Iterable[PlacedTensor], begin: int) -> tuple[tuple[PlacedTensor, ...], int]:
+    """Each on its page, in order, from `begin` on; and where the last one ends."""
+    placed, end = [], begin
+    for tensor in tensors:
+        offset = _on_page(end)
+        placed.append(tensor._replace(offset=offset))
+        end = offset + tensor.num_bytes
+    return tuple(placed), end
+
+
+def read_header(path: Path) -> EngineHeader:
+    """`EngineFileError` when the file is damaged, foreign, or of another version."""
+    try:
+        with path.open("rb") as file:
+            prefix, size = file.read(PREFIX.size), path.stat().st_size
+            num_bytes, checksum = _checked_prefix(path, prefix, size)
+            text = file.read(num_bytes)
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: no such engine file") from error
+    except OSError as error:
+        raise EngineFileError(f"{path} cannot be read: {error}") from error
+    if len(text) != num_bytes or zlib.crc32(text) != checksum:
+        raise EngineFileError(f"{path} has a damaged header (checksum); build the engine again")
+    header = replace(_decoded(path, text), data_begin=_on_page(PREFIX.size + num_bytes))
+    if (wanted := header.data_begin + header.data_bytes) != size:
+        raise EngineFileError(f"{path} should have {wanted} bytes and has {size}: truncated or damaged")
+    return header
+
+
+def _checked_prefix(path: Path, prefix: bytes, size: int) -> tuple[int, int]:
+    """Bytes and checksum of the JSON."""
+    if len(prefix) < PREFIX.size:
+        raise EngineFileError(f"{path} is too short to be an engine")
+    magic, version, num_bytes, checksum = PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise EngineFileError(f"{path} is not an engine file for CUDA")
+    if version != FORMAT_VERSION:
+        raise EngineFileError(
+            f"{path} has format version {version}, this llmserve reads {FORMAT_VERSION}; update the older one, or "
+            f"rebuild with: {rebuild_command(path.parent)}"
+        )
+    if num_bytes > min(size, MOST_JSON_BYTES):
+        raise EngineFileError(f"{path} is truncated or damaged: its header is longer than the file")
+    return num_bytes, checksum
+
+
+def _decoded(path: Path, text: bytes) -> EngineHeader:
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        fields["buffers"] = tuple(fields["buffers"])
+        fields["kernels"] = tuple(_kernel(kernel) for kernel in fields["kernels"])
+        fields["launches"] = tuple(_launch(launch) for launch in fields["launches"])
+        fields["tensors"] = tuple(PlacedTensor(*tensor) for tensor in fields["tensors"])
+        fields["binaries"] = {gpu: tuple(Binary(*each) for each in found) for gpu, found in fields["binaries"].items()}
+        return EngineHeader(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise EngineFileError(f"{path} has a header that cannot be understood: {error}") from error
+
+
+def _kernel(fields: dict[str, Any]) -> Kernel:
+    pairs = {name: tuple((key, value) for key, value in fields[name]) for name in ("types", "constants")}
+    return Kernel(**{**fields, **pairs, "unaligned": tuple(fields["unaligned"])})
+
+
+def _launch(values: Sequence[Any]) -> Launch:
+    kernel, arguments, grid, *rest = values
+    x, y, z = (Extent(*extent) for extent in grid)
+    return Launch(kernel, tuple(Address(*each) for each in arguments), (x, y, z), *rest)
+
+
+def _on_page(begin: int) -> int:
+    return -(-begin // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,36 @@
+"""What the cuda target needs of a machine to run engines, for `llmserve doctor`. To build needs a compiler."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from llmserve.engine.cuda.bindings import driver_api
+from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.runtime import Check, Needs
+
+OLDEST_CAPABILITY = (8, 0)
+UNTRIED = "experimental: kernels are compiled and interpreted, and have not run on a GPU"
+
+
+def _gpu(need: str) -> Check:
+    gpus = visible_gpus()
+    oldest = min(tuple(map(int, gpu.compute_capability.split("."))) for gpu in gpus)
+    listed = ".".join(map(str, OLDEST_CAPABILITY))
+    advice = f"kernels are for compute capability {listed} and newer" if oldest < OLDEST_CAPABILITY else UNTRIED
+    return Check(need, oldest >= OLDEST_CAPABILITY, "; ".join(map(str, gpus)), advice)
+
+
+def _bindings(need: str) -> Check:
+    driver_api()
+    return Check(need, True, f"cuda-bindings {metadata.version('cuda-bindings')}")
+
+
+def _compiler(need: str) -> Check:
+    """Not needed to run an engine."""
+    try:
+        return Check(need, True, f"triton {metadata.version('triton')}")
+    except metadata.PackageNotFoundError:
+        return Check(need, True, "none; building here needs it", "pip install 'llmserve[cuda]'")
+
+
+NEEDS: Needs = {"NVIDIA GPU and driver": _gpu, "NVIDIA's bindings": _bindings, "kernel compiler": _compiler}

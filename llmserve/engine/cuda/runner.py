@@ -1,0 +1,204 @@
+"""Steps of a CUDA engine: a StepPlan in, one copy to the device, a graph or two, the logits back, a StepResult out.
+
+A step is filled up to a bucket of rows, and each bucket has a graph, captured when the engine is opened. The graph of
+the body runs over all tokens, that of the head over pieces of the rows whose logits are wanted. Tokens are chosen on
+the host, by the library that the CPU engine has: equal logits give equal tokens.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cuda.device import Device, Function, Graph
+from llmserve.engine.cuda.inputs import Inputs, bucket_of, buckets, max_tiles
+from llmserve.engine.cuda.layout import Address, EngineHeader, Launch, Part, Room, read_header
+from llmserve.engine.native.choosers import Choice, Choosers
+from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.scheduler.plan import StepPlan
+
+TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
+STAGING_BYTES = 64 << 20  # of weights on their way to the device
+
+
+class CudaRunner:
+    """An opened engine file on one device, with its KV pool. Owns the device. One step at a time."""
+
+    def __init__(self, path: Path, device: Device, *, num_blocks: int, threads: int = 0) -> None:
+        """`num_blocks`: of the KV pool; `threads`: that choose tokens, 0: one for each core.
+
+        Raises Unsupported (an engine without kernels for the device), EngineFileError, ResourceExhausted.
+        """
+        if num_blocks < 1:
+            raise InvalidArgument(f"num_blocks must be at least 1, got {num_blocks}")
+        self.header = header = read_header(path)
+        check_architecture(header, device)
+        self._device = device
+        self._num_blocks = num_blocks
+        self._inputs = Inputs(header)
+        self._most_rows = {Part.BODY: header.max_num_tokens, Part.HEAD: header.head_rows}
+        self._close = ExitStack()
+        self._close.callback(device.close)
+        try:
+            self._choosers = Choosers(header.vocab_size, threads)
+            self._close.callback(self._choosers.close)
+            self._allocate()
+            self._copy_weights(path)
+            functions = self._load(path)
+            self._graphs = {
+                (part, rows): self._captured(functions, part, rows)
+                for part, most in self._most_rows.items()
+                for rows in buckets(most)
+            }
+            device.synchronize()
+        except BaseException:
+            self.close()
+            raise
+        self._info = RunnerInfo(
+            vocab_size=header.vocab_size,
+            block_size=header.block_size,
+            num_blocks=num_blocks,
+            max_num_tokens=header.max_num_tokens,
+            max_batch_size=header.max_batch_size,
+            max_seq_len=header.max_seq_len,
+        )
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def step(self, plan: StepPlan) -> StepResult:
+        assert 0 < len(plan.chunks) <= self._info.max_batch_size
+        assert plan.num_tokens <= self._info.max_num_tokens
+        num_rows = bucket_of(plan.num_tokens, self.header.max_num_tokens)
+        num_bytes = self._inputs.fill(self._views, plan.chunks, num_rows)
+        self._device.write(self._places[Room.INPUT], self._staged[:num_bytes])
+        self._device.run(self._graphs[Part.BODY, num_rows])
+        choice = self._choosers.begin(plan)
+        for begin in range(0, len(choice.selected), self.header.head_rows):
+            self._run_head(choice, begin)
+        if not len(choice.selected):
+            self._device.synchronize()
+        return choice.result()
+
+    def _run_head(self, choice: Choice, begin: int) -> None:
+        """The logits of the selected rows from `begin` on, as many as there is room for."""
+        selected = choice.selected[begin : begin + self.header.head_rows]
+        num_rows = bucket_of(len(selected), self.header.head_rows)
+        self._selected[:num_rows] = 0
+        self._selected[: len(selected)] = selected
+        self._device.write(self._places[Room.INPUT], self._selected.view(np.uint8))
+        self._device.run(self._graphs[Part.HEAD, num_rows])
+        logits = self._logits[: len(selected)]
+        self._device.read(logits.reshape(-1).view(np.uint8), self._places[Room.LOGITS])
+        self._device.synchronize()
+        choice.add(logits, begin)
+
+    def close(self) -> None:
+        """Give the device back. Idempotent."""
+        self._close.close()
+
+    def _allocate(self) -> None:
+        header, device = self.header, self._device
+        self._plane_bytes = header.plane_bytes_per_block * self._num_blocks
+        wanted = {
+            Room.TENSOR: header.weight_bytes,
+            Room.KEYS: self._plane_bytes * header.num_layers,
+            Room.VALUES: self._plane_bytes * header.num_layers,
+            Room.INPUT: self._inputs.num_bytes,
+            Room.SCRATCH: header.scratch_bytes,
+            Room.LOGITS: _logits_bytes(header),
+        }
+        self._places = {room: device.allocate(max(num_bytes, 1)) for room, num_bytes in wanted.items()}
+        rows = _in_tiles(header.max_num_tokens)
+        self._buffers = [device.allocate(num_bytes * rows) for num_bytes in header.buffers]
+        for room in (
+            Room.KEYS,
+            Room.VALUES,
+        ):  # of a block that is not full, nothing is used but it is multiplied with 0
+            device.clear(self._places[room], wanted[room])
+        self._staged = device.host_memory(self._inputs.num_bytes)
+        self._staged[:] = 0
+        self._views = self._inputs.views(self._staged)
+        self._selected = device.host_memory(4 * header.head_rows).view(np.int32)
+        host_logits = device.host_memory(4 * header.vocab_size * header.head_rows)
+        self._logits: NDArray[np.float32] = host_logits.view(np.float32).reshape(header.head_rows, header.vocab_size)
+        self._tensors = {tensor.name: tensor.offset - header.tensors_begin for tensor in header.tensors}
+
+    def _copy_weights(self, path: Path) -> None:
+        header, address = self.header, self._places[Room.TENSOR]
+        staging = self._device.host_memory(min(STAGING_BYTES, max(header.weight_bytes, 1)))
+        with path.open("rb") as file:
+            file.seek(header.data_begin + header.tensors_begin)
+            for begin in range(0, header.weight_bytes, STAGING_BYTES):
+                piece = staging[: min(STAGING_BYTES, header.weight_bytes - begin)]
+                if file.readinto(piece.data) != len(piece):
+                    raise OSError(f"{path} has become shorter")
+                self._device.write(address + begin, piece)
+                self._device.synchronize()
+
+    def _load(self, path: Path) -> list[Function]:
+        """Of each kernel."""
+        functions = []
+        with path.open("rb") as file:
+            for binary in self.header.binaries[self._device.architecture]:
+                file.seek(self.header.data_begin + binary.offset)
+                content = file.read(binary.num_bytes)
+                limits = {"shared_bytes": binary.shared_bytes, "num_arguments": binary.num_arguments}
+                functions.append(self._device.load(content, binary.symbol, **limits))
+        return functions
+
+    def _captured(self, functions: list[Function], part: Part, num_rows: int) -> Graph:
+        with self._device.capture() as graph:
+            for launch in self.header.launches:
+                if launch.part == part.value and launch.least_rows <= num_rows <= launch.most_rows:
+                    self._launch(functions, launch, num_rows)
+        return graph
+
+    def _launch(self, functions: list[Function], launch: Launch, num_rows: int) -> None:
+        binary = self.header.binaries[self._device.architecture][launch.kernel]
+        num_tiles = max_tiles(self.header, num_rows)
+        x, y, z = (extent.programs(num_rows, num_tiles) for extent in launch.grid)
+        arguments = [self._address(argument) for argument in launch.arguments]
+        arguments += [0] * (binary.num_arguments - len(arguments))
+        self._device.launch(functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments)
+
+    def _address(self, argument: Address) -> int:
+        room = Room(argument.room)
+        if room is Room.BUFFER:
+            return self._buffers[int(argument.name)] + argument.offset
+        begin = {
+            Room.TENSOR: lambda: self._tensors[argument.name],
+            Room.INPUT: lambda: self._inputs.offsets[argument.name],
+            Room.KEYS: lambda: int(argument.name) * self._plane_bytes,
+            Room.VALUES: lambda: int(argument.name) * self._plane_bytes,
+        }.get(room, lambda: 0)()
+        return self._places[room] + begin + argument.offset
+
+
+def check_architecture(header: EngineHeader, device: Device) -> None:
+    """`Unsupported` unless the engine has kernels for the device."""
+    if device.architecture not in header.binaries:
+        built_for = ", ".join(header.binaries)
+        raise Unsupported(
+            f"the engine was built for {built_for}, and this GPU is {device.architecture} ({device.name}); build it "
+            f"again with --gpu {','.join((*header.binaries, device.architecture))}"
+        )
+
+
+def fixed_bytes(header: EngineHeader) -> int:
+    """Of the device's memory, besides the KV pool."""
+    rows = _in_tiles(header.max_num_tokens)
+    return header.weight_bytes + header.scratch_bytes + _logits_bytes(header) + sum(header.buffers) * rows
+
+
+def _logits_bytes(header: EngineHeader) -> int:
+    return 4 * header.vocab_size * _in_tiles(header.head_rows)
+
+
+def _in_tiles(num_rows: int) -> int:
+    return -(-num_rows // TILE_ROWS) * TILE_ROWS

@@ -1,0 +1,96 @@
+"""The `cuda` target's run-time room, as the registry finds it: engines that run on an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import closing
+from dataclasses import replace
+
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Engine
+from llmserve.engine.cuda.bindings import NvidiaDevice
+from llmserve.engine.cuda.device import Device
+from llmserve.engine.cuda.layout import EngineHeader, read_header
+from llmserve.engine.cuda.needs import NEEDS
+from llmserve.engine.cuda.runner import CudaRunner, check_architecture, fixed_bytes
+from llmserve.engine.inflight import InflightEngine
+from llmserve.engine.kv_pool import num_kv_blocks
+from llmserve.engine.manifest import Manifest
+from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.runtime import Needs, Runtime, Tactics
+from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
+from llmserve.engine.settings import EngineSettings
+from llmserve.errors import LlmserveError
+
+logger = logging.getLogger(__name__)
+HONOURED = ("gpu_device_ids",)  # the first
+AS_IT_IS = {
+    "enable_chunked_context": True,
+    "max_beam_width": 1,
+    "cuda_graph_mode": True,
+}  # what this engine does anyway
+
+
+class CudaRuntime:
+    """`open_device`: a GPU by its number for this process."""
+
+    def __init__(self, open_device: Callable[[int], Device] = NvidiaDevice) -> None:
+        self._open_device = open_device
+
+    def needs(self) -> Needs:
+        return NEEDS
+
+    def problems_here(self, directory: EngineDirectory) -> list[str]:
+        """The GPU, kernels for it, and memory for weights and one sequence."""
+        try:
+            header = read_header(directory.engine_file)
+            with closing(self._open_device(0)) as device:
+                check_architecture(header, device)
+                _num_blocks(directory, header, device, EngineSettings())
+        except LlmserveError as error:
+            return [str(error)]
+        return []
+
+    def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
+        """Copy the weights to the device, allocate the KV pool, capture the graphs and start the step loop."""
+        for text in settings.gpu.without_effect(HONOURED, AS_IT_IS):
+            logger.warning("%s", text)
+        header = read_header(directory.engine_file)
+        device = self._open_device(next(iter(settings.gpu.gpu_device_ids), 0))
+        try:
+            check_architecture(header, device)
+            num_blocks = _num_blocks(directory, header, device, settings)
+        except BaseException:
+            device.close()
+            raise
+        runner = CudaRunner(directory.engine_file, device, num_blocks=num_blocks, threads=settings.threads)
+        return InflightEngine(runner, replace(directory.info(), kernels=device.architecture), settings.scheduler)
+
+    def kernels(self) -> str:
+        capability = visible_gpus()[0].compute_capability
+        return f"sm_{capability.replace('.', '')}"
+
+    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+        return run_stored_selftest(
+            directory, lambda num_blocks: CudaRunner(directory.engine_file, self._open_device(0), num_blocks=num_blocks)
+        )
+
+    def tactics(self, directory: EngineDirectory) -> Tactics:
+        return Tactics("tiles are chosen when an engine is built")
+
+    def built_for(self, manifest: Manifest) -> str:
+        return ", ".join(manifest.device["architectures"])
+
+    def triton_backends(self, manifest: Manifest) -> Collection[str]:
+        return ()
+
+
+RUNTIME: Runtime = CudaRuntime()
+
+
+def _num_blocks(directory: EngineDirectory, header: EngineHeader, device: Device, settings: EngineSettings) -> int:
+    return num_kv_blocks(
+        directory.info(), settings, block_size=header.block_size, block_bytes=header.kv_bytes_per_block,
+        free_bytes=device.free_bytes() - fixed_bytes(header),
+    )  # fmt: skip

@@ -1,0 +1,73 @@
+"""`--target cuda` on a machine without a GPU: it builds with the real compiler, and says why nothing runs here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmserve.engine.cuda.layout import read_header
+from tests.checkpoints import make_checkpoint
+
+LIMITS = ("--max-seq-len", "64", "--max-num-tokens", "32", "--max-batch-size", "4")
+
+
+def llmserve(*arguments: object, code: int = 0) -> str:
+    """What it printed, on both streams."""
+    command = [str(Path(sys.executable).with_name("llmserve")), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == code, done.stdout + done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", "baichuan2-7b")
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("engines") / "cuda"
+    shown = llmserve("build", checkpoint, "--target", "cuda", "--gpu", "sm_90", *LIMITS, "--output-dir", output)
+    assert "have not run on a GPU" in shown
+    return output
+
+
+def test_the_engine_has_real_binaries_and_names_its_compiler(engine: Path) -> None:
+    manifest = json.loads((engine / "manifest.json").read_text())
+    assert manifest["device"]["architectures"] == ["sm_90"]
+    assert manifest["device"]["compiler"].startswith("triton 3.")
+    assert manifest["options"]["cuda"] == {"gpu": "sm_90"}
+    header = read_header(engine / "rank0.engine")
+    content = (engine / "rank0.engine").read_bytes()
+    for binary in header.binaries["sm_90"]:
+        place = header.data_begin + binary.offset
+        assert content[place : place + 4] == b"\x7fELF"
+    assert "architectures ['sm_90']" in llmserve("inspect", engine)
+
+
+def test_what_keeps_it_from_running_is_said_before_anything_is_opened(engine: Path) -> None:
+    assert "an NVIDIA GPU is needed, and there is no driver" in llmserve("inspect", engine)
+    shown = llmserve("run", engine, "--input-text", "a b", code=2)
+    assert "an NVIDIA GPU is needed, and there is no driver" in shown
+
+
+def test_options_that_it_cannot_build_are_refused_together(checkpoint: Path) -> None:
+    shown = llmserve(
+        "build", checkpoint, "--target", "cuda", "--quantization", "int8", "--kv-cache-dtype", "int8", code=2
+    )
+    assert "gpu: this machine has none to build for; name the architectures, of sm_80" in shown
+    assert "quantization int8: the cuda target has none yet" in shown
+    assert "kv_cache_dtype int8: the cuda target keeps the engine's dtype" in shown
+    assert "gpu sm_70 is none of sm_80" in llmserve("build", checkpoint, "--target", "cuda", "--gpu", "sm_70", code=2)
+    assert "gpu sm_90 is for the cuda target" in llmserve("build", checkpoint, "--gpu", "sm_90", code=2)
+
+
+def test_the_doctor_says_what_is_missing() -> None:
+    shown = llmserve("doctor", "--target", "cuda", code=1)
+    assert "NVIDIA GPU and driver" in shown
+    assert "kernel compiler" in shown
+    assert "triton 3." in shown

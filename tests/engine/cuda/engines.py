@@ -1,0 +1,53 @@
+"""Small CUDA engines over the interpreter, from the networks of the CPU's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.base import CompileJob
+from llmserve.builder.targets.cuda.compiler import Compiler
+from llmserve.builder.targets.cuda.lowering import lower
+from llmserve.builder.targets.cuda.target import CudaTarget
+from llmserve.builder.targets.cuda.tiles import ProductTile, Tiles, tiles_for
+from llmserve.engine.artifact import ENGINE_FILE
+from llmserve.engine.cuda.layout import Kernel
+from llmserve.engine.cuda.runner import CudaRunner
+from tests.engine.cpu.networks import Network, odd_network
+from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
+
+SMALL_TILES = Tiles(
+    ProductTile(16, 16, 16, 4, 3), ProductTile(32, 32, 16, 4, 3),
+    queries=16, keys=16, segment=16, columns=64, programs=4, least_inputs=16,
+)  # fmt: skip
+
+
+def compile_engine(
+    network: Network, path: Path, options: BuildOptions, compiler: Compiler | None = None, tiles: Tiles = SMALL_TILES
+) -> Path:
+    target = CudaTarget(compiler or FakeCompiler(), tiles)
+    assert not target.problems(network.program, network.params, options)
+    load = partial(network.load, dtype=options.dtype)
+    job = CompileJob(network.program, network.params, options, load, lambda what, num_bytes: None)
+    with TemporaryDirectory(dir=path.parent) as folder:
+        target.compile(job, Path(folder))
+        (Path(folder) / ENGINE_FILE).rename(path)
+    return path
+
+
+def open_runner(path: Path, *, num_blocks: int = 64) -> CudaRunner:
+    return CudaRunner(path, FakeDevice(), num_blocks=num_blocks, threads=1)
+
+
+def peculiar_kernels(dtype: str) -> Sequence[Kernel]:
+    """Of networks with everything that few have, in tiles as large as any."""
+    found: dict[Kernel, None] = {}
+    for network in (odd_network(alibi=True), odd_network(peculiar=True)):
+        lowered = lower(
+            network.program, network.params, dtype=dtype, max_seq_len=1024, block_size=16, tiles=tiles_for(dtype)
+        )
+        found.update(dict.fromkeys(lowered.record.kernels))
+    return list(found)

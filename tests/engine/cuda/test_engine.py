@@ -1,0 +1,106 @@
+"""CUDA engines over the interpreted kernels: logits, the law of determinism, tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmserve.core import SamplingParams
+from llmserve.engine.cuda.runner import CudaRunner
+from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from tests.engine.cpu.conftest import NETWORKS
+from tests.engine.cpu.law import run_randomly
+from tests.engine.cpu.networks import LIMITS, all_logits, random_ids, table_network
+from tests.engine.cuda.engines import compile_engine, open_runner
+from tests.oracle import relative_error
+
+OPTIONS = dataclasses.replace(LIMITS, target="cuda", given={"gpu": "sm_90"})
+TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # as for the CPU's engines
+
+
+@pytest.fixture
+def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CudaRunner]:
+    """Of the network and dtype that the test is called with."""
+    network, dtype = request.param
+    options = dataclasses.replace(OPTIONS, dtype=dtype)
+    opened = open_runner(compile_engine(NETWORKS[network](), tmp_path / "e.engine", options))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [("rope", "float16"), ("alibi", "float32"), ("peculiar", "float32"), ("rope", "bfloat16")],
+    indirect=True,
+    ids=str,
+)
+def test_logits_are_those_of_the_reference(runner: CudaRunner, request: pytest.FixtureRequest) -> None:
+    """Twenty tokens: two segments of attention, and windows that end within them."""
+    network, dtype = request.node.callspec.params["runner"]
+    ids = random_ids(runner.info.vocab_size, 20)
+    wanted = NETWORKS[network]().reference(dataclasses.replace(LIMITS, dtype=dtype)).logits(ids)
+    assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("runner", [("peculiar", "float16"), ("alibi", "float16")], indirect=True, ids=str)
+def test_logits_do_not_depend_on_who_else_is_in_the_step(runner: CudaRunner) -> None:
+    """In pieces, over blocks strewn about the pool, beside another sequence: to the bit."""
+    prompts = [random_ids(83, length, length) for length in (21, 6)]
+    alone = [all_logits(runner, ids) for ids in prompts]
+    for found, wanted in zip(run_randomly(runner, prompts, random.Random(4)), alone, strict=True):
+        assert_same_bits(found, wanted)
+
+
+def test_many_rows_and_few_add_up_in_the_same_order(tmp_path: Path) -> None:
+    """Beyond SPLIT_ROWS other kernels run, which do in one program what several did."""
+    runner = open_runner(compile_engine(NETWORKS["rope"](), tmp_path / "e.engine", OPTIONS))
+    few, many = ([launch for launch in runner.header.launches if launch.least_rows <= rows <= launch.most_rows]
+                 for rows in (64, 65))  # fmt: skip
+    assert {launch.kernel for launch in few} != {launch.kernel for launch in many}
+    ids = random_ids(83, 70)
+    together = all_logits(runner, ids)
+    blocks = list(range(18))
+    first = runner.step(StepPlan((Chunk(0, ids[:60], 0, blocks),)))
+    assert first.tokens == [-1]
+    rest = runner.step(StepPlan((Chunk(0, ids[60:], 60, blocks, return_logits=True),)))
+    assert_same_bits(rest.logits[0], together[60:])
+
+
+def test_tokens_are_chosen_as_on_the_cpu(tmp_path: Path) -> None:
+    """Greedy, by chance, with penalties, bans and bias, and what they are worth: the library's own choices."""
+    table = np.random.default_rng(3).standard_normal((40, 40)).astype(np.float32)
+    network = table_network(table)
+    cpu = open_cpu(network.compile(tmp_path / "cpu.engine", LIMITS))
+    cuda = open_runner(compile_engine(network, tmp_path / "cuda.engine", OPTIONS))
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=0.9, seed=7),
+        SamplingParams(temperature=1.4, top_k=9, top_p=0.8, min_p=0.05, seed=8, repetition_penalty=1.3),
+    ]
+    chunks = tuple(
+        Chunk(
+            i, [token, 5], 0, [i], targets=(5,), num_top=2,
+            sample=SampleRequest(each, 0, 2, [token, 5], 1, ((4, 1.5),), (6,), lambda: b"\xfe" * 8, True, 3),
+        )
+        for i, (each, token) in enumerate((each, token) for each in params for token in (1, 17))
+    )  # fmt: skip
+    wanted, found = (runner.step(StepPlan(chunks)) for runner in (cpu, cuda))
+    assert found.tokens == wanted.tokens
+    assert found.log_probs == wanted.log_probs
+    assert found.scores == wanted.scores
+
+
+def assert_same_bits(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+def open_cpu(path: Path):  # type: ignore[no-untyped-def]
+    from llmserve.engine.cpu.runner import CpuRunner
+
+    return CpuRunner.open(path, num_blocks=16, threads=1)

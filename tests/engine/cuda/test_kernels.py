@@ -1,0 +1,57 @@
+"""Every kernel compiles for every architecture, spills nothing, and leaves room for as many warps as it was to."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmserve.builder.targets.cuda import compiler
+from llmserve.builder.targets.cuda.compiler import TritonCompiler
+from llmserve.engine.cuda.layout import Kernel
+from llmserve.errors import InternalError
+from tests.engine.cuda.engines import peculiar_kernels
+from tools.cuda_kernels import ARCHITECTURES, SHAPES, Row, kernels_of, rows
+
+FUNCTIONS = {
+    "attention.attention", "attention.attention_segments", "attention.merge_segments", "attention.turn_queries",
+    "attention.write_cache", "linear.linear", "linear.gated_linear", "linear.linear_segments", "linear.add_segments",
+    "rowwise.embed", "rowwise.rms_norm", "rowwise.select_rows", "rowwise.add", "rowwise.gated_activation",
+}  # fmt: skip
+
+
+def test_a_network_of_real_shape_fits_every_architecture() -> None:
+    found = list(rows(SHAPES[-1:], ARCHITECTURES))
+    assert {row.architecture for row in found} == set(ARCHITECTURES)
+    assert [problem for row in found for problem in row.problems] == []
+
+
+def test_kernels_that_few_networks_have_compile_too() -> None:
+    """Soft caps, windows, ALiBi, tanh, erf, odd widths, bfloat16. Between them the tests see every kernel there is."""
+    kernels = peculiar_kernels("bfloat16")
+    compiled = list(TritonCompiler().compile(kernels, "sm_90", 2))
+    assert all(each.num_arguments == len(kernel.types) + 2 for each, kernel in zip(compiled, kernels, strict=True))
+    assert {kernel.function for kernel in [*kernels, *kernels_of(SHAPES[-1])]} == FUNCTIONS
+
+
+def test_two_compilations_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """Without what Triton remembers of the first."""
+    kernel = kernels_of(SHAPES[-1])[:1]
+    found = []
+    for folder in ("one", "two"):
+        monkeypatch.setenv("TRITON_CACHE_DIR", f"{tmp_path}/{folder}")
+        found += [each.binary for each in TritonCompiler().compile(kernel, "sm_80", 1)]
+    assert found[0] == found[1]
+    assert b".py" not in found[0]
+
+
+def test_a_spill_and_too_few_warps_are_problems() -> None:
+    kernel = kernels_of(SHAPES[-1])[0]
+    row = Row("x", kernel, "sm_80", compiler.Compiled(b"", "embed", 128, 0, 5, 200, 8))
+    assert row.problems == [
+        "embed of x for sm_80 spills 8 bytes", "embed of x for sm_80 leaves room for 8 warps, not 24"
+    ]  # fmt: skip
+
+
+def test_a_kernel_with_other_parameters_is_an_error_of_ours() -> None:
+    wrong = Kernel("rowwise.add", (("a", "*fp32"),), (), (("WIDTH", 4),), 1, 1)
+    with pytest.raises(InternalError, match=r"rowwise.add has the parameters \['A_STRIDE'"):
+        list(TritonCompiler().compile([wrong], "sm_90", 1))
