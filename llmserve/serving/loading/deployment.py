@@ -218,7 +218,7 @@ class Deployment:
         now = entry.source
         if now is None or entry.reasons or source.is_override or not self._table.is_served(source.name):
             return False
-        return (now.path, now.stamp, now.versions) == (source.path, source.stamp, source.versions)
+        return (now.path, now.served_stamp, now.versions) == (source.path, source.served_stamp, source.versions)
 
     async def _prepare(self, source: ModelSource) -> PreparedModel:
         async with self._slots:

@@ -25,8 +25,8 @@ class Remembered:
 
 
 def digest_of(source: ModelSource) -> str:
-    """Changes with any file of the model."""
-    return sha256(repr(source.stamp).encode()).hexdigest()
+    """Changes with any file of the model that is served."""
+    return sha256(repr(source.served_stamp).encode()).hexdigest()
 
 
 def read_memory(path: Path) -> Remembered:

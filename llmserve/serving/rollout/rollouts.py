@@ -16,7 +16,7 @@ from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupporte
 from llmserve.serving.config.model_config import is_ensemble, served_versions
 from llmserve.serving.loading.deployment import Deployment
 from llmserve.serving.loading.labels import Labels
-from llmserve.serving.loading.repository import ModelSource
+from llmserve.serving.loading.repository import ModelSource, Stamp
 from llmserve.serving.loading.table import ModelTable
 from llmserve.serving.model import ServedModel
 from llmserve.serving.rollout.memory import Remembered, digest_of, read_memory, write_memory
@@ -48,7 +48,7 @@ class Rollouts:
         self._current: Rollout | None = None
         self._last: dict[str, Rollout] = {}  # by model
         self._refused: dict[str, str] = {}  # by model: the files that a candidate was rolled back with
-        self._tried: dict[str, str] = {}  # by model: the files that a poll has begun with
+        self._tried: dict[str, Stamp] = {}  # by model: all files that a poll has begun with; a new record may let it in
         self._files: dict[tuple[str, str], str] = {}  # (model, version) -> the version directory it was loaded from
         self._told: set[tuple[str, str]] = set()  # (model, problem): once is enough
         self._tasks: set[asyncio.Task[None]] = set()
@@ -140,8 +140,8 @@ class Rollouts:
                 if current.name == source.name and digest_of(current.candidate.source) != digest:
                     self._roll_back(current, "its files have changed; the next poll begins anew")
                     del self._refused[source.name]
-            elif digest not in (self._refused.get(source.name), self._tried.get(source.name)):
-                self._tried[source.name] = digest
+            elif digest != self._refused.get(source.name) and source.stamp != self._tried.get(source.name):
+                self._tried[source.name] = source.stamp
                 self._run(self._offered(source))
 
     async def remember(self, sources: Sequence[ModelSource]) -> None:

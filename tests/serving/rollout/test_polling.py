@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from llmserve.errors import InternalError
+from llmserve.engine.artifact import CACHE_FILE, MANIFEST_FILE
+from llmserve.engine.build_time import BUILD_TIME_FILE
+from llmserve.engine.gate_record import RECORDS_FILE
+from llmserve.errors import GateClosed, InternalError
 from llmserve.serving.core import InferenceCore
+from llmserve.serving.loading.repository import MANIFEST, SIDECARS
 from llmserve.serving.rollout.memory import FILE_NAME
 from llmserve.serving.rollout.rollouts import Asked
 from llmserve.serving.settings import ControlMode
@@ -153,6 +157,52 @@ async def test_a_candidate_that_does_not_load_is_tried_once_for_each_state_of_it
         versions[2].load_error = None
         (tmp_path / "m/2/rest").write_text("here it is")
         await until(lambda: core.rollout("m")["state"] == "shadow")
+
+
+def test_sidecars_are_the_engines() -> None:
+    assert {CACHE_FILE, BUILD_TIME_FILE, RECORDS_FILE} == SIDECARS
+    assert MANIFEST_FILE == MANIFEST
+
+
+async def test_what_is_told_of_an_engine_beside_it_is_no_change(tmp_path: Path, versions: Versions) -> None:
+    write_repository(tmp_path)
+    (tmp_path / "m/1" / MANIFEST).write_text("{}")
+    async with serving_versions(tmp_path, versions, **POLL) as core:
+        for name in SIDECARS:
+            (tmp_path / "m/1" / name).write_text("a line")
+        await some_polls()
+        (tmp_path / "m/1" / RECORDS_FILE).write_text("a line\nand another")
+        await some_polls()
+        assert versions[1].num_loads == 1
+        (tmp_path / "m/1/weights").write_text("better")
+        await until(lambda: versions[1].num_loads == 2)
+        (tmp_path / "m" / RECORDS_FILE).write_text("not beside an engine")
+        await until(lambda: versions[1].num_loads == 3)
+        assert await answers(core, ask(1.0)) == whole(1.0)
+
+
+async def test_a_record_lets_in_a_candidate_that_was_refused_and_none_that_was_rolled_back(
+    tmp_path: Path, versions: Versions
+) -> None:
+    versions[2].load_error = GateClosed("it has no record")
+    write_repository(tmp_path, RULES)
+    async with serving_versions(tmp_path, versions, **POLL) as core:
+        write_m(tmp_path, RULES, versions=(2,))
+        record = tmp_path / "m/2" / RECORDS_FILE
+        (tmp_path / "m/2" / MANIFEST).write_text("{}")
+        await until(lambda: began(core) and core.rollout("m")["state"] == "failed")
+        await some_polls()
+        versions[2].load_error = None
+        record.write_text("passed")
+        await until(lambda: core.rollout("m")["state"] == "shadow")
+        num_loads = versions[2].num_loads
+        record.write_text("passed\npassed again")
+        await some_polls()
+        assert core.rollout("m")["state"] == "shadow"
+        core.abort_rollout("m", "not today")
+        record.write_text("passed\npassed again\nand again")
+        await some_polls()
+        assert (core.rollout("m")["state"], versions[2].num_loads) == ("rolled_back", num_loads)
 
 
 async def test_versions_that_the_policy_does_not_want_are_left(tmp_path: Path, versions: Versions) -> None:
