@@ -16,10 +16,11 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from llmserve.evaluation.gate import MetricResult
+from llmserve.evaluation.power import POWER
 from llmserve.evaluation.report import Report, write_report
 from llmserve.evaluation.served.table import speed_rows
 from llmserve.evaluation.statistics import Interval
-from llmserve.evaluation.table import baseline_name, loss_name, metric_name
+from llmserve.evaluation.table import baseline_name, flip_note, loss_name, metric_name
 
 WIDTH, HEIGHT = 160, 24  # of an interval
 PLOT_WIDTH, PLOT_HEIGHT, NUM_COLUMNS = 400, 150, 24
@@ -37,6 +38,7 @@ class _Row:
     interval: str
     plot: Markup
     margin: str
+    detectable: str  # minimum detectable loss
     verdict: str
 
 
@@ -51,6 +53,8 @@ def render_html(report: Report) -> str:
             verdict=report.gate.verdict.value,
             baseline_name=baseline_name(report),
             rows=list(_rows(report)),
+            power=f"{100 * POWER:.0f} %",
+            flips=list(_flips(report)),
             plots=list(_plots(report)),
             speeds=_speeds(report),
             served_speeds=[[str(cell) for cell in row] for row in speed_rows(report.served)],
@@ -75,15 +79,31 @@ def _rows(report: Report) -> Iterator[_Row]:
             metric_name(metric), f"{metric.baseline:.2f}", f"{metric.engine:.2f}", f"{difference.mean:+.2f}",
             f"{difference.low:+.2f} to {difference.high:+.2f}",
             _interval(difference, None if metric.margin is None else -metric.margin),
-            "" if metric.margin is None else f"{metric.margin:g}", metric.verdict.value if metric.is_judged else "",
+            "" if metric.margin is None else f"{metric.margin:g}", f"{metric.detectable:.2g}",
+            metric.verdict.value if metric.is_judged else "",
         )  # fmt: skip
     for loss in report.gate.losses if not isinstance(report.evidence, str) else ():
         found = loss.interval
         yield _Row(
             loss_name(loss), "", f"{found.mean:.2g}", "", f"{found.low:.2g} to {found.high:.2g}",
             _interval(found, loss.margin), "" if loss.margin is None else f"{loss.margin:g}",
+            "" if loss.detectable is None else f"{loss.detectable:.2g}",
             loss.verdict.value if loss.is_judged else "",
         )  # fmt: skip
+
+
+def _flips(report: Report) -> Iterator[tuple[str, Mapping[str, list[str]]]]:
+    """Of each metric that is right or wrong: in words, and the samples that only one side has right."""
+    for metric in report.gate.metrics:
+        if metric.flips:
+            moved = list(zip(report.samples, _differences(report, metric), strict=True))
+            yield (
+                flip_note(metric, metric.flips),
+                {
+                    "lost": [sample.id for sample, difference in moved if difference < 0],
+                    "gained": [sample.id for sample, difference in moved if difference > 0],
+                },
+            )
 
 
 def _interval(interval: Interval, limit: float | None) -> Markup:

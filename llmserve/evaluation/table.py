@@ -13,7 +13,7 @@ from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import Loss
 from llmserve.evaluation.gate import GateResult, LossResult, MetricResult, Verdict
 from llmserve.evaluation.plan import Plan
-from llmserve.evaluation.power import POWER
+from llmserve.evaluation.power import POWER, Flips
 from llmserve.evaluation.report import Report
 from llmserve.evaluation.served.table import served_notes, served_tables
 from llmserve.evaluation.text_metrics import TEXT_METRICS
@@ -136,11 +136,14 @@ def _notes(report: Report) -> list[str]:
 
 
 def _flip_notes(report: Report) -> list[str]:
-    found = [(NAMES[metric.metric], metric.flips) for metric in report.gate.metrics if metric.flips]
-    return [
-        f"{name}: right answers lost {flips.lost}, gained {flips.gained} (McNemar's p {flips.p_value:.2g})"
-        for name, flips in found
-    ]
+    return [flip_note(metric, metric.flips) for metric in report.gate.metrics if metric.flips]
+
+
+def flip_note(metric: MetricResult, flips: Flips) -> str:
+    return (
+        f"{metric_name(metric)}: right answers lost {flips.lost}, gained {flips.gained} "
+        f"(McNemar's p {flips.p_value:.2g})"
+    )
 
 
 def _detectable_note(report: Report) -> str:

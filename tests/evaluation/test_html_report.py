@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import InvalidArgument
+from llmserve.evaluation.gate import judge
 from llmserve.evaluation.html_report import render_html, save_html
 from tests.evaluation.test_report import DAMAGED, GOOD, SAMPLES, report
 
@@ -65,6 +66,32 @@ def test_a_page_says_what_the_table_says(tmp_path: Path) -> None:
     assert made.count("svg") == intervals + histograms
     assert sum(attrs.get("class") == "zone" for _, attrs in made.tags) == 2  # those with a margin
     assert sum(attrs.get("class") == "sample" for _, attrs in made.tags) == 2  # answers that differ
+
+
+def test_the_loss_that_could_be_seen_is_in_the_table(tmp_path: Path) -> None:
+    made = render_html(report(tmp_path, [*GOOD[:-2], *DAMAGED[:2]]))
+    told = report(tmp_path, [*GOOD[:-2], *DAMAGED[:2]]).gate
+    assert told.metrics[0].detectable > 1.0
+    detectable: list[float | None] = [*(m.detectable for m in told.metrics), *(each.detectable for each in told.losses)]
+    for loss in detectable:
+        shown = "" if loss is None else f"{loss:.2g}"
+        assert f"<td>{shown}</td><td class" in made
+    assert "with a probability of 80 %" in made
+    assert "Right on one side only" not in made
+
+
+def test_questions_that_only_one_side_has_right_are_named(tmp_path: Path) -> None:
+    wrong = DAMAGED[0]
+    changes = {"metrics": ["exact_match"], "margins": {"exact_match": 5.0}}
+    lost = report(tmp_path, [wrong, *GOOD[1:-1], wrong], **changes)
+    theirs, ours = lost.scores
+    gate = judge(ours, theirs, margins={"exact_match": 5.0}, floors={})
+    gained = replace(lost, baseline=lost.engine, engine=lost.baseline, scores=(ours, theirs), gate=gate)
+    assert '<summary>lost: 2</summary><p class="text">row-0, row-31</p>' in render_html(lost)
+    assert "exact: right answers lost 2, gained 0" in page(render_html(lost)).text
+    assert "gained: " not in page(render_html(lost)).text
+    assert "exact: right answers lost 0, gained 2" in page(render_html(gained)).text
+    assert '<summary>gained: 2</summary><p class="text">row-0, row-31</p>' in render_html(gained)
 
 
 def test_what_moved_is_marked_word_by_word(tmp_path: Path) -> None:
