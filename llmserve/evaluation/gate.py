@@ -7,7 +7,9 @@ Per metric, with the engine's loss margin m and the 95 % interval [low, high] of
     otherwise                 inconclusive    too few samples, or too noisy, to say
 
 A metric below its floor fails outright. Nothing passes on fewer than MIN_SAMPLES samples, nor where the baseline scores
-at most m, for nobody can lose more than there is, nor a floor of 0 where the engine scores nothing. The gate's verdict
+at most m, for nobody can lose more than there is, nor a floor of 0 where the engine scores nothing. And nothing passes
+that one more answer would not let pass, were it worth nothing: the interval knows only the losses that were drawn, and
+rare ones mostly were not. The gate's verdict
 is the worst one; what an inconclusive gate means for the exit code is the suite's choice.
 
 A loss of the evidence (`evidence.Loss`) has the same three verdicts, with its interval on the other side of its margin.
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import Evidence, Loss
-from llmserve.evaluation.power import Flips, detectable, detectable_of, spread
+from llmserve.evaluation.power import Flips, detectable, detectable_of, samples_needed, spread
 from llmserve.evaluation.statistics import Interval, paired_bootstrap
 from llmserve.evaluation.text_metrics import TEXT_METRICS, Scores
 
@@ -192,7 +194,7 @@ def judge_metric(
     difference = paired_bootstrap(engine - baseline, seed=seed)
     below_floor = floor is not None and float(engine.mean()) < floor
     verdict = Verdict.FAIL if below_floor else _verdict(difference, margin)
-    doubt = _doubt(baseline, engine, margin) if verdict is Verdict.PASS else ""
+    doubt = _doubt(baseline, engine, margin, seed) if verdict is Verdict.PASS else ""
     return MetricResult(
         name,
         float(baseline.mean()),
@@ -202,12 +204,12 @@ def judge_metric(
         floor,
         Verdict.INCONCLUSIVE if doubt else verdict,
         doubt,
-        detectable(spread(engine - baseline), baseline.size),
+        detectable(spread(engine - baseline), baseline.size, worst=float(baseline.mean())),
         Flips.of(engine - baseline) if name in BINARY else None,
     )
 
 
-def _doubt(baseline: NDArray[np.float64], engine: NDArray[np.float64], margin: float | None) -> str:
+def _doubt(baseline: NDArray[np.float64], engine: NDArray[np.float64], margin: float | None, seed: int) -> str:
     """Why these samples cannot clear any engine, or an empty string."""
     if margin is None and float(engine.mean()) <= 0.0:
         return "the engine scores nothing (does it answer, and do the references fit?)"
@@ -218,7 +220,22 @@ def _doubt(baseline: NDArray[np.float64], engine: NDArray[np.float64], margin: f
         )
     if baseline.size < MIN_SAMPLES:
         return f"{baseline.size} samples are too few to clear an engine; at least {MIN_SAMPLES} are needed"
-    return ""
+    return "" if margin is None else _doubt_of_rare_losses(baseline, engine - baseline, margin, seed)
+
+
+def _doubt_of_rare_losses(
+    baseline: NDArray[np.float64], differences: NDArray[np.float64], margin: float, seed: int
+) -> str:
+    """Where one more sample, whose answer is worth nothing, would not let the engine pass."""
+    worst = float(baseline.mean())
+    low = paired_bootstrap(np.append(differences, -worst), seed=seed).low
+    if low >= -margin - ROUNDING:
+        return ""
+    needed = samples_needed(spread(differences), margin, worst=worst)
+    return (
+        f"with one more answer, worth nothing, the engine could lose {-low:.2f}: {baseline.size} samples may have "
+        f"missed such answers; about {needed} clear an engine that loses nothing"
+    )
 
 
 def _verdict(difference: Interval, margin: float | None) -> Verdict:

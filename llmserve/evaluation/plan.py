@@ -31,6 +31,7 @@ from llmserve.evaluation.run import EvalOptions, usual_dtype
 from llmserve.evaluation.scoring import require_metrics, scores_of
 from llmserve.evaluation.statistics import Interval
 from llmserve.evaluation.suite import Suite, load_suite
+from llmserve.evaluation.text_metrics import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,11 @@ def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
         margins = (*_of_metrics(suite, report, num_samples), *_of_losses(suite, report, num_samples))
         source = f"the differences of {len(report['samples'])} samples in {earlier}"
     else:
-        deviations = _bounds(options, suite)
-        margins = tuple(_planned(name, suite.margins[name], deviations[name], num_samples) for name in suite.margins)
+        scores = _stored_scores(options, suite)
+        margins = tuple(
+            _planned(name, margin, math.sqrt(2) * spread(scores[name]), num_samples, worst=float(scores[name].mean()))
+            for name, margin in suite.margins.items()
+        )
         source = (
             "the stored baseline, as if the engine's answers had nothing to do with it; --earlier REPORT knows better"
         )
@@ -82,14 +86,16 @@ def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
     return Plan(suite.name, num_samples, source, margins)
 
 
-def _planned(name: str, margin: float, deviation: float, num_samples: int, *, known: float = 0.0) -> PlannedMargin:
-    """`known`: the loss that is there, which leaves less of the margin."""
-    needed = samples_needed(deviation, margin - known)
+def _planned(
+    name: str, margin: float, deviation: float, num_samples: int, *, known: float = 0.0, worst: float = 0.0
+) -> PlannedMargin:
+    """`known`: the loss that is there, which leaves less of the margin; `worst`: what one answer can lose."""
+    needed = samples_needed(deviation, margin - known, worst=worst)
     return PlannedMargin(
         name,
         margin,
         deviation,
-        detectable(deviation, num_samples),
+        detectable(deviation, num_samples, worst=worst),
         None if needed is None else max(needed, MIN_SAMPLES),
     )
 
@@ -116,7 +122,7 @@ def _of_metrics(suite: Suite, report: Mapping[str, Any], num_samples: int) -> It
         except KeyError as error:
             raise InvalidArgument(f"the earlier report does not have {error}; make it again") from error
         baseline, engine = np.array(scores, np.float64).T
-        yield _planned(name, margin, spread(engine - baseline), num_samples)
+        yield _planned(name, margin, spread(engine - baseline), num_samples, worst=float(baseline.mean()))
 
 
 def _of_losses(suite: Suite, report: Mapping[str, Any], num_samples: int) -> Iterator[PlannedMargin]:
@@ -130,8 +136,8 @@ def _of_losses(suite: Suite, report: Mapping[str, Any], num_samples: int) -> Ite
             yield _planned(name, margin, deviation, num_samples, known=interval.mean)
 
 
-def _bounds(options: EvalOptions, suite: Suite) -> Mapping[str, float]:
-    """Of each metric, from the stored baseline's scores."""
+def _stored_scores(options: EvalOptions, suite: Suite) -> Scores:
+    """Of the stored baseline's answers."""
     assert options.checkpoint is not None, "checked before"
     require_metrics(suite)
     directory = EngineDirectory.open(options.engine) if options.engine else None
@@ -148,4 +154,4 @@ def _bounds(options: EvalOptions, suite: Suite) -> Mapping[str, float]:
             f"no {dtype} baseline of these samples is stored in {suite.baselines}; run the suite once without --plan, "
             "choose another with --dtype, or give an earlier report: --earlier REPORT"
         )
-    return {name: math.sqrt(2) * spread(scores) for name, scores in scores_of(suite, samples, answers).items()}
+    return scores_of(suite, samples, answers)

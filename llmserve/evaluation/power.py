@@ -8,11 +8,17 @@ probability, where
 
 That m is the minimum detectable effect of n samples, and solved for n it is how many a margin needs. A loss of the
 evidence is known to be x, not 0: there it is m - x, and s / sqrt(n) is read off the bootstrap interval's width.
+
+A score passes only with one more answer that is worth nothing, w less than the baseline's: the mean moves by w / n, and
+how often that answer is drawn adds w / n to its standard deviation:
+
+    m = w / n + z(0.8) s / sqrt(n) + z(0.975) sqrt(s^2 / n + (w / n)^2)
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -31,9 +37,10 @@ def spread(differences: NDArray[np.float64]) -> float:
     return float(differences.std(ddof=1)) if differences.size > 1 else 0.0
 
 
-def detectable(deviation: float, num_samples: int) -> float:
-    """The minimum detectable effect, in units of `deviation`."""
-    return (Z_INTERVAL + Z_POWER) * deviation / math.sqrt(num_samples)
+def detectable(deviation: float, num_samples: int, *, worst: float = 0.0) -> float:
+    """The minimum detectable effect, in units of `deviation`; `worst`: what an answer can lose."""
+    rare, of_mean = worst / num_samples, deviation / math.sqrt(num_samples)
+    return rare + Z_POWER * of_mean + Z_INTERVAL * math.hypot(of_mean, rare)
 
 
 def detectable_of(interval: Interval) -> float:
@@ -46,11 +53,16 @@ def deviation_of(interval: Interval, num_samples: int) -> float:
     return (interval.high - interval.low) / (2 * Z_INTERVAL) * math.sqrt(num_samples)
 
 
-def samples_needed(deviation: float, margin: float) -> int | None:
-    """So many detect a loss of `margin`; None: however many there are, they do not."""
-    if deviation == 0.0:
+def samples_needed(deviation: float, margin: float, *, worst: float = 0.0) -> int | None:
+    """So many detect a loss of `margin`; None: however many, they do not. `worst`: what an answer can lose."""
+    if deviation == 0.0 and worst == 0.0:
         return 1
-    return math.ceil(((Z_INTERVAL + Z_POWER) * deviation / margin) ** 2) if margin > 0 else None
+    if margin <= 0:
+        return None
+    most = 1
+    while detectable(deviation, most, worst=worst) > margin:
+        most *= 2
+    return bisect_left(range(most), -margin, key=lambda count: -detectable(deviation, count, worst=worst), lo=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def test_a_blessing_says_what_it_moves_and_is_signed(tmp_path: Path) -> None:
     private, public = new_key(tmp_path)
     done = bless(suite, "--by", "Ann", "--why", "first release", "--sign-key", private)
     assert done.exit_code == 0, done.output
-    assert "margins.rougeL: none -> 0.3" in done.output
+    assert "margins.rougeL: none -> 10" in done.output
     assert str(trace_of(suite)) in done.output.replace("\n", "")
     assert blessed_by(suite, load_suite(suite).rules()) == "Ann"
     (line,) = read(trace_of(suite))

@@ -20,7 +20,7 @@ def test_margins_count_from_their_blessing_on(tmp_path: Path) -> None:
     path = write_suite(tmp_path, loss_margins={"int8": {"kl": 0.01}})
     assert blessed(path) == ""
     changes = bless(path, load_suite(path), by="ann", why="first release")
-    assert "margins.rougeL: none -> 0.3" in changes
+    assert "margins.rougeL: none -> 10" in changes
     assert "loss_margins.int8.kl: none -> 0.01" in changes
     assert blessed(path) == "ann"
 
@@ -28,11 +28,11 @@ def test_margins_count_from_their_blessing_on(tmp_path: Path) -> None:
 def test_an_edit_moves_nothing_until_somebody_blesses_it(tmp_path: Path) -> None:
     path = write_suite(tmp_path)
     bless(path, load_suite(path), by="ann", why="first release")
-    for change in ({"margins": {"rougeL": 3.0}}, {"inconclusive": "pass"}, {"num_samples": 30}):
+    for change in ({"margins": {"rougeL": 12.0}}, {"inconclusive": "pass"}, {"num_samples": 30}):
         write_suite(tmp_path, **change)
         assert blessed(path) == ""
-    write_suite(tmp_path, margins={"rougeL": 3.0})
-    assert bless(path, load_suite(path), by="bob", why="int4 is new") == ["margins.rougeL: 0.3 -> 3"]
+    write_suite(tmp_path, margins={"rougeL": 12.0})
+    assert bless(path, load_suite(path), by="bob", why="int4 is new") == ["margins.rougeL: 10 -> 12"]
     assert blessed(path) == "bob"
     last = last_blessing(path)
     assert last is not None
@@ -52,7 +52,7 @@ def test_a_blessing_needs_a_name_a_reason_and_a_change(tmp_path: Path) -> None:
 def test_an_edited_trace_is_refused(tmp_path: Path) -> None:
     path = write_suite(tmp_path)
     bless(path, load_suite(path), by="ann", why="first release")
-    trace_of(path).write_text(trace_of(path).read_text().replace("0.3", "3.0"))
+    trace_of(path).write_text(trace_of(path).read_text().replace("10.0", "12.0"))
     with pytest.raises(InvalidArgument, match=r"line 1 of .* was changed"):
         blessed(path)
 

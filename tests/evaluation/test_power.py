@@ -23,8 +23,8 @@ def test_flips_are_counted_in_both_directions() -> None:
 
 def test_four_fifths_of_equal_engines_pass_with_as_many_samples_as_the_plan_says() -> None:
     """What is claimed of the number is what the gate itself does."""
-    needed = samples_needed(4.0, 0.8)
-    assert needed == 197
+    needed = samples_needed(4.0, 0.8, worst=50.0)
+    assert needed == 368
     generator = np.random.default_rng(11)
     baseline = np.full(needed, 50.0)
     passed = 0
@@ -38,7 +38,10 @@ def test_four_fifths_of_equal_engines_pass_with_as_many_samples_as_the_plan_says
 def test_what_is_detectable_shrinks_with_the_root_of_the_samples() -> None:
     assert detectable(4.0, 197) == pytest.approx(0.8, rel=0.01)
     assert detectable(4.0, 4 * 197) == pytest.approx(0.4, rel=0.01)
+    assert samples_needed(4.0, 0.8) == 197
     assert samples_needed(0.0, 0.0) == 1
+    assert samples_needed(0.0, 0.3, worst=21.0) == 208
+    assert detectable(0.0, 208, worst=21.0) == pytest.approx(0.3, rel=0.01)
     assert samples_needed(4.0, 0.0) is None
     assert samples_needed(4.0, -0.1) is None
     assert spread(np.array([3.0])) == 0.0

@@ -55,7 +55,7 @@ def test_a_damaged_engine_fails(tmp_path: Path) -> None:
     assert not result.passed
     assert (result.parity.num_equal, result.parity.largest_margin) == (0, 0.25)
     text = shown(result)
-    assert "FAIL: rougeL: the engine loses more than 0.3" in text
+    assert "FAIL: rougeL: the engine loses more than 10" in text
     assert "-100.00" in text
     assert "same answer: 0 of 32" in text
 
@@ -80,14 +80,15 @@ def test_a_report_is_one_json_document(tmp_path: Path) -> None:
     assert content["suite"] == {
         "name": "tiny", "digest": "d" * 64, "num_samples": 32, "complete": True,
         "rules": {
-            "margins": {"rougeL": 0.3}, "loss_margins": {}, "evidence": "required", "floors": {},
+            "margins": {"rougeL": 10.0}, "loss_margins": {}, "evidence": "required", "floors": {},
             "num_samples": 32, "stemming": True,
             "inconclusive": "fail",
         },
     }  # fmt: skip
     assert content["metrics"].keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}
     assert content["metrics"]["rougeL"]["difference"] == pytest.approx(-100 / 32)
-    assert content["metrics"]["rougeL"]["detectable"] == pytest.approx(2.80 * 100 / 32, rel=0.01)
+    detectable = (1 + 0.84 + 1.96 * 2**0.5) * 100 / 32  # of one answer of 32 that is lost, and one more
+    assert content["metrics"]["rougeL"]["detectable"] == pytest.approx(detectable, rel=0.01)
     assert "flips" not in content["metrics"]["rougeL"]
     assert content["engine"]["latency_seconds"].keys() == {"mean", "p50", "p95"}
     assert content["baseline"]["tokens_per_second"] == 64.0

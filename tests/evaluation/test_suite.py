@@ -32,7 +32,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert suite.prompt == (Message("user", "Summarize:\n{document}"),)
     assert suite.prompt_columns == ["document"]
     assert (suite.num_samples, suite.max_tokens, suite.max_input_tokens) == (32, 8, 90)
-    assert (suite.margins, suite.floors) == ({"rougeL": 0.3}, {"rouge1": 15.0})
+    assert (suite.margins, suite.floors) == ({"rougeL": 10.0}, {"rouge1": 15.0})
     assert (suite.stemming, suite.inconclusive_passes) == (False, True)
     assert suite.baselines == tmp_path / "baselines"
     assert suite.loss_margins == {"float": {"kl": 0.001, "flip": 0.1}}

@@ -106,7 +106,7 @@ def test_a_good_engine_is_the_same_in_every_condition(engine: Path, asked: Asked
     assert results["multi-byte"].num_answers == 4
     assert "preemptions" in results["preempted"].notes[0]  # and some there were, else it was not judged
     assert served.speed is not None
-    assert served.speed.values.keys() == {"ttft", "itl", "throughput", "memory", "open"}
+    assert served.speed.values.keys() == {"ttft", "itl", "throughput", "memory", "build", "open"}
     assert all(value > 0 for value in served.speed.values.values())
 
 
