@@ -107,6 +107,12 @@ async def test_copies_do_not_touch_the_answers(tmp_path: Path, versions: Version
         assert await clients(core) == [whole(value) for value in range(16)]
 
 
+def compared_or_left(core: InferenceCore) -> int:
+    """Requests whose copy is over, or was never made."""
+    report = core.rollout("m")
+    return int(report["agreement"]["compared"] + report["candidate"]["shadow"]["not_copied"])
+
+
 async def test_a_slow_copy_is_no_slow_candidate(tmp_path: Path, versions: Versions) -> None:
     """It may have waited for its original; a slow canary request has not."""
     versions[2].delay_s = 0.01
@@ -114,8 +120,11 @@ async def test_a_slow_copy_is_no_slow_candidate(tmp_path: Path, versions: Versio
         write_m(tmp_path, versions=(2,))
         rules = {"shadow": 1, "canary": [1.0], "requests": 40, "seconds": 0, "max_latency_ratio": 3}
         await core.start_rollout("m", Asked(rules=rules))
+        asked = 0
         while core.rollout("m")["state"] == "shadow":
             await clients(core, 8)
+            asked += 8
+            await until(lambda done=asked: compared_or_left(core) == done)  # else some of the next eight are canaries
         assert core.rollout("m")["latency_ratio"] == {"first_response": None, "total": None}
         report = await traffic(core)
         assert report["state"] == "rolled_back"
