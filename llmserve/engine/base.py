@@ -27,6 +27,8 @@ class RunnerInfo:
     max_seq_len: int  # prompt + output of one sequence
     weight_bytes: int = 0  # of memory that maps a file, and looks free to whoever asks the system
     block_bytes: int = 0  # of each KV block; those that were never used look free, too
+    gpu_bytes: int = 0  # allocated for good on a GPU
+    pinned_bytes: int = 0  # and of the host, that it copies from and to
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class EngineStats:
     total_gen_tokens: int | None = None  # sampled since the start; None: unknown
     promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
     total_preemptions: int | None = None  # since the start; None: unknown
+    num_failed_replicas: int | None = None  # of an engine on several devices
 
 
 class Engine(Protocol):

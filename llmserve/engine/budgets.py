@@ -1,26 +1,38 @@
-"""Tokens that tenants may have computed in a minute."""
+"""What tenants may have of an engine: tokens in a minute, answers at a time."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
-from llmserve.core import Tenant
+from llmserve.core import Allowance, Tenant
 from llmserve.errors import RateLimited
-from llmserve.tenant_counters import TOKENS_PER_MINUTE
+from llmserve.tenant_counters import MAX_ANSWERS, TOKENS_PER_MINUTE
 
 MINUTE_S = 60.0
+
+
+def check_num_answers(tenant: Tenant, num_answers: int) -> None:
+    """Raises `RateLimited` where it may not have so many under way."""
+    if num_answers > tenant.max_answers > 0:
+        raise RateLimited(
+            f"'{tenant.name}' may have {tenant.max_answers} answers under way, and would have {num_answers}; wait "
+            "for one of them",
+            limit=MAX_ANSWERS,
+        )
 
 
 class TokenBudgets:
     """A minute's tokens to begin with, and so many more with each minute, but never more than these.
 
     Who has some left may ask; what that costs is known later, may exceed what is left, and is paid back before the
-    next request. Not thread-safe.
+    next request. Thread-safe: engines may share one.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
         self._left: dict[Tenant, tuple[float, float]] = {}  # tokens, and when that was
 
     def check(self, tenant: Tenant) -> None:
@@ -38,8 +50,14 @@ class TokenBudgets:
         left = self._tokens_left(tenant)
         return max(0, int(left)), (tenant.tokens_per_minute - left) * MINUTE_S / tenant.tokens_per_minute
 
+    def allowance(self, tenant: Tenant, num_answers: int) -> Allowance:
+        """What is left to it, with so many answers under way."""
+        tokens, back_s = self.left(tenant) if tenant.tokens_per_minute else (0, 0.0)
+        return Allowance(max(0, tenant.max_answers - num_answers), tokens, back_s)
+
     def charge(self, tenant: Tenant, num_tokens: int) -> None:
-        self._left[tenant] = self._tokens_left(tenant) - num_tokens, self._clock()
+        with self._lock:
+            self._left[tenant] = self._tokens_left(tenant) - num_tokens, self._clock()
 
     def _tokens_left(self, tenant: Tenant) -> float:
         most = float(tenant.tokens_per_minute)

@@ -20,16 +20,15 @@ from typing import NamedTuple
 
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats, Runner
-from llmserve.engine.budgets import TokenBudgets
+from llmserve.engine.budgets import TokenBudgets, check_num_answers
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
-from llmserve.errors import InternalError, LlmserveError, RateLimited, ResourceExhausted, Unavailable
+from llmserve.errors import InternalError, LlmserveError, ResourceExhausted, Unavailable
 from llmserve.scheduler.fairness import has_queue_share
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler, Update
 from llmserve.scheduler.sequence import Sequence, sequences_for
 from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
-from llmserve.tenant_counters import MAX_ANSWERS
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,14 @@ class _Load(NamedTuple):
 class InflightEngine:
     """Owns `runner` and closes it. Every stream ends: with its last event, or with one error."""
 
-    def __init__(self, runner: Runner, info: EngineInfo, settings: SchedulerSettings | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        info: EngineInfo,
+        settings: SchedulerSettings | None = None,
+        budgets: TokenBudgets | None = None,
+    ) -> None:
+        """`budgets`: those that it shares with other engines."""
         limits = runner.info
         self._info = info
         self._runner = runner
@@ -71,7 +77,7 @@ class InflightEngine:
         self._leaving: list[int] = []
         self._outbox = Outbox()
         self._end = EngineEnd()
-        self._budgets = TokenBudgets()
+        self._budgets = budgets or TokenBudgets()
         self._load = _Load()
         self._num_steps = 0
         self._num_ctx_tokens = 0
@@ -100,9 +106,8 @@ class InflightEngine:
     def allowance(self, tenant: Tenant) -> Allowance:
         """See `MeteringEngine`."""
         with self._lock:
-            num_answers = max(0, tenant.max_answers - self._num_sequences()[tenant]) if tenant.max_answers else 0
-            tokens, back_s = self._budgets.left(tenant) if tenant.tokens_per_minute else (0, 0.0)
-        return Allowance(num_answers, tokens, back_s)
+            num_answers = self._num_sequences()[tenant] if tenant.max_answers else 0
+        return self._budgets.allowance(tenant, num_answers)
 
     def healthy(self) -> bool:
         return self._end.reason is None
@@ -122,7 +127,7 @@ class InflightEngine:
             while num_open:
                 event = await stream.get()
                 if is_metered:
-                    self._charge(request.tenant, len(event.token_ids))
+                    self._budgets.charge(request.tenant, len(event.token_ids))
                 num_open -= event.finish_reason is not None
                 yield event
         finally:
@@ -143,19 +148,10 @@ class InflightEngine:
     def _check_tenant(self, sequences: list[Sequence]) -> None:
         """Whether its limits let it ask."""
         tenant = sequences[0].tenant
-        num_answers = self._num_sequences()[tenant] + len(sequences) if tenant.max_answers else 0
-        if num_answers > tenant.max_answers:
-            raise RateLimited(
-                f"'{tenant.name}' may have {tenant.max_answers} answers under way, and would have {num_answers}; wait "
-                "for one of them",
-                limit=MAX_ANSWERS,
-            )
+        if tenant.max_answers:
+            check_num_answers(tenant, self._num_sequences()[tenant] + len(sequences))
         if tenant.tokens_per_minute:
             self._budgets.check(tenant)
-
-    def _charge(self, tenant: Tenant, num_tokens: int) -> None:
-        with self._lock:
-            self._budgets.charge(tenant, num_tokens)
 
     def _num_sequences(self) -> Counter[Tenant]:
         return Counter(self._load.num_sequences) + Counter(sequence.tenant for sequence in self._arriving)
@@ -275,6 +271,8 @@ class InflightEngine:
             used_num_blocks=pool.num_used,
             reused_blocks=pool.num_reused,
             missed_blocks=pool.num_missed,
+            gpu_mem_usage=self._limits.gpu_bytes,
+            pinned_mem_usage=self._limits.pinned_bytes,
             total_ctx_tokens=self._num_ctx_tokens,
             total_gen_tokens=self._num_gen_tokens,
             promised_bytes=self._limits.weight_bytes + pool.num_free * self._limits.block_bytes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
@@ -13,6 +12,7 @@ from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.tactics import Machine, tactic_table
 from llmserve.engine.memory import available_memory_bytes
 from llmserve.engine.native.library import available_isas, chosen_isa, load_library
+from llmserve.engine.native.masks import MaskMaker
 from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted
 from llmserve.scheduler.plan import StepPlan
@@ -39,7 +39,7 @@ class CpuRunner:
         self.isa = isa
         self.native_ns = 0  # spent inside the library's steps so far; the rest of a step is Python's
         self._memory = StepMemory()
-        self._masking = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")  # a thread when it is first used
+        self._masks = MaskMaker(self._library)
         self._info = RunnerInfo(
             vocab_size=header.vocab_size,
             block_size=header.block_size,
@@ -84,7 +84,7 @@ class CpuRunner:
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
         flat = FlatStep(plan, self._info.vocab_size, self._memory)
-        masking = self._masking.submit(self._make_masks, flat) if flat.has_masks else None
+        masking = self._masks.begin(flat)
         started = time.perf_counter_ns()
         try:
             self._library.step(self._handle, flat.record)
@@ -96,16 +96,9 @@ class CpuRunner:
         self.native_ns += time.perf_counter_ns() - started
         return flat.result()
 
-    def _make_masks(self, flat: FlatStep) -> None:
-        """In a thread beside the step, which waits for the signal before it samples."""
-        try:
-            flat.fill_masks()
-        finally:
-            self._library.signal(flat.masks_ready)
-
     def close(self) -> None:
         """Free the pool and join the threads. Idempotent."""
-        self._masking.shutdown()
+        self._masks.close()
         self._close()
 
 

@@ -2,5 +2,6 @@
 
 library.py   its functions
 step.py      a StepPlan as the arrays that it takes
+masks.py     masks of structured answers, made beside a step
 choosers.py  tokens from logits that were computed elsewhere
 """

@@ -4,7 +4,7 @@ them, to the bit."""
 from __future__ import annotations
 
 import weakref
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llmserve.engine.base import StepResult
 from llmserve.engine.cores import num_threads
 from llmserve.engine.native.library import chosen_isa, load_library
+from llmserve.engine.native.masks import MaskMaker
 from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.scheduler.plan import StepPlan
 
@@ -27,27 +28,20 @@ class Choosers:
         self._close.atexit = False
         self._vocab_size = vocab_size
         self._memory = StepMemory()
-        self._masking = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")  # a thread when it is first used
+        self._masks = MaskMaker(library)
 
     def begin(self, plan: StepPlan) -> Choice:
         """To be called before the logits are there: masks are made meanwhile."""
         flat = FlatStep(plan, self._vocab_size, self._memory)
-        masking = self._masking.submit(self._make_masks, flat) if flat.has_masks else None
-        return Choice(self, flat, masking)
+        return Choice(self, flat, self._masks.begin(flat))
 
     def choose(self, flat: FlatStep, logits: NDArray[np.float32], begin: int) -> None:
         """`logits` [rows, V] of the step's selected rows from `begin` on."""
         self._library.choose(self._handle, flat.record, logits.ctypes.data, begin, len(logits))
 
-    def _make_masks(self, flat: FlatStep) -> None:
-        try:
-            flat.fill_masks()
-        finally:
-            self._library.signal(flat.masks_ready)
-
     def close(self) -> None:
         """Idempotent."""
-        self._masking.shutdown()
+        self._masks.close()
         self._close()
 
 
