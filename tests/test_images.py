@@ -15,7 +15,7 @@ from llmserve.cli.main import app
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "build/docker").glob("*.Dockerfile"))
 INSTRUCTIONS = {
-    "ARG", "CMD", "COPY", "ENTRYPOINT", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER", "WORKDIR",
+    "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER", "WORKDIR",
 }  # fmt: skip
 
 
