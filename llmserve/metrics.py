@@ -96,6 +96,7 @@ _LLM = (
     Metric(
         "llmserve_engine_gate", "gauge", "Whether the engine has passed an evaluation", (*MODEL, "suite", "verdict")
     ),
+    Metric("llmserve_engine_failed_replicas", "gauge", "Devices whose engine has failed and gets no more requests"),
     Metric("llmserve_prompt_tokens_total", "counter", "Tokens computed of prompts and of what was preempted"),
     Metric("llmserve_generation_tokens_total", "counter", "Tokens sampled"),
     Metric("llmserve_preemptions_total", "counter", "Answers that gave way and were computed again"),

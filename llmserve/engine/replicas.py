@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import fields
+from typing import Any
 
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.base import Engine, EngineInfo, EngineStats
@@ -90,7 +91,7 @@ class ReplicatedEngine:
     def stats(self) -> EngineStats:
         healthy = self._healthy()
         stats = {name: engine.stats() for name, engine in self._engines.items()}
-        total = {
+        total: dict[str, Any] = {
             field.name: _sum([getattr(stats[name], field.name) for name in (stats if field.name in DONE else healthy)])
             for field in fields(EngineStats)
         }

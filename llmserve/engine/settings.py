@@ -16,6 +16,7 @@ LEAST = {
     "max_beam_width": 1, "sink_token_length": 0, "kv_cache_host_memory_bytes": 0, "iter_stats_max_iterations": 0,
     "cuda_graph_cache_size": 0,
 }  # fmt: skip
+INSTANCE_GPUS = "gpus of instance_group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class GpuSettings:
     cuda_graph_mode: bool | None = None
     cuda_graph_cache_size: int | None = None
     gpu_weights_percent: float | None = None  # of 1
+    instance_gpus: tuple[int, ...] = ()  # of the config's instance_group: each has the whole engine
 
     def __post_init__(self) -> None:
         """`InvalidArgument` lists every value that no engine takes."""
@@ -52,9 +54,9 @@ class GpuSettings:
         ]
         if any(window < 1 for window in self.max_attention_window_size):
             found.append(f"max_attention_window_size must be positive, got {_text(self.max_attention_window_size)}")
-        ids = self.gpu_device_ids
-        if len(set(ids)) < len(ids) or any(number < 0 for number in ids):
-            found.append(f"gpu_device_ids must be different numbers from 0 on, got {_text(ids)}")
+        for name, ids in (("gpu_device_ids", self.gpu_device_ids), (INSTANCE_GPUS, self.instance_gpus)):
+            if len(set(ids)) < len(ids) or any(number < 0 for number in ids):
+                found.append(f"{name} must be different numbers from 0 on, got {_text(ids)}")
         if not 0 <= (self.gpu_weights_percent or 0) <= 1:
             found.append(f"gpu_weights_percent must be from 0 to 1, got {self.gpu_weights_percent}")
         raise_problems(InvalidArgument, "settings of the engine", found)
@@ -66,7 +68,7 @@ class GpuSettings:
     def without_effect(self, honoured: Collection[str], as_it_is: Mapping[str, Any]) -> list[str]:
         """In words, what an engine does not honour. `as_it_is`: values of the others that it has anyway."""
         return [
-            f"parameter {name} = {_text(value)} has no effect on this engine"
+            f"{_title(name)} = {_text(value)} has no effect on this engine"
             for name, value in self.given().items()
             if name not in honoured and as_it_is.get(name) != value
         ]
@@ -90,6 +92,10 @@ class EngineSettings:
             (self.max_kv_tokens >= 0, f"the KV cache's tokens must not be negative, got {self.max_kv_tokens}"),
         ]
         raise_problems(InvalidArgument, "engine settings", [text for holds, text in rules if not holds])
+
+
+def _title(name: str) -> str:
+    return INSTANCE_GPUS if name == "instance_gpus" else f"parameter {name}"
 
 
 def _text(value: object) -> str:

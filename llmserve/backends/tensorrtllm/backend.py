@@ -17,7 +17,7 @@ from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
 from llmserve.backends.tensorrtllm.compared_answers import answer_reader
 from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
-from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, ModelParameters
+from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, GPU, ModelParameters
 from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
@@ -60,6 +60,8 @@ class TensorrtLlmBackend:
         parameters = ModelParameters.read(config, context.model_dir, context.version_dir)
         if sum(group.count for group in config.instance_group) > 1:
             logger.warning("model '%s': one instance batches every request; more have no effect", config.name)
+        if any(group.kind == GPU and not group.gpus for group in config.instance_group):
+            logger.warning("model '%s': KIND_GPU has no effect without gpus; list them: gpus: [ 0, 1 ]", config.name)
         tokenizer = _tokenizer_for_stop_strings(parameters.tokenizer_dir)
         settings = replace(parameters.engine, reserved_bytes=context.reserved_bytes)
         engine = self.open_engine(parameters.engine_dir, settings)

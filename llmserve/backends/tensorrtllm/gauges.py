@@ -64,12 +64,13 @@ def engine_facts(info: EngineInfo, stats: EngineStats, gates: Sequence[GateRecor
         "max_batch_size": str(info.max_batch_size),
     }
     counts = {
+        "llmserve_engine_failed_replicas": stats.num_failed_replicas,
         "llmserve_prompt_tokens_total": stats.total_ctx_tokens,
         "llmserve_generation_tokens_total": stats.total_gen_tokens,
         "llmserve_preemptions_total": stats.total_preemptions,
     }
-    counters: list[GaugeSample] = [(family, {}, float(count)) for family, count in counts.items() if count is not None]
+    counted: list[GaugeSample] = [(family, {}, float(count)) for family, count in counts.items() if count is not None]
     verdicts: list[GaugeSample] = [
         ("llmserve_engine_gate", {"suite": gate.suite, "verdict": gate.verdict}, float(gate.passed)) for gate in gates
     ]
-    return [("llmserve_engine_info", labels, 1.0), *verdicts, *counters]
+    return [("llmserve_engine_info", labels, 1.0), *verdicts, *counted]

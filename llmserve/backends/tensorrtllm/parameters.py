@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from llmserve.engine.artifact import MANIFEST_FILE
 from llmserve.engine.identity import PREFIX
@@ -23,6 +23,7 @@ from llmserve.stages.files import resolve_path
 
 logger = logging.getLogger(__name__)
 ENGINE_PATH = "gpt_model_path"
+GPU = ModelInstanceGroup.KIND_GPU
 Value = TypeVar("Value")
 Default = TypeVar("Default")
 
@@ -77,7 +78,7 @@ class ModelParameters:
                 kv_cache_fraction=reader.take("kv_cache_free_gpu_mem_fraction", 0.9, float),
                 max_kv_tokens=reader.take("max_tokens_in_paged_kv_cache", 0, int),
                 scheduler=scheduler,
-                gpu=_gpu_settings(reader),
+                gpu=_gpu_settings(reader, config),
             ),
             EngineSettings(),
         )
@@ -89,7 +90,7 @@ class ModelParameters:
         return cls(resolve_path(engine_dir, model_dir), resolve_path(tokenizer_dir, model_dir), engine, excludes_input)
 
 
-def _gpu_settings(reader: _Reader) -> GpuSettings:
+def _gpu_settings(reader: _Reader, config: ModelConfig) -> GpuSettings:
     """Whether the engine honours them is known when it is opened; then it is reported."""
     return GpuSettings(
         max_beam_width=reader.take("max_beam_width", None, int),
@@ -107,6 +108,7 @@ def _gpu_settings(reader: _Reader) -> GpuSettings:
         cuda_graph_mode=reader.take("cuda_graph_mode", None, _bool),
         cuda_graph_cache_size=reader.take("cuda_graph_cache_size", None, int),
         gpu_weights_percent=reader.take("gpu_weights_percent", None, float),
+        instance_gpus=tuple(gpu for group in config.instance_group if group.kind == GPU for gpu in group.gpus),
     )
 
 

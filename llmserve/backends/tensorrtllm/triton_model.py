@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 from numpy.typing import NDArray
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
 from llmserve.backends.tensorrtllm.backend import TensorrtLlmBackend
 from llmserve.backends.tensorrtllm.triton_gauges import TritonGauges
@@ -56,6 +56,7 @@ class EngineModel:
         config = json_format.ParseDict(json.loads(args["model_config"]), ModelConfig(), ignore_unknown_fields=True)
         if not config.model_transaction_policy.decoupled:
             raise Unsupported(f"model '{config.name}' must have model_transaction_policy {{ decoupled: true }}")
+        _place(config, args)
         model_dir, version = Path(args["model_repository"]), args["model_version"]
         context = LoadContext(config, model_dir, version, model_dir / version, infer=_calls_no_models)
         return cls(config, version, TensorrtLlmBackend(open_engine).load(context), utils)
@@ -157,6 +158,14 @@ class EngineModel:
         while True:
             await asyncio.to_thread(gauges.export, self.loaded.gauges())
             await asyncio.sleep(GAUGES_PERIOD_S)
+
+
+def _place(config: ModelConfig, args: Mapping[str, str]) -> None:
+    """An instance is a process with an engine of its own, on the one GPU of the config's that it was given."""
+    del config.instance_group[:]
+    if args["model_instance_kind"] == "GPU":
+        device = int(args["model_instance_device_id"])
+        config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, gpus=[device])
 
 
 def _cancelled(senders: Mapping[asyncio.Task[None], Any]) -> list[asyncio.Task[None]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
+from llmserve.engine.budgets import TokenBudgets
+from llmserve.engine.cores import num_threads
 from llmserve.engine.cuda.bindings import NvidiaDevice
 from llmserve.engine.cuda.device import Device
 from llmserve.engine.cuda.layout import EngineHeader, read_header
@@ -18,13 +20,14 @@ from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.replicas import ReplicatedEngine
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
-from llmserve.engine.settings import EngineSettings
-from llmserve.errors import LlmserveError
+from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.errors import InvalidArgument, LlmserveError
 
 logger = logging.getLogger(__name__)
-HONOURED = ("gpu_device_ids",)  # the first
+HONOURED = ("gpu_device_ids", "instance_gpus")  # of the former the first
 AS_IT_IS = {
     "enable_chunked_context": True,
     "max_beam_width": 1,
@@ -56,8 +59,28 @@ class CudaRuntime:
         """Copy the weights to the device, allocate the KV pool, capture the graphs and start the step loop."""
         for text in settings.gpu.without_effect(HONOURED, AS_IT_IS):
             logger.warning("%s", text)
+        gpus = _gpus(settings.gpu)
+        if len(gpus) == 1:
+            return self._open_on(gpus[0], directory, settings, TokenBudgets())
+        shared = replace(settings, threads=max(1, num_threads(settings.threads) // len(gpus)))
+        budgets = TokenBudgets()
+        engines: dict[str, Engine] = {}
+        try:
+            for gpu in gpus:
+                engines[f"GPU {gpu}"] = self._open_on(gpu, directory, shared, budgets)
+        except BaseException as error:
+            for engine in engines.values():
+                engine.close()
+            if isinstance(error, LlmserveError):
+                raise error.at(f"GPU {gpus[len(engines)]}") from error
+            raise
+        return ReplicatedEngine(engines, budgets)
+
+    def _open_on(
+        self, gpu: int, directory: EngineDirectory, settings: EngineSettings, budgets: TokenBudgets
+    ) -> InflightEngine:
         header = read_header(directory.engine_file)
-        device = self._open_device(next(iter(settings.gpu.gpu_device_ids), 0))
+        device = self._open_device(gpu)
         try:
             check_architecture(header, device)
             num_blocks = _num_blocks(directory, header, device, settings)
@@ -65,7 +88,8 @@ class CudaRuntime:
             device.close()
             raise
         runner = CudaRunner(directory.engine_file, device, num_blocks=num_blocks, threads=settings.threads)
-        return InflightEngine(runner, replace(directory.info(), kernels=device.architecture), settings.scheduler)
+        info = replace(directory.info(), kernels=device.architecture)
+        return InflightEngine(runner, info, settings.scheduler, budgets)
 
     def kernels(self) -> str:
         capability = visible_gpus()[0].compute_capability
@@ -87,6 +111,17 @@ class CudaRuntime:
 
 
 RUNTIME: Runtime = CudaRuntime()
+
+
+def _gpus(settings: GpuSettings) -> Sequence[int]:
+    """Those that each get the engine."""
+    chosen, instances = settings.gpu_device_ids, settings.instance_gpus
+    if chosen and instances and set(chosen) != set(instances):
+        raise InvalidArgument(
+            f"gpu_device_ids ({', '.join(map(str, chosen))}) and instance_group's gpus "
+            f"({', '.join(map(str, instances))}) are different GPUs; leave one of them out"
+        )
+    return instances or chosen[:1] or (0,)
 
 
 def _num_blocks(directory: EngineDirectory, header: EngineHeader, device: Device, settings: EngineSettings) -> int:

@@ -45,6 +45,7 @@ def _any_group(config: ModelConfig, *fields: str) -> bool:
     return any(bool(getattr(group, name)) for group in config.instance_group for name in fields)
 
 
+PLACED = ("onnxruntime", "pytorch", "tensorrtllm")  # they read the kind, and refuse or report what they cannot do
 IGNORED = (
     Feature("optimization", _tunes_optimization, "graph, accelerator and batching hints have no effect"),
     Feature("cc_model_filenames", lambda config: len(config.cc_model_filenames) > 0, "there is no choice of files"),
@@ -56,9 +57,12 @@ IGNORED = (
     ),
     Feature(
         "instance_group.kind",
-        lambda config: any(
-            group.kind in (ModelInstanceGroup.KIND_GPU, ModelInstanceGroup.KIND_MODEL)
-            for group in config.instance_group
+        lambda config: (
+            config.backend not in PLACED
+            and any(
+                group.kind in (ModelInstanceGroup.KIND_GPU, ModelInstanceGroup.KIND_MODEL)
+                for group in config.instance_group
+            )
         ),
         "the backend places its instances; for Python models the process's own devices are visible",
     ),

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.engine.settings import EngineSettings, GpuSettings
@@ -44,6 +45,18 @@ def test_parameters_become_settings(tmp_path: Path) -> None:
 def test_the_first_name_of_the_careful_policy(tmp_path: Path) -> None:
     policy = read(tmp_path, batch_scheduler_policy="guaranteed_completion").engine.scheduler.policy
     assert policy is Policy.GUARANTEED_NO_EVICT
+
+
+def test_gpus_of_instance_groups_are_passed_on_to_the_engine(tmp_path: Path) -> None:
+    config = with_parameters(read_config("tensorrt_llm"), gpt_model_path=str(tmp_path))
+    del config.instance_group[:]
+    config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, gpus=[2])
+    config.instance_group.add(kind=ModelInstanceGroup.KIND_CPU)
+    config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, gpus=[0, 1])
+    assert ModelParameters.read(config, tmp_path).engine.gpu.instance_gpus == (2, 0, 1)
+    config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, gpus=[1])
+    with pytest.raises(ModelConfigError, match="gpus of instance_group must be different numbers from 0 on, got 2,0,1"):
+        ModelParameters.read(config, tmp_path)
 
 
 def test_parameters_for_gpus_are_passed_on_to_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,15 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 from numpy.typing import NDArray
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from llmserve.backends.python.errors import TritonError
+from llmserve.backends.tensorrtllm import triton_model
 from llmserve.backends.tensorrtllm.triton_gauges import TritonGauges
 from llmserve.backends.tensorrtllm.triton_model import EngineModel
 from llmserve.engine.base import Engine
 from llmserve.engine.fake import fake_engine
+from llmserve.engine.settings import EngineSettings
 from llmserve.errors import Unsupported
 from tests.backends.tensorrtllm.models import load_model, read_config
 
@@ -151,16 +155,41 @@ def test_an_engine_that_fails_ends_every_request_once_and_is_no_longer_ready() -
     model.close()
 
 
-def test_a_model_that_is_not_decoupled_is_refused() -> None:
-    config = read_config("tensorrt_llm")
-    config.model_transaction_policy.decoupled = False
-    args = {
+def arguments(config: ModelConfig, kind: str = "CPU", device: int = 0) -> dict[str, str]:
+    return {
         "model_config": json.dumps(json_format.MessageToDict(config)),
         "model_repository": "m",
         "model_version": "1",
+        "model_instance_kind": kind,
+        "model_instance_device_id": str(device),
     }
+
+
+def test_a_model_that_is_not_decoupled_is_refused() -> None:
+    config = read_config("tensorrt_llm")
+    config.model_transaction_policy.decoupled = False
     with pytest.raises(Unsupported, match="decoupled: true"):
-        EngineModel.open(args, UTILS)
+        EngineModel.open(arguments(config), UTILS)
+
+
+@pytest.mark.parametrize(("kind", "device", "gpus"), [("CPU", 0, ()), ("GPU", 1, (1,))])
+def test_each_instance_opens_the_engine_on_its_own_gpu(
+    kind: str, device: int, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server makes a process for each GPU of the group, and tells all of them the whole group."""
+    config = read_config("tensorrt_llm")
+    config.parameters["gpt_model_path"].string_value = "/engine"
+    del config.instance_group[:]
+    config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, gpus=[0, 1])
+    opened: list[EngineSettings] = []
+
+    def opener(path: Path, settings: EngineSettings) -> Engine:
+        opened.append(settings)
+        return fake_engine()
+
+    monkeypatch.setattr(triton_model, "open_engine", opener)
+    EngineModel.open(arguments(config, kind, device), UTILS).close()
+    assert [settings.gpu.instance_gpus for settings in opened] == [gpus]
 
 
 def test_gauges_are_set_when_they_change() -> None:

@@ -11,6 +11,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is declared
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,7 @@ from llmserve.errors import EngineFileError, ResourceExhausted
 
 COMPILERS_OWN = 2  # arguments that Triton adds
 ALIGNMENT = 256
+INTERPRETER = threading.Lock()  # there is one, whose state is global
 WORD_TYPES = {"*fp32": "float32", "*fp16": "float16", "*bf16": "bfloat16", "*i32": "int32"}
 
 
@@ -85,8 +87,9 @@ class Pointer:
 class FakeDevice:
     name = "Interpreter"
 
-    def __init__(self, architecture: str = "sm_90", total_bytes: int = 1 << 30) -> None:
+    def __init__(self, architecture: str = "sm_90", total_bytes: int = 1 << 30, ordinal: int = 0) -> None:
         self.architecture = architecture
+        self.ordinal = ordinal
         self._total_bytes = total_bytes
         self._memory: dict[int, NDArray[np.uint8]] = {}  # address -> with what keeps it alive
         self._raw: dict[int, NDArray[np.uint8]] = {}
@@ -215,5 +218,5 @@ def run_kernel(kernel: dict[str, Any], grid: tuple[int, int, int], addresses: Se
         argument: Pointer(address, WORD_TYPES[dtype])
         for (argument, dtype), address in zip(kernel["types"], addresses, strict=True)
     }
-    with np.errstate(all="ignore"), patch.object(InterpreterBuilder, "create_dot", dot_in_order):
+    with INTERPRETER, np.errstate(all="ignore"), patch.object(InterpreterBuilder, "create_dot", dot_in_order):
         function[grid](**pointers, **dict(kernel["constants"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,7 +22,7 @@ from llmserve.engine.cuda.layout import FORMAT_VERSION, PREFIX, read_header
 from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.settings import EngineSettings, GpuSettings
-from llmserve.errors import EngineFileError, ResourceExhausted, Unavailable, Unsupported
+from llmserve.errors import EngineFileError, InvalidArgument, ResourceExhausted, Unavailable, Unsupported
 from tests.checkpoints import make_checkpoint
 from tests.engine.cuda.engines import SMALL_TILES
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
@@ -52,7 +53,7 @@ def devices() -> list[FakeDevice]:
 @pytest.fixture
 def runtime(devices: list[FakeDevice]) -> Iterator[CudaRuntime]:
     def open_device(ordinal: int) -> FakeDevice:
-        devices.append(FakeDevice())
+        devices.append(FakeDevice(ordinal=ordinal))
         return devices[-1]
 
     yield CudaRuntime(open_device)
@@ -130,6 +131,43 @@ def test_a_gpu_that_does_not_do_says_why(
     with pytest.raises(failure, match=message):
         CudaRuntime(lambda ordinal: device).open(directory, EngineSettings())
     assert not device.is_open
+
+
+async def test_several_gpus_each_have_the_engine_and_share_the_requests(
+    directory: EngineDirectory, devices: list[FakeDevice], runtime: CudaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is lost takes its own streams along; the other answers whoever comes next."""
+    ran: list[FakeDevice] = []
+    run = FakeDevice.run
+
+    def recorded(device: FakeDevice, graph: Graph) -> None:
+        if device is devices[0] and ran.count(device) == 4:
+            raise Unavailable("cuGraphLaunch failed: CUDA_ERROR_LAUNCH_FAILED")
+        ran.append(device)
+        run(device, graph)
+
+    monkeypatch.setattr(FakeDevice, "run", recorded)
+    with closing(runtime.open(directory, EngineSettings(gpu=GpuSettings(instance_gpus=(2, 0))))) as engine:
+        assert [device.ordinal for device in devices] == [2, 0]
+        first, second = await asyncio.gather(tokens(engine), tokens(engine), return_exceptions=True)
+        assert isinstance(first, Unavailable)
+        assert set(ran) == set(devices)
+        assert engine.healthy()
+        assert await tokens(engine) == second
+
+
+def test_a_gpu_among_several_that_does_not_do_is_named(directory: EngineDirectory) -> None:
+    opened = {3: FakeDevice(), 1: FakeDevice("sm_86")}
+    settings = EngineSettings(gpu=GpuSettings(instance_gpus=(3, 1)))
+    with pytest.raises(Unsupported, match=r"^GPU 1, .* built for sm_80, sm_90, and this GPU is sm_86"):
+        CudaRuntime(lambda ordinal: opened[ordinal]).open(directory, settings)
+    assert not any(device.is_open for device in opened.values())
+
+
+def test_two_choices_of_gpus_must_be_the_same(directory: EngineDirectory, runtime: CudaRuntime) -> None:
+    settings = EngineSettings(gpu=GpuSettings(gpu_device_ids=(0,), instance_gpus=(0, 1)))
+    with pytest.raises(InvalidArgument, match=r"gpu_device_ids \(0\) and instance_group's gpus \(0, 1\)"):
+        runtime.open(directory, settings)
 
 
 async def test_a_gpu_that_is_lost_ends_its_streams_and_the_engine_is_not_healthy(
