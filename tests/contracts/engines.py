@@ -15,11 +15,18 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.cuda.target import CudaTarget
+from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
+from llmserve.engine.budgets import TokenBudgets
+from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.fake import fake_engine
 from llmserve.engine.open import open_engine
+from llmserve.engine.replicas import ReplicatedEngine
 from llmserve.engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from tests.engine.cuda.engines import WIDE_TILES
+from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
 from tests.fakes.gpu_machine import gpu_machine
 
 MAX_KV_TOKENS = 1 << 15  # several engines are open at once
@@ -35,6 +42,22 @@ def open_cpu(folders: pytest.TempPathFactory) -> Engine:
     make_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=8)  # deep enough to be interrupted
     build_engine(folder / "checkpoint", folder / "engine", BuildOptions(dtype="float32", tokens_per_block=8))
     return open_engine(folder / "engine")
+
+
+def open_replicas(folders: pytest.TempPathFactory) -> Engine:
+    return ReplicatedEngine({name: open_fake(folders) for name in ("GPU 0", "GPU 1")}, TokenBudgets())
+
+
+def open_cuda(folders: pytest.TempPathFactory) -> Engine:
+    """The executor with its graphs and buffers; kernels are interpreted, so it is slow by itself."""
+    folder = folders.mktemp("cuda")
+    make_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=1)
+    options = BuildOptions(
+        target="cuda", given={"gpu": "sm_90"}, dtype="float32", tokens_per_block=8, max_seq_len=64, max_num_tokens=64
+    )
+    build_engine(folder / "checkpoint", folder / "engine", options, target=CudaTarget(FakeCompiler(), WIDE_TILES))
+    runtime = CudaRuntime(lambda ordinal: FakeDevice(ordinal=ordinal))
+    return runtime.open(EngineDirectory.open(folder / "engine"), EngineSettings())
 
 
 def open_gpu(release: str, folders: pytest.TempPathFactory) -> Engine:
@@ -60,8 +83,11 @@ def open_installed(folders: pytest.TempPathFactory) -> Engine:
 FAKED: dict[str, EngineFactory] = {
     "fake": open_fake,
     "cpu": open_cpu,
+    "cuda": open_cuda,
+    "replicas": open_replicas,
     "tensorrt_llm-1.2": partial(open_gpu, "1.2"),
     "tensorrt_llm-1.3": partial(open_gpu, "1.3"),
 }
+INTERPRETED = ("cuda",)  # each step takes a tenth of a second
 INSTALLED = "tensorrt_llm"
 ENGINES = {INSTALLED: open_installed} if os.environ.get("CONTRACT_ENGINES") == "installed" else FAKED

@@ -24,6 +24,11 @@ SMALL_TILES = Tiles(
     queries=16, keys=16, segment=16, columns=64, programs=4, least_inputs=16,
 )  # fmt: skip
 
+WIDE_TILES = Tiles(  # few programs, for the interpreter takes its time for each
+    ProductTile(16, 128, 64, 4, 3), ProductTile(64, 128, 64, 4, 3),
+    queries=16, keys=32, segment=64, columns=512, programs=1, least_inputs=64,
+)  # fmt: skip
+
 
 def compile_engine(
     network: Network, path: Path, options: BuildOptions, compiler: Compiler | None = None, tiles: Tiles = SMALL_TILES
