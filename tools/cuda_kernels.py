@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ from llmserve.builder.targets.cuda.lowering import lower
 from llmserve.builder.targets.cuda.tiles import tiles_for
 from llmserve.engine.cores import num_threads
 from llmserve.engine.cuda.layout import Kernel
-from llmserve.models.graph import CacheShape, Graph, OpKind, Program
-from llmserve.models.spec import Param
+from llmserve.models.registry import architecture_for
+from llmserve.models.spec import HfConfig
 
 REPORT = Path(__file__).resolve().parents[1] / "docs/benchmarks/cuda-kernels.md"
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -33,29 +33,35 @@ MOST_PROGRAMS = {"sm_80": 32, "sm_89": 24, "sm_90": 32, "sm_100": 32, "sm_120": 
 # the smallest multiprocessor has.
 LEAST_WARPS = {"linear": 4, "gated_linear": 4, "linear_segments": 4, "attention": 4, "attention_segments": 4}
 LEAST_WARPS_OF_ROWS = 24
+MAX_SEQ_LEN = 8192
 
 
-class Shape(NamedTuple):
-    """Of one layer."""
-
-    name: str
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    inner: int
-    vocab_size: int
-
-
-SHAPES = (
-    Shape("Baichuan2-7B", 4096, 32, 32, 128, 11008, 125696),
-    Shape("Llama-3.1-8B", 4096, 32, 8, 128, 14336, 128256),
-    Shape("Qwen3-0.6B", 1024, 16, 8, 128, 3072, 151936),
-)
+LLAMA3_ROPE = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}  # fmt: skip
+CONFIGS: Mapping[str, HfConfig] = {  # what kernels depend on, as published; one layer has them all
+    "Baichuan2-7B": {
+        "architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "hidden_size": 4096,
+        "intermediate_size": 11008, "num_attention_heads": 32, "vocab_size": 125696, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 4096, "hidden_act": "silu",
+    },
+    "Llama-3.1-8B": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072, "hidden_act": "silu", "rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE,
+    },
+    "Qwen3-0.6B": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "hidden_act": "silu", "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
 
 
 class Row(NamedTuple):
-    shape: str
+    network: str
     kernel: Kernel
     architecture: str
     compiled: Compiled
@@ -83,52 +89,26 @@ class Row(NamedTuple):
 
     @property
     def problems(self) -> list[str]:
-        where = f"{self.name} of {self.shape} for {self.architecture}"
+        where = f"{self.name} of {self.network} for {self.architecture}"
         least = LEAST_WARPS.get(self.name, LEAST_WARPS_OF_ROWS)
         found = [f"{where} spills {self.compiled.spilled_bytes} bytes"] if self.compiled.spilled_bytes else []
         return [*found, *([f"{where} leaves room for {self.warps} warps, not {least}"] if self.warps < least else [])]
 
 
-def network(shape: Shape) -> tuple[Program, list[Param]]:
-    """One layer with embedding and head."""
-    g = Graph(CacheShape(1, shape.num_kv_heads, shape.head_dim), shape.vocab_size)
-    params: list[Param] = []
-
-    def param(name: str, *sizes: int) -> str:
-        params.append(Param(name, sizes, (name,), (sizes,), quantizable=len(sizes) == 2))
-        return name
-
-    x = g.embed(param("embed", shape.vocab_size, shape.hidden), shape.hidden)
-    h = g.rms_norm(x, param("norm", shape.hidden), eps=1e-6)
-    q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    qkv = g.linear(h, param("qkv", q_width + 2 * kv_width, shape.hidden), q_width + 2 * kv_width)
-    q, k, v = g.slice(qkv, 0, q_width), g.slice(qkv, q_width, kv_width), g.slice(qkv, q_width + kv_width, kv_width)
-    frequencies = tuple(float(10000.0 ** (-i / shape.head_dim)) for i in range(0, shape.head_dim, 2))
-    q, k = (g.rope(each, head_dim=shape.head_dim, inv_freq=frequencies) for each in (q, k))
-    a = g.attention(
-        q, k, v, layer=0, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-        scale=shape.head_dim**-0.5,
-    )  # fmt: skip
-    x = g.add(x, g.linear(a, param("out", shape.hidden, q_width), shape.hidden))
-    h = g.rms_norm(x, param("mlp_norm", shape.hidden), eps=1e-6)
-    y = g.gated_activation(g.linear(h, param("gate_up", 2 * shape.inner, shape.hidden), 2 * shape.inner))
-    x = g.add(x, g.linear(y, param("down", shape.hidden, shape.inner), shape.hidden))
-    h = g.rms_norm(g.select_rows(x), param("last_norm", shape.hidden), eps=1e-6)
-    g.logits(h, param("head", shape.vocab_size, shape.hidden))
-    program = g.program()
-    assert program.ops[-1].kind is OpKind.LOGITS
-    return program, params
-
-
-def kernels_of(shape: Shape, dtype: str = "float16") -> Sequence[Kernel]:
-    program, params = network(shape)
-    lowered = lower(program, params, dtype=dtype, max_seq_len=8192, block_size=64, tiles=tiles_for(dtype))
+def kernels_of(name: str, dtype: str = "float16") -> Sequence[Kernel]:
+    config = {**CONFIGS[name], "num_hidden_layers": 1}
+    architecture = architecture_for(config)
+    spec = architecture.from_hf(config)
+    limits = {"max_seq_len": MAX_SEQ_LEN, "block_size": 64}
+    lowered = lower(
+        architecture.program(spec), architecture.params(spec), dtype=dtype, tiles=tiles_for(dtype), **limits
+    )
     return lowered.record.kernels
 
 
-def rows(shapes: Sequence[Shape], architectures: Sequence[str], dtype: str = "float16") -> Iterator[Row]:
-    """Equal kernels of several shapes come once."""
-    first = {kernel: shape.name for shape in reversed(shapes) for kernel in kernels_of(shape, dtype)}
+def rows(networks: Sequence[str], architectures: Sequence[str], dtype: str = "float16") -> Iterator[Row]:
+    """Equal kernels of several networks come once."""
+    first = {kernel: name for name in reversed(networks) for kernel in kernels_of(name, dtype)}
     for architecture in architectures:
         found = TritonCompiler().compile(list(first), architecture, num_threads(0))
         for (kernel, name), compiled in zip(first.items(), found, strict=True):
@@ -138,17 +118,17 @@ def rows(shapes: Sequence[Shape], architectures: Sequence[str], dtype: str = "fl
 def table(found: Sequence[Row]) -> str:
     lines = ["| kernel | network | architecture | threads | registers | shared KiB | spilled | programs | warps |"]
     lines.append("|" + "---|" * 9)
-    for row in sorted(found, key=lambda row: (row.kernel.function, row.shape, ARCHITECTURES.index(row.architecture))):
+    for row in sorted(found, key=lambda row: (row.kernel.function, row.network, ARCHITECTURES.index(row.architecture))):
         c = row.compiled
         lines.append(
-            f"| {row.name} | {row.shape} | {row.architecture} | {c.threads} | {c.registers} | "
+            f"| {row.name} | {row.network} | {row.architecture} | {c.threads} | {c.registers} | "
             f"{c.shared_bytes / 1024:.1f} | {c.spilled_bytes} | {row.programs} | {row.warps} |"
         )
     return "\n".join(lines)
 
 
 def report(found: Sequence[Row], dtype: str) -> str:
-    names = ", ".join(shape.name for shape in SHAPES)
+    names = ", ".join(CONFIGS)
     return f"""# Kernels of the cuda target
 
 Made by `make cuda-kernels` on a machine without a GPU: {TritonCompiler().version}, {dtype}, kernels of {names} (equal
@@ -166,7 +146,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args()
-    found = list(rows(SHAPES, options.gpu.split(","), options.dtype))
+    found = list(rows(list(CONFIGS), options.gpu.split(","), options.dtype))
     options.output.write_text(report(found, options.dtype))
     problems = [problem for row in found for problem in row.problems]
     for problem in problems:

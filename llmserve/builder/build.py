@@ -28,7 +28,7 @@ from llmserve.builder.progress import Progress, SilentProgress
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.rounding import prepare_rounding
 from llmserve.builder.selftest import make_selftest
-from llmserve.builder.targets.base import CompileJob, Target
+from llmserve.builder.targets.base import COMPUTES, CompileJob, Target
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import (
     CACHE_FILE,
@@ -80,7 +80,7 @@ def build_engine(
         try:
             with staged_directory(output_dir) as directory, Background() as background, Cores(threads) as cores:
                 _check_disk_space(directory, build)
-                work = _Work(progress or SilentProgress(), cores.each, background)
+                work = _Work(progress or SilentProgress(), cores.each, background, threads)
                 with threadpool_limits(1, "blas"):  # the pieces have the cores; and no sum depends on how many
                     manifest = _write(checkpoint, build, directory, work, output_dir)
                 BuildTime(round(time.perf_counter() - began, 3), machine_name()).save(directory)
@@ -97,6 +97,7 @@ class _Work:
     progress: Progress
     each: Each
     background: Background
+    threads: int
 
 
 def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: _Work, earlier: Path) -> Manifest:
@@ -105,8 +106,9 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     rounding = prepare_rounding(build, progress, work.each)
     progress.phase("compile", build.engine_bytes)
     job = CompileJob(
-        build.program, build.params, build.options, rounding.load, progress.advance, earlier, work.each, rounding.shares
-    )
+        build.program, build.params, build.options, rounding.load, progress.advance, earlier, work.each,
+        rounding.shares, work.threads,
+    )  # fmt: skip
     device = {**build.target.compile(job, directory), **rounding.equalization.facts}
     device |= {"kept_params": len(build.kept)} if build.kept else {}
     if not (directory / CONFIG_FILE).exists():
@@ -127,6 +129,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     late = [file for file in _files(directory) if file not in written]
     files = {**records.result(progress), **_file_records(directory, late)}
     as_stored = {f"{name}.integers": "kept" for name in build.kept}
+    as_stored |= {COMPUTES: str(device[COMPUTES])} if COMPUTES in device else {}
     manifest = Manifest(
         engine_digest=engine_digest(build.program, build.options, {**tensors, **rounding.digests, **as_stored}),
         target=build.target.name,

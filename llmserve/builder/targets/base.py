@@ -17,6 +17,8 @@ from llmserve.builder.quantization import Part, quantized_params
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
 
+COMPUTES = "computes_sha256"  # device fact: of what else decides what an engine computes, where there is such
+
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
@@ -31,6 +33,7 @@ class CompileJob:
     earlier: Path | None = None  # the engine directory that this build will replace, if there is one
     each: Each = one_by_one
     shares: Mapping[str, Shares] = field(default_factory=dict)  # parameter -> what its inputs are like, where known
+    threads: int = 1  # to work with, for what is not done piece by piece
 
     @property
     def quantized(self) -> Mapping[str, Sequence[Part]]:
@@ -95,7 +98,8 @@ class Target(Protocol):
         ...
 
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
-        """Write the engine's files into `directory`; return device facts for the manifest.
+        """Write the engine's files into `directory`; return device facts for the manifest. One named COMPUTES becomes
+        a part of the engine digest.
 
         Opens each parameter once and holds at most one at a time. A config.json that it leaves there is kept.
         """

@@ -6,5 +6,4 @@ runner.py   one planned step, by the compiled kernels (kernels/)
 layout.py   the engine file as records
 tactics.py  how linear layers are cut, and what was measured of it
 limits.py   what this machine can do at most
-cores.py    how many cores and threads there are
 """

@@ -22,7 +22,7 @@ from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
 
 MAGIC = b"LLMSCUDA"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PREFIX = struct.Struct("<8sIQI")  # magic, version, bytes and CRC-32 of the JSON
 PAGE_BYTES = 4096
 MOST_JSON_BYTES = 1 << 30
@@ -97,8 +97,6 @@ class Binary(NamedTuple):
     num_arguments: int  # behind the kernel's own, the compiler's, which are null
     offset: int
     num_bytes: int
-    registers: int = 0  # of a thread
-    spilled_bytes: int = 0
 
 
 class PlacedTensor(NamedTuple):
@@ -134,8 +132,6 @@ class EngineHeader:
     launches: tuple[Launch, ...]
     tensors: tuple[PlacedTensor, ...]
     binaries: Mapping[str, tuple[Binary, ...]]  # architecture -> of each kernel
-    compiler: str
-    program: str  # the traced network, printed
     data_bytes: int
     tensors_begin: int
     data_begin: int = 0  # in the file; not in the JSON

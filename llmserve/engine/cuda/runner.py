@@ -18,7 +18,7 @@ from llmserve.engine.cuda.device import Device, Function, Graph
 from llmserve.engine.cuda.inputs import Inputs, bucket_of, buckets, max_tiles
 from llmserve.engine.cuda.layout import Address, EngineHeader, Launch, Part, Room, read_header
 from llmserve.engine.native.choosers import Choice, Choosers
-from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.errors import EngineFileError, InvalidArgument, Unsupported
 from llmserve.scheduler.plan import StepPlan
 
 TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
@@ -65,6 +65,8 @@ class CudaRunner:
             max_num_tokens=header.max_num_tokens,
             max_batch_size=header.max_batch_size,
             max_seq_len=header.max_seq_len,
+            gpu_bytes=fixed_bytes(header) + header.kv_bytes_per_block * num_blocks,
+            pinned_bytes=self._staged.nbytes + self._selected.nbytes + self._logits.nbytes,
         )
 
     @property
@@ -91,7 +93,8 @@ class CudaRunner:
         num_rows = bucket_of(len(selected), self.header.head_rows)
         self._selected[:num_rows] = 0
         self._selected[: len(selected)] = selected
-        self._device.write(self._places[Room.INPUT], self._selected.view(np.uint8))
+        place = self._places[Room.INPUT] + self._inputs.offsets["selected"]
+        self._device.write(place, self._selected.view(np.uint8))
         self._device.run(self._graphs[Part.HEAD, num_rows])
         logits = self._logits[: len(selected)]
         self._device.read(logits.reshape(-1).view(np.uint8), self._places[Room.LOGITS])
@@ -116,10 +119,7 @@ class CudaRunner:
         self._places = {room: device.allocate(max(num_bytes, 1)) for room, num_bytes in wanted.items()}
         rows = _in_tiles(header.max_num_tokens)
         self._buffers = [device.allocate(num_bytes * rows) for num_bytes in header.buffers]
-        for room in (
-            Room.KEYS,
-            Room.VALUES,
-        ):  # of a block that is not full, nothing is used but it is multiplied with 0
+        for room in (Room.KEYS, Room.VALUES):  # what is in no position yet is multiplied with 0
             device.clear(self._places[room], wanted[room])
         self._staged = device.host_memory(self._inputs.num_bytes)
         self._staged[:] = 0
@@ -137,7 +137,7 @@ class CudaRunner:
             for begin in range(0, header.weight_bytes, STAGING_BYTES):
                 piece = staging[: min(STAGING_BYTES, header.weight_bytes - begin)]
                 if file.readinto(piece.data) != len(piece):
-                    raise OSError(f"{path} has become shorter")
+                    raise EngineFileError(f"{path} has become shorter while it was read; build the engine again")
                 self._device.write(address + begin, piece)
                 self._device.synchronize()
 
@@ -192,8 +192,8 @@ def check_architecture(header: EngineHeader, device: Device) -> None:
 
 def fixed_bytes(header: EngineHeader) -> int:
     """Of the device's memory, besides the KV pool."""
-    rows = _in_tiles(header.max_num_tokens)
-    return header.weight_bytes + header.scratch_bytes + _logits_bytes(header) + sum(header.buffers) * rows
+    inputs, rows = Inputs(header).num_bytes, _in_tiles(header.max_num_tokens)
+    return header.weight_bytes + inputs + header.scratch_bytes + _logits_bytes(header) + sum(header.buffers) * rows
 
 
 def _logits_bytes(header: EngineHeader) -> int:

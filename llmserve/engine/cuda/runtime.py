@@ -28,11 +28,7 @@ from llmserve.errors import InvalidArgument, LlmserveError
 
 logger = logging.getLogger(__name__)
 HONOURED = ("gpu_device_ids", "instance_gpus")  # of the former the first
-AS_IT_IS = {
-    "enable_chunked_context": True,
-    "max_beam_width": 1,
-    "cuda_graph_mode": True,
-}  # what this engine does anyway
+AS_IT_IS = {"enable_chunked_context": True, "max_beam_width": 1, "cuda_graph_mode": True}  # what it does anyway
 
 
 class CudaRuntime:
@@ -125,6 +121,7 @@ def _gpus(settings: GpuSettings) -> Sequence[int]:
 
 
 def _num_blocks(directory: EngineDirectory, header: EngineHeader, device: Device, settings: EngineSettings) -> int:
+    settings = replace(settings, reserved_bytes=0)  # what is promised of the host's memory is none of the device's
     return num_kv_blocks(
         directory.info(), settings, block_size=header.block_size, block_bytes=header.kv_bytes_per_block,
         free_bytes=device.free_bytes() - fixed_bytes(header),

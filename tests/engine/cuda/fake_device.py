@@ -97,8 +97,12 @@ class FakeDevice:
         self.is_open = True
         self.num_launches = 0
 
+    @property
+    def used_bytes(self) -> int:
+        return sum(map(len, self._memory.values()))
+
     def free_bytes(self) -> int:
-        return self._total_bytes - sum(map(len, self._memory.values()))
+        return self._total_bytes - self.used_bytes
 
     def allocate(self, num_bytes: int) -> int:
         self._check()

@@ -9,7 +9,7 @@ from llmserve.builder.targets.cuda.compiler import TritonCompiler
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.errors import InternalError
 from tests.engine.cuda.engines import peculiar_kernels
-from tools.cuda_kernels import ARCHITECTURES, SHAPES, Row, kernels_of, rows
+from tools.cuda_kernels import ARCHITECTURES, Row, kernels_of, rows
 
 FUNCTIONS = {
     "attention.attention", "attention.attention_segments", "attention.merge_segments", "attention.turn_queries",
@@ -19,7 +19,7 @@ FUNCTIONS = {
 
 
 def test_a_network_of_real_shape_fits_every_architecture() -> None:
-    found = list(rows(SHAPES[-1:], ARCHITECTURES))
+    found = list(rows(["Qwen3-0.6B"], ARCHITECTURES))
     assert {row.architecture for row in found} == set(ARCHITECTURES)
     assert [problem for row in found for problem in row.problems] == []
 
@@ -29,12 +29,12 @@ def test_kernels_that_few_networks_have_compile_too() -> None:
     kernels = peculiar_kernels("bfloat16")
     compiled = list(TritonCompiler().compile(kernels, "sm_90", 2))
     assert all(each.num_arguments == len(kernel.types) + 2 for each, kernel in zip(compiled, kernels, strict=True))
-    assert {kernel.function for kernel in [*kernels, *kernels_of(SHAPES[-1])]} == FUNCTIONS
+    assert {kernel.function for kernel in [*kernels, *kernels_of("Qwen3-0.6B")]} == FUNCTIONS
 
 
 def test_two_compilations_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """Without what Triton remembers of the first."""
-    kernel = kernels_of(SHAPES[-1])[:1]
+    kernel = kernels_of("Qwen3-0.6B")[:1]
     found = []
     for folder in ("one", "two"):
         monkeypatch.setenv("TRITON_CACHE_DIR", f"{tmp_path}/{folder}")
@@ -43,8 +43,22 @@ def test_two_compilations_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch, t
     assert b".py" not in found[0]
 
 
+def test_what_the_environment_says_to_the_compiler_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    kernel = kernels_of("Qwen3-0.6B")[:1]
+    found = []
+    for number, value in enumerate(("0", "1")):
+        monkeypatch.setenv("TRITON_CACHE_DIR", f"{tmp_path}/{number}")
+        monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", value)
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        monkeypatch.setenv("TRITON_DISABLE_PTXAS_OPT", value)
+        found += [each.binary for each in TritonCompiler().compile(kernel, "sm_80", 1)]
+    assert found[0] == found[1]
+
+
 def test_a_spill_and_too_few_warps_are_problems() -> None:
-    kernel = kernels_of(SHAPES[-1])[0]
+    kernel = kernels_of("Qwen3-0.6B")[0]
     row = Row("x", kernel, "sm_80", compiler.Compiled(b"", "embed", 128, 0, 5, 200, 8))
     assert row.problems == [
         "embed of x for sm_80 spills 8 bytes", "embed of x for sm_80 leaves room for 8 warps, not 24"

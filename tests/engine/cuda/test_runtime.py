@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.cuda.compiler import Compiled
 from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.cuda.bindings import NvidiaDevice
 from llmserve.engine.cuda.device import Graph
-from llmserve.engine.cuda.layout import FORMAT_VERSION, PREFIX, read_header
+from llmserve.engine.cuda.layout import FORMAT_VERSION, PREFIX, Kernel, read_header
 from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.settings import EngineSettings, GpuSettings
@@ -98,6 +100,39 @@ def test_two_builds_have_the_same_bytes(checkpoint: Path, directory: EngineDirec
     options = BuildOptions(target="cuda", given={"gpu": "sm_90,sm_80"}, **LIMITS)  # type: ignore[arg-type]
     build_engine(checkpoint, tmp_path / "again", options, target=CudaTarget(FakeCompiler(), SMALL_TILES))
     assert (tmp_path / "again/rank0.engine").read_bytes() == directory.engine_file.read_bytes()
+
+
+def test_other_kernels_are_another_engine(checkpoint: Path, directory: EngineDirectory, tmp_path: Path) -> None:
+    """A compiler of another version may compute other bits: what was proved of the one is not of the other."""
+
+    class OtherCompiler(FakeCompiler):
+        def compile(self, kernels: Sequence[Kernel], architecture: str, threads: int) -> Iterator[Compiled]:
+            for each in super().compile(kernels, architecture, threads):
+                yield replace(each, binary=each.binary + b" ")
+
+    options = BuildOptions(target="cuda", given={"gpu": "sm_90,sm_80"}, **LIMITS)  # type: ignore[arg-type]
+    digests = [
+        build_engine(
+            checkpoint, tmp_path / str(number), options, target=CudaTarget(compiler, SMALL_TILES)
+        ).engine_digest
+        for number, compiler in enumerate((FakeCompiler(), OtherCompiler()))
+    ]
+    assert digests[0] == directory.manifest.engine_digest
+    assert digests[0] != digests[1]
+
+
+def test_the_gpu_is_the_first_that_the_parameter_names(
+    directory: EngineDirectory, runtime: CudaRuntime, devices: list[FakeDevice]
+) -> None:
+    runtime.open(directory, EngineSettings(gpu=GpuSettings(gpu_device_ids=(3, 1)))).close()
+    assert [device.ordinal for device in devices] == [3]
+
+
+def test_memory_of_the_gpu_is_told(directory: EngineDirectory, runtime: CudaRuntime, devices: list[FakeDevice]) -> None:
+    with closing(runtime.open(directory, EngineSettings())) as engine:
+        stats, (device,) = engine.stats(), devices
+        assert stats.gpu_mem_usage == device.used_bytes
+        assert 0 < stats.pinned_mem_usage < stats.gpu_mem_usage
 
 
 def test_a_setting_without_effect_is_reported(

@@ -1,8 +1,12 @@
 """How `--target cuda` builds.
 
-options.py   which GPUs
-tiles.py     shapes of tiles, and how sums are divided
-lowering.py  Program -> launches, kernels, buffers, tensors
-compiler.py  kernels -> binaries, in processes of their own
-target.py    the engine file
+options.py    which GPUs
+tiles.py      shapes of tiles, and how sums are divided
+recorder.py   what is written down: launches, kernels, tensors, scratch memory
+values.py     where values and weights are: what the parts of the lowering share
+products.py   linear layers, and what is fused into them
+attention.py  rotations, the cache write, attention
+lowering.py   Program -> all of this, in order
+compiler.py   kernels -> binaries, in processes of their own
+target.py     the engine file
 """

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.recorder import ANY_ROWS, ONE, ROWS, TYPES, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.tiles import FEW_ROWS, MANY_ROWS, SPLIT_ROWS
-from llmserve.builder.targets.cuda.values import Values
+from llmserve.builder.targets.cuda.values import Turning, Values
 from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Room
 from llmserve.models.graph import Op, OpKind
 
@@ -19,21 +17,7 @@ LEAST_TILE = 16  # of a product of tiles
 NUM_WARPS = 8  # of a run of positions: the same for both kernels, since sums over a tile depend on it
 
 
-@dataclass(frozen=True, slots=True)
-class Turning:
-    """A rope that is still to be done: where its cosines and sines are, and how many columns of a head it turns."""
-
-    cos: Argument
-    sin: Argument
-    rotary_dim: int
-
-
 class AttentionLowering(Values):
-    @cached_property
-    def _turned(self) -> dict[str, Turning]:
-        """Values whose rope is still to be done."""
-        return {}
-
     @property
     def _query_tokens(self) -> int:
         """The same in all layers, since tiles are the step's."""
@@ -45,16 +29,20 @@ class AttentionLowering(Values):
         return max(1, self._tiles.queries // max(groups, default=1))
 
     def _rope(self, op: Op) -> None:
-        inv_freq = op.attrs["inv_freq"]
+        inv_freq, scale = op.attrs["inv_freq"], op.number("scale")
         assert isinstance(inv_freq, tuple)
-        positions = np.arange(self._max_seq_len, dtype=np.float32)
-        angles = np.outer(positions, np.asarray(inv_freq, np.float32)).astype(np.float64)  # products in f32
-        scale = np.float32(op.number("scale"))
-        cos, sin = (self._record.constant("rope", f(angles).astype(np.float32) * scale) for f in (np.cos, np.sin))
-        self._turned[op.output] = Turning(cos, sin, 2 * len(inv_freq))
+        if (inv_freq, scale) not in self._turnings:
+            self._turnings[inv_freq, scale] = self._turning(inv_freq, np.float32(scale))
+        self._turned[op.output] = self._turnings[inv_freq, scale]
         self._buffers.assign(op.output, self._buffers[op.inputs[0]])
         if op.inputs[0] in self._wide:
             self._wide.add(op.output)
+
+    def _turning(self, inv_freq: tuple[float, ...], scale: np.float32) -> Turning:
+        positions = np.arange(self._max_seq_len, dtype=np.float32)
+        angles = np.outer(positions, np.asarray(inv_freq, np.float32)).astype(np.float64)  # products in f32
+        cos, sin = (self._record.constant("rope", f(angles).astype(np.float32) * scale) for f in (np.cos, np.sin))
+        return Turning(cos, sin, 2 * len(inv_freq))
 
     def _attention(self, op: Op) -> None:
         _, k, v = op.inputs
@@ -74,6 +62,7 @@ class AttentionLowering(Values):
             self._heads_grid(num_kv_heads, tile_dim),
         )  # fmt: skip
         q_place, queries = self._turned_queries(op, head_dim, tile_dim)
+        # perhaps where the queries were: a program has read its own before it writes, and writes the same elements
         y = self._new(op)
         slopes = op.attrs["alibi_slopes"]
         assert isinstance(slopes, tuple)

@@ -25,8 +25,9 @@ from llmserve.errors import InternalError, Unsupported
 PACKAGE = "llmserve.engine.cuda.kernels"
 WARP_THREADS = 32
 ALIGNED = [["tt.divisibility", 16]]
-# No place in a source file goes into a binary, and nothing but these settings decides what the compiler does.
+# No place in a source file goes into a binary, and of what the environment may say to Triton only these settings count.
 ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_INTERPRET": "0"}
+KEPT = ("TRITON_CACHE_DIR", "TRITON_HOME")  # where it keeps files
 # A product and a sum are never one operation: two kernels that do the same then have the same bits.
 OPTIONS = {"enable_fp_fusion": False}
 
@@ -70,6 +71,8 @@ class TritonCompiler:
 
 
 def _enter() -> None:
+    for name in [name for name in os.environ if name.startswith("TRITON_") and name not in KEPT]:
+        del os.environ[name]
     os.environ.update(ENVIRONMENT)
 
 

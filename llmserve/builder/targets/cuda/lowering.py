@@ -6,7 +6,7 @@ view. Rotations are left to attention and the cache write, bias, residual and ga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from llmserve.builder.targets.buffers import Place
@@ -26,7 +26,7 @@ class Lowered:
 
     record: Recorder
     buffers: tuple[int, ...]  # bytes per row
-    stored: Mapping[str, str]  # parameter -> tensor, where it has one of its own
+    stored: Collection[str]  # parameters that have a tensor of their own
     offsets: Mapping[str, float]  # what is added to a parameter
     query_tokens: int  # of one sequence, in a tile of attention
 

@@ -47,7 +47,7 @@ class ProductLowering(Values):
         for tile, rows in self._row_ranges():
             self._record.launch(
                 "linear.gated_linear", {"x": x, "w": weight, "y": self._value(gate.output)},
-                {**constants, **_tile_constants(tile)}, _product_grid(tile, gate.width), tile=tile, rows=rows,
+                {**constants, **self._tile_constants(tile)}, _product_grid(tile, gate.width), tile=tile, rows=rows,
             )  # fmt: skip
         self._buffers.read((*op.inputs, *gate.inputs))
 
@@ -77,7 +77,7 @@ class ProductLowering(Values):
             if segments > 1 and tile is self._tiles.few:
                 self._in_segments(source, shape, behind, epilogue, grid, rows)
             else:
-                constants = {**shape, **epilogue, **_tile_constants(tile)}
+                constants = {**shape, **epilogue, **self._tile_constants(tile)}
                 self._record.launch("linear.linear", {**source, **behind}, constants, grid, tile=tile, rows=rows)
 
     def _in_segments(
@@ -88,7 +88,7 @@ class ProductLowering(Values):
         (parts,) = self._record.scratch(segments * SPLIT_ROWS * width)
         self._record.launch(
             "linear.linear_segments", {**source, "parts": parts},
-            {**shape, "MAX_ROWS": SPLIT_ROWS, **_tile_constants(tile)}, (*grid[:2], Extent(fixed=segments)),
+            {**shape, "MAX_ROWS": SPLIT_ROWS, **self._tile_constants(tile)}, (*grid[:2], Extent(fixed=segments)),
             tile=tile, rows=rows,
         )  # fmt: skip
         columns = min(self._tiles.columns, power_of_two(width))
@@ -101,12 +101,11 @@ class ProductLowering(Values):
     def _row_ranges(self) -> list[tuple[ProductTile, tuple[int, int]]]:
         return [(self._tiles.few, FEW_ROWS), (self._tiles.many, MANY_ROWS)]
 
+    def _tile_constants(self, tile: ProductTile) -> Constants:
+        return {"TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "TILE_INPUTS": self._tiles.inputs}
+
     def _inputs_of(self, op: Op) -> int:
         return self._params[op.weights[0]].shape[1]
-
-
-def _tile_constants(tile: ProductTile) -> Constants:
-    return {"TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "TILE_INPUTS": tile.inputs}
 
 
 def _product_grid(tile: ProductTile, width: int) -> tuple[Extent, Extent, Extent]:

@@ -6,6 +6,7 @@ written as they are, pieces of rows on several cores at a time.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,14 +21,13 @@ from numpy.typing import NDArray
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.progress import Progress
-from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
+from llmserve.builder.targets.base import COMPUTES, CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import Lowered, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
 from llmserve.engine.artifact import ENGINE_FILE
-from llmserve.engine.cores import num_threads
-from llmserve.engine.cuda.layout import FORMAT_VERSION, Binary, EngineHeader, PlacedTensor, placed_tensors
+from llmserve.engine.cuda.layout import FORMAT_VERSION, Binary, EngineHeader, Kernel, PlacedTensor, placed_tensors
 from llmserve.engine.nvidia import visible_gpus
 from llmserve.errors import LlmserveError
 from llmserve.models.graph import OpKind, Program
@@ -104,7 +104,7 @@ class CudaTarget:
         architectures = job.options.of(CudaOptions).architectures or architectures_here()
         lowered = self._lowered(job.program, job.params, job.options)
         record = lowered.record
-        compiled = {name: list(self._compiler.compile(record.kernels, name, num_threads(0))) for name in architectures}
+        compiled = {name: self._compiled(job, record.kernels, name) for name in architectures}
         binaries, begin = _placed_binaries(compiled)
         tensors, end = placed_tensors(record.tensors.values(), begin)
         header = self._header(job, lowered, binaries)
@@ -121,9 +121,17 @@ class CudaTarget:
             "format_version": FORMAT_VERSION,
             "architectures": list(architectures),
             "compiler": self._compiler.version,
+            COMPUTES: _kernels_digest(compiled),
             "kernels": dict(sorted(Counter(kernel.function for kernel in record.kernels).items())),
             "launches": len(record.launches),
         }
+
+    def _compiled(self, job: CompileJob, kernels: Sequence[Kernel], architecture: str) -> list[Compiled]:
+        found = []
+        for kernel, compiled in zip(kernels, self._compiler.compile(kernels, architecture, job.threads), strict=True):
+            job.advance(f"{kernel.function} for {architecture}", len(compiled.binary))
+            found.append(compiled)
+        return found
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
         """The GPU may be in another machine."""
@@ -167,8 +175,6 @@ class CudaTarget:
             launches=tuple(record.launches),
             tensors=(),
             binaries=binaries,
-            compiler=self._compiler.version,
-            program=str(job.program),
             data_bytes=0,
             tensors_begin=0,
         )
@@ -252,6 +258,15 @@ def _write(file: BinaryIO, offset: int, values: NDArray[Any]) -> None:
         left, offset = left[written:], offset + written
 
 
+def _kernels_digest(compiled: Mapping[str, Sequence[Compiled]]) -> str:
+    """Another compiler's kernels may compute other bits."""
+    digest = hashlib.sha256()
+    for name in sorted(compiled):
+        for each in compiled[name]:
+            digest.update(f"{name} {each.symbol} {len(each.binary)} ".encode() + each.binary)
+    return digest.hexdigest()
+
+
 def _placed_binaries(compiled: Mapping[str, Sequence[Compiled]]) -> tuple[dict[str, tuple[Binary, ...]], int]:
     """One behind the other; and where the last one ends."""
     placed, end = {}, 0
@@ -259,7 +274,7 @@ def _placed_binaries(compiled: Mapping[str, Sequence[Compiled]]) -> tuple[dict[s
         binaries = []
         for each in found:
             facts = (each.symbol, each.threads, each.shared_bytes, each.num_arguments)
-            binaries.append(Binary(*facts, end, len(each.binary), each.registers, each.spilled_bytes))
+            binaries.append(Binary(*facts, end, len(each.binary)))
             end += len(each.binary)
         placed[name] = tuple(binaries)
     return placed, end

@@ -1,7 +1,7 @@
 """Shapes of tiles, and how sums are divided.
 
-What decides a result is a weight's segments, and the segment and tiles of attention: they follow from the network
-alone. Tiles over rows and columns of a product, warps and stages are free.
+What decides a result is a weight's segments, with the inputs of a tile, and the segment and tiles of attention: they
+follow from the network alone. Tiles over rows and columns of a product, warps and stages are free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ MOST_SEGMENTS = 8
 class ProductTile:
     rows: int
     columns: int
-    inputs: int
     num_warps: int
     num_stages: int
 
@@ -28,6 +27,7 @@ class Tiles:
 
     few: ProductTile
     many: ProductTile
+    inputs: int = 64  # of a tile of a product: where segments end follows from it, so all tiles have the same
     queries: int = 64
     keys: int = 64
     segment: int = 512  # positions
@@ -54,5 +54,5 @@ class Tiles:
 
 def tiles_for(dtype: str) -> Tiles:
     if dtype == "float32":
-        return Tiles(ProductTile(64, 32, 32, 4, 3), ProductTile(64, 64, 32, 4, 3), queries=32, keys=32)
-    return Tiles(ProductTile(64, 32, 64, 4, 4), ProductTile(128, 128, 64, 8, 3))
+        return Tiles(ProductTile(64, 32, 4, 3), ProductTile(64, 64, 4, 3), inputs=32, queries=32, keys=32)
+    return Tiles(ProductTile(64, 32, 4, 4), ProductTile(128, 128, 8, 3))

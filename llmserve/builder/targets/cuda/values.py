@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from llmserve.builder.quantization import stored_names
 from llmserve.builder.targets.buffers import Buffers, Place
@@ -15,6 +16,15 @@ from llmserve.models.graph import Op, Program
 from llmserve.models.spec import Param
 
 INTEGERS = "*i32"
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """A rope that is still to be done: where its cosines and sines are, and how many columns of a head it turns."""
+
+    cos: Argument
+    sin: Argument
+    rotary_dim: int
 
 
 class Values:
@@ -34,8 +44,10 @@ class Values:
         self._buffers = Buffers(self._uses, STRIDE_BYTES)
         self._wide: set[str] = set()  # values in float32
         self._record = Recorder(tiles.columns)
-        self._stored: dict[str, str] = {}
+        self._stored: set[str] = set()  # parameters that have a tensor of their own
         self._offsets: dict[str, float] = {}
+        self._turned: dict[str, Turning] = {}  # values whose rope is still to be done
+        self._turnings: dict[tuple[object, float], Turning] = {}  # by frequencies and scale
 
     def _new(self, op: Op, *, is_wide: bool = False) -> Place:
         if is_wide:
@@ -70,5 +82,5 @@ class Values:
 
     def _store(self, name: str) -> str:
         tensor = self._names[name]
-        self._stored[tensor] = tensor
+        self._stored.add(tensor)
         return tensor
