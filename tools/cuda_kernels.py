@@ -12,8 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cuda.compiler import Compiled, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import lower
+from llmserve.builder.targets.cuda.target import QUANTIZATIONS
 from llmserve.builder.targets.cuda.tiles import tiles_for
 from llmserve.engine.cores import num_threads
 from llmserve.engine.cuda.layout import Kernel
@@ -34,6 +37,7 @@ MOST_PROGRAMS = {"sm_80": 32, "sm_89": 24, "sm_90": 32, "sm_100": 32, "sm_120": 
 LEAST_WARPS = {"linear": 4, "gated_linear": 4, "linear_segments": 4, "attention": 4, "attention_segments": 4}
 LEAST_WARPS_OF_ROWS = 24
 MAX_SEQ_LEN = 8192
+PRECISIONS = ("float16", *filter(None, QUANTIZATIONS))
 
 
 LLAMA3_ROPE = {
@@ -62,6 +66,7 @@ CONFIGS: Mapping[str, HfConfig] = {  # what kernels depend on, as published; one
 
 class Row(NamedTuple):
     network: str
+    precision: str
     kernel: Kernel
     architecture: str
     compiled: Compiled
@@ -89,52 +94,58 @@ class Row(NamedTuple):
 
     @property
     def problems(self) -> list[str]:
-        where = f"{self.name} of {self.network} for {self.architecture}"
+        where = f"{self.name} of {self.network} in {self.precision} for {self.architecture}"
         least = LEAST_WARPS.get(self.name, LEAST_WARPS_OF_ROWS)
         found = [f"{where} spills {self.compiled.spilled_bytes} bytes"] if self.compiled.spilled_bytes else []
         return [*found, *([f"{where} leaves room for {self.warps} warps, not {least}"] if self.warps < least else [])]
 
 
-def kernels_of(name: str, dtype: str = "float16") -> Sequence[Kernel]:
+def kernels_of(name: str, precision: str = "float16") -> Sequence[Kernel]:
     config = {**CONFIGS[name], "num_hidden_layers": 1}
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
-    limits = {"max_seq_len": MAX_SEQ_LEN, "block_size": 64}
+    program, params = architecture.program(spec), architecture.params(spec)
+    quantization, dtype = (precision, "float16") if precision in QUANTIZATIONS else ("", precision)
+    quantized = quantized_params(program, params, BuildOptions(quantization=quantization, dtype=dtype))
     lowered = lower(
-        architecture.program(spec), architecture.params(spec), dtype=dtype, tiles=tiles_for(dtype), **limits
-    )
+        program, params, quantized=quantized, dtype=dtype, max_seq_len=MAX_SEQ_LEN, block_size=64,
+        tiles=tiles_for(dtype),
+    )  # fmt: skip
     return lowered.record.kernels
 
 
-def rows(networks: Sequence[str], architectures: Sequence[str], dtype: str = "float16") -> Iterator[Row]:
+def rows(networks: Sequence[str], architectures: Sequence[str], precision: str = "float16") -> Iterator[Row]:
     """Equal kernels of several networks come once."""
-    first = {kernel: name for name in reversed(networks) for kernel in kernels_of(name, dtype)}
+    first = {kernel: name for name in reversed(networks) for kernel in kernels_of(name, precision)}
     for architecture in architectures:
         found = TritonCompiler().compile(list(first), architecture, num_threads(0))
         for (kernel, name), compiled in zip(first.items(), found, strict=True):
-            yield Row(name, kernel, architecture, compiled)
+            yield Row(name, precision, kernel, architecture, compiled)
 
 
 def table(found: Sequence[Row]) -> str:
-    lines = ["| kernel | network | architecture | threads | registers | shared KiB | spilled | programs | warps |"]
-    lines.append("|" + "---|" * 9)
-    for row in sorted(found, key=lambda row: (row.kernel.function, row.network, ARCHITECTURES.index(row.architecture))):
+    """Kernels that two precisions share come once."""
+    titles = ["kernel", "network", "precision", "architecture", "threads", "registers", "shared KiB", "spilled"]
+    lines = [f"| {' | '.join([*titles, 'programs', 'warps'])} |", "|" + "---|" * 10]
+    once = {(row.kernel, row.architecture): row for row in reversed(found)}.values()
+    for row in sorted(
+        once, key=lambda row: (row.kernel.function, row.network, row.precision, ARCHITECTURES.index(row.architecture))
+    ):
         c = row.compiled
         lines.append(
-            f"| {row.name} | {row.network} | {row.architecture} | {c.threads} | {c.registers} | "
+            f"| {row.name} | {row.network} | {row.precision} | {row.architecture} | {c.threads} | {c.registers} | "
             f"{c.shared_bytes / 1024:.1f} | {c.spilled_bytes} | {row.programs} | {row.warps} |"
         )
     return "\n".join(lines)
 
 
-def report(found: Sequence[Row], dtype: str) -> str:
-    names = ", ".join(CONFIGS)
+def report(found: Sequence[Row]) -> str:
     return f"""# Kernels of the cuda target
 
-Made by `make cuda-kernels` on a machine without a GPU: {TritonCompiler().version}, {dtype}, kernels of {names} (equal
-ones once). Registers are a thread's, shared memory is a program's; *programs* and *warps* are how many of them a
-multiprocessor has room for, derived from these and from what the architecture has. Of a product there are two kernels:
-one for few rows, with 128 threads, and one for many. Nothing here has been timed.
+Made by `make cuda-kernels` on a machine without a GPU: {TritonCompiler().version}, kernels of {", ".join(CONFIGS)}
+in {" and ".join(PRECISIONS)} (equal ones once). Registers are a thread's, shared memory is a program's; *programs*
+and *warps* are how many of them a multiprocessor has room for, derived from these and from what the architecture has.
+Of a product there are two kernels: one for few rows, with 128 threads, and one for many. Nothing here has been timed.
 
 {table(found)}
 """
@@ -143,11 +154,12 @@ one for few rows, with 128 threads, and one for many. Nothing here has been time
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default=",".join(ARCHITECTURES))
-    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--precision", default=",".join(PRECISIONS))
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args()
-    found = list(rows(list(CONFIGS), options.gpu.split(","), options.dtype))
-    options.output.write_text(report(found, options.dtype))
+    precisions, architectures = options.precision.split(","), options.gpu.split(",")
+    found = [row for precision in precisions for row in rows(list(CONFIGS), architectures, precision)]
+    options.output.write_text(report(found))
     problems = [problem for row in found for problem in row.problems]
     for problem in problems:
         print(problem, file=sys.stderr)

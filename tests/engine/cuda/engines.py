@@ -20,12 +20,14 @@ from tests.engine.cpu.networks import Network, odd_network
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
 
 SMALL_TILES = Tiles(
-    ProductTile(16, 16, 4, 3), ProductTile(32, 32, 4, 3), inputs=16,
+    ProductTile(16, 32, 4, 3), ProductTile(32, 64, 4, 3), inputs=16,
+    few_integers=ProductTile(16, 64, 4, 3), many_integers=ProductTile(32, 32, 4, 3),
     queries=16, keys=16, segment=16, columns=64, programs=4, least_inputs=16,
 )  # fmt: skip
 
 WIDE_TILES = Tiles(  # few programs, for the interpreter takes its time for each
     ProductTile(16, 128, 4, 3), ProductTile(64, 128, 4, 3), inputs=64,
+    few_integers=ProductTile(16, 128, 4, 3), many_integers=ProductTile(64, 128, 4, 3),
     queries=16, keys=32, segment=64, columns=512, programs=1, least_inputs=64,
 )  # fmt: skip
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmserve.builder.quantization import quantized_params
+from llmserve.builder.reference import ReferenceModel, Run
+from llmserve.builder.selftest import ROUNDING_CHANGES_ACCEPTED
 from llmserve.core import SamplingParams
 from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
@@ -26,9 +30,9 @@ TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # as for the C
 
 @pytest.fixture
 def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CudaRunner]:
-    """Of the network and dtype that the test is called with."""
-    network, dtype = request.param
-    options = dataclasses.replace(OPTIONS, dtype=dtype)
+    """Of the network, dtype and quantization that the test is called with."""
+    network, dtype, *quantization = request.param
+    options = dataclasses.replace(OPTIONS, dtype=dtype, quantization="".join(quantization))
     opened = open_runner(compile_engine(NETWORKS[network](), tmp_path / "e.engine", options))
     yield opened
     opened.close()
@@ -48,7 +52,28 @@ def test_logits_are_those_of_the_reference(runner: CudaRunner, request: pytest.F
     assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("runner", [("peculiar", "float16"), ("alibi", "float16")], indirect=True, ids=str)
+@pytest.mark.parametrize(("network", "dtype"), [("rope", "float32"), ("peculiar", "float16")])
+def test_integers_are_those_of_the_reference(network: str, dtype: str, tmp_path: Path) -> None:
+    """In float32 to the last bits. Others tip some activations over to the next integer, which grows from layer to
+    layer: by no more than a self-test accepts."""
+    options = dataclasses.replace(OPTIONS, dtype=dtype, quantization="int8")
+    made = NETWORKS[network]()
+    runner = open_runner(compile_engine(made, tmp_path / "e.engine", options))
+    ids = random_ids(runner.info.vocab_size, 20)
+    quantized = quantized_params(made.program, made.params, options)
+    reference = ReferenceModel(made.program, partial(made.load, dtype=dtype), quantized=quantized)
+    wanted, exact = reference.logits_of([Run(ids), Run(ids, rounds=False)])
+    accepted = 0.0 if dtype == "float32" else ROUNDING_CHANGES_ACCEPTED * relative_error(exact, wanted)
+    assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype] + accepted
+    assert accepted < 0.1
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [("peculiar", "float16"), ("alibi", "float16"), ("peculiar", "float16", "int8")],
+    indirect=True,
+    ids=str,
+)
 def test_logits_do_not_depend_on_who_else_is_in_the_step(runner: CudaRunner) -> None:
     """In pieces, over blocks strewn about the pool, beside another sequence: to the bit."""
     prompts = [random_ids(83, length, length) for length in (21, 6)]
@@ -57,9 +82,11 @@ def test_logits_do_not_depend_on_who_else_is_in_the_step(runner: CudaRunner) -> 
         assert_same_bits(found, wanted)
 
 
-def test_many_rows_and_few_add_up_in_the_same_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "quantization"), [("float32", ""), ("float16", "int8")])
+def test_many_rows_and_few_add_up_in_the_same_order(dtype: str, quantization: str, tmp_path: Path) -> None:
     """Beyond SPLIT_ROWS other kernels run, which do in one program what several did."""
-    runner = open_runner(compile_engine(NETWORKS["rope"](), tmp_path / "e.engine", OPTIONS))
+    options = dataclasses.replace(OPTIONS, dtype=dtype, quantization=quantization)
+    runner = open_runner(compile_engine(NETWORKS["rope"](), tmp_path / "e.engine", options))
     few, many = ([launch for launch in runner.header.launches if launch.least_rows <= rows <= launch.most_rows]
                  for rows in (64, 65))  # fmt: skip
     assert {launch.kernel for launch in few} != {launch.kernel for launch in many}
@@ -97,6 +124,7 @@ def test_tokens_are_chosen_as_on_the_cpu(tmp_path: Path) -> None:
 
 
 def assert_same_bits(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    assert np.isfinite(wanted).all()
     np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 

@@ -9,17 +9,18 @@ from llmserve.builder.targets.cuda.compiler import TritonCompiler
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.errors import InternalError
 from tests.engine.cuda.engines import peculiar_kernels
-from tools.cuda_kernels import ARCHITECTURES, Row, kernels_of, rows
+from tools.cuda_kernels import ARCHITECTURES, PRECISIONS, Row, kernels_of, rows
 
 FUNCTIONS = {
     "attention.attention", "attention.attention_segments", "attention.merge_segments", "attention.turn_queries",
     "attention.write_cache", "linear.linear", "linear.gated_linear", "linear.linear_segments", "linear.add_segments",
     "rowwise.embed", "rowwise.rms_norm", "rowwise.select_rows", "rowwise.add", "rowwise.gated_activation",
+    "rowwise.round_rows",
 }  # fmt: skip
 
 
 def test_a_network_of_real_shape_fits_every_architecture() -> None:
-    found = list(rows(["Qwen3-0.6B"], ARCHITECTURES))
+    found = [row for precision in PRECISIONS for row in rows(["Qwen3-0.6B"], ARCHITECTURES, precision)]
     assert {row.architecture for row in found} == set(ARCHITECTURES)
     assert [problem for row in found for problem in row.problems] == []
 
@@ -29,7 +30,8 @@ def test_kernels_that_few_networks_have_compile_too() -> None:
     kernels = peculiar_kernels("bfloat16")
     compiled = list(TritonCompiler().compile(kernels, "sm_90", 2))
     assert all(each.num_arguments == len(kernel.types) + 2 for each, kernel in zip(compiled, kernels, strict=True))
-    assert {kernel.function for kernel in [*kernels, *kernels_of("Qwen3-0.6B")]} == FUNCTIONS
+    real = [kernel for precision in PRECISIONS for kernel in kernels_of("Qwen3-0.6B", precision)]
+    assert {kernel.function for kernel in [*kernels, *real]} == FUNCTIONS
 
 
 def test_two_compilations_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
@@ -59,9 +61,10 @@ def test_what_the_environment_says_to_the_compiler_does_not_count(
 
 def test_a_spill_and_too_few_warps_are_problems() -> None:
     kernel = kernels_of("Qwen3-0.6B")[0]
-    row = Row("x", kernel, "sm_80", compiler.Compiled(b"", "embed", 128, 0, 5, 200, 8))
+    row = Row("x", "float16", kernel, "sm_80", compiler.Compiled(b"", "embed", 128, 0, 5, 200, 8))
     assert row.problems == [
-        "embed of x for sm_80 spills 8 bytes", "embed of x for sm_80 leaves room for 8 warps, not 24"
+        "embed of x in float16 for sm_80 spills 8 bytes",
+        "embed of x in float16 for sm_80 leaves room for 8 warps, not 24",
     ]  # fmt: skip
 
 

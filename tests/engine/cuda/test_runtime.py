@@ -102,6 +102,16 @@ def test_two_builds_have_the_same_bytes(checkpoint: Path, directory: EngineDirec
     assert (tmp_path / "again/rank0.engine").read_bytes() == directory.engine_file.read_bytes()
 
 
+def test_an_engine_of_integers_passes_its_self_test(checkpoint: Path, runtime: CudaRuntime, tmp_path: Path) -> None:
+    limits = {**LIMITS, "dtype": "float16"}
+    options = BuildOptions(target="cuda", given={"gpu": "sm_90"}, quantization="int8", **limits)  # type: ignore[arg-type]
+    manifest = build_engine(checkpoint, tmp_path / "e", options, target=CudaTarget(FakeCompiler(), SMALL_TILES))
+    assert manifest.device["quantized_params"] > 4
+    result = runtime.selftest(EngineDirectory.open(tmp_path / "e"))
+    assert result is not None
+    assert result.passed, str(result)
+
+
 def test_other_kernels_are_another_engine(checkpoint: Path, directory: EngineDirectory, tmp_path: Path) -> None:
     """A compiler of another version may compute other bits: what was proved of the one is not of the other."""
 

@@ -62,8 +62,9 @@ class AttentionLowering(Values):
             self._heads_grid(num_kv_heads, tile_dim),
         )  # fmt: skip
         q_place, queries = self._turned_queries(op, head_dim, tile_dim)
-        # perhaps where the queries were: a program has read its own before it writes, and writes the same elements
-        y = self._new(op)
+        y = self._new(op)  # never where the queries are, which other programs still read
+        if self._uses[_name_of_queries(op)]:
+            self._buffers.read((_name_of_queries(op),))
         slopes = op.attrs["alibi_slopes"]
         assert isinstance(slopes, tuple)
         arguments = {
@@ -119,7 +120,7 @@ class AttentionLowering(Values):
             return source, self._value(q)
         turning = self._turned.get(q, self._no_turning(self._input("positions")))
         num_heads = source.width // head_dim
-        name = f"{op.output}.queries"
+        name = _name_of_queries(op)
         self._uses[name] += 1
         place = self._buffers.new(name, source.width, ITEM_BYTES[self._dtype])
         self._record.launch(
@@ -130,7 +131,6 @@ class AttentionLowering(Values):
              "NUM_HEADS": num_heads, "Y_STRIDE": place.stride, **self._heads(num_heads, tile_dim)},
             self._heads_grid(num_heads, tile_dim),
         )  # fmt: skip
-        self._buffers.read((name,))
         return place, self._value(name)
 
     def _heads(self, count: int, tile_dim: int) -> dict[str, int]:
@@ -141,3 +141,7 @@ class AttentionLowering(Values):
 
     def _no_turning(self, anything: Argument) -> Turning:
         return Turning(anything, anything, 0)
+
+
+def _name_of_queries(op: Op) -> str:
+    return f"{op.output}.queries"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from llmserve.builder.quantization import Part as WeightPart
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.attention import AttentionLowering
 from llmserve.builder.targets.cuda.products import ProductLowering
@@ -131,7 +132,15 @@ class Lowering(ProductLowering, AttentionLowering):
 
 
 def lower(
-    program: Program, params: Sequence[Param], *, dtype: str, max_seq_len: int, block_size: int, tiles: Tiles
+    program: Program,
+    params: Sequence[Param],
+    *,
+    dtype: str,
+    max_seq_len: int,
+    block_size: int,
+    tiles: Tiles,
+    quantized: Mapping[str, Sequence[WeightPart]] | None = None,
 ) -> Lowered:
+    """`quantized`: parameters whose numbers are integers, and how."""
     limits = {"max_seq_len": max_seq_len, "block_size": block_size}
-    return Lowering(program, params, dtype=dtype, tiles=tiles, **limits).run()
+    return Lowering(program, params, quantized=quantized or {}, dtype=dtype, tiles=tiles, **limits).run()

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from llmserve.builder.quantization import QUANTIZED_GROUP
 from llmserve.builder.targets.buffers import NOWHERE, Place
-from llmserve.builder.targets.cuda.recorder import ONE, ROWS, TYPES, Argument, Constants, power_of_two
+from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, TYPES, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.tiles import FEW_ROWS, MANY_ROWS, SPLIT_ROWS, ProductTile
 from llmserve.builder.targets.cuda.values import Values
-from llmserve.engine.cuda.layout import Address, Extent, Room
+from llmserve.engine.cuda.layout import ITEM_BYTES, PANEL_OUTPUTS, Address, Extent, Room
 from llmserve.models.graph import Op, OpKind
+
+FLOATS, INT8 = "float", "int8"  # formats of what is multiplied
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What a product multiplies, as its kernel wants it."""
+
+    arguments: Mapping[str, Argument]
+    constants: Constants
+    few: ProductTile
+    many: ProductTile
+    tile_inputs: int
 
 
 class ProductLowering(Values):
     def _linear(self, op: Op) -> None:
-        x = self._value(op.inputs[0])
         y = self._new(op)
-        self._product(op, x, self._value(op.output), y.stride)
+        self._product(op, self._value(op.output), y.stride)
 
     def _linear_and_add(self, op: Op, add: Op) -> None:
         """y = residual + x @ W.T in one pass, over the residual's own place when nobody else needs it."""
         residual = next(name for name in add.inputs if name != op.output)
         place, source = self._buffers[residual], self._value(residual)
         y = self._sum_place(add, residual)
-        self._product(op, self._value(op.inputs[0]), self._value(add.output), y.stride, source, place)
+        self._product(op, self._value(add.output), y.stride, source, place)
         self._buffers.read((*op.inputs, *add.inputs))
 
     def _logits(self, op: Op) -> None:
         y = Argument(Address(Room.LOGITS.value), TYPES["float32"], self._program.vocab_size % 4 == 0)
         more = {"SCALE": op.number("scale"), "SOFT_CAP": op.number("soft_cap")}
-        self._product(op, self._value(op.inputs[0]), y, self._program.vocab_size, more=more)
+        self._product(op, y, self._program.vocab_size, more=more)
 
     def _can_be_gated(self, op: Op, following: Op) -> bool:
         """Whether nobody but a gated activation reads the product `op`, whose sums are in one piece."""
@@ -37,59 +51,58 @@ class ProductLowering(Values):
         return is_gate and len(op.weights) == 1 and self._tiles.segments(op.width // 2, self._inputs_of(op)) == 1
 
     def _gated_linear(self, op: Op, gate: Op) -> None:
-        x, weight = self._value(op.inputs[0]), self._matrix(op.weights[0])
-        x_stride = self._buffers[op.inputs[0]].stride
+        factors = self._factors(op)
         y = self._new(gate)
         constants: Constants = {
-            "X_STRIDE": x_stride, "Y_STRIDE": y.stride, "NUM_COLUMNS": gate.width, "NUM_INPUTS": self._inputs_of(op),
+            **factors.constants, "Y_STRIDE": y.stride, "NUM_COLUMNS": gate.width,
             "ACTIVATION": str(gate.attrs["activation"]), "SEGMENTS": 1,
         }  # fmt: skip
-        for tile, rows in self._row_ranges():
+        for tile, rows in _row_ranges(factors):
             self._record.launch(
-                "linear.gated_linear", {"x": x, "w": weight, "y": self._value(gate.output)},
-                {**constants, **self._tile_constants(tile)}, _product_grid(tile, gate.width), tile=tile, rows=rows,
+                "linear.gated_linear", {**factors.arguments, "y": self._value(gate.output)},
+                {**constants, **_tile_constants(tile, factors)}, _product_grid(tile, gate.width), tile=tile, rows=rows,
             )  # fmt: skip
+        self._read_rounded(op)
         self._buffers.read((*op.inputs, *gate.inputs))
 
     def _product(
-        self, op: Op, x: Argument, y: Argument, y_stride: int, residual: Argument | None = None,
-        place: Place = NOWHERE, more: Mapping[str, float] | None = None,
+        self, op: Op, y: Argument, y_stride: int, residual: Argument | None = None, place: Place = NOWHERE,
+        more: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
-        weight, *biases = op.weights
-        num_inputs = self._inputs_of(op)
-        segments = self._tiles.segments(op.width, num_inputs)
+        biases = op.weights[1:]
+        factors = self._factors(op)
+        segments = self._tiles.segments(op.width, self._inputs_of(op))
+        nothing = self._value(op.inputs[0])
         behind = {
-            "bias": self._vector(biases[0]) if biases else x,
-            "residual": residual or x,
+            "bias": self._vector(biases[0]) if biases else nothing,
+            "residual": residual or nothing,
             "y": y,
         }
         epilogue: Constants = {
             "RESIDUAL_STRIDE": place.stride, "Y_STRIDE": y_stride, "HAS_BIAS": bool(biases),
             "HAS_RESIDUAL": residual is not None, **(more or {"SCALE": 1.0, "SOFT_CAP": 0.0}),
         }  # fmt: skip
-        shape: Constants = {
-            "X_STRIDE": self._buffers[op.inputs[0]].stride, "NUM_COLUMNS": op.width, "NUM_INPUTS": num_inputs,
-            "SEGMENTS": segments,
-        }  # fmt: skip
-        source = {"x": x, "w": self._matrix(weight)}
-        for tile, rows in self._row_ranges():
+        shape: Constants = {**factors.constants, "NUM_COLUMNS": op.width, "SEGMENTS": segments}
+        for tile, rows in _row_ranges(factors):
             grid = _product_grid(tile, op.width)
-            if segments > 1 and tile is self._tiles.few:
-                self._in_segments(source, shape, behind, epilogue, grid, rows)
+            if segments > 1 and tile is factors.few:
+                self._in_segments(factors, shape, behind, epilogue, grid, rows)
             else:
-                constants = {**shape, **epilogue, **self._tile_constants(tile)}
-                self._record.launch("linear.linear", {**source, **behind}, constants, grid, tile=tile, rows=rows)
+                constants = {**shape, **epilogue, **_tile_constants(tile, factors)}
+                arguments = {**factors.arguments, **behind}
+                self._record.launch("linear.linear", arguments, constants, grid, tile=tile, rows=rows)
+        self._read_rounded(op)
 
     def _in_segments(
-        self, source: Mapping[str, Argument], shape: Constants, behind: Mapping[str, Argument], epilogue: Constants,
+        self, factors: Factors, shape: Constants, behind: Mapping[str, Argument], epilogue: Constants,
         grid: tuple[Extent, Extent, Extent], rows: tuple[int, int],
     ) -> None:  # fmt: skip
-        tile, segments, width = self._tiles.few, int(shape["SEGMENTS"]), int(shape["NUM_COLUMNS"])
+        tile, segments, width = factors.few, int(shape["SEGMENTS"]), int(shape["NUM_COLUMNS"])
         (parts,) = self._record.scratch(segments * SPLIT_ROWS * width)
         self._record.launch(
-            "linear.linear_segments", {**source, "parts": parts},
-            {**shape, "MAX_ROWS": SPLIT_ROWS, **self._tile_constants(tile)}, (*grid[:2], Extent(fixed=segments)),
-            tile=tile, rows=rows,
+            "linear.linear_segments", {**factors.arguments, "parts": parts},
+            {**shape, "MAX_ROWS": SPLIT_ROWS, **_tile_constants(tile, factors)},
+            (*grid[:2], Extent(fixed=segments)), tile=tile, rows=rows,
         )  # fmt: skip
         columns = min(self._tiles.columns, power_of_two(width))
         self._record.launch(
@@ -98,14 +111,85 @@ class ProductLowering(Values):
             (ROWS, Extent(fixed=-(-width // columns)), ONE), rows=rows,
         )  # fmt: skip
 
-    def _row_ranges(self) -> list[tuple[ProductTile, tuple[int, int]]]:
-        return [(self._tiles.few, FEW_ROWS), (self._tiles.many, MANY_ROWS)]
+    def _factors(self, op: Op) -> Factors:
+        if self._is_quantized(op):
+            return self._integer_factors(op)
+        x, stride = self._value(op.inputs[0]), self._buffers[op.inputs[0]].stride
+        arguments = {"x": x, "x_scales": x, "w": self._matrix(op.weights[0]), "w_scales": x, "row_scales": x}
+        constants: Constants = {
+            "FORMAT": FLOATS,
+            "X_STRIDE": stride,
+            "SCALES_STRIDE": 0,
+            "NUM_INPUTS": self._inputs_of(op),
+        }
+        return Factors(arguments, constants, self._tiles.few, self._tiles.many, self._tiles.inputs)
 
-    def _tile_constants(self, tile: ProductTile) -> Constants:
-        return {"TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "TILE_INPUTS": self._tiles.inputs}
+    def _integer_factors(self, op: Op) -> Factors:
+        name, x = op.weights[0], op.inputs[0]
+        num_outputs, num_inputs = self._params[name].shape
+        (part,) = self._quantized[name]
+        assert part.scheme.name == INT8
+        integers, scales = self._rounded(x)
+        groups, panels = -(-num_inputs // QUANTIZED_GROUP), -(-num_outputs // PANEL_OUTPUTS)
+        tensor = self._store(name)
+        arguments = {
+            "x": self._argument(integers, "int8"),
+            "x_scales": self._argument(scales, "float32"),
+            "w": self._record.tensor(tensor, "int8", panels * PANEL_OUTPUTS, groups * QUANTIZED_GROUP),
+            "w_scales": self._record.tensor(f"{tensor}.scales", "float16", panels * PANEL_OUTPUTS, groups),
+            "row_scales": self._record.tensor(f"{tensor}.row_scales", "float32", 1, panels * PANEL_OUTPUTS),
+        }
+        constants: Constants = {
+            "FORMAT": INT8,
+            "X_STRIDE": integers.stride,
+            "SCALES_STRIDE": scales.stride,
+            "NUM_INPUTS": num_inputs,
+        }
+        return Factors(
+            arguments, constants, self._tiles.few_integers, self._tiles.many_integers, tile_inputs=QUANTIZED_GROUP
+        )
+
+    def _rounded(self, x: str) -> tuple[Place, Place]:
+        """Where the integers of a value are, and their scales: made when the first product wants them."""
+        integers, scales = _names_of_rounded(x)
+        if x not in self._done_rounding:
+            self._done_rounding.add(x)
+            self._uses.update({integers: self._rounded_uses[x], scales: self._rounded_uses[x]})
+            self._round(x, integers, scales)
+        return self._buffers[integers], self._buffers[scales]
+
+    def _round(self, x: str, integers: str, scales: str) -> None:
+        source = self._buffers[x]
+        groups = -(-source.width // QUANTIZED_GROUP)
+        y = self._buffers.new(integers, groups * QUANTIZED_GROUP, ITEM_BYTES["int8"])
+        places = self._buffers.new(scales, groups)
+        tile = min(self._tiles.columns // QUANTIZED_GROUP, power_of_two(groups)) or 1
+        self._record.launch(
+            "rowwise.round_rows",
+            {"x": self._value(x), "integers": self._argument(y, "int8"), "scales": self._argument(places, "float32")},
+            {"WIDTH": source.width, "X_STRIDE": source.stride, "Y_STRIDE": y.stride, "SCALES_STRIDE": places.stride,
+             "GROUP": QUANTIZED_GROUP, "TILE_GROUPS": tile},
+            (ROWS, Extent(fixed=-(-groups // tile)), ONE), num_warps=max(1, tile * QUANTIZED_GROUP // COLUMNS_OF_WARP),
+        )  # fmt: skip
+
+    def _read_rounded(self, op: Op) -> None:
+        if self._is_quantized(op):
+            self._buffers.read(_names_of_rounded(op.inputs[0]))
 
     def _inputs_of(self, op: Op) -> int:
         return self._params[op.weights[0]].shape[1]
+
+
+def _names_of_rounded(x: str) -> tuple[str, str]:
+    return f"{x}.integers", f"{x}.scales"
+
+
+def _row_ranges(factors: Factors) -> list[tuple[ProductTile, tuple[int, int]]]:
+    return [(factors.few, FEW_ROWS), (factors.many, MANY_ROWS)]
+
+
+def _tile_constants(tile: ProductTile, factors: Factors) -> Constants:
+    return {"TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "TILE_INPUTS": factors.tile_inputs}
 
 
 def _product_grid(tile: ProductTile, width: int) -> tuple[Extent, Extent, Extent]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmserve.builder.targets.cuda.tiles import ProductTile
 from llmserve.engine.cuda.layout import Address, Extent, Kernel, Launch, Part, PlacedTensor, Room
 
-TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
+TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8"}
 STRIDE_BYTES = 16  # what a thread loads at once
 COLUMNS_OF_WARP = 256
 ANY_ROWS = (1, 1 << 30)

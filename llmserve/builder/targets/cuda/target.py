@@ -21,13 +21,22 @@ from numpy.typing import NDArray
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.progress import Progress
+from llmserve.builder.quantization import QUANTIZED_GROUP, Part, Scheme, quantize_rows, quantized_params
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import Lowered, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
 from llmserve.engine.artifact import ENGINE_FILE
-from llmserve.engine.cuda.layout import FORMAT_VERSION, Binary, EngineHeader, Kernel, PlacedTensor, placed_tensors
+from llmserve.engine.cuda.layout import (
+    FORMAT_VERSION,
+    PANEL_OUTPUTS,
+    Binary,
+    EngineHeader,
+    Kernel,
+    PlacedTensor,
+    placed_tensors,
+)
 from llmserve.engine.nvidia import visible_gpus
 from llmserve.errors import LlmserveError
 from llmserve.models.graph import OpKind, Program
@@ -36,6 +45,7 @@ from llmserve.models.spec import DecoderSpec, HfConfig, Param
 NUMPY_TYPES: Mapping[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 HEADER_BYTES = 1 << 20  # about, for a plan: with kernels for one architecture
 MOST_HEAD_ROWS = 64
+QUANTIZATIONS = ("", "int8")
 
 ATTRIBUTES: Mapping[OpKind, Collection[str]] = {  # what the lowering does something with
     OpKind.EMBED: ("scale",),
@@ -55,7 +65,7 @@ class CudaTarget:
 
     name = "cuda"
     has_selftest = True
-    rounds_activations = False
+    rounds_activations = True
 
     def __init__(self, compiler: Compiler | None = None, tiles: Tiles | None = None) -> None:
         self._compiler = compiler or TritonCompiler()
@@ -63,8 +73,8 @@ class CudaTarget:
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         found = [*_gpu_problems(options), *self._group_problems(program, options)]
-        if options.quantization:
-            found.append(f"quantization {options.quantization}: the cuda target has none yet; leave it out")
+        if options.quantization not in QUANTIZATIONS:
+            found.append(f"quantization {options.quantization}: the cuda target has int8 so far")
         if options.kv_cache_dtype != "auto":
             found.append(
                 f"kv_cache_dtype {options.kv_cache_dtype}: the cuda target keeps the engine's dtype; leave it out"
@@ -84,7 +94,7 @@ class CudaTarget:
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
         """What the weights take, and about what else is in the file."""
-        lowered = self._lowered(program, params, options)
+        lowered = self._lowered(program, params, options, quantized_params(program, params, options))
         return HEADER_BYTES + placed_tensors(lowered.record.tensors.values(), 0)[1]
 
     def cache_dtype(self, options: BuildOptions) -> str:
@@ -102,7 +112,7 @@ class CudaTarget:
 
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
         architectures = job.options.of(CudaOptions).architectures or architectures_here()
-        lowered = self._lowered(job.program, job.params, job.options)
+        lowered = self._lowered(job.program, job.params, job.options, job.quantized)
         record = lowered.record
         compiled = {name: self._compiled(job, record.kernels, name) for name in architectures}
         binaries, begin = _placed_binaries(compiled)
@@ -124,6 +134,7 @@ class CudaTarget:
             COMPUTES: _kernels_digest(compiled),
             "kernels": dict(sorted(Counter(kernel.function for kernel in record.kernels).items())),
             "launches": len(record.launches),
+            "quantized_params": len(job.quantized),
         }
 
     def _compiled(self, job: CompileJob, kernels: Sequence[Kernel], architecture: str) -> list[Compiled]:
@@ -149,10 +160,12 @@ class CudaTarget:
             if group > most
         ]
 
-    def _lowered(self, program: Program, params: Sequence[Param], options: BuildOptions) -> Lowered:
+    def _lowered(
+        self, program: Program, params: Sequence[Param], options: BuildOptions, quantized: Mapping[str, Sequence[Part]]
+    ) -> Lowered:
         return lower(
-            program, params, dtype=options.dtype, max_seq_len=options.max_seq_len, block_size=options.tokens_per_block,
-            tiles=self._tiles or tiles_for(options.dtype),
+            program, params, quantized=quantized, dtype=options.dtype, max_seq_len=options.max_seq_len,
+            block_size=options.tokens_per_block, tiles=self._tiles or tiles_for(options.dtype),
         )  # fmt: skip
 
     def _header(self, job: CompileJob, lowered: Lowered, binaries: Mapping[str, tuple[Binary, ...]]) -> EngineHeader:
@@ -211,6 +224,7 @@ class _Piece(NamedTuple):
     weight: Weight
     rows: slice
     offset: float  # added to each number
+    scheme: Scheme | None  # None: floats
 
 
 class TensorWriter:
@@ -224,6 +238,7 @@ class TensorWriter:
         self._lowered = lowered
         self._tensors = {tensor.name: tensor for tensor in tensors}
         self._job = job
+        self._quantized = job.quantized
 
     def write_all(self) -> None:
         for name, values in self._lowered.record.constants.items():
@@ -237,11 +252,14 @@ class TensorWriter:
         for param in self._job.params:
             if param.name in self._lowered.stored:  # else it is stored under another name
                 weight, offset = self._job.weight(param.name), self._lowered.offsets.get(param.name, 0.0)
-                for rows in row_pieces(weight.shape, 1):
-                    yield _Piece(self._tensors[param.name], weight, rows, offset)
+                scheme = self._quantized[param.name][0].scheme if param.name in self._quantized else None
+                for rows in row_pieces(weight.shape, scheme.pieces if scheme else 1):
+                    yield _Piece(self._tensors[param.name], weight, rows, offset, scheme)
 
     def _write_piece(self, piece: _Piece) -> tuple[str, int]:
         """Name of the tensor, and bytes."""
+        if piece.scheme is not None:
+            return piece.tensor.name, self._write_integers(piece, piece.scheme)
         values = piece.weight[piece.rows]
         if piece.offset:
             values = values.astype(np.float32) + np.float32(piece.offset)
@@ -249,6 +267,32 @@ class TensorWriter:
         row_bytes = values[0].nbytes
         _write(self._file, self._begin + piece.tensor.offset + piece.rows.start * row_bytes, values)
         return piece.tensor.name, values.nbytes
+
+    def _write_integers(self, piece: _Piece, scheme: Scheme) -> int:
+        """Whole panels: a piece begins with one, and the last output's is filled up."""
+        name, rows = piece.tensor.name, piece.rows
+        found = quantize_rows(scheme, piece.weight, rows)
+        written = 0
+        for tensor, values in (
+            (piece.tensor, pack_panels(found.values)),
+            (self._tensors[f"{name}.scales"], pack_panels(found.scales)),
+            (self._tensors[f"{name}.row_scales"], pack_panels(found.row_scale[:, None])),
+        ):
+            output_bytes = values.nbytes // (len(values) * PANEL_OUTPUTS)
+            _write(self._file, self._begin + tensor.offset + rows.start * output_bytes, values)
+            written += values.nbytes
+        return written
+
+
+def pack_panels(values: NDArray[Any]) -> NDArray[Any]:
+    """[outputs, n] as [panels, groups, PANEL_OUTPUTS, n / groups], filled up with zeros: of integers a group has
+    QUANTIZED_GROUP, of anything else one."""
+    group = QUANTIZED_GROUP if values.dtype == np.int8 else 1
+    num_outputs, count = values.shape
+    panels, groups = -(-num_outputs // PANEL_OUTPUTS), -(-count // group)
+    padded = np.zeros((panels * PANEL_OUTPUTS, groups * group), values.dtype)
+    padded[:num_outputs, :count] = values
+    return np.ascontiguousarray(padded.reshape(panels, PANEL_OUTPUTS, groups, group).transpose(0, 2, 1, 3))
 
 
 def _write(file: BinaryIO, offset: int, values: NDArray[Any]) -> None:

@@ -27,6 +27,8 @@ class Tiles:
 
     few: ProductTile
     many: ProductTile
+    few_integers: ProductTile = ProductTile(64, 32, 4, 4)
+    many_integers: ProductTile = ProductTile(128, 64, 8, 3)
     inputs: int = 64  # of a tile of a product: where segments end follows from it, so all tiles have the same
     queries: int = 64
     keys: int = 64

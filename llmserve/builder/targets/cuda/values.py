@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llmserve.builder.quantization import stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, Part, stored_names
 from llmserve.builder.targets.buffers import Buffers, Place
 from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, TYPES, Argument, Recorder
 from llmserve.builder.targets.cuda.tiles import Tiles
@@ -28,28 +28,45 @@ class Turning:
 
 
 class Values:
-    """Values that are added up over the layers are `_wide`, in float32; the others have the engine's dtype."""
+    """Values that are added up over the layers, or only rounded to integers, are `_wide`, in float32; the others have
+    the engine's dtype."""
 
     def __init__(
-        self, program: Program, params: Sequence[Param], *, dtype: str, max_seq_len: int, block_size: int, tiles: Tiles
+        self,
+        program: Program,
+        params: Sequence[Param],
+        *,
+        quantized: Mapping[str, Sequence[Part]],
+        dtype: str,
+        max_seq_len: int,
+        block_size: int,
+        tiles: Tiles,
     ) -> None:
         self._program = program
         self._params = {param.name: param for param in params}
-        self._names = stored_names(params, ())
+        self._quantized = quantized
+        self._names = stored_names(params, quantized)
         self._dtype = dtype
         self._max_seq_len = max_seq_len
         self._block_size = block_size
         self._tiles = tiles
         self._uses = Counter(name for op in program.ops for name in op.inputs)
+        self._rounded_uses = Counter(op.inputs[0] for op in program.ops if self._is_quantized(op))
+        self._only_rounded = {name for name, count in self._rounded_uses.items() if count == self._uses[name]}
         self._buffers = Buffers(self._uses, STRIDE_BYTES)
         self._wide: set[str] = set()  # values in float32
         self._record = Recorder(tiles.columns)
         self._stored: set[str] = set()  # parameters that have a tensor of their own
         self._offsets: dict[str, float] = {}
+        self._done_rounding: set[str] = set()  # values whose integers have been made
         self._turned: dict[str, Turning] = {}  # values whose rope is still to be done
         self._turnings: dict[tuple[object, float], Turning] = {}  # by frequencies and scale
 
+    def _is_quantized(self, op: Op) -> bool:
+        return op.kind in LINEAR_KINDS and op.weights[0] in self._quantized
+
     def _new(self, op: Op, *, is_wide: bool = False) -> Place:
+        is_wide = is_wide or op.output in self._only_rounded
         if is_wide:
             self._wide.add(op.output)
         return self._buffers.new(op.output, op.width, 4 if is_wide else ITEM_BYTES[self._dtype])
@@ -60,7 +77,9 @@ class Values:
         return self._buffers.over(add.output, residual) if residual in self._wide else self._new(add, is_wide=True)
 
     def _value(self, name: str) -> Argument:
-        place, dtype = self._buffers[name], "float32" if name in self._wide else self._dtype
+        return self._argument(self._buffers[name], "float32" if name in self._wide else self._dtype)
+
+    def _argument(self, place: Place, dtype: str) -> Argument:
         offset = place.offset * ITEM_BYTES[dtype]
         return Argument(Address(Room.BUFFER.value, str(place.buffer), offset), TYPES[dtype], offset % STRIDE_BYTES == 0)
 

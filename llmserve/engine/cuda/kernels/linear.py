@@ -1,5 +1,8 @@
 """Products of rows with a weight, and what is done to their sums.
 
+FORMAT says how rows and weight are kept: "float", or "int8" with scales for every TILE_INPUTS inputs of both and one
+for each output. What a format has not is any address.
+
 The inputs of a weight are summed in SEGMENTS runs, each from zero, and the runs are added up in order: `linear` does
 all of it, `linear_segments` a run in each program, for few rows, so that more of the device reads the weight, and
 `add_segments` the rest. Both do the same additions, so a row has the same bits whichever runs.
@@ -12,19 +15,20 @@ import triton.language as tl
 
 from llmserve.engine.cuda.kernels.activations import activate, soft_capped
 
+PANEL: tl.constexpr = tl.constexpr(32)  # `layout.PANEL_OUTPUTS`
+
 
 @triton.jit
-def _segment(
-    x, w, rows, columns, segment,
+def _segment_of_floats(
+    x, w, rows, outputs, is_column, segment,
     X_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of one run of inputs, [TILE_ROWS, TILE_COLUMNS]."""
+    """`w`: row-major."""
     STEPS: tl.constexpr = (NUM_INPUTS + TILE_INPUTS * SEGMENTS - 1) // (TILE_INPUTS * SEGMENTS)
     inputs = segment * (STEPS * TILE_INPUTS) + tl.arange(0, TILE_INPUTS)
     x_at = x + rows[:, None].to(tl.int64) * X_STRIDE + inputs[None, :]
-    w_at = w + columns[:, None].to(tl.int64) * NUM_INPUTS + inputs[None, :]
-    is_column = columns < NUM_COLUMNS
+    w_at = w + outputs[:, None].to(tl.int64) * NUM_INPUTS + inputs[None, :]
     sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
     for step in range(STEPS):
         is_input = inputs + step * TILE_INPUTS < NUM_INPUTS
@@ -43,20 +47,85 @@ def _segment(
 
 
 @triton.jit
+def _segment_of_integers(
+    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
+    X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr,
+    SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """Groups of TILE_INPUTS inputs are summed as integers, which is exact, and groups as floats, in order.
+
+    `w`, `w_scales`: panels of PANEL outputs; in each, group by group, the outputs' inputs, or their scales.
+    """
+    GROUPS: tl.constexpr = (NUM_INPUTS + TILE_INPUTS - 1) // TILE_INPUTS
+    STEPS: tl.constexpr = (GROUPS + SEGMENTS - 1) // SEGMENTS
+    inputs = tl.arange(0, TILE_INPUTS)
+    first = segment * STEPS
+    wide_rows = rows.to(tl.int64)
+    panels, places = (outputs // PANEL).to(tl.int64) * GROUPS, outputs % PANEL
+    x_at = x + wide_rows[:, None] * X_STRIDE + (first * TILE_INPUTS + inputs)[None, :]
+    w_at = w + ((panels + first) * (PANEL * TILE_INPUTS) + places * TILE_INPUTS)[:, None] + inputs[None, :]
+    x_scales_at = x_scales + wide_rows * SCALES_STRIDE + first
+    w_scales_at = w_scales + (panels + first) * PANEL + places
+    sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    for step in range(STEPS):
+        is_group = first + step + tl.arange(0, 1) < GROUPS
+        if GROUPS % SEGMENTS == 0:
+            left, of_rows = tl.load(x_at), tl.load(x_scales_at)
+        else:
+            left = tl.load(x_at, mask=is_group[:, None], other=0)
+            of_rows = tl.load(x_scales_at, mask=is_group, other=0.0)
+        if GROUPS % SEGMENTS == 0 and NUM_COLUMNS % TILE_COLUMNS == 0:
+            right, of_columns = tl.load(w_at), tl.load(w_scales_at)
+        else:
+            right = tl.load(w_at, mask=is_column[:, None] & is_group[:, None], other=0)
+            of_columns = tl.load(w_scales_at, mask=is_column & is_group, other=0.0)
+        products = tl.dot(left, tl.trans(right), out_dtype=tl.int32)
+        sums += products.to(tl.float32) * (of_rows[:, None] * of_columns.to(tl.float32)[None, :])
+        x_at += TILE_INPUTS
+        w_at += PANEL * TILE_INPUTS
+        x_scales_at += 1
+        w_scales_at += PANEL
+    return sums * tl.load(row_scales + outputs, mask=is_column, other=0.0)[None, :]
+
+
+@triton.jit
+def _segment(
+    x, x_scales, w, w_scales, row_scales, rows, columns, first_output, segment,
+    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr,
+    NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """The sums of one run of inputs, [TILE_ROWS, TILE_COLUMNS]. Columns are those outputs of the weight from
+    `first_output` on."""
+    is_column = columns < NUM_COLUMNS
+    if FORMAT == "int8":
+        return _segment_of_integers(
+            x, x_scales, w, w_scales, row_scales, rows, first_output + columns, is_column, segment,
+            X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        )  # fmt: skip
+    else:
+        return _segment_of_floats(
+            x, w, rows, first_output + columns, is_column, segment,
+            X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        )  # fmt: skip
+
+
+@triton.jit
 def _product(
-    x, w, rows, columns,
-    X_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
-    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+    x, x_scales, w, w_scales, row_scales, rows, columns, first_output,
+    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr,
+    NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """The sums of all runs, added up in order."""
     sums = _segment(
-        x, w, rows, columns, 0,
-        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        x, x_scales, w, w_scales, row_scales, rows, columns, first_output, 0, FORMAT,
+        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
     )  # fmt: skip
     for segment in range(1, SEGMENTS):
         sums += _segment(
-            x, w, rows, columns, segment,
-            X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+            x, x_scales, w, w_scales, row_scales, rows, columns, first_output, segment, FORMAT,
+            X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
         )  # fmt: skip
     return sums
 
@@ -84,8 +153,9 @@ def _store(
 
 @triton.jit
 def linear(
-    x, w, bias, residual, y,
-    X_STRIDE: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr,
+    x, x_scales, w, w_scales, row_scales, bias, residual, y,
+    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr,
     NUM_INPUTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
@@ -94,8 +164,8 @@ def linear(
     rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     sums = _product(
-        x, w, rows, columns,
-        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        x, x_scales, w, w_scales, row_scales, rows, columns, 0, FORMAT,
+        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
     )  # fmt: skip
     _store(
         sums, bias, residual, y, rows, columns,
@@ -105,8 +175,9 @@ def linear(
 
 @triton.jit
 def gated_linear(
-    x, w, y,
-    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr,
+    x, x_scales, w, w_scales, row_scales, y,
+    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
+    Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr,
     ACTIVATION: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
@@ -114,12 +185,12 @@ def gated_linear(
     rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     gate = _product(
-        x, w, rows, columns,
-        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        x, x_scales, w, w_scales, row_scales, rows, columns, 0, FORMAT,
+        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
     )  # fmt: skip
     up = _product(
-        x, w + NUM_COLUMNS * NUM_INPUTS, rows, columns,
-        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        x, x_scales, w, w_scales, row_scales, rows, columns, NUM_COLUMNS, FORMAT,
+        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
     )  # fmt: skip
     at = y + rows[:, None].to(tl.int64) * Y_STRIDE + columns[None, :]
     tl.store(at, (activate(gate, ACTIVATION) * up).to(y.dtype.element_ty), mask=(columns < NUM_COLUMNS)[None, :])
@@ -127,8 +198,9 @@ def gated_linear(
 
 @triton.jit
 def linear_segments(
-    x, w, parts,
-    X_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
+    x, x_scales, w, w_scales, row_scales, parts,
+    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
+    NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
     MAX_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """parts[segment] = the sums of one run, float32 [SEGMENTS, MAX_ROWS, NUM_COLUMNS].
@@ -139,8 +211,8 @@ def linear_segments(
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     segment = tl.program_id(2)
     sums = _segment(
-        x, w, rows, columns, segment,
-        X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        x, x_scales, w, w_scales, row_scales, rows, columns, 0, segment, FORMAT,
+        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
     )  # fmt: skip
     at = parts + (segment * MAX_ROWS + rows)[:, None].to(tl.int64) * NUM_COLUMNS + columns[None, :]
     tl.store(at, sums, mask=(rows < MAX_ROWS)[:, None] & (columns < NUM_COLUMNS)[None, :])

@@ -7,6 +7,9 @@ import triton.language as tl
 
 from llmserve.engine.cuda.kernels.activations import activate
 
+NOTHING: tl.constexpr = tl.constexpr(2.0**-100)  # numbers below have no inverse to multiply with
+HALF_EVEN: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken away: the nearest integer, the even one of two
+
 
 @triton.jit
 def embed(
@@ -39,6 +42,26 @@ def rms_norm(
     weights = tl.load(weight + columns, mask=columns < GROUP, other=0.0)
     normalized = values * scale[:, None] * weights[None, :]
     tl.store(y + row * Y_STRIDE + at, normalized.to(y.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def round_rows(
+    x, integers, scales,
+    WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
+    GROUP: tl.constexpr, TILE_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """x = integers * scales, nearly: the largest of a GROUP of columns becomes 127. Filled up with zeros to whole
+    groups. Grid: rows, tiles of groups."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+    at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+    values = tl.load(x + row * X_STRIDE + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    peak = tl.max(tl.abs(values), axis=1)
+    inverse = tl.where(peak > NOTHING, tl.div_rn(127.0, peak), 0.0)
+    rounded = (values * inverse[:, None] + HALF_EVEN) - HALF_EVEN
+    is_group = groups * GROUP < WIDTH
+    tl.store(integers + row * Y_STRIDE + at, rounded.to(tl.int8), mask=is_group[:, None])
+    tl.store(scales + row * SCALES_STRIDE + groups, tl.div_rn(peak, 127.0), mask=is_group)
 
 
 @triton.jit
