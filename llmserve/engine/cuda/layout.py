@@ -5,8 +5,7 @@
 The JSON is an `EngineHeader`. A kernel is a function of `kernels/` with constants and argument types; its binaries, one
 for each architecture, are what the compiler made of it. Launches are in order, with arguments that are all addresses:
 what changes from step to step lies in buffers. Tensors lie each on its page; offsets count from the data. They are
-row-major, but weights of integers come in panels of PANEL_OUTPUTS outputs: in each, for one group of inputs after the
-other, the group's integers of every output, and in a tensor of its own their scales.
+row-major, but weights of integers come in panels of PANEL_OUTPUTS outputs (`builder.targets.cuda.integers`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FORMAT_VERSION = 2
 PREFIX = struct.Struct("<8sIQI")  # magic, version, bytes and CRC-32 of the JSON
 PAGE_BYTES = 4096
 MOST_JSON_BYTES = 1 << 30
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
 PANEL_OUTPUTS = 32  # of a weight of integers
 
 

@@ -112,10 +112,10 @@ def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme:
     return product
 
 
-def odd_network(*, alibi: bool = False, peculiar: bool = False, seed: int = 0) -> Network:
+def odd_network(*, alibi: bool = False, peculiar: bool = False, layers: int = 3, seed: int = 0) -> Network:
     """`peculiar`: with every attribute that few networks have, norms after the blocks, and two rotary embeddings."""
     rng = np.random.default_rng(seed)
-    hidden, heads, kv_heads, head_dim, inner, vocab, layers = 42, 6, 2, 10, 37, 83, 3
+    hidden, heads, kv_heads, head_dim, inner, vocab = 42, 6, 2, 10, 37, 83
     arrays: dict[str, NDArray[np.float32]] = {}
 
     def param(name: str, *shape: int, near: float = 0.0) -> str:

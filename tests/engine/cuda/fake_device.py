@@ -32,7 +32,14 @@ from llmserve.errors import EngineFileError, ResourceExhausted
 COMPILERS_OWN = 2  # arguments that Triton adds
 ALIGNMENT = 256
 INTERPRETER = threading.Lock()  # there is one, whose state is global
-WORD_TYPES = {"*fp32": "float32", "*fp16": "float16", "*bf16": "bfloat16", "*i32": "int32", "*i8": "int8"}
+WORD_TYPES = {
+    "*fp32": "float32",
+    "*fp16": "float16",
+    "*bf16": "bfloat16",
+    "*i32": "int32",
+    "*i8": "int8",
+    "*u8": "uint8",
+}
 
 
 class FakeCompiler:

@@ -20,11 +20,12 @@ from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import NETWORKS
 from tests.engine.cpu.law import run_randomly
-from tests.engine.cpu.networks import LIMITS, all_logits, random_ids, table_network
+from tests.engine.cpu.networks import LIMITS, all_logits, odd_network, random_ids, table_network
 from tests.engine.cuda.engines import compile_engine, open_runner
 from tests.oracle import relative_error
 
 OPTIONS = dataclasses.replace(LIMITS, target="cuda", given={"gpu": "sm_90"})
+MADE = {**NETWORKS, "shallow": partial(odd_network, alibi=True, layers=1)}
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # as for the CPU's engines
 
 
@@ -33,7 +34,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CudaRunne
     """Of the network, dtype and quantization that the test is called with."""
     network, dtype, *quantization = request.param
     options = dataclasses.replace(OPTIONS, dtype=dtype, quantization="".join(quantization))
-    opened = open_runner(compile_engine(NETWORKS[network](), tmp_path / "e.engine", options))
+    opened = open_runner(compile_engine(MADE[network](), tmp_path / "e.engine", options))
     yield opened
     opened.close()
 
@@ -52,11 +53,14 @@ def test_logits_are_those_of_the_reference(runner: CudaRunner, request: pytest.F
     assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("network", "dtype"), [("rope", "float32"), ("peculiar", "float16")])
-def test_integers_are_those_of_the_reference(network: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("network", "dtype", "quantization"),
+    [("rope", "float32", "int8"), ("peculiar", "float16", "int8"), ("rope", "float32", "int4")],
+)
+def test_integers_are_those_of_the_reference(network: str, dtype: str, quantization: str, tmp_path: Path) -> None:
     """In float32 to the last bits. Others tip some activations over to the next integer, which grows from layer to
     layer: by no more than a self-test accepts."""
-    options = dataclasses.replace(OPTIONS, dtype=dtype, quantization="int8")
+    options = dataclasses.replace(OPTIONS, dtype=dtype, quantization=quantization)
     made = NETWORKS[network]()
     runner = open_runner(compile_engine(made, tmp_path / "e.engine", options))
     ids = random_ids(runner.info.vocab_size, 20)
@@ -70,7 +74,7 @@ def test_integers_are_those_of_the_reference(network: str, dtype: str, tmp_path:
 
 @pytest.mark.parametrize(
     "runner",
-    [("peculiar", "float16"), ("alibi", "float16"), ("peculiar", "float16", "int8")],
+    [("peculiar", "float16"), ("peculiar", "float16", "int8"), ("rope", "bfloat16", "int4"), ("shallow", "float16")],
     indirect=True,
     ids=str,
 )
@@ -82,11 +86,11 @@ def test_logits_do_not_depend_on_who_else_is_in_the_step(runner: CudaRunner) -> 
         assert_same_bits(found, wanted)
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("float32", ""), ("float16", "int8")])
+@pytest.mark.parametrize(("dtype", "quantization"), [("float32", ""), ("float16", "int8"), ("float16", "int4")])
 def test_many_rows_and_few_add_up_in_the_same_order(dtype: str, quantization: str, tmp_path: Path) -> None:
     """Beyond SPLIT_ROWS other kernels run, which do in one program what several did."""
     options = dataclasses.replace(OPTIONS, dtype=dtype, quantization=quantization)
-    runner = open_runner(compile_engine(NETWORKS["rope"](), tmp_path / "e.engine", options))
+    runner = open_runner(compile_engine(odd_network(layers=1), tmp_path / "e.engine", options))
     few, many = ([launch for launch in runner.header.launches if launch.least_rows <= rows <= launch.most_rows]
                  for rows in (64, 65))  # fmt: skip
     assert {launch.kernel for launch in few} != {launch.kernel for launch in many}

@@ -102,9 +102,13 @@ def test_two_builds_have_the_same_bytes(checkpoint: Path, directory: EngineDirec
     assert (tmp_path / "again/rank0.engine").read_bytes() == directory.engine_file.read_bytes()
 
 
-def test_an_engine_of_integers_passes_its_self_test(checkpoint: Path, runtime: CudaRuntime, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_an_engine_of_integers_passes_its_self_test(
+    quantization: str, checkpoint: Path, runtime: CudaRuntime, tmp_path: Path
+) -> None:
     limits = {**LIMITS, "dtype": "float16"}
-    options = BuildOptions(target="cuda", given={"gpu": "sm_90"}, quantization="int8", **limits)  # type: ignore[arg-type]
+    given = {"gpu": "sm_90"}
+    options = BuildOptions(target="cuda", given=given, quantization=quantization, **limits)  # type: ignore[arg-type]
     manifest = build_engine(checkpoint, tmp_path / "e", options, target=CudaTarget(FakeCompiler(), SMALL_TILES))
     assert manifest.device["quantized_params"] > 4
     result = runtime.selftest(EngineDirectory.open(tmp_path / "e"))

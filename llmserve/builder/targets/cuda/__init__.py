@@ -5,6 +5,7 @@ tiles.py      shapes of tiles, and how sums are divided
 recorder.py   what is written down: launches, kernels, tensors, scratch memory
 values.py     where values and weights are: what the parts of the lowering share
 products.py   linear layers, and what is fused into them
+integers.py   weights of few bits, as kernels read them
 attention.py  rotations, the cache write, attention
 lowering.py   Program -> all of this, in order
 compiler.py   kernels -> binaries, in processes of their own

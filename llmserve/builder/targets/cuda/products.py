@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 from llmserve.builder.quantization import QUANTIZED_GROUP
 from llmserve.builder.targets.buffers import NOWHERE, Place
+from llmserve.builder.targets.cuda.integers import FLOATS, num_groups, stored_parts
 from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, TYPES, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.tiles import FEW_ROWS, MANY_ROWS, SPLIT_ROWS, ProductTile
 from llmserve.builder.targets.cuda.values import Values
-from llmserve.engine.cuda.layout import ITEM_BYTES, PANEL_OUTPUTS, Address, Extent, Room
+from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Room
 from llmserve.models.graph import Op, OpKind
-
-FLOATS, INT8 = "float", "int8"  # formats of what is multiplied
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What a product multiplies, as its kernel wants it."""
+    """What a product multiplies, as its kernel wants it, for columns [begin, end) of what it makes."""
 
+    begin: int
+    end: int
     arguments: Mapping[str, Argument]
     constants: Constants
     few: ProductTile
@@ -48,10 +49,11 @@ class ProductLowering(Values):
     def _can_be_gated(self, op: Op, following: Op) -> bool:
         """Whether nobody but a gated activation reads the product `op`, whose sums are in one piece."""
         is_gate = following.kind is OpKind.GATED_ACTIVATION and following.inputs[0] == op.output
-        return is_gate and len(op.weights) == 1 and self._tiles.segments(op.width // 2, self._inputs_of(op)) == 1
+        is_plain = len(op.weights) == 1 and len(self._quantized.get(op.weights[0], ())) <= 1
+        return is_gate and is_plain and self._tiles.segments(op.width // 2, self._inputs_of(op)) == 1
 
     def _gated_linear(self, op: Op, gate: Op) -> None:
-        factors = self._factors(op)
+        (factors,) = self._factors(op)
         y = self._new(gate)
         constants: Constants = {
             **factors.constants, "Y_STRIDE": y.stride, "NUM_COLUMNS": gate.width,
@@ -70,28 +72,32 @@ class ProductLowering(Values):
         more: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         biases = op.weights[1:]
-        factors = self._factors(op)
-        segments = self._tiles.segments(op.width, self._inputs_of(op))
         nothing = self._value(op.inputs[0])
-        behind = {
-            "bias": self._vector(biases[0]) if biases else nothing,
-            "residual": residual or nothing,
-            "y": y,
-        }
         epilogue: Constants = {
             "RESIDUAL_STRIDE": place.stride, "Y_STRIDE": y_stride, "HAS_BIAS": bool(biases),
             "HAS_RESIDUAL": residual is not None, **(more or {"SCALE": 1.0, "SOFT_CAP": 0.0}),
         }  # fmt: skip
-        shape: Constants = {**factors.constants, "NUM_COLUMNS": op.width, "SEGMENTS": segments}
+        for factors in self._factors(op):
+            behind = {
+                "bias": self._vector(biases[0]).behind(factors.begin) if biases else nothing,
+                "residual": residual.behind(factors.begin) if residual else nothing,
+                "y": y.behind(factors.begin),
+            }
+            self._product_of(factors, behind, epilogue)
+        self._read_rounded(op)
+
+    def _product_of(self, factors: Factors, behind: Mapping[str, Argument], epilogue: Constants) -> None:
+        width = factors.end - factors.begin
+        segments = self._tiles.segments(width, int(factors.constants["NUM_INPUTS"]))
+        shape: Constants = {**factors.constants, "NUM_COLUMNS": width, "SEGMENTS": segments}
         for tile, rows in _row_ranges(factors):
-            grid = _product_grid(tile, op.width)
+            grid = _product_grid(tile, width)
             if segments > 1 and tile is factors.few:
                 self._in_segments(factors, shape, behind, epilogue, grid, rows)
             else:
                 constants = {**shape, **epilogue, **_tile_constants(tile, factors)}
                 arguments = {**factors.arguments, **behind}
                 self._record.launch("linear.linear", arguments, constants, grid, tile=tile, rows=rows)
-        self._read_rounded(op)
 
     def _in_segments(
         self, factors: Factors, shape: Constants, behind: Mapping[str, Argument], epilogue: Constants,
@@ -111,43 +117,26 @@ class ProductLowering(Values):
             (ROWS, Extent(fixed=-(-width // columns)), ONE), rows=rows,
         )  # fmt: skip
 
-    def _factors(self, op: Op) -> Factors:
-        if self._is_quantized(op):
-            return self._integer_factors(op)
-        x, stride = self._value(op.inputs[0]), self._buffers[op.inputs[0]].stride
-        arguments = {"x": x, "x_scales": x, "w": self._matrix(op.weights[0]), "w_scales": x, "row_scales": x}
-        constants: Constants = {
-            "FORMAT": FLOATS,
-            "X_STRIDE": stride,
-            "SCALES_STRIDE": 0,
-            "NUM_INPUTS": self._inputs_of(op),
-        }
-        return Factors(arguments, constants, self._tiles.few, self._tiles.many, self._tiles.inputs)
-
-    def _integer_factors(self, op: Op) -> Factors:
+    def _factors(self, op: Op) -> list[Factors]:
+        """Of each run of columns whose weights have the same format."""
         name, x = op.weights[0], op.inputs[0]
-        num_outputs, num_inputs = self._params[name].shape
-        (part,) = self._quantized[name]
-        assert part.scheme.name == INT8
+        num_inputs = self._inputs_of(op)
+        if not self._is_quantized(op):
+            value = self._value(x)
+            arguments = {"x": value, "x_scales": value, "w": self._matrix(name), "w_scales": value, "row_scales": value}
+            constants = _factor_constants(FLOATS, self._buffers[x].stride, 0, num_inputs)
+            return [Factors(0, op.width, arguments, constants, self._tiles.few, self._tiles.many, self._tiles.inputs)]
         integers, scales = self._rounded(x)
-        groups, panels = -(-num_inputs // QUANTIZED_GROUP), -(-num_outputs // PANEL_OUTPUTS)
-        tensor = self._store(name)
-        arguments = {
-            "x": self._argument(integers, "int8"),
-            "x_scales": self._argument(scales, "float32"),
-            "w": self._record.tensor(tensor, "int8", panels * PANEL_OUTPUTS, groups * QUANTIZED_GROUP),
-            "w_scales": self._record.tensor(f"{tensor}.scales", "float16", panels * PANEL_OUTPUTS, groups),
-            "row_scales": self._record.tensor(f"{tensor}.row_scales", "float32", 1, panels * PANEL_OUTPUTS),
-        }
-        constants: Constants = {
-            "FORMAT": INT8,
-            "X_STRIDE": integers.stride,
-            "SCALES_STRIDE": scales.stride,
-            "NUM_INPUTS": num_inputs,
-        }
-        return Factors(
-            arguments, constants, self._tiles.few_integers, self._tiles.many_integers, tile_inputs=QUANTIZED_GROUP
-        )
+        rounded = {"x": self._argument(integers, "int8"), "x_scales": self._argument(scales, "float32")}
+        found = []
+        for stored in stored_parts(self._store(name), self._quantized[name], num_inputs):
+            w, w_scales, row_scales = map(self._record.placed, stored.tensors())
+            found.append(Factors(
+                stored.part.begin, stored.part.end, {**rounded, "w": w, "w_scales": w_scales, "row_scales": row_scales},
+                _factor_constants(stored.format, integers.stride, scales.stride, num_inputs),
+                self._tiles.few_integers, self._tiles.many_integers, QUANTIZED_GROUP,
+            ))  # fmt: skip
+        return found
 
     def _rounded(self, x: str) -> tuple[Place, Place]:
         """Where the integers of a value are, and their scales: made when the first product wants them."""
@@ -160,15 +149,15 @@ class ProductLowering(Values):
 
     def _round(self, x: str, integers: str, scales: str) -> None:
         source = self._buffers[x]
-        groups = -(-source.width // QUANTIZED_GROUP)
+        groups = num_groups(source.width)
         y = self._buffers.new(integers, groups * QUANTIZED_GROUP, ITEM_BYTES["int8"])
-        places = self._buffers.new(scales, groups)
+        places = self._buffers.new(scales, 2 * groups)  # and sums
         tile = min(self._tiles.columns // QUANTIZED_GROUP, power_of_two(groups)) or 1
         self._record.launch(
             "rowwise.round_rows",
             {"x": self._value(x), "integers": self._argument(y, "int8"), "scales": self._argument(places, "float32")},
             {"WIDTH": source.width, "X_STRIDE": source.stride, "Y_STRIDE": y.stride, "SCALES_STRIDE": places.stride,
-             "GROUP": QUANTIZED_GROUP, "TILE_GROUPS": tile},
+             "GROUP": QUANTIZED_GROUP, "GROUPS": groups, "TILE_GROUPS": tile},
             (ROWS, Extent(fixed=-(-groups // tile)), ONE), num_warps=max(1, tile * QUANTIZED_GROUP // COLUMNS_OF_WARP),
         )  # fmt: skip
 
@@ -178,6 +167,10 @@ class ProductLowering(Values):
 
     def _inputs_of(self, op: Op) -> int:
         return self._params[op.weights[0]].shape[1]
+
+
+def _factor_constants(format_: str, x_stride: int, scales_stride: int, num_inputs: int) -> Constants:
+    return {"FORMAT": format_, "X_STRIDE": x_stride, "SCALES_STRIDE": scales_stride, "NUM_INPUTS": num_inputs}
 
 
 def _names_of_rounded(x: str) -> tuple[str, str]:

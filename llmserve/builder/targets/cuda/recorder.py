@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.targets.cuda.tiles import ProductTile
-from llmserve.engine.cuda.layout import Address, Extent, Kernel, Launch, Part, PlacedTensor, Room
+from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Kernel, Launch, Part, PlacedTensor, Room
 
-TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8"}
+TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "uint8": "*u8"}
 STRIDE_BYTES = 16  # what a thread loads at once
 COLUMNS_OF_WARP = 256
 ANY_ROWS = (1, 1 << 30)
@@ -29,6 +29,12 @@ class Argument:
     address: Address
     type: str
     is_aligned: bool = True
+
+    def behind(self, count: int) -> Argument:
+        """The address so many items further on."""
+        offset = count * ITEM_BYTES[next(name for name, type_ in TYPES.items() if type_ == self.type)]
+        address = self.address._replace(offset=self.address.offset + offset)
+        return Argument(address, self.type, self.is_aligned and offset % STRIDE_BYTES == 0)
 
 
 class Recorder:
@@ -91,9 +97,11 @@ class Recorder:
         return self.tensor(name, "float32", 1, values.size)
 
     def tensor(self, name: str, dtype: str, rows: int, cols: int) -> Argument:
-        tensor = PlacedTensor(name, dtype, rows, cols)
-        assert self.tensors.setdefault(name, tensor) == tensor
-        return Argument(Address(Room.TENSOR.value, name), TYPES[dtype])
+        return self.placed(PlacedTensor(name, dtype, rows, cols))
+
+    def placed(self, tensor: PlacedTensor) -> Argument:
+        assert self.tensors.setdefault(tensor.name, tensor) == tensor
+        return Argument(Address(Room.TENSOR.value, tensor.name), TYPES[tensor.dtype])
 
 
 def power_of_two(width: int) -> int:

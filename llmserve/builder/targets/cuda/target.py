@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.progress import Progress
-from llmserve.builder.quantization import QUANTIZED_GROUP, Part, Scheme, quantize_rows, quantized_params
+from llmserve.builder.quantization import Part, quantize_rows, quantized_params
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
+from llmserve.builder.targets.cuda.integers import StoredPart, stored_parts
 from llmserve.builder.targets.cuda.lowering import Lowered, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
@@ -45,7 +46,7 @@ from llmserve.models.spec import DecoderSpec, HfConfig, Param
 NUMPY_TYPES: Mapping[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 HEADER_BYTES = 1 << 20  # about, for a plan: with kernels for one architecture
 MOST_HEAD_ROWS = 64
-QUANTIZATIONS = ("", "int8")
+QUANTIZATIONS = ("", "int8", "int4")
 
 ATTRIBUTES: Mapping[OpKind, Collection[str]] = {  # what the lowering does something with
     OpKind.EMBED: ("scale",),
@@ -74,7 +75,7 @@ class CudaTarget:
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         found = [*_gpu_problems(options), *self._group_problems(program, options)]
         if options.quantization not in QUANTIZATIONS:
-            found.append(f"quantization {options.quantization}: the cuda target has int8 so far")
+            found.append(f"quantization {options.quantization}: is not known; use int8 or int4")
         if options.kv_cache_dtype != "auto":
             found.append(
                 f"kv_cache_dtype {options.kv_cache_dtype}: the cuda target keeps the engine's dtype; leave it out"
@@ -224,7 +225,7 @@ class _Piece(NamedTuple):
     weight: Weight
     rows: slice
     offset: float  # added to each number
-    scheme: Scheme | None  # None: floats
+    stored: StoredPart | None  # of which they are rows; None: floats
 
 
 class TensorWriter:
@@ -252,14 +253,16 @@ class TensorWriter:
         for param in self._job.params:
             if param.name in self._lowered.stored:  # else it is stored under another name
                 weight, offset = self._job.weight(param.name), self._lowered.offsets.get(param.name, 0.0)
-                scheme = self._quantized[param.name][0].scheme if param.name in self._quantized else None
-                for rows in row_pieces(weight.shape, scheme.pieces if scheme else 1):
-                    yield _Piece(self._tensors[param.name], weight, rows, offset, scheme)
+                for stored in stored_parts(param.name, self._quantized.get(param.name, ()), weight.shape[-1]):
+                    for rows in row_pieces((stored.num_outputs, stored.num_inputs), stored.part.scheme.pieces):
+                        yield _Piece(self._tensors[stored.name], weight, rows, offset, stored)
+                for rows in row_pieces(weight.shape, 1) if param.name not in self._quantized else ():
+                    yield _Piece(self._tensors[param.name], weight, rows, offset, None)
 
     def _write_piece(self, piece: _Piece) -> tuple[str, int]:
         """Name of the tensor, and bytes."""
-        if piece.scheme is not None:
-            return piece.tensor.name, self._write_integers(piece, piece.scheme)
+        if piece.stored is not None:
+            return piece.tensor.name, self._write_integers(piece, piece.stored)
         values = piece.weight[piece.rows]
         if piece.offset:
             values = values.astype(np.float32) + np.float32(piece.offset)
@@ -268,31 +271,18 @@ class TensorWriter:
         _write(self._file, self._begin + piece.tensor.offset + piece.rows.start * row_bytes, values)
         return piece.tensor.name, values.nbytes
 
-    def _write_integers(self, piece: _Piece, scheme: Scheme) -> int:
-        """Whole panels: a piece begins with one, and the last output's is filled up."""
-        name, rows = piece.tensor.name, piece.rows
-        found = quantize_rows(scheme, piece.weight, rows)
+    def _write_integers(self, piece: _Piece, stored: StoredPart) -> int:
+        """Whole panels: a piece begins with one, and the last one is filled up."""
+        begin = stored.part.begin
+        found = quantize_rows(
+            stored.part.scheme, piece.weight, slice(begin + piece.rows.start, begin + piece.rows.stop)
+        )
         written = 0
-        for tensor, values in (
-            (piece.tensor, pack_panels(found.values)),
-            (self._tensors[f"{name}.scales"], pack_panels(found.scales)),
-            (self._tensors[f"{name}.row_scales"], pack_panels(found.row_scale[:, None])),
-        ):
+        for name, values in stored.packed(found):
             output_bytes = values.nbytes // (len(values) * PANEL_OUTPUTS)
-            _write(self._file, self._begin + tensor.offset + rows.start * output_bytes, values)
+            _write(self._file, self._begin + self._tensors[name].offset + piece.rows.start * output_bytes, values)
             written += values.nbytes
         return written
-
-
-def pack_panels(values: NDArray[Any]) -> NDArray[Any]:
-    """[outputs, n] as [panels, groups, PANEL_OUTPUTS, n / groups], filled up with zeros: of integers a group has
-    QUANTIZED_GROUP, of anything else one."""
-    group = QUANTIZED_GROUP if values.dtype == np.int8 else 1
-    num_outputs, count = values.shape
-    panels, groups = -(-num_outputs // PANEL_OUTPUTS), -(-count // group)
-    padded = np.zeros((panels * PANEL_OUTPUTS, groups * group), values.dtype)
-    padded[:num_outputs, :count] = values
-    return np.ascontiguousarray(padded.reshape(panels, PANEL_OUTPUTS, groups, group).transpose(0, 2, 1, 3))
 
 
 def _write(file: BinaryIO, offset: int, values: NDArray[Any]) -> None:

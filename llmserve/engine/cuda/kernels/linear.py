@@ -1,7 +1,7 @@
 """Products of rows with a weight, and what is done to their sums.
 
-FORMAT says how rows and weight are kept: "float", or "int8" with scales for every TILE_INPUTS inputs of both and one
-for each output. What a format has not is any address.
+FORMAT says how rows and weight are kept: "float", or, with scales for every TILE_INPUTS inputs of both and one for each
+output, "int8", or "int4" with a zero point beside each scale. What a format has not is any address.
 
 The inputs of a weight are summed in SEGMENTS runs, each from zero, and the runs are added up in order: `linear` does
 all of it, `linear_segments` a run in each program, for few rows, so that more of the device reads the weight, and
@@ -54,9 +54,9 @@ def _segment_of_integers(
 ):  # fmt: skip
     """Groups of TILE_INPUTS inputs are summed as integers, which is exact, and groups as floats, in order.
 
-    `w`, `w_scales`: panels of PANEL outputs; in each, group by group, the outputs' inputs, or their scales.
+    `w`, `w_scales`: as `builder.targets.cuda.integers` packs them.
     """
-    GROUPS: tl.constexpr = (NUM_INPUTS + TILE_INPUTS - 1) // TILE_INPUTS
+    GROUPS: tl.constexpr = (NUM_INPUTS + 2 * TILE_INPUTS - 1) // (2 * TILE_INPUTS) * 2
     STEPS: tl.constexpr = (GROUPS + SEGMENTS - 1) // SEGMENTS
     inputs = tl.arange(0, TILE_INPUTS)
     first = segment * STEPS
@@ -89,6 +89,59 @@ def _segment_of_integers(
 
 
 @triton.jit
+def _with_group(
+    sums, x_at, x_scales_at, w_scales_at, values, is_row, is_column,
+    GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Sums and the products of one group: of (value - zero point) * step, where the step is a code's square."""
+    left = tl.load(x_at, mask=is_row[:, None], other=0)
+    of_rows = tl.load(x_scales_at, mask=is_row, other=0.0)
+    sums_of_rows = tl.load(x_scales_at + GROUPS, mask=is_row, other=0.0)
+    codes = tl.load(w_scales_at, mask=is_column, other=0).to(tl.float32)
+    zeros = tl.load(w_scales_at + PANEL, mask=is_column, other=0).to(tl.float32) * 0.0625
+    steps = codes * codes
+    products = tl.dot(left, tl.trans(values.to(tl.int8)), out_dtype=tl.int32).to(tl.float32)
+    scaled = products * (of_rows[:, None] * steps[None, :])
+    return sums + (scaled - sums_of_rows[:, None] * (steps * zeros)[None, :])
+
+
+@triton.jit
+def _segment_of_nibbles(
+    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
+    X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """As `_segment_of_integers`, over pairs of groups: the second has the upper halves of the bytes."""
+    PAIRS: tl.constexpr = (NUM_INPUTS + 2 * TILE_INPUTS - 1) // (2 * TILE_INPUTS)
+    STEPS: tl.constexpr = (PAIRS + SEGMENTS - 1) // SEGMENTS
+    inputs = tl.arange(0, TILE_INPUTS)
+    first = segment * STEPS
+    wide_rows = rows.to(tl.int64)
+    pairs, places = (outputs // PANEL).to(tl.int64) * PAIRS + first, outputs % PANEL
+    x_at = x + wide_rows[:, None] * X_STRIDE + (first * 2 * TILE_INPUTS + inputs)[None, :]
+    w_at = w + (pairs * (PANEL * TILE_INPUTS) + places * TILE_INPUTS)[:, None] + inputs[None, :]
+    x_scales_at = x_scales + wide_rows * SCALES_STRIDE + 2 * first
+    w_scales_at = w_scales + pairs * (4 * PANEL) + places
+    sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    for step in range(STEPS):
+        is_pair = first + step + tl.arange(0, 1) < PAIRS
+        is_row, is_output = (rows >= 0) & is_pair, is_column & is_pair
+        packed = tl.load(w_at, mask=is_output[:, None], other=0)
+        sums = _with_group(
+            sums, x_at, x_scales_at, w_scales_at, packed & 15, is_row, is_output, 2 * PAIRS,
+        )  # fmt: skip
+        sums = _with_group(
+            sums, x_at + TILE_INPUTS, x_scales_at + 1, w_scales_at + 2 * PANEL, packed >> 4, is_row, is_output,
+            2 * PAIRS,
+        )  # fmt: skip
+        x_at += 2 * TILE_INPUTS
+        w_at += PANEL * TILE_INPUTS
+        x_scales_at += 2
+        w_scales_at += 4 * PANEL
+    return sums * tl.load(row_scales + outputs, mask=is_column, other=0.0)[None, :]
+
+
+@triton.jit
 def _segment(
     x, x_scales, w, w_scales, row_scales, rows, columns, first_output, segment,
     FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr,
@@ -102,6 +155,11 @@ def _segment(
         return _segment_of_integers(
             x, x_scales, w, w_scales, row_scales, rows, first_output + columns, is_column, segment,
             X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        )  # fmt: skip
+    elif FORMAT == "int4":
+        return _segment_of_nibbles(
+            x, x_scales, w, w_scales, row_scales, rows, first_output + columns, is_column, segment,
+            X_STRIDE, SCALES_STRIDE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
         )  # fmt: skip
     else:
         return _segment_of_floats(

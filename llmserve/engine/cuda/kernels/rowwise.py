@@ -48,10 +48,10 @@ def rms_norm(
 def round_rows(
     x, integers, scales,
     WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
-    GROUP: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, TILE_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """x = integers * scales, nearly: the largest of a GROUP of columns becomes 127. Filled up with zeros to whole
-    groups. Grid: rows, tiles of groups."""
+    """x = integers * scales, nearly: the largest of a GROUP of columns becomes 127. Filled up with zeros to GROUPS
+    groups; behind a row's scales are the sums of its groups, scaled. Grid: rows, tiles of groups."""
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
     at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
@@ -59,9 +59,11 @@ def round_rows(
     peak = tl.max(tl.abs(values), axis=1)
     inverse = tl.where(peak > NOTHING, tl.div_rn(127.0, peak), 0.0)
     rounded = (values * inverse[:, None] + HALF_EVEN) - HALF_EVEN
-    is_group = groups * GROUP < WIDTH
+    is_group = groups < GROUPS
+    scale = tl.div_rn(peak, 127.0)
     tl.store(integers + row * Y_STRIDE + at, rounded.to(tl.int8), mask=is_group[:, None])
-    tl.store(scales + row * SCALES_STRIDE + groups, tl.div_rn(peak, 127.0), mask=is_group)
+    tl.store(scales + row * SCALES_STRIDE + groups, scale, mask=is_group)
+    tl.store(scales + row * SCALES_STRIDE + GROUPS + groups, tl.sum(rounded, axis=1) * scale, mask=is_group)
 
 
 @triton.jit
