@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from llmserve.engine.machine import machine_name
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
-from llmserve.evaluation.choices import likeliest
 from llmserve.evaluation.decisions import pack, unpack
-from llmserve.evaluation.prompts import ChoicePrompt, end_ids, ids_digest
-from llmserve.stages.postprocess import Postprocessor
+from llmserve.evaluation.prompts import ids_digest
 from llmserve.stages.preprocess import PreparedPrompt
 
 FORMAT = 3
@@ -67,15 +64,20 @@ class Baseline:
         return replace(self, answers={**older.answers, **self.answers})
 
     def save(self, folder: Path) -> Path:
-        answers = {name: _to_json(answer) for name, answer in self.answers.items()}
+        answers = {name: answer_to_json(answer) for name, answer in self.answers.items()}
         head = {"format": FORMAT, **asdict(self.key), "environment": dict(self.environment)}
         lines = [f"  {json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items()]
         # one answer per line: a changed answer is one changed line in a diff
         text = json.dumps(head, indent=1)[:-2] + ',\n "answers": {\n' + ",\n".join(lines) + "\n }\n}\n"
         path = folder / self.key.file_name
+        aside = folder / f".{path.name}.tmp-{os.getpid()}"  # the stored one counts until the new one is whole
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            try:
+                aside.write_text(text, encoding="utf-8")
+                os.replace(aside, path)
+            finally:
+                aside.unlink(missing_ok=True)
         except OSError as error:
             raise InvalidArgument(f"the baseline cannot be stored in {folder}: {error.strerror}") from error
         return path
@@ -90,7 +92,7 @@ def load_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         stored = BaselineKey(*(content.get(field.name, "") for field in fields(BaselineKey)))
         version = content.get("format")
-        answers = {name: _from_json(name, answer) for name, answer in content["answers"].items()}
+        answers = {name: answer_from_json(name, answer) for name, answer in content["answers"].items()}
         environment = {"machine": content["environment"]["machine"], **content["environment"]}
         int(environment["batch_size"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -149,77 +151,7 @@ def missing_baseline(folder: Path, key: BaselineKey) -> Unsupported:
     return Unsupported(f"{state}, and it cannot be computed: {hf.NO_TORCH}")
 
 
-def compute_baseline(
-    checkpoint: Path,
-    key: BaselineKey,
-    prompts: Sequence[PreparedPrompt],
-    *,
-    max_tokens: int,
-    batch_size: int = 1,
-    progress: Callable[[int], None] = lambda count: None,
-) -> Baseline:
-    """Ask the Hugging Face model; `progress` is told how many prompts were just answered."""
-    model = hf.HfModel(checkpoint, key.dtype)
-    postprocessor = Postprocessor.open(checkpoint)
-    answers: dict[str, Answer] = {}
-    _generate(model, prompts[:1], 1)  # the first call pays for allocations and caches
-    for start in range(0, len(prompts), batch_size):
-        batch = prompts[start : start + batch_size]
-        for prompt, answer in zip(batch, _generate(model, batch, max_tokens), strict=True):
-            text = postprocessor.text(answer.token_ids)
-            digest = ids_digest(prompt)
-            answers[digest] = Answer(
-                text,
-                len(prompt.input_ids),
-                len(answer.token_ids),
-                answer.seconds,
-                answer.token_ids,
-                answer.decisions,
-                digest,
-            )
-        progress(len(batch))
-    return Baseline(key, this_environment(batch_size), answers)
-
-
-def compute_choices(
-    checkpoint: Path,
-    key: BaselineKey,
-    prompts: Sequence[ChoicePrompt],
-    *,
-    progress: Callable[[int], None] = lambda count: None,
-) -> Baseline:
-    """As `compute_baseline`, in multiple choice: how likely each choice is; one prompt at a time."""
-    model = hf.HfModel(checkpoint, key.dtype)
-    _choose(model, prompts[0])  # the first call pays for allocations and caches
-    answers: dict[str, Answer] = {}
-    for prompt in prompts:
-        answers[ids_digest(prompt)] = _choose(model, prompt)
-        progress(1)
-    return Baseline(key, this_environment(1), answers)
-
-
-def _choose(model: hf.HfModel, prompt: ChoicePrompt) -> Answer:
-    started = time.perf_counter()
-    begin = len(prompt.input_ids)
-    found = model.log_likelihoods(prompt.continued, begin)
-    return Answer(
-        prompt.choices[likeliest(found)],
-        begin,
-        sum(len(ids) - begin for ids in prompt.continued),
-        time.perf_counter() - started,
-        prompt_digest=ids_digest(prompt),
-        log_likelihoods=tuple(found),
-    )
-
-
-def _generate(model: hf.HfModel, batch: Sequence[PreparedPrompt], max_tokens: int) -> list[hf.HfAnswer]:
-    first = batch[0]
-    return model.generate(
-        [prompt.input_ids for prompt in batch], max_tokens=max_tokens, end_ids=end_ids(first), pad_id=first.pad_id
-    )
-
-
-def _to_json(answer: Answer) -> dict[str, Any]:
+def answer_to_json(answer: Answer) -> dict[str, Any]:
     return {
         "text": answer.text,
         "token_ids": list(answer.token_ids or ()),
@@ -230,7 +162,7 @@ def _to_json(answer: Answer) -> dict[str, Any]:
     } | ({"num_tokens": answer.num_tokens, "choices": list(answer.log_likelihoods)} if answer.log_likelihoods else {})
 
 
-def _from_json(name: str, content: Mapping[str, Any]) -> Answer:
+def answer_from_json(name: str, content: Mapping[str, Any]) -> Answer:
     ids = tuple(int(token) for token in content["token_ids"])
     choices = tuple(float(value) for value in content.get("choices", ()))
     return Answer(

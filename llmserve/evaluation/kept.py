@@ -1,32 +1,30 @@
 """What a run has been told so far, in a file beside its report: an interrupted run goes on where it stopped.
 
-The first line says what the answers depend on: the engine with the size and time of each of its files, the questions,
-the options, the versions. A file that says anything else there is of another run, and begins anew. Every other line is
-one answer, or what the engine said about one of the baseline's, written as soon as it was there. The first sample is
-always asked again, so that every run has times of its own.
+The answers depend on the engine with the size and time of each of its files, the questions, the options, the versions.
+A line is one answer, or what the engine said about one of the baseline's. The first sample is always asked again, so
+that every run has times of its own.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from io import BufferedRandom
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import llmserve
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.candidates import WARM_UP, Candidate, CandidateRun
 from llmserve.evaluation.decisions import Decision, pack, unpack
+from llmserve.evaluation.kept_lines import KeptLines, kept_lines
 
 FORMAT = 1
 FIRST = "eval-0"  # request of the first sample
+
+Told: TypeAlias = tuple[str, Answer | tuple[Decision, ...]]  # by the request's id
 
 
 def identity_of(directory: EngineDirectory, questions: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,10 +48,17 @@ def _digest(parts: Sequence[Any]) -> str:
 class KeptAnswers:
     """By request id; of the runs before this one, and of this one."""
 
-    def __init__(self, file: BufferedRandom, lines: Sequence[Mapping[str, Any]]) -> None:
-        self._file = file
-        self._answers = {line["request"]: _answer(line) for line in lines if "answer" in line}
-        self._decisions = {line["request"]: _decisions(line) for line in lines if "decisions" in line}
+    def __init__(self, lines: KeptLines[Told]) -> None:
+        self._lines = lines
+        self._answers: dict[str, Answer] = {}
+        self._decisions: dict[str, tuple[Decision, ...]] = {}
+        for request_id, told in lines.earlier:
+            if request_id == FIRST or request_id.startswith(f"{FIRST}-"):
+                continue
+            if isinstance(told, Answer):
+                self._answers[request_id] = told
+            else:
+                self._decisions[request_id] = told
 
     def candidate(self, candidate: Candidate) -> Candidate:
         """The same, but it is not asked again."""
@@ -70,14 +75,10 @@ class KeptAnswers:
         return self._decisions.get(request_id)
 
     def keep_answer(self, request_id: str, answer: Answer) -> None:
-        self._write({"request": request_id, "answer": asdict(answer)})
+        self._lines.add({"request": request_id, "answer": asdict(answer)})
 
     def keep_decisions(self, request_id: str, decisions: Sequence[Decision]) -> None:
-        self._write({"request": request_id, "decisions": pack(decisions), "count": len(decisions)})
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
+        self._lines.add({"request": request_id, "decisions": pack(decisions), "count": len(decisions)})
 
 
 def timed(run: CandidateRun, kept: KeptAnswers | None) -> CandidateRun:
@@ -90,45 +91,12 @@ def timed(run: CandidateRun, kept: KeptAnswers | None) -> CandidateRun:
 @contextmanager
 def kept_answers(path: Path, identity: Mapping[str, Any]) -> Iterator[KeptAnswers]:
     """Of the run that `identity` describes. `InvalidArgument` while another run writes to the file, or nobody can."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        file = path.open("r+b")
-    except OSError as error:
-        raise InvalidArgument(f"answers cannot be kept in {path}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InvalidArgument(f"another run keeps its answers in {path}; give this one another --output") from error
-        yield KeptAnswers(file, _read(file, identity))
+    with kept_lines(path, identity, _told, taken="give this one another --output") as lines:
+        yield KeptAnswers(lines)
 
 
-def _read(file: BufferedRandom, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every whole line of this run; what follows them is cut off, and a file of another run emptied."""
-    head = json.dumps(identity).encode() + b"\n"
-    if file.readline() != head:
-        file.seek(0)
-        file.truncate()
-        file.write(head)
-        file.flush()
-        return []
-    lines = []
-    end = file.tell()
-    for text in file:
-        try:
-            line = json.loads(text)
-            _answer(line) if "answer" in line else _decisions(line)
-        except (ValueError, KeyError, TypeError):  # cut off while it was written
-            break
-        if not text.endswith(b"\n"):
-            break
-        if line["request"] != FIRST and not line["request"].startswith(f"{FIRST}-"):
-            lines.append(line)
-        end += len(text)
-    file.seek(end)
-    file.truncate()
-    return lines
+def _told(line: Mapping[str, Any]) -> Told:
+    return line["request"], _answer(line) if "answer" in line else _decisions(line)
 
 
 def _answer(line: Mapping[str, Any]) -> Answer:

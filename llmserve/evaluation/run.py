@@ -20,8 +20,6 @@ from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.baseline import (
     Baseline,
     BaselineKey,
-    compute_baseline,
-    compute_choices,
     load_baseline,
     missing_baseline,
     replaceable_baseline,
@@ -37,6 +35,7 @@ from llmserve.evaluation.candidates import (
     run_candidate,
     server_candidate,
 )
+from llmserve.evaluation.computed import compute_baseline, compute_choices, kept_batches
 from llmserve.evaluation.data import load_samples, suite_digest
 from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.engine_baseline import engine_baseline, engine_facts
@@ -233,17 +232,17 @@ def _baseline_side(
         raise hf.unavailable() if options.refresh_baseline else missing_baseline(suite.baselines, key)
     choices = [prompt for prompt in prompts if isinstance(prompt, ChoicePrompt)]
     batch_size = 1 if choices else options.baseline_batch_size
-    require_mergeable(stored, prompts, this_environment(batch_size))
-    with model_folder(checkpoint, watcher.phase) as folder:
+    environment = this_environment(batch_size)
+    require_mergeable(stored, prompts, environment)
+    with kept_batches(suite.baselines, key, environment) as kept, model_folder(checkpoint, watcher.phase) as folder:
         progress = watcher.phase("Hugging Face", len(prompts))
         computed = (
-            compute_choices(folder, key, choices, progress=progress)
+            compute_choices(folder, kept, choices, progress=progress)
             if choices
-            else compute_baseline(
-                folder, key, prompts, max_tokens=suite.max_tokens, batch_size=batch_size, progress=progress
-            )
+            else compute_baseline(folder, kept, prompts, max_tokens=suite.max_tokens, progress=progress)
         )
-    computed.merged_with(stored).save(suite.baselines)
+        computed.merged_with(stored).save(suite.baselines)
+        kept.remove()
     answers = computed.select(prompts)
     assert answers is not None, "every prompt was just answered"
     return _hf_side(computed, answers, "computed in this run")

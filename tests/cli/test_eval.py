@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
@@ -468,6 +469,39 @@ def test_an_interrupted_run_goes_on_and_says_the_same(
         for name in ("latency_seconds", "tokens_per_second"):
             assert content["engine"].pop(name)
     assert told == whole
+
+
+@pytest.mark.parametrize("refresh", [(), ("--refresh-baseline",)])
+def test_an_interrupted_baseline_goes_on_and_says_the_same(
+    checkpoint: Path, engine: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refresh: tuple[str]
+) -> None:
+    report, baselines = tmp_path / "report.json", suite.parent / "baselines"
+    arguments = (engine, "--hf-model-dir", checkpoint, "--suite", suite, "--output", report, "--no-record")
+    run(*arguments)
+    whole = json.loads(report.read_text())["samples"]
+    (stored,) = baselines.iterdir()
+    if not refresh:
+        stored.unlink()
+    before = {path: path.read_bytes() for path in baselines.iterdir()}
+    with pytest.raises(Interrupted):
+        evaluate(EvalOptions(suite, checkpoint, engine=engine, refresh_baseline=True), Interrupting("Hugging Face", 20))
+    assert {path: path.read_bytes() for path in baselines.glob("*.json")} == before
+    asked = list[int]()
+    generate = hf.HfModel.generate
+
+    def counted(model: hf.HfModel, ids: Sequence[Sequence[int]], **options: Any) -> list[hf.HfAnswer]:
+        asked.append(len(ids))
+        return generate(model, ids, **options)
+
+    monkeypatch.setattr(hf.HfModel, "generate", counted)
+    done = run(*arguments, *refresh)
+    assert "computed in this run" in done.output
+    assert sum(asked) == 1 + 12  # one to warm up
+    told = json.loads(report.read_text())["samples"]
+    for sample in (*whole, *told):
+        del sample["engine"]["seconds"], sample["baseline"]["seconds"]
+    assert told == whole
+    assert list(baselines.iterdir()) == [stored]
 
 
 def test_answers_of_an_engine_that_changed_are_not_used(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +13,13 @@ from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.baseline import (
     Baseline,
     BaselineKey,
-    compute_baseline,
     load_baseline,
     missing_baseline,
     replaceable_baseline,
     require_mergeable,
 )
 from llmserve.evaluation.decisions import Decision
-from llmserve.evaluation.prompts import PromptEncoder, ids_digest, text_digest
-from llmserve.stages.chat import Message
+from llmserve.evaluation.prompts import ids_digest, text_digest
 from llmserve.stages.preprocess import PreparedPrompt
 from tests.checkpoints import make_checkpoint
 
@@ -126,20 +124,17 @@ def test_a_missing_baseline_names_the_dtypes_that_are_stored(tmp_path: Path) -> 
     assert "the stored float16 baseline lacks some of these samples" in str(missing_baseline(tmp_path, KEY))
 
 
-def test_computed_answers(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path, "baichuan2-7b")
-    encoder = PromptEncoder(checkpoint, 6)
-    prompts = [encoder.encode((Message("user", text),)) for text in ("one", "two words", "and three words")]
-    done: list[int] = []
-    computed = compute_baseline(checkpoint, KEY, prompts, max_tokens=6, batch_size=2, progress=done.append)
-    answers = computed.select(prompts)
-    assert answers is not None
-    assert done == [2, 1]
-    assert [answer.num_prompt_tokens for answer in answers] == [len(prompt.input_ids) for prompt in prompts]
-    assert [answer.prompt_digest for answer in answers] == [ids_digest(prompt) for prompt in prompts]
-    assert all(0 < answer.num_tokens == len(answer.token_ids or ()) <= 6 for answer in answers)
-    assert computed.environment["batch_size"] == "2"
-    assert computed.environment["torch"]
-    path = computed.save(tmp_path)
-    assert len(path.read_text().splitlines()) < 30  # one line per answer
-    assert json.loads(path.read_text())["dtype"] == "float16"
+def test_a_baseline_that_cannot_be_written_leaves_the_stored_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    baseline(PROMPT).save(tmp_path)
+
+    def full(path: Path, text: str, **options: str) -> int:
+        path.write_bytes(text.encode()[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(InvalidArgument, match="No space left"):
+        baseline(PROMPT, OTHER).save(tmp_path)
+    assert load_baseline(tmp_path, KEY) == baseline(PROMPT)
+    assert len(list(tmp_path.iterdir())) == 1

@@ -13,9 +13,10 @@ from llmserve.core import TopTokens
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_engine, fake_prompt_log_prob
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Sample
-from llmserve.evaluation.baseline import BaselineKey, compute_choices, load_baseline
+from llmserve.evaluation.baseline import BaselineKey, load_baseline, this_environment
 from llmserve.evaluation.candidates import EngineCandidate, choose_all
 from llmserve.evaluation.choices import CHOICE_METRICS, score_choices
+from llmserve.evaluation.computed import compute_choices, kept_batches
 from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.hf import HfModel
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, ids_digest
@@ -138,7 +139,8 @@ def test_the_baselines_numbers_are_the_networks_and_come_back(
     checkpoint: Path, prompts: list[ChoicePrompt], tmp_path: Path
 ) -> None:
     progress = list[int]()
-    computed = compute_choices(checkpoint, KEY, prompts, progress=progress.append)
+    with kept_batches(tmp_path, KEY, this_environment(1)) as kept:
+        computed = compute_choices(checkpoint, kept, prompts, progress=progress.append)
     assert progress == [1, 1]
     model = HfModel(checkpoint, "float32")
     answers = computed.select(prompts)
