@@ -170,7 +170,7 @@ class Rollout:
             counts.succeeded += 1
             self.progress.latencies["stable"].add(watch.timing.first_s, watch.timing.total_s)
         elif watch.error:
-            counts.failed += 1
+            counts.failed += not watch.is_limited
         else:
             counts.cancelled += 1
 

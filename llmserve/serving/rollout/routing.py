@@ -3,7 +3,8 @@
 The version is chosen once, where a request comes in, and whatever an ensemble makes of it stays with that choice: for
 each name that leads to the model there are two plans, one on the stable version and one on the candidate. A canary
 request that has had no response yet can still be answered by the stable version: it is when the candidate fails, keeps
-it waiting, or is rolled back.
+it waiting, or is rolled back. What the limit of a client's API key refuses is refused, and says nothing of anybody:
+without a rollout one engine would have all of its answers under way, so it would have been refused then, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
-from llmserve.errors import LlmserveError, Unavailable
+from llmserve.errors import LlmserveError, RateLimited, Unavailable
 from llmserve.serving.model import ServedModel
 from llmserve.serving.observe.model_statistics import RequestTiming
 from llmserve.serving.rollout.shadow import ShadowCopy, Stopwatch, Timing
@@ -79,7 +80,7 @@ class StableStep(_WatchedStep):
                         copy.stable_said(response)
                     yield response
         except LlmserveError as failure:
-            stopwatch.error = str(failure)
+            stopwatch.fail(failure)
             raise
         finally:
             if copy is not None:
@@ -158,6 +159,7 @@ class Split:
 
     async def _canary(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         began = time.monotonic()
+        failure: LlmserveError | None = None
         has_begun = is_told = False  # is_told: the watch knows how it has ended, or will hear it from the rescue
         self._of_candidate[request.request_id] += 1
         try:
@@ -165,15 +167,15 @@ class Split:
                 response, error = await self._first(stream)
                 has_begun, is_told = response is not None, response is None
                 while response is not None:
-                    error = error if response.error is None else str(response.error)
+                    failure = response.error or failure
                     if response.final:  # whoever reads may not come back
                         is_told = True
-                        self._ended(error)
+                        self._ended(failure)
                     yield response
                     response = await self._following(stream)
-        except LlmserveError as failure:  # in the middle: the client has the beginning of this answer
+        except LlmserveError as raised:  # in the middle: the client has the beginning of this answer
             is_told = True
-            self._watch.canary_failed(str(failure), rescued=False)
+            self._ended(raised)
             raise
         finally:
             _less(self._of_candidate, request.request_id)
@@ -184,14 +186,14 @@ class Split:
                 async for response in responses:
                     yield response
 
-    def _ended(self, error: str) -> None:
-        if error:
-            self._watch.canary_failed(error, rescued=False)
-        else:
+    def _ended(self, failure: LlmserveError | None) -> None:
+        if failure is None:
             self._watch.canary_succeeded()
+        elif not isinstance(failure, RateLimited):
+            self._watch.canary_failed(str(failure), rescued=False)
 
     async def _first(self, stream: AsyncGenerator[InferResponse, None]) -> tuple[InferResponse | None, str]:
-        """The candidate's first response, or why there is none."""
+        """The candidate's first response, or why there is none. `RateLimited` by the client's own limit."""
         limit_s = self._watch.first_response_limit_s
         try:
             async with asyncio.timeout(limit_s) as patience:
@@ -202,13 +204,16 @@ class Split:
                     self._watch.waiting(patience, begins=False)
         except TimeoutError:
             return None, f"no response within {limit_s:.1f} s"
+        except RateLimited:
+            raise
         except LlmserveError as failure:
             return None, str(failure)
         except Exception as failure:  # border: a candidate may do what it likes
             return None, f"{type(failure).__name__}: {failure}"
         if first is None:
             return None, "no response at all"
-        return (first, "") if first.error is None else (None, str(first.error))
+        is_answer = first.error is None or isinstance(first.error, RateLimited)
+        return (first, "") if is_answer else (None, str(first.error))
 
     async def _following(self, stream: AsyncGenerator[InferResponse, None]) -> InferResponse | None:
         limit_s = self._watch.first_response_limit_s

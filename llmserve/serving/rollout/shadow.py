@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmserve.core import EVERYBODY
-from llmserve.errors import LlmserveError
+from llmserve.errors import LlmserveError, RateLimited
 from llmserve.serving.answers import AnswerReader
 from llmserve.serving.model import ServedModel
 from llmserve.serving.rollout.progress import SLOWER
@@ -36,15 +36,20 @@ class Stopwatch:
         self._first_s: float | None = None
         self.timing: Timing | None = None  # of an answer that is complete
         self.error = ""
+        self.is_limited = False  # by the client's own limit, which is no failure of the model
 
     def see(self, response: InferResponse) -> None:
         elapsed = time.monotonic() - self._began
         if response.error is not None:
-            self.error = str(response.error)
+            self.fail(response.error)
         elif self._first_s is None and (response.outputs or response.final):
             self._first_s = elapsed
         if response.final and not self.error and self._first_s is not None:
             self.timing = Timing(self._first_s, elapsed)
+
+    def fail(self, error: LlmserveError) -> None:
+        self.error = str(error)
+        self.is_limited = isinstance(error, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)

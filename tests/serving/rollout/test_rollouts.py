@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmserve.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unsupported
+from llmserve.errors import InvalidArgument, NotFound, RateLimited, ResourceExhausted, Unavailable, Unsupported
 from llmserve.serving.core import InferenceCore
 from llmserve.serving.rollout.rollouts import Asked
 from llmserve.serving.settings import ControlMode
@@ -198,6 +198,36 @@ async def test_a_clients_mistake_is_nobodys_fault(tmp_path: Path, versions: Vers
                 await answers(core, wrong)
             assert core.rollout("m")["stable"]["requests"]["failed"] == (1 if name == "e" else 2)
         assert core.rollout("m")["candidate"]["shadow"]["failed"] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fails_after", [0, 1])
+async def test_what_a_keys_limit_refuses_is_nobodys_fault(
+    tmp_path: Path, versions: Versions, name: str, fails_after: int
+) -> None:
+    """Nor does the stable version answer it: the limit would be twice as large while a rollout is on."""
+    versions[2].error, versions[2].fails_after = RateLimited("'ann' may have 1 answer under way"), fails_after
+    async with serving_versions(write_repository(tmp_path, versions=(1,)), versions) as core:
+        write_m(tmp_path, versions=(2,))
+        await core.start_rollout("m", Asked(rules={**ALL_CANARY, "max_error_rate": 0}))
+        for _ in range(5):
+            with pytest.raises(RateLimited, match="may have 1 answer"):
+                await answers(core, ask(1.0, name))
+        versions[2].error = None
+        assert await answers(core, ask(1.0, name)) == whole(1.0)
+        report = core.rollout("m")
+        assert (report["state"], report["error_rate"]) == ("canary", 0.0)
+        canary = report["candidate"]["canary"]
+        assert [canary[key] for key in ("succeeded", "failed", "cancelled", "rescued")] == [1, 0, 0, 0]
+        assert versions[1].num_requests == 0
+        core.abort_rollout("m", "")
+        versions[1].error = RateLimited("'ann' may have 1 answer under way")
+        await core.start_rollout("m", Asked(rules={**QUICK, "shadow": 1, "max_error_rate": 0}))
+        with pytest.raises(RateLimited):
+            await answers(core, ask(1.0, name))
+        report = core.rollout("m")
+        assert set(report["stable"]["requests"].values()) == {0}
+        assert report["candidate"]["shadow"]["failed"] == 0
 
 
 async def test_a_candidate_that_hangs_is_not_waited_for(tmp_path: Path, versions: Versions) -> None:
