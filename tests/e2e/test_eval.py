@@ -24,8 +24,8 @@ SMOKE = ROOT / "eval" / "suites" / "docstrings-smoke.yaml"
 
 
 CONDITIONS = {
-    "alone", "as in this process", "prefix hits", "unary", "/v1 streamed", "/v1 unary", "seeded", "multi-byte",
-    "in flight", "staggered", "preempted",
+    "alone", "as in this process", "prefix hits", "unary", "/v1 streamed", "/v1 unary", "/v1 log-probs",
+    "seeded", "multi-byte", "in flight", "staggered", "preempted",
 }  # fmt: skip
 
 

@@ -49,6 +49,7 @@ FORCED_TOKENS = 96
 WARM_UP = Question("eval-warm-up", "Hello", 4)
 NO_REUSE = ("--parameter", f"{TOKENS_MODEL}.enable_kv_cache_reuse=false")
 PREEMPTING = ("--parameter", f"{TOKENS_MODEL}.batch_scheduler_policy=max_utilization")
+NOT_TAKEN = ("HTTP 400", "HTTP 422")  # errors of a server that has no such field
 PREEMPTIONS = {"preemptions": "llmserve_preemptions_total"}
 
 
@@ -89,7 +90,7 @@ async def check_engine(
 ) -> Served:
     """In servers that `command` starts. Raises `Unavailable` when one does not start or ends, `InvalidArgument` when it
     has another engine."""
-    check = Check(asked, is_judged, watcher.phase("as served", 8 * len(asked.samples)))
+    check = Check(asked, is_judged, watcher.phase("as served", 9 * len(asked.samples)))
     flags = ("--threads", str(threads)) if threads else ()
 
     @asynccontextmanager
@@ -122,7 +123,7 @@ async def check_server(
     url: str, http_url: str, access: Access, asked: Asked, watcher: Watcher, *, is_judged: bool
 ) -> Served:
     """One that runs. Raises `LlmserveError` when nobody answers any more."""
-    check = Check(asked, is_judged, watcher.phase("as served", (6 if http_url else 4) * len(asked.samples)))
+    check = Check(asked, is_judged, watcher.phase("as served", (7 if http_url else 4) * len(asked.samples)))
     async with AsyncExitStack() as stack:
         grpc = await stack.enter_async_context(grpc_asker(url, access))
         v1 = await stack.enter_async_context(v1_asker(http_url, access)) if http_url else None
@@ -253,8 +254,22 @@ class Check:
             whole = await at_once(v1, unary, len(unary), self.told)
             both = zip(self.reference, streamed, strict=True)
             self._add("/v1 unary", whole, expected=[told if told.has_thoughts else one for one, told in both])
+            await self._log_probs(v1)
         await self._seeds(grpc)
         await self._forced([grpc] if v1 is None else [grpc, v1])
+
+    async def _log_probs(self, v1: V1Asker) -> None:
+        """Over /v1, every other answer in one piece. By themselves: an answer with log-probs is put together otherwise,
+        and hardly anybody asks for one."""
+        if any(reply.log_probs is None for reply in self.reference):
+            return
+        first = await v1.ask(replace(WARM_UP, wants_log_probs=True))
+        self.require_answers([first])
+        if first.record.error in NOT_TAKEN and self.server is None:  # ours takes it; a running one may be of others
+            self.notes.append(f"log-probs were not compared over /v1: {first.record.message or first.record.error}")
+            return
+        questions = [replace(each, wants_log_probs=True, streams=n % 2 == 0) for n, each in enumerate(self.questions)]
+        self._add("/v1 log-probs", await at_once(v1, questions, len(questions), self.told))
 
     async def _seeds(self, grpc: GrpcAsker) -> None:
         questions = seeded(self.questions[:NUM_SEEDED], SEED)

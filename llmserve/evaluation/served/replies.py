@@ -31,6 +31,7 @@ class Question:
     max_tokens: int
     streams: bool = True
     seed: int | None = None  # None: the likeliest tokens; else drawn, at a temperature of 1
+    wants_log_probs: bool = False  # over /v1; over gRPC they are told wherever there are some
     text: str = ""  # that the answer is forced to be: only characters that mean themselves in a regular expression
 
     def unary(self) -> Question:
@@ -125,7 +126,7 @@ class V1Asker:
     name: str = OVER_V1
 
     async def ask(self, question: Question) -> Reply:
-        reply = Reply()
+        reply = Reply(log_probs=[] if question.wants_log_probs else None)
         record, body = reply.record, bytearray()
         events = Events(record)
 
@@ -168,10 +169,11 @@ class V1Asker:
         body: Json = {"model": self.model, "max_tokens": question.max_tokens, "temperature": float(seeded)}
         body |= {"seed": question.seed} if seeded else {}
         body |= {"structured_outputs": {"regex": question.text}} if question.text else {}
+        wants = question.wants_log_probs
         body |= {"stream": True, "stream_options": {"include_usage": True}} if question.streams else {}
         if messages is None:
-            return "/v1/completions", body | {"prompt": question.prompt}
-        return "/v1/chat/completions", body | {"messages": messages}
+            return "/v1/completions", body | {"prompt": question.prompt} | ({"logprobs": 0} if wants else {})
+        return "/v1/chat/completions", body | {"messages": messages} | ({"logprobs": True} if wants else {})
 
 
 def _events(body: bytearray) -> list[Json]:
@@ -188,10 +190,17 @@ def _join(reply: Reply, documents: list[Json]) -> None:
             thought = piece.get(THOUGHTS) or ""
             reply.has_thoughts |= bool(thought)
             reply.text += thought + (piece.get("content") or piece.get("text") or "")
+            if reply.log_probs is not None:
+                reply.log_probs += _log_probs(choice.get("logprobs") or {})
         if usage := document.get("usage"):
             reply.record.prompt_tokens = usage["prompt_tokens"]
             reply.record.completion_tokens = usage["completion_tokens"]
             reply.record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+def _log_probs(told: Json) -> list[float]:
+    """Of a chat's tokens, or a completion's: numbers of float32, which JSON's hold to the bit."""
+    return told.get("token_logprobs") or [token["logprob"] for token in told.get("content") or ()]
 
 
 @asynccontextmanager

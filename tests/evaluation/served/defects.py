@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from llmserve.backends.tensorrtllm import backend
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, read_request
 from llmserve.engine.base import StepResult
 from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.frontends.openai import chat, completions
+from llmserve.frontends.openai.generation import Arrays
+from llmserve.frontends.openai.log_probs import Scored, scored_output
 from llmserve.scheduler.plan import StepPlan
 from llmserve.stages.postprocess import Postprocessor
 
@@ -65,6 +70,26 @@ def ignore_seed(*, draws_anew: bool) -> None:
         return replace(read, generate=replace(read.generate, sampling=sampling))
 
     backend.read_request = seedless  # type: ignore[attr-defined]
+
+
+def change_log_prob(*, at: int) -> None:
+    """The log-prob of one token, over /v1, by its last bit: the first one of the piece of that number."""
+    numbers = itertools.count()
+
+    def changing(arrays: Arrays) -> list[Scored]:
+        first, *others = scored_output(arrays)
+        if next(numbers) == at:
+            first = replace(first, log_prob=float(np.nextafter(np.float32(first.log_prob), np.float32(0))))
+        return [first, *others]
+
+    chat.scored_output = changing  # type: ignore[attr-defined]
+    completions.scored_output = changing  # type: ignore[attr-defined]
+
+
+def withhold_log_probs() -> None:
+    """Over /v1."""
+    chat.scored_output = lambda arrays: []  # type: ignore[attr-defined]
+    completions.scored_output = lambda arrays: []  # type: ignore[attr-defined]
 
 
 def die_after(num_requests: int) -> None:

@@ -34,8 +34,8 @@ MAX_TOKENS = 24
 TEXT = "the file was opened and then it was read by nobody at all in this long sentence"
 SAMPLES = [Sample(f"row-{i}", (Message("user", TEXT[: 12 + 5 * i]),), "unused") for i in range(12)]
 CONDITIONS = [
-    "alone", "as in this process", "prefix hits", "unary", "/v1 streamed", "/v1 unary", "seeded", "multi-byte",
-    "in flight", "staggered", "preempted",
+    "alone", "as in this process", "prefix hits", "unary", "/v1 streamed", "/v1 unary", "/v1 log-probs",
+    "seeded", "multi-byte", "in flight", "staggered", "preempted",
 ]  # fmt: skip
 
 
@@ -114,7 +114,8 @@ def test_kv_blocks_swapped_among_several_are_found(engine: Path, asked: Asked) -
     results = by_name(check(engine, asked, "swap_blocks()"))
     assert results["alone"].verdict is Verdict.PASS
     assert results["as in this process"].verdict is Verdict.PASS
-    for name in ("prefix hits", "unary", "in flight", "staggered", "preempted", "/v1 streamed", "/v1 unary"):
+    in_company = ("prefix hits", "unary", "in flight", "staggered", "preempted", "/v1 streamed", "/v1 unary")
+    for name in (*in_company, "/v1 log-probs"):
         assert results[name].verdict is Verdict.FAIL, name
     difference = results["in flight"].differences[0]
     assert difference.sample_id in {sample.id for sample in SAMPLES}
@@ -138,6 +139,25 @@ def test_a_sampler_that_ignores_the_seed_is_found(engine: Path, asked: Asked, dr
     failed = [result for result in served.results if result.verdict is Verdict.FAIL]
     assert [result.name for result in failed] == ["seeded"]
     assert found in failed[0].reason
+
+
+@pytest.mark.parametrize("prompts", ["messages", "text"])
+@pytest.mark.parametrize("at", [10, 60])  # pieces; the first few are a warm-up's
+def test_one_log_prob_that_is_another_over_v1_is_found(engine: Path, asked: Asked, prompts: str, at: int) -> None:
+    if prompts == "text":
+        asked = replace(asked, samples=[Sample(f"row-{i}", TEXT[: 12 + 5 * i], "unused") for i in range(12)])
+    served = check_running(engine, asked, f"change_log_prob(at={at})")
+    failed = [result for result in served.results if result.verdict is Verdict.FAIL]
+    assert [result.name for result in failed] == ["/v1 log-probs"]
+    (difference,) = failed[0].differences
+    assert difference.what == "log-probs"
+    assert float(difference.actual) == pytest.approx(float(difference.expected), rel=1e-6)
+
+
+def test_log_probs_over_v1_that_are_not_told_are_no_equal_ones(engine: Path, asked: Asked) -> None:
+    result = by_name(check_running(engine, asked, "withhold_log_probs()"))["/v1 log-probs"]
+    assert len(result.differences) == len(SAMPLES)
+    assert {difference.actual for difference in result.differences} == {"the end"}
 
 
 def test_what_promises_no_bits_is_reported_and_not_judged(engine: Path, asked: Asked) -> None:
