@@ -2,6 +2,7 @@
 
 A model is copied to a local directory before it is read. Each state of it gets a directory of its own, so that a model
 that is served keeps its files while the next one is loaded; files that have not changed are linked, not copied again.
+An engine's sidecars, such as what a gate has said of it, make no other state: they are replaced where they are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from llmserve.errors import InvalidArgument
 from llmserve.owned_directory import OwnedDirectory, new_temporary_directory
+from llmserve.serving.loading.sidecars import served_files
 
 SCHEMES = {"s3": "s3", "gs": "gs", "as": "abfs", "oss": "oss"}  # of a URL -> fsspec's name
 TOKENS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "created", "size")
@@ -65,7 +67,8 @@ class ObjectStoreRepository:
         return self._names
 
     def fetch(self, name: str) -> Path:
-        """A local directory with the files as they are now; the same one as long as they do not change."""
+        """A local directory with the files as they are now; the same one as long as those that are served do not
+        change."""
         with self._lock:
             try:
                 return self._fetch(name)
@@ -95,7 +98,8 @@ class ObjectStoreRepository:
             path.lstrip("/").removeprefix(prefix): _token(info) for path, info in found.items() if path[-1] != "/"
         }
         before = self._copies.get(name)
-        if before is not None and before.tokens == tokens:
+        if before is not None and _served(before.tokens) == _served(tokens):
+            self._replace_sidecars(prefix, tokens, before)
             before.is_unused = False
             return before.path
         copy = _Copy(tokens, self._new_directory() / name)
@@ -106,6 +110,18 @@ class ObjectStoreRepository:
         if before is not None and before.is_unused:
             shutil.rmtree(before.path.parent, ignore_errors=True)
         return copy.path
+
+    def _replace_sidecars(self, prefix: str, tokens: Mapping[str, str], copy: _Copy) -> None:
+        """Each at once: somebody may be reading it."""
+        for relative in copy.tokens.keys() - tokens.keys():
+            (copy.path / relative).unlink(missing_ok=True)
+        for relative, token in tokens.items():
+            if copy.tokens.get(relative) != token:
+                path = copy.path / relative
+                aside = path.with_name(f".{path.name}")
+                self._files.get_file(prefix + relative, str(aside))
+                os.replace(aside, path)
+        copy.tokens = tokens
 
     def _copy_file(self, prefix: str, relative: str, copy: _Copy, before: _Copy | None) -> None:
         path = copy.path / relative
@@ -149,6 +165,10 @@ def open_object_store(location: str) -> ObjectStoreRepository:
             f"model repository {location}: {error}; install it: pip install 'llmserve[{scheme}]'"
         ) from error
     return ObjectStoreRepository(location, files, root)
+
+
+def _served(tokens: Mapping[str, str]) -> dict[str, str]:
+    return {file: tokens[file] for file in served_files(tokens)}
 
 
 def _token(info: Mapping[str, Any]) -> str:

@@ -19,11 +19,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.errors import ModelConfigError, raise_problems
 from llmserve.serving.config.pbtxt import parse_config_text
 from llmserve.serving.loading.object_store import is_url, open_object_store
+from llmserve.serving.loading.sidecars import served_files
 
 CONFIG_NAME = "config.pbtxt"
 CONFIGS_FOLDER = "configs"
-MANIFEST = "manifest.json"  # of an engine directory
-SIDECARS = frozenset(("build_time.json", "gate.jsonl", "model.cache"))  # beside an engine: no answer depends on them
 Stamp: TypeAlias = tuple[tuple[str, int, int], ...]  # (file, size, time of its last change in ns)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -92,13 +91,8 @@ class ModelSource:
     @property
     def served_stamp(self) -> Stamp:
         """Changes when a file does that is served. An engine's sidecars are not, such as what a gate said of it."""
-        engines = {folder for folder, name in (_split(file) for file, *_ in self.stamp) if name == MANIFEST}
-
-        def is_sidecar(file: str) -> bool:
-            folder, name = _split(file)
-            return name in SIDECARS and folder in engines
-
-        return tuple(entry for entry in self.stamp if not is_sidecar(entry[0]))
+        served = served_files(file for file, *_ in self.stamp)
+        return tuple(entry for entry in self.stamp if entry[0] in served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +193,6 @@ def _file_stamps(directory: Path, prefix: str) -> Iterator[tuple[str, int, int]]
                 yield name, status.st_size, status.st_mtime_ns
         except OSError:
             continue
-
-
-def _split(file: str) -> tuple[str, str]:
-    folder, _, name = file.rpartition("/")
-    return folder, name
 
 
 def _read_config(file: Path) -> tuple[ModelConfig, list[str]]:

@@ -15,7 +15,17 @@ from llmserve.errors import InternalError, InvalidArgument, ModelConfigError
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.loading.object_store import ObjectStoreRepository, open_object_store
 from llmserve.serving.settings import ControlMode
-from tests.serving.loading.test_lifecycle import HEAD, PYTHON, answer, answers, explicit, started, states, times
+from tests.serving.loading.test_lifecycle import (
+    HEAD,
+    PYTHON,
+    answer,
+    answers,
+    explicit,
+    reaches,
+    started,
+    states,
+    times,
+)
 from tests.serving.models import BACKENDS
 
 
@@ -73,6 +83,53 @@ async def test_a_bucket_is_polled(bucket: Any, endpoint: str) -> None:
         assert states(core)["m:2"] == ("READY", "")
 
 
+GATED = """
+from pathlib import Path
+
+class TritonPythonModel:
+    def initialize(self, args):
+        record = Path(args["model_repository"], args["model_version"], "gate.jsonl")
+        if not record.exists():
+            raise ValueError("it has no record")
+        self.num_lines = len(record.read_text().splitlines())
+
+    def execute(self, requests):
+        y = [r.inputs()[0].as_numpy() * self.num_lines for r in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", each)]) for each in y]
+"""
+
+
+async def test_a_record_beside_a_polled_engine_arrives_and_loads_nothing_again(bucket: Any, endpoint: str) -> None:
+    """The model answers with the number of records that it has read when it was loaded, and wants one."""
+
+    def put_file(name: str, content: str) -> None:
+        bucket.put_object(Key=f"team/m/1/{name}", Body=content.encode())
+
+    async def polled(core: InferenceCore) -> None:
+        """A poll has begun after this call, and the one after it has ended what that has found."""
+        for name in ("n", "o"):
+            put(bucket, name, 7)
+            await reaches(core, f"{name}:1", ("READY", ""))
+
+    bucket.put_object(Key="team/m/config.pbtxt", Body=PYTHON.encode())
+    put_file("model.py", HEAD + GATED)
+    put_file("manifest.json", "{}")
+    settings = ServerSettings((f"s3://{endpoint}/models/team",), control_mode=ControlMode.POLL, poll_s=0.05)
+    async with started(settings) as core:
+        assert "it has no record" in states(core)["m:1"][1]
+        put_file("gate.jsonl", "passed\n")
+        await reaches(core, "m:1", ("READY", ""))
+        assert await answer(core) == 1
+        served = core.model_config("m")
+        put_file("gate.jsonl", "passed\npassed again\n")
+        put_file("build_time.json", "{}")
+        await polled(core)
+        assert core.model_config("m") is served
+        assert await answer(core) == 1
+        put_file("weights", "better")
+        await answers(core, 2)
+
+
 async def test_a_bucket_that_is_not_there(bucket: Any, endpoint: str) -> None:
     location = f"s3://{endpoint}/no-such-bucket/team"
     with pytest.raises(ModelConfigError, match=f"{location} cannot be read"):
@@ -100,6 +157,45 @@ def test_what_has_not_changed_is_linked(repository: ObjectStoreRepository) -> No
     assert second != first
     assert ((first / "config.pbtxt").read_bytes(), (second / "config.pbtxt").read_bytes()) == (b"a", b"bb")
     assert os.path.samefile(first / "1/weights.bin", second / "1/weights.bin")
+
+
+def test_sidecars_of_an_engine_are_replaced_where_they_are(repository: ObjectStoreRepository) -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe({"/r/m/1/manifest.json": b"{}", "/r/m/1/gate.jsonl": b"one"})
+    first = repository.fetch("m")
+    files.pipe("/r/m/config.pbtxt", b"bb")
+    second = repository.fetch("m")
+    files.pipe({"/r/m/1/gate.jsonl": b"one\ntwo", "/r/m/1/build_time.json": b"{}"})
+    assert repository.fetch("m") == second
+    assert [(each / "1/gate.jsonl").read_bytes() for each in (first, second)] == [b"one", b"one\ntwo"]
+    assert {file.name for file in (second / "1").iterdir()} == {
+        "build_time.json", "gate.jsonl", "manifest.json", "weights.bin",
+    }  # fmt: skip
+    files.rm("/r/m/1/gate.jsonl")
+    assert repository.fetch("m") == second
+    assert not (second / "1/gate.jsonl").exists()
+    assert (first / "1/gate.jsonl").exists()
+    files.pipe("/r/m/gate.jsonl", b"beside no engine")
+    assert repository.fetch("m") != second
+
+
+def test_sidecars_that_do_not_arrive_are_fetched_again(
+    repository: ObjectStoreRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe("/r/m/1/manifest.json", b"{}")
+    first = repository.fetch("m")
+    files.pipe("/r/m/1/gate.jsonl", b"one")
+
+    def lost(source: str, target: str) -> None:
+        raise TimeoutError(source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "get_file", lost)
+        with pytest.raises(OSError, match=r"gate\.jsonl"):
+            repository.fetch("m")
+    assert repository.fetch("m") == first
+    assert (first / "1/gate.jsonl").read_bytes() == b"one"
 
 
 def test_copies_that_nothing_uses_are_thrown_away(repository: ObjectStoreRepository) -> None:

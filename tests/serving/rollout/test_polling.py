@@ -15,7 +15,7 @@ from llmserve.engine.build_time import BUILD_TIME_FILE
 from llmserve.engine.gate_record import RECORDS_FILE
 from llmserve.errors import GateClosed, InternalError
 from llmserve.serving.core import InferenceCore
-from llmserve.serving.loading.repository import MANIFEST, SIDECARS
+from llmserve.serving.loading.sidecars import MANIFEST, SIDECARS
 from llmserve.serving.rollout.memory import FILE_NAME
 from llmserve.serving.rollout.rollouts import Asked
 from llmserve.serving.settings import ControlMode
