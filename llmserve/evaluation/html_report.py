@@ -182,7 +182,7 @@ def _moved(report: Report) -> Iterator[dict[str, Any]]:
         sample, (one, other) = report.samples[index], pairs[index]
         told = [f"{metric_name(metric)} {differences[index]:+.1f}"] if metric is not None else []
         told += [f"KL {kl[index]:.2g}"] if kl else []
-        left, right = _compared(one.text, other.text)
+        left, right = (one.text, other.text) if sample.choices else _compared(one.text, other.text)
         yield {
             "id": sample.id, "told": ", ".join(told), "baseline": left, "engine": right, "reference": sample.reference,
             "prompt": _prompt_text(sample.prompt),

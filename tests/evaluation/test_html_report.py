@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import InvalidArgument
+from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.gate import judge
 from llmserve.evaluation.html_report import render_html, save_html
-from tests.evaluation.test_report import DAMAGED, GOOD, SAMPLES, report
+from llmserve.evaluation.report import Side
+from llmserve.evaluation.run import compare
+from llmserve.evaluation.suite import load_suite
+from tests.evaluation.suites import ROWS, write_choice_suite
+from tests.evaluation.test_report import DAMAGED, FACTS, GOOD, SAMPLES, report
 
 VOID = {"meta"}
 
@@ -92,6 +97,37 @@ def test_questions_that_only_one_side_has_right_are_named(tmp_path: Path) -> Non
     assert "gained: " not in page(render_html(lost)).text
     assert "exact: right answers lost 0, gained 2" in page(render_html(gained)).text
     assert '<summary>gained: 2</summary><p class="text">row-0, row-31</p>' in render_html(gained)
+
+
+def test_a_page_of_choices_names_flips_in_both_directions(tmp_path: Path) -> None:
+    """2 are lost and 5 gained: p = 2 (1 + 7 + 21) / 2^7. By length these were wrong before, and still are."""
+    suite = load_suite(write_choice_suite(tmp_path))
+    choices = ("the red fox", "the red dog runs")
+    samples = [Sample(row["id"], "Which one?", choices[0], choices) for row in ROWS]
+    right = Answer(choices[0], 9, 8, 0.5, log_likelihoods=(-1.0, -1.2))  # but not by length
+    wrong = Answer(choices[1], 9, 8, 0.5, log_likelihoods=(-5.0, -4.75))
+    sure = Answer(choices[0], 9, 8, 0.5, log_likelihoods=(-1.0, -9.0))  # right by length, too
+    sides = [
+        Side(FACTS, answers, Performance.of(answers, 2.0))
+        for answers in (
+            [right, right, *[wrong] * 5, *[sure] * 25],
+            [wrong, wrong, *[right] * 5, *[sure] * 24, replace(sure, log_likelihoods=(-1.0, -8.0))],
+        )
+    ]
+    text = render_html(compare(suite, "d" * 64, samples, sides[0], sides[1], "choices are weighed"))
+    made = page(text)
+    assert "acc: right answers lost 2, gained 5 (McNemar's p 0.45)" in made.text
+    assert made.text.count("right answers lost 0, gained 0 (McNemar's p 1)") == 2  # by characters and by bytes
+    assert text.count("<summary>lost") == text.count("<summary>gained") == 1
+    assert '<summary>lost: 2</summary><p class="text">row-0, row-1</p>' in text
+    assert '<summary>gained: 5</summary><p class="text">row-2, row-3, row-4, row-5, row-6</p>' in text
+    assert "25 of 32 answers are equal" in made.text
+    assert "KL" not in made.text  # nothing was written that could be read token by token
+    shown = [attrs for _, attrs in made.tags if attrs.get("class") == "sample"]
+    assert len(shown) == 7
+    assert text.count('<div class="text">the red fox</div>') == 7 + 7  # a side's, and the expected one
+    assert text.count('<div class="text">the red dog runs</div>') == 7
+    assert made.count("del") == made.count("ins") == 0  # a choice is taken as a whole
 
 
 def test_what_moved_is_marked_word_by_word(tmp_path: Path) -> None:
