@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import NETWORKS
 from tests.engine.cpu.law import run_randomly
-from tests.engine.cpu.networks import LIMITS, all_logits, odd_network, random_ids, table_network
+from tests.engine.cpu.networks import LIMITS, Network, all_logits, odd_network, random_ids, table_network
 from tests.engine.cuda.engines import compile_engine, open_runner
 from tests.oracle import relative_error
 
 OPTIONS = dataclasses.replace(LIMITS, target="cuda", given={"gpu": "sm_90"})
-MADE = {**NETWORKS, "shallow": partial(odd_network, alibi=True, layers=1)}
+MADE: dict[str, Callable[[], Network]] = {**NETWORKS, "shallow": partial(odd_network, alibi=True, layers=1)}
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # as for the CPU's engines
 
 
