@@ -311,16 +311,19 @@ def expanded_checkpoint(path: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["gguf", "gptq", "awq", "fp8-block"])
-def test_the_baseline_of_rounded_numbers_is_what_they_stand_for(kind: str, suite: Path, tmp_path: Path) -> None:
+def test_the_baseline_of_rounded_numbers_is_what_they_stand_for(
+    kind: str, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In float32, whatever the engine is in; nothing that was written out for it stays."""
     checkpoint = expanded_checkpoint(tmp_path / "rounded", kind)
     build_engine(checkpoint, tmp_path / "engine", replace(OPTIONS, dtype="bfloat16"))
     report = tmp_path / "report.json"
     arguments = (tmp_path / "engine", "--hf-model-dir", checkpoint, "--suite", suite, "--output", report)
-    before = set(Path(tempfile.gettempdir()).glob("llmserve-expanded-*"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))  # other tests write out theirs meanwhile
     computed = run(*arguments)
     assert "HF: float32, 1 request in flight, computed in this run" in computed.output
-    assert set(Path(tempfile.gettempdir()).glob("llmserve-expanded-*")) == before
+    assert list((tmp_path / "temporary").glob("llmserve-expanded-*")) == []
     sides = json.loads(report.read_text())
     assert sides["engine"]["checkpoint_digest"] == sides["baseline"]["checkpoint_digest"]
     assert "stored, computed on" in run(*arguments).output
