@@ -17,7 +17,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu pytest fuzz compat qa test-clients page-images \
+.PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients clean
 
 help: ## Show this list
@@ -94,10 +94,16 @@ test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cr
 	  $(BIN)/python -m pytest -q tests/engine/cpu/test_sanitizers.py
 
 # In .venv, or in the Python that GPU_PYTHON names, where nothing is installed.
+GPU_CHECK_PYTHON := $(or $(GPU_PYTHON),$(BIN)/python)
 check-gpu: $(if $(GPU_PYTHON),,$(VENV)/.gpu) ## On a machine with an NVIDIA GPU and TensorRT-LLM: does everything work? One report
-	@$(or $(GPU_PYTHON),$(BIN)/python) -c 'import llmserve.cli.main' || \
-	  { echo "make check-gpu needs llmserve: $(or $(GPU_PYTHON),$(BIN)/python) -m pip install -e '.[check-gpu]'"; exit 1; }
-	$(or $(GPU_PYTHON),$(BIN)/python) -m tools.check_gpu $(CHECK_ARGS)
+	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.main' || \
+	  { echo "make check-gpu needs llmserve: $(GPU_CHECK_PYTHON) -m pip install -e '.[check-gpu]'"; exit 1; }
+	$(GPU_CHECK_PYTHON) -m tools.check_gpu $(CHECK_ARGS)
+
+check-cuda: $(if $(GPU_PYTHON),,$(VENV)/.cuda) ## On a machine with an NVIDIA GPU: do engines of --target cuda work? One report
+	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.main' || \
+	  { echo "make check-cuda needs llmserve: $(GPU_CHECK_PYTHON) -m pip install -e '.[cuda,check-gpu]'"; exit 1; }
+	$(GPU_CHECK_PYTHON) -m tools.check_gpu --target cuda $(CHECK_ARGS)
 
 format: $(VENV)/.check ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
@@ -219,6 +225,11 @@ $(VENV)/.wheels: $(VENV)/.check
 $(VENV)/.gpu: $(VENV)/.base
 	@echo "== installing what the check needs beside TensorRT-LLM (no torch)"
 	$(PIP) install --editable '.[check-gpu]'
+	@touch $@
+
+$(VENV)/.cuda: $(VENV)/.base
+	@echo "== installing what the check of CUDA engines needs"
+	$(PIP) install --editable '.[cuda,check-gpu]'
 	@touch $@
 
 $(VENV)/.qa: $(VENV)/.check

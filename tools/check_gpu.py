@@ -1,53 +1,100 @@
-"""On a machine with an NVIDIA GPU and TensorRT-LLM: does everything work there? `make check-gpu`.
+"""On a machine with an NVIDIA GPU: does everything work there? `make check-gpu` and `make check-cuda`.
 
-The machine, the names that we use of the installed library, a build, what every engine promises, answers against
-Hugging Face's, and speed: each step passes, fails or is not run, with the reason, and one report says all of it. Exit
-code 0 when every step has passed.
+The machine, a build, what every engine promises, answers against Hugging Face's, and what only one target has: each
+step passes, fails or is not run, with the reason, and one report says all of it. It is written after every step, and
+--resume goes on where an earlier run ended. Exit code 0 when every step has passed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from llmserve import __version__
-from llmserve.engine.tensorrt_llm.fits import machine_problems
 from tools.benchmark.options import say
 from tools.benchmark.report import write_reports
-from tools.gpu_check.checks import ROOT, Plan
+from tools.gpu_check import cuda, tensorrt_llm
+from tools.gpu_check.checks import ROOT, Plan, Step, Subject
 from tools.gpu_check.page import page_of
-from tools.gpu_check.steps import State, run_steps
+from tools.gpu_check.steps import Result, State, run_steps
 
-FORMAT = 1
+FORMAT = 2
+TARGETS: Mapping[str, tuple[Subject, Sequence[Step]]] = {
+    room.SUBJECT.target: (room.SUBJECT, room.STEPS) for room in (tensorrt_llm, cuda)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = options(arguments)
-    with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
-        plan = Plan(Path(folder), given.suite.resolve(), given.num_samples, given.batches)
-        results = run_steps(plan.steps(), say)
-    passed = all(result.state is State.PASSED for result in results.values())
-    steps = {name: asdict(result) | {"state": result.state.value} for name, result in results.items()}
-    content = {"format": FORMAT, "llmserve": __version__, "passed": passed, "steps": steps}
-    paths = write_reports(given.output, "check-gpu", content, page_of(results))
-    say(f"\nreport: {' and '.join(map(str, paths))}")
-    if missing := machine_problems():
-        say("\ncheck-gpu cannot run on this machine:")
+    subject, every = TARGETS[given.target]
+    earlier = _earlier(given.output, subject) if given.resume else {}
+    work = given.output / f"{subject.command}-work"
+    if not given.resume:
+        shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    plan = Plan(subject, work.resolve(), given.suite.resolve(), given.num_samples, given.batches)
+    steps = {step.__name__: partial(step, plan) for step in every}
+    record = partial(_write, given.output, subject)
+    results = run_steps(steps, say, earlier=earlier, chosen=given.steps, record=record)
+    passed = _passed(results)
+    if passed:  # nothing is left to go on with
+        shutil.rmtree(work)
+    report = given.output / subject.command
+    say(f"\nreport: {report}.json and {report}.md")
+    if missing := subject.machine_problems():
+        say(f"\n{subject.command} cannot run on this machine:")
         say("\n".join(f"* {text}" for text in missing))
     return 0 if passed else 1
 
 
+def _header(subject: Subject) -> dict[str, Any]:
+    return {"format": FORMAT, "llmserve": __version__, "target": subject.target}
+
+
+def _passed(results: Mapping[str, Result]) -> bool:
+    return all(result.state is State.PASSED for result in results.values())
+
+
+def _write(folder: Path, subject: Subject, results: Mapping[str, Result]) -> None:
+    steps = {name: asdict(result) | {"state": result.state.value} for name, result in results.items()}
+    content = {**_header(subject), "passed": _passed(results), "steps": steps}
+    write_reports(folder, subject.command, content, page_of(subject, results))
+
+
+def _earlier(folder: Path, subject: Subject) -> Mapping[str, Result]:
+    """Results of the report that lies there; none where there is none. Exits where it is another's."""
+    path = folder / f"{subject.command}.json"
+    if not path.is_file():
+        return {}
+    report = json.loads(path.read_text())
+    differences = [f"{key} {report.get(key)}, not {value}" for key, value in _header(subject).items()
+                   if report.get(key) != value]  # fmt: skip
+    if differences:
+        sys.exit(f"{path} is of another run ({'; '.join(differences)}): leave out --resume, or name another --output")
+    return {name: Result(**(step | {"state": State(step["state"])})) for name, step in report["steps"].items()}
+
+
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="check-gpu", description=__doc__)
+    parser.add_argument("--target", choices=sorted(TARGETS), default="tensorrt_llm")
     parser.add_argument("--output", type=Path, default=ROOT / "gpu-report", help="folder for the report")
+    parser.add_argument("--resume", action="store_true", help="keep what passed in the report there, run the others")
+    parser.add_argument("--steps", type=lambda text: text.split(","), help="only these, separated by commas")
     parser.add_argument("--suite", type=Path, default=ROOT / "eval/suites/docstrings.yaml", help="of the evaluation")
     parser.add_argument("--num-samples", type=int, help="only the first so many of the suite")
-    parser.add_argument("--batches", default="1,4,16,64", help="of the benchmark")
-    return parser.parse_args(arguments)
+    parser.add_argument("--batches", default="1,4,16,64", help="of the benchmark of TensorRT-LLM")
+    given = parser.parse_args(arguments)
+    names = [step.__name__ for step in TARGETS[given.target][1]]
+    if unknown := [name for name in given.steps or () if name not in names]:
+        parser.error(f"--steps: no step is called {', '.join(unknown)}; there are {', '.join(names)}")
+    return given
 
 
 if __name__ == "__main__":

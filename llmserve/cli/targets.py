@@ -15,8 +15,11 @@ OLDEST_PYTHON = (3, 11)
 
 
 def check_targets() -> Mapping[str, Sequence[Check]]:
-    needs = {target: {**COMMON, **runtime_for(target).needs()} for target in RUNTIMES}
-    return {target: [_checked(need, ask) for need, ask in asked.items()] for target, asked in needs.items()}
+    return {target: check_target(target) for target in RUNTIMES}
+
+
+def check_target(target: str) -> Sequence[Check]:
+    return [_checked(need, ask) for need, ask in {**COMMON, **runtime_for(target).needs()}.items()]
 
 
 def works(checks: Sequence[Check]) -> bool:

@@ -1,7 +1,8 @@
 """The engines that the contract is tested on. To add one: a function that opens it, and its name in `ENGINES`.
 
 An engine needs a vocabulary of at least 64 tokens and a `max_seq_len` of at least 64 to take part. With
-CONTRACT_ENGINES=installed (`make check-gpu`) it is this machine's TensorRT-LLM alone.
+CONTRACT_ENGINES=installed (`make check-gpu`) it is this machine's TensorRT-LLM alone, with CONTRACT_ENGINES=cuda
+(`make check-cuda`) our own on its GPU.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ def open_gpu(release: str, folders: pytest.TempPathFactory) -> Engine:
         return open_engine(folder / "engine")
 
 
-def open_installed(folders: pytest.TempPathFactory) -> Engine:
-    """This machine's own TensorRT-LLM, which has kernels for what published models are like: heads of 64, 16 bits."""
-    folder = folders.mktemp("installed")
+def open_here(target: str, folders: pytest.TempPathFactory) -> Engine:
+    """On this machine's GPU, of a size like published models': some have kernels only for heads of 64 in 16 bits."""
+    folder = folders.mktemp(target)
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
     make_checkpoint(folder / "checkpoint", "llama", **sizes)
-    build_engine(folder / "checkpoint", folder / "engine", BuildOptions(target="tensorrt_llm"))
+    build_engine(folder / "checkpoint", folder / "engine", BuildOptions(target=target))
     return open_engine(folder / "engine", EngineSettings(max_kv_tokens=MAX_KV_TOKENS))
 
 
@@ -90,4 +91,8 @@ FAKED: dict[str, EngineFactory] = {
 }
 INTERPRETED = ("cuda",)  # each step takes a tenth of a second
 INSTALLED = "tensorrt_llm"
-ENGINES = {INSTALLED: open_installed} if os.environ.get("CONTRACT_ENGINES") == "installed" else FAKED
+HERE: dict[str, dict[str, EngineFactory]] = {
+    "installed": {INSTALLED: partial(open_here, INSTALLED)},
+    "cuda": {"nvidia": partial(open_here, "cuda")},
+}
+ENGINES = HERE.get(os.environ.get("CONTRACT_ENGINES", ""), FAKED)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.gpu_machine import ROOT, altered, environment
-from tools.gpu_check import checks
+from tools.gpu_check import checks, tensorrt_llm
 from tools.gpu_check.checks import Plan
 from tools.gpu_check.page import page_of
 from tools.gpu_check.program import run
@@ -103,7 +103,7 @@ def test_the_page_shows_the_last_words_of_what_failed() -> None:
     def fails() -> Details:
         raise StepFailed("llmserve build ended with exit code 1: | no |", {"output": "its last words"})
 
-    page = page_of(run_steps({"environment": dict, "build": fails}, lambda text: None))
+    page = page_of(tensorrt_llm.SUBJECT, run_steps({"environment": dict, "build": fails}, lambda text: None))
     assert "| build | failed | 0.0 | llmserve build ended with exit code 1: \\| no \\| |" in page
     assert "```\nits last words\n```" in page
 
@@ -126,11 +126,11 @@ def test_how_a_program_ended_is_said() -> None:
         ("import time; time.sleep(60)", "it did not end in time"),
     ):
         done = run([sys.executable, "-c", code], timeout_s=1.5)
-        assert str(checks._failed("it", done)) == words
+        assert str(checks.failed("it", done)) == words
 
 
 def plan(folder: Path) -> Plan:
-    return Plan(folder, Path("unused"), None, "1")
+    return Plan(tensorrt_llm.SUBJECT, folder, Path("unused"), None)
 
 
 def test_an_answer_that_leaves_the_baseline_where_it_was_sure_is_a_failure(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_an_answer_that_leaves_the_baseline_where_it_was_sure_is_a_failure(tmp_p
 
 def test_why_the_contract_is_not_kept_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here with engines that cannot be opened: no library is installed."""
-    monkeypatch.setattr(checks, "_require_machine", lambda: None)
+    monkeypatch.setattr(checks, "require_machine", lambda plan: None)
     with pytest.raises(StepFailed) as caught:
         checks.contract(plan(tmp_path))
     headline, reason = str(caught.value).splitlines()

@@ -96,6 +96,8 @@ def number(value: float) -> str:
 def write_reports(folder: Path, name: str, content: dict[str, Any], page: str) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     json_path, page_path = folder / f"{name}.json", folder / f"{name}.md"
-    json_path.write_text(json.dumps(content, indent=1) + "\n")
+    partial_path = folder / f"{name}.json.partial"  # whoever is cut off here leaves the earlier report whole
+    partial_path.write_text(json.dumps(content, indent=1) + "\n")
+    partial_path.replace(json_path)
     page_path.write_text(page)
     return json_path, page_path

@@ -1,7 +1,8 @@
-"""What `make check-gpu` does, step by step.
+"""What `make check-gpu` and `make check-cuda` do, step by step.
 
 steps.py    a step, what became of it, and the order of steps
-checks.py   the steps
+checks.py   the steps that both have
+tensorrt_llm.py, cuda.py  the steps of one, and the order of its steps
 program.py  one process that may fail, hang or crash
 names.py    in a process of its own: an installed TensorRT-LLM beside the names that we use
 speed.py    in a process of its own: tokens per second of an engine

@@ -1,20 +1,17 @@
-"""The steps of `make check-gpu`. Each returns what the report says of it, or raises StepFailed or NotRun."""
+"""The steps that every target has. Each returns what the report says of it, or raises StepFailed or NotRun."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 from xml.etree import ElementTree
 
-from llmserve.engine.tensorrt_llm.fits import machine_problems
-from llmserve.engine.tensorrt_llm.library import installed
-from llmserve.errors import LlmserveError
 from llmserve.evaluation.parity import ROUNDING_MARGIN
 from tools.gpu_check.program import Finished, run
 from tools.gpu_check.steps import Details, NotRun, StepFailed
@@ -22,19 +19,31 @@ from tools.gpu_check.steps import Details, NotRun, StepFailed
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = ROOT / "build/checkpoints/baichuan2-tiny-docsum"
 CONTRACT = "tests/contracts/test_engine.py"
-CONTRACT_ENGINES = {"CONTRACT_ENGINES": "installed"}
 CONTRACT_NEEDS = ("pytest", "pytest_asyncio", "pytest_timeout")
-INSTALL = f"{sys.executable} -m pip install -e '.[check-gpu]'"
 MINUTE_S = 60
 REASON_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked: a target."""
+
+    target: str
+    title: str  # of the page
+    command: str  # of make; the report's name
+    extras: str  # what pip installs for it
+    contract_engines: str  # CONTRACT_ENGINES of tests/contracts/engines.py
+    lacks: str  # in a few words, where nothing can run
+    machine_problems: Callable[[], Sequence[str]]  # why no engine at all can be built or run here
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
+    subject: Subject
     folder: Path  # for what is made on the way
     suite: Path
     num_samples: int | None  # None: the suite's
-    batches: str  # "1,4,16"
+    batches: str = "1"  # "1,4,16"
 
     @property
     def engine(self) -> Path:
@@ -44,52 +53,35 @@ class Plan:
     def eval_report(self) -> Path:
         return self.folder / "eval.json"
 
-    def steps(self) -> Mapping[str, Callable[[], Details]]:
-        every = (environment, names, build, contract, evaluation, parity, benchmark)
-        return {step.__name__: partial(step, self) for step in every}
+
+Step: TypeAlias = Callable[[Plan], Details]
 
 
 def environment(plan: Plan) -> Details:
     """What `llmserve doctor` says of the machine."""
-    done = run(_llmserve("doctor", "--json", "--target", "tensorrt_llm"), timeout_s=5 * MINUTE_S)
+    target = plan.subject.target
+    done = run(llmserve("doctor", "--json", "--target", target), timeout_s=5 * MINUTE_S)
     try:
         report = json.loads(done.stdout)
     except ValueError:
-        raise _failed("llmserve doctor", done) from None
-    checks = report["targets"]["tensorrt_llm"]["checks"]
+        raise failed("llmserve doctor", done) from None
+    checks = report["targets"][target]["checks"]
     unmet = [f"{check['need']}: {check['found']}" for check in checks if not check["is_met"]]
     if unmet:
-        raise StepFailed("\n".join(unmet), report)
-    return dict(report)
-
-
-def names(plan: Plan) -> Details:
-    """The installed package has what we use of it, and takes it as we pass it."""
-    try:
-        library = installed()
-    except LlmserveError as error:
-        raise NotRun("there is no TensorRT-LLM that we know") from error
-    report = plan.folder / "names.json"
-    done = run([sys.executable, "-m", "tools.gpu_check.names", str(report)], timeout_s=10 * MINUTE_S)
-    if not report.is_file():
-        raise _failed("importing tensorrt_llm", done)
-    found = json.loads(report.read_text())
-    details = {"library": str(library), **found}
-    if found["problems"]:
-        raise StepFailed("\n".join(found["problems"]), details)
-    return details
+        raise StepFailed("\n".join(unmet), {**report, "checks": checks})
+    return {**report, "checks": checks}
 
 
 def build(plan: Plan) -> Details:
     """The demo checkpoint becomes an engine that is complete and runs here."""
-    _require_machine()
-    flags = ("--target", "tensorrt_llm", "--output-dir", str(plan.engine))
-    done = run(_llmserve("build", str(CHECKPOINT), *flags), timeout_s=30 * MINUTE_S)
+    require_machine(plan)
+    flags = ("--target", plan.subject.target, "--dtype", "float16", "--output-dir", str(plan.engine))
+    done = run(llmserve("build", str(CHECKPOINT), *flags), timeout_s=30 * MINUTE_S)
     if done.code != 0:
-        raise _failed("llmserve build", done)
-    seen = run(_llmserve("inspect", str(plan.engine), "--verify", "--json"), timeout_s=5 * MINUTE_S)
+        raise failed("llmserve build", done)
+    seen = run(llmserve("inspect", str(plan.engine), "--verify", "--json"), timeout_s=5 * MINUTE_S)
     if seen.code != 0:
-        raise _failed("llmserve inspect --verify", seen)
+        raise failed("llmserve inspect --verify", seen)
     report = json.loads(seen.stdout)
     manifest = report["manifest"]
     details = {key: manifest[key] for key in ("engine_digest", "device", "options", "files")}
@@ -99,36 +91,39 @@ def build(plan: Plan) -> Details:
 
 
 def contract(plan: Plan) -> Details:
-    """What every engine promises, on engines of the installed library: see tests/contracts."""
-    _require_machine()
+    """What every engine promises, on engines of this machine: see tests/contracts."""
+    require_machine(plan)
     missing = [name for name in CONTRACT_NEEDS if find_spec(name) is None]
     if missing:
-        raise NotRun(f"{', '.join(missing)} not installed; {INSTALL}")
+        install = f"{sys.executable} -m pip install -e '.[{plan.subject.extras}]'"
+        raise NotRun(f"{', '.join(missing)} not installed; {install}")
     report = plan.folder / "contract.xml"
+    report.unlink(missing_ok=True)  # of an earlier run
     # what an unknown library warns of is not ours to refuse; its first engine may take minutes to compile
     flags = ("-q", f"--junitxml={report}", "-W", "default", "-p", "no:cacheprovider", "-o", "timeout=1200")
     command = [sys.executable, "-m", "pytest", CONTRACT, *flags]
-    done = run(command, timeout_s=60 * MINUTE_S, environment=CONTRACT_ENGINES)
+    done = run(command, timeout_s=60 * MINUTE_S, environment={"CONTRACT_ENGINES": plan.subject.contract_engines})
     if not report.is_file():
-        raise _failed("pytest", done)
+        raise failed("pytest", done)
     cases = [_outcome(case) for case in ElementTree.parse(report).iter("testcase")]
     details = {outcome: {name: text for name, state, text in cases if state == outcome} for outcome in OUTCOMES}
     if bad := {**details["failure"], **details["error"]}:
         raise StepFailed("\n".join([f"{len(bad)} of {len(cases)} tests", *_by_reason(bad)]), details)
     if done.code != 0:
-        raise _failed("pytest", done)
+        raise failed("pytest", done)
     return details
 
 
 def evaluation(plan: Plan) -> Details:
     """The engine's answers against the stored ones of Hugging Face: ROUGE, and the gate's verdict."""
-    _require_engine(plan)
+    require_engine(plan)
+    plan.eval_report.unlink(missing_ok=True)  # of an earlier run
     flags = ["--hf-model-dir", str(CHECKPOINT), "--suite", str(plan.suite), "--output", str(plan.eval_report)]
     if plan.num_samples is not None:
         flags += ["--num-samples", str(plan.num_samples)]
-    done = run(_llmserve("eval", str(plan.engine), *flags), timeout_s=30 * MINUTE_S)
+    done = run(llmserve("eval", str(plan.engine), *flags), timeout_s=30 * MINUTE_S)
     if not plan.eval_report.is_file():
-        raise _failed("llmserve eval", done)
+        raise failed("llmserve eval", done)
     report = json.loads(plan.eval_report.read_text())
     details = {key: value for key, value in report.items() if key not in ("samples", "parity")}
     if not report["passed"]:
@@ -147,17 +142,6 @@ def parity(plan: Plan) -> Details:
         headline = f"{len(wrong)} answers leave the baseline where it was sure (by more than {ROUNDING_MARGIN} nat)"
         raise StepFailed("\n".join([headline, *words]), found)
     return dict(found)
-
-
-def benchmark(plan: Plan) -> Details:
-    """Tokens per second. Nothing is compared with a number from elsewhere, so it passes when it ends."""
-    _require_engine(plan)
-    report = plan.folder / "speed.json"
-    command = [sys.executable, "-m", "tools.gpu_check.speed", str(plan.engine), str(report), plan.batches]
-    done = run(command, timeout_s=20 * MINUTE_S)
-    if not report.is_file():
-        raise _failed("the benchmark", done)
-    return dict(json.loads(report.read_text()))
 
 
 OUTCOMES = ("passed", "failure", "error", "skipped")
@@ -182,22 +166,22 @@ def _by_reason(tests: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _require_machine() -> None:
-    if machine_problems():
-        raise NotRun("there is no GPU, or no TensorRT-LLM that we know")
+def require_machine(plan: Plan) -> None:
+    if plan.subject.machine_problems():
+        raise NotRun(plan.subject.lacks)
 
 
-def _require_engine(plan: Plan) -> None:
+def require_engine(plan: Plan) -> None:
     if not plan.engine.is_dir():
         raise NotRun("the build left no engine")
 
 
-def _llmserve(*arguments: str) -> list[str]:
+def llmserve(*arguments: str) -> list[str]:
     """With this Python, wherever its scripts are."""
     return [sys.executable, "-c", "from llmserve.cli.main import main; main()", *arguments]
 
 
-def _failed(what: str, done: Finished) -> StepFailed:
+def failed(what: str, done: Finished) -> StepFailed:
     if done.code is None:
         return StepFailed(f"{what} did not end in time", {"output": done.tail()})
     if done.code < 0:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from llmserve import __version__
 from tools.benchmark.markdown import table
+from tools.gpu_check.checks import Subject
 from tools.gpu_check.steps import Details, Result, State
 
 
-def page_of(results: Mapping[str, Result]) -> str:
-    parts = ["# llmserve on TensorRT-LLM", f"llmserve {__version__}", *_machine(results["environment"].details)]
+def page_of(subject: Subject, results: Mapping[str, Result]) -> str:
+    parts = [f"# {subject.title}", f"llmserve {__version__}", *_machine(results["environment"].details)]
     rows = [[name, each.state.value, f"{each.seconds:.1f}", _first_line(each)] for name, each in results.items()]
     parts.append(table(["step", "result", "seconds", ""], rows))
     for name, result in results.items():
@@ -20,7 +21,7 @@ def page_of(results: Mapping[str, Result]) -> str:
 
 
 def _machine(doctor: Details) -> Iterator[str]:
-    if not doctor:
+    if "machine" not in doctor:  # it was not asked, or has not answered
         return
     facts = doctor["machine"]
     gpus = [f"{gpu['name']} (compute capability {gpu['compute_capability']}, driver {gpu['driver']})"
@@ -43,7 +44,7 @@ def _found(name: str, result: Result) -> Iterator[str]:
 
 
 def _environment(details: Details) -> Iterator[str]:
-    checks = details["targets"]["tensorrt_llm"]["checks"]
+    checks = details["checks"]
     yield table(["need", "", "found"], [[c["need"], "ok" if c["is_met"] else "missing", c["found"]] for c in checks])
 
 

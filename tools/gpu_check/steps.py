@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
@@ -35,11 +35,30 @@ class NotRun(Exception):
     """What the step needs is not there."""
 
 
-def run_steps(steps: Mapping[str, Callable[[], Details]], say: Callable[[str], None]) -> Mapping[str, Result]:
-    results = {}
+NOT_REACHED = "not begun yet"
+
+
+def run_steps(
+    steps: Mapping[str, Callable[[], Details]],
+    say: Callable[[str], None],
+    *,
+    earlier: Mapping[str, Result] | None = None,
+    chosen: Collection[str] | None = None,
+    record: Callable[[Mapping[str, Result]], None] = lambda results: None,
+) -> Mapping[str, Result]:
+    """`earlier`: results of an earlier run, of which those that passed are kept; `chosen`: only these, None: all.
+
+    `record` gets the results of all steps before the first one and after each.
+    """
+    before = earlier or {}
+    results = {name: before.get(name, Result(State.NOT_RUN, 0.0, NOT_REACHED)) for name in steps}
+    record(results)
     for name, step in steps.items():
+        if results[name].state is State.PASSED or (chosen is not None and name not in chosen):
+            continue
         say(f"== {name}")
         result = results[name] = _run(step)
+        record(results)
         say(f"   {result.state.value} ({result.seconds:.1f} s){_indented(result.reason)}")
     return results
 

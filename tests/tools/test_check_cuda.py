@@ -1,0 +1,143 @@
+"""`make check-cuda` without a GPU, and how a check that was cut off goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.gpu_machine import ROOT
+from tools import check_gpu
+from tools.gpu_check import checks, cuda
+from tools.gpu_check.checks import Plan, Step
+from tools.gpu_check.steps import Details, NotRun, StepFailed
+
+STEPS = ["environment", "build", "contract", "evaluation", "parity", "memcheck", "racecheck"]
+
+
+def report_in(output: Path) -> dict[str, Any]:
+    return dict(json.loads((output / "check-cuda.json").read_text()))
+
+
+def states_in(output: Path) -> dict[str, str]:
+    return {name: step["state"] for name, step in report_in(output)["steps"].items()}
+
+
+def test_without_a_gpu_there_is_one_clear_message_and_a_report(tmp_path: Path) -> None:
+    output = tmp_path / "report"
+    command = ["make", "-s", "check-cuda", f"GPU_PYTHON={sys.executable}", f"CHECK_ARGS=--output {output}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    _, _, message = done.stdout.partition("check-cuda cannot run on this machine:\n")
+    assert message.startswith("* NVIDIA GPU and driver: "), done.stdout + done.stderr
+    assert "there is no nvidia-smi" in message
+    assert states_in(output) == dict.fromkeys(STEPS, "not run") | {"environment": "failed"}
+    page = (output / "check-cuda.md").read_text()
+    assert "# llmserve's CUDA engines" in page
+    assert "| memcheck | not run |" in page
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    """The check of made-up steps, on a machine that lacks nothing: `check({name: step}, *flags)`."""
+
+    def run(steps: dict[str, Callable[[Plan], Details]], *flags: str) -> int:
+        made: list[Step] = []
+        for name, step in steps.items():
+            step.__name__ = name
+            made.append(step)
+        monkeypatch.setattr(check_gpu, "TARGETS", {"cuda": (cuda.SUBJECT, made)})
+        return check_gpu.main(["--target", "cuda", "--output", str(tmp_path), *flags])
+
+    return run
+
+
+def passes(plan: Plan) -> Details:
+    (plan.folder / "kept").touch()
+    return {}
+
+
+def test_what_passed_is_kept_and_the_rest_is_done_again(check: Callable[..., int], tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def step(name: str, *, fails: bool = False) -> Callable[[Plan], Details]:
+        def run(plan: Plan) -> Details:
+            asked.append(name)
+            (plan.folder / name).touch()
+            if fails:
+                raise StepFailed("it is wrong")
+            return {"output": name} if name == "memcheck" else {}
+
+        return run
+
+    def steps(fails: bool) -> dict[str, Callable[[Plan], Details]]:
+        made = {name: step(name) for name in ("environment", "memcheck", "build", "parity")}
+        return made | {"build": step("build", fails=fails)}
+
+    assert check(steps(fails=True), "--steps", "environment,memcheck,build") == 1
+    assert asked == ["environment", "memcheck", "build"]
+    states = {"environment": "passed", "memcheck": "passed", "build": "failed", "parity": "not run"}
+    assert states_in(tmp_path) == states
+    assert (tmp_path / "check-cuda-work/memcheck").is_file(), "what a step made is there for the next run"
+    assert check(steps(fails=False), "--resume") == 0
+    assert asked[3:] == ["build", "parity"]
+    assert report_in(tmp_path)["steps"]["memcheck"]["details"] == {"output": "memcheck"}
+    assert "```\nmemcheck\n```" in (tmp_path / "check-cuda.md").read_text()
+    assert not (tmp_path / "check-cuda-work").exists(), "nothing is left to do"
+    assert check(steps(fails=False)) == 0
+    assert asked[5:] == ["environment", "memcheck", "build", "parity"], "without --resume all of it is done again"
+
+
+def test_a_check_that_is_cut_off_leaves_a_report_to_go_on_with(check: Callable[..., int], tmp_path: Path) -> None:
+    def is_cut_off(plan: Plan) -> Details:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check({"environment": passes, "build": is_cut_off})
+    assert states_in(tmp_path) == {"environment": "passed", "build": "not run"}
+    assert report_in(tmp_path)["steps"]["build"]["reason"] == "not begun yet"
+    assert not report_in(tmp_path)["passed"]
+
+
+def test_the_report_of_another_version_is_not_gone_on_with(check: Callable[..., int], tmp_path: Path) -> None:
+    check({"environment": passes})
+    path = tmp_path / "check-cuda.json"
+    path.write_text(json.dumps(report_in(tmp_path) | {"llmserve": "0.0.1"}))
+    with pytest.raises(SystemExit, match=r"llmserve 0\.0\.1, not .*: leave out --resume"):
+        check({"environment": passes}, "--resume")
+
+
+def test_a_step_that_does_not_exist_is_refused(check: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        check({"environment": passes}, "--steps", "enviroment")
+    assert "no step is called enviroment; there are environment" in capsys.readouterr().err
+
+
+def test_what_a_sanitizer_finds_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(cuda.SUBJECT, tmp_path, Path("unused"), None)
+    with pytest.raises(NotRun, match="left no engine"):
+        cuda.memcheck(plan)
+    plan.engine.mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotRun, match="there is no compute-sanitizer"):
+        cuda.memcheck(plan)
+    program = tmp_path / "compute-sanitizer"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    flags = f"--tool racecheck --error-exitcode {cuda.ERROR_CODE} --target-processes all {sys.executable} "
+    assert cuda.racecheck(plan)["output"].startswith(flags)
+    program.write_text(f"#!/bin/sh\necho 'ERROR SUMMARY: 1 error' >&2\nexit {cuda.ERROR_CODE}\n")
+    with pytest.raises(StepFailed, match=r"--tool memcheck ended with exit code 86: ERROR SUMMARY: 1 error"):
+        cuda.memcheck(plan)
+
+
+def test_the_contract_is_asked_of_engines_on_this_machines_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here there is none to build for."""
+    monkeypatch.setattr(checks, "require_machine", lambda plan: None)
+    with pytest.raises(StepFailed, match=r"nvidia\] and \d+ others: .*gpu: this machine has none to build for"):
+        checks.contract(Plan(cuda.SUBJECT, tmp_path, Path("unused"), None))

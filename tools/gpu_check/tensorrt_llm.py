@@ -1,0 +1,68 @@
+"""The steps of `make check-gpu`: an installed TensorRT-LLM."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from llmserve.engine.tensorrt_llm.fits import machine_problems
+from llmserve.engine.tensorrt_llm.library import installed
+from llmserve.errors import LlmserveError
+from tools.gpu_check.checks import (
+    MINUTE_S,
+    Plan,
+    Step,
+    Subject,
+    build,
+    contract,
+    environment,
+    evaluation,
+    failed,
+    parity,
+    require_engine,
+)
+from tools.gpu_check.program import run
+from tools.gpu_check.steps import Details, NotRun, StepFailed
+
+SUBJECT = Subject(
+    target="tensorrt_llm",
+    title="llmserve on TensorRT-LLM",
+    command="check-gpu",
+    extras="check-gpu",
+    contract_engines="installed",
+    lacks="there is no GPU, or no TensorRT-LLM that we know",
+    machine_problems=machine_problems,
+)
+
+
+def names(plan: Plan) -> Details:
+    """The installed package has what we use of it, and takes it as we pass it."""
+    try:
+        library = installed()
+    except LlmserveError as error:
+        raise NotRun("there is no TensorRT-LLM that we know") from error
+    report = plan.folder / "names.json"
+    report.unlink(missing_ok=True)  # of an earlier run
+    done = run([sys.executable, "-m", "tools.gpu_check.names", str(report)], timeout_s=10 * MINUTE_S)
+    if not report.is_file():
+        raise failed("importing tensorrt_llm", done)
+    found = json.loads(report.read_text())
+    details = {"library": str(library), **found}
+    if found["problems"]:
+        raise StepFailed("\n".join(found["problems"]), details)
+    return details
+
+
+def benchmark(plan: Plan) -> Details:
+    """Tokens per second. Nothing is compared with a number from elsewhere, so it passes when it ends."""
+    require_engine(plan)
+    report = plan.folder / "speed.json"
+    report.unlink(missing_ok=True)  # of an earlier run
+    command = [sys.executable, "-m", "tools.gpu_check.speed", str(plan.engine), str(report), plan.batches]
+    done = run(command, timeout_s=20 * MINUTE_S)
+    if not report.is_file():
+        raise failed("the benchmark", done)
+    return dict(json.loads(report.read_text()))
+
+
+STEPS: tuple[Step, ...] = (environment, names, build, contract, evaluation, parity, benchmark)
