@@ -15,9 +15,13 @@ from tests.fakes.gpu_machine import ROOT
 from tools import check_gpu
 from tools.gpu_check import checks, cuda
 from tools.gpu_check.checks import Plan, Step
-from tools.gpu_check.steps import Details, NotRun, StepFailed
+from tools.gpu_check.page import page_of
+from tools.gpu_check.program import Finished
+from tools.gpu_check.speed_of_networks import CELLS, NETWORKS, PRECISIONS
+from tools.gpu_check.steps import Details, NotRun, Result, State, StepFailed
 
-STEPS = ["environment", "build", "contract", "evaluation", "parity", "memcheck", "racecheck"]
+SPEEDS = [f"speed-{network}-{precision}" for network in NETWORKS for precision in PRECISIONS]
+STEPS = ["environment", "build", "contract", "evaluation", "parity", "memcheck", "racecheck", "bandwidth", *SPEEDS]
 
 
 def report_in(output: Path) -> dict[str, Any]:
@@ -141,3 +145,48 @@ def test_the_contract_is_asked_of_engines_on_this_machines_gpu(tmp_path: Path, m
     monkeypatch.setattr(checks, "require_machine", lambda plan: None)
     with pytest.raises(StepFailed, match=r"nvidia\] and \d+ others: .*gpu: this machine has none to build for"):
         checks.contract(Plan(cuda.SUBJECT, tmp_path, Path("unused"), None))
+
+
+def test_a_network_is_measured_and_what_was_made_for_it_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a worker that says what one on a GPU would say."""
+
+    def worker(command: list[str], *, timeout_s: float) -> Finished:
+        _, _, _, action, job, report = command
+        engine = tmp_path / f"tiny-cuda-{json.loads(job)['precision']}"
+        if action == "prepare":
+            engine.mkdir()
+            return Finished(0, "", "")
+        assert engine.is_dir()
+        opened = {"kind": "opened", "seconds": 1.5, "weight_bytes": 1e6, "kv_bytes_per_token": 0, "versions": {}}
+        samples = [
+            {"kind": "sample", "cell": cell.name, "tokens": 10, "seconds": 0.1 * number, "ids": []}
+            for cell in CELLS
+            for number in (1, 2, 9)
+        ]
+        Path(report).write_text("".join(f"{json.dumps(line)}\n" for line in (opened, *samples)))
+        return Finished(0, "", "")
+
+    monkeypatch.setattr(cuda, "require_machine", lambda plan: None)
+    monkeypatch.setattr(cuda, "run", worker)
+    plan = Plan(cuda.SUBJECT, tmp_path, Path("unused"), None)
+    limits = {"copied_bytes_per_s": 1e9, "products_per_s": {}}
+    (tmp_path / "bandwidth.json").write_text(json.dumps(limits))
+    for precision in (PRECISIONS[0], PRECISIONS[-1]):
+        assert (tmp_path / "checkpoint-tiny").exists() is (precision == PRECISIONS[-1])
+        found = cuda.speed_of("tiny", precision)(plan)
+        assert not (tmp_path / f"tiny-cuda-{precision}").exists()
+    assert not (tmp_path / "checkpoint-tiny").exists()
+    rows = {row["cell"]: row for row in found["rows"]}
+    assert rows["batch 4"] == {"cell": "batch 4", "tokens_per_s": 50, "step_ms": 80, "of_the_bound": 1e-3 / 0.08}
+    assert rows["prefill 512"]["of_the_bound"] is None
+    results = {
+        "environment": Result(State.PASSED, 0.0),
+        "bandwidth": Result(State.PASSED, 0.0, details=limits | {"products_per_s": {"float16": 4e14}}),
+        "speed-tiny-float16": Result(State.PASSED, 0.0, details=found),
+    }
+    page = page_of(cuda.SUBJECT, results)
+    assert "0.00 TB/s copied (read and written), 800 TFLOP/s in float16" in page
+    assert "| batch 4 | 50 | 80.00 | 0.01 |" in page
+    assert "opened in 1.5 s" in page

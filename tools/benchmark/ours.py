@@ -1,10 +1,11 @@
-"""Our CPU engine as a `Model`: planned steps, one call into the library each, without queue and server."""
+"""Our CPU engine as a `Model`: planned steps, one call into the library each, without queue and server. `RunnerModel`
+is any runner's."""
 
 from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import llmserve
@@ -13,12 +14,12 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import BuildPlan, plan_build
 from llmserve.core import SamplingParams
 from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Runner
 from llmserve.engine.cpu.runner import CpuRunner, read_header
 from llmserve.engine.native import library
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tools.benchmark.job import Job
 
-MAX_BATCH = 32
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -52,20 +53,25 @@ def build_plan(job: Job) -> BuildPlan:
 
 
 def open_model(job: Job) -> RunnerModel:
-    return RunnerModel(job, num_tokens=max(cell.batch * cell.most_tokens for cell in job.cells))
+    path = EngineDirectory.open(engine_directory(job)).engine_file
+    num_blocks = num_kv_blocks(job, read_header(path).block_size)
+    runner = CpuRunner.open(path, num_blocks=num_blocks, threads=job.threads)
+    return RunnerModel(runner, build_plan(job), {"isa": runner.isa})
+
+
+def num_kv_blocks(job: Job, block_size: int) -> int:
+    """For the largest cell; each sequence may leave its last block nearly empty."""
+    return max(cell.batch * (-(-cell.most_tokens // block_size) + 1) for cell in job.cells)
 
 
 class RunnerModel:
     """See `Model`. The cache is one pool; sequence s of a cell has the blocks s * n to s * n + n - 1."""
 
-    def __init__(self, job: Job, *, num_tokens: int) -> None:
-        path = EngineDirectory.open(engine_directory(job)).engine_file
-        block_size = read_header(path).block_size
-        self._runner = CpuRunner.open(path, num_blocks=-(-num_tokens // block_size) + MAX_BATCH, threads=job.threads)
-        plan = build_plan(job)
+    def __init__(self, runner: Runner, plan: BuildPlan, versions: Mapping[str, str]) -> None:
+        self._runner = runner
         self.weight_bytes = plan.weight_bytes_per_step
         self.kv_bytes_per_token = float(plan.kv_bytes_per_token)
-        self.versions = {"llmserve": llmserve.__version__, "isa": self._runner.isa}
+        self.versions = {"llmserve": llmserve.__version__, **versions}
         self._tables: list[range] = []
         self._ids: list[int] = []
         self._length = 0  # tokens in the cache, of every sequence

@@ -37,8 +37,9 @@ def _first_line(result: Result) -> str:
 def _found(name: str, result: Result) -> Iterator[str]:
     if "\n" in result.reason:
         yield "\n".join(f"* {line}" for line in result.reason.splitlines())
-    if result.details and name in TABLES and (result.state is State.PASSED or "output" not in result.details):
-        yield from TABLES[name](result.details)
+    shown = TABLES.get(name.partition("-")[0])  # of "speed-7b-int8", speed
+    if result.details and shown and (result.state is State.PASSED or "output" not in result.details):
+        yield from shown(result.details)
     if output := result.details.get("output"):
         yield f"```\n{output}\n```"
 
@@ -89,6 +90,22 @@ def _benchmark(details: Details) -> Iterator[str]:
     yield table(["batch", "tokens/s", "times batch 1's", "first token, ms"], rows)
 
 
+def _bandwidth(details: Details) -> Iterator[str]:
+    rates = [f"{details['copied_bytes_per_s'] / 1e12:.2f} TB/s copied (read and written)"]
+    rates += [f"{2 * rate / 1e12:.0f} TFLOP/s in {dtype}" for dtype, rate in details["products_per_s"].items()]
+    yield ", ".join(rates)
+
+
+def _speed(details: Details) -> Iterator[str]:
+    rows = [
+        [row["cell"], f"{row['tokens_per_s']:,.0f}", f"{row['step_ms']:.2f}",
+         "" if row["of_the_bound"] is None else f"{row['of_the_bound']:.2f}"]
+        for row in details["rows"]
+    ]  # fmt: skip
+    yield table(["", "tokens/s", "ms", "of the bound"], rows)
+    yield f"opened in {details['open_seconds']:.1f} s"
+
+
 TABLES: Mapping[str, Callable[[Details], Iterator[str]]] = {
     "environment": _environment,
     "names": _names,
@@ -97,4 +114,6 @@ TABLES: Mapping[str, Callable[[Details], Iterator[str]]] = {
     "evaluation": _evaluation,
     "parity": _parity,
     "benchmark": _benchmark,
+    "bandwidth": _bandwidth,
+    "speed": _speed,
 }
