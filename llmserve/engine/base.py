@@ -99,7 +99,7 @@ class EngineStats:
     total_gen_tokens: int | None = None  # sampled since the start; None: unknown
     promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
     total_preemptions: int | None = None  # since the start; None: unknown
-    num_failed_replicas: int | None = None  # of an engine on several devices
+    num_failed_replicas: int = 0  # of an engine on several devices
 
 
 class Engine(Protocol):

@@ -121,7 +121,7 @@ def test_servers_can_keep_to_some_cpus(tmp_path: Path) -> None:
 
 def test_a_token_of_the_shipped_pipelines_at_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cost, "COUNTING_S", 0.5)
-    costs = {cost.stage: cost for cost in token_cost.token_costs(2, 0.5)}
+    costs = {cost.stage: cost for cost in token_cost.token_costs(2, 2.0)}
     assert list(costs) == [
         "engine",
         "+ stages",
