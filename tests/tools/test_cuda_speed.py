@@ -47,6 +47,7 @@ def test_a_network_of_random_numbers_is_built_and_measured(
     )
     assert decode["cell"] == "batch 2"
     (opened,) = (line for line in lines if line["kind"] == "opened")
+    assert opened["kv_bytes_per_token"] == 2 * job.shape.kv_elements_per_token, "float16, whatever weights are"
     read = opened["weight_bytes"] + 2 * CELLS[1].mean_context * opened["kv_bytes_per_token"]
     assert decode["of_the_bound"] == pytest.approx(read / 1e9 / (decode["step_ms"] / 1e3))
     assert measured(lines, job, 0.0, {})["rows"][1]["of_the_bound"] is None

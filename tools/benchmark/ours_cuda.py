@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.plan import plan_build
 from llmserve.builder.targets.base import Target
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cuda.bindings import NvidiaDevice
@@ -44,4 +45,5 @@ def open_model(job: Job) -> RunnerModel:
     device = OPEN_DEVICE()
     num_blocks = ours.num_kv_blocks(job, read_header(path).block_size)
     runner = CudaRunner(path, device, num_blocks=num_blocks, threads=job.threads)
-    return RunnerModel(runner, ours.build_plan(job), {"gpu": device.name})
+    plan = plan_build(job.checkpoint, build_options(job.precision), measure=lambda: 0.0)  # its cache is not the CPU's
+    return RunnerModel(runner, plan, {"gpu": device.name})

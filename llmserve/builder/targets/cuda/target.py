@@ -75,7 +75,7 @@ class CudaTarget:
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         found = [*_gpu_problems(options), *self._group_problems(program, options)]
         if options.quantization not in QUANTIZATIONS:
-            found.append(f"quantization {options.quantization}: is not known; use int8 or int4")
+            found.append(f"quantization {options.quantization} is not known; use int8 or int4")
         if options.kv_cache_dtype != "auto":
             found.append(
                 f"kv_cache_dtype {options.kv_cache_dtype}: the cuda target keeps the engine's dtype; leave it out"
