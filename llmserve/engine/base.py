@@ -45,6 +45,14 @@ class StepResult:
         return {index: scores.logits for index, scores in self.scores.items() if scores.logits is not None}
 
 
+class PendingStep(Protocol):
+    """A step that was begun."""
+
+    def result(self) -> StepResult:
+        """Waits for it. To be called once, in the order in which steps were begun."""
+        ...
+
+
 class Runner(Protocol):
     """Executes one step at a time; called from one thread only."""
 
@@ -54,6 +62,15 @@ class Runner(Protocol):
     def step(self, plan: StepPlan) -> StepResult: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class PipelinedRunner(Runner, Protocol):
+    """One that can begin a step before the last one's tokens are known."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Begin a step. Where the one before it is still pending, tokens that it chooses may be UNSEEN here."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

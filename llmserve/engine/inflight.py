@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
-from llmserve.engine.base import EngineInfo, EngineStats, Runner
+from llmserve.engine.base import EngineInfo, EngineStats, PendingStep, PipelinedRunner, Runner, StepResult
 from llmserve.engine.budgets import TokenBudgets, check_num_answers
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
@@ -42,6 +42,20 @@ class _Load(NamedTuple):
     num_waiting: int = 0
     num_running: int = 0
     num_sequences: Mapping[Tenant, int] = MappingProxyType({})  # of each tenant, waiting or running
+
+
+class _Begun(NamedTuple):
+    plan: StepPlan
+    pending: PendingStep
+
+
+class _Done(NamedTuple):
+    """A step of a runner that begins none before the last one has ended."""
+
+    found: StepResult
+
+    def result(self) -> StepResult:
+        return self.found
 
 
 class InflightEngine:
@@ -69,6 +83,7 @@ class InflightEngine:
                 settings=settings or SchedulerSettings(),
             )
         )
+        self._ahead: _Begun | None = None  # begun before the tokens of the step before it were known
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._ids = itertools.count()
@@ -210,16 +225,34 @@ class InflightEngine:
 
     def _step(self) -> None:
         updates = self._scheduler.expire()
-        plan = self._scheduler.schedule()
-        if plan is not None:
-            result = self._runner.step(plan)
-            updates += self._scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
-            self._num_steps += 1
-            self._num_gen_tokens += len(result.tokens) - result.tokens.count(NO_TOKEN)
+        step, self._ahead = self._ahead, None
+        if step is None and (plan := self._scheduler.schedule()) is not None:
+            step = self._begun(plan)
+        if step is not None:
+            updates += self._finish(step)
         else:
             assert not self._scheduler.has_work, "sequences wait, but none can run"
-        self._stats = self._snapshot(plan or StepPlan(()))
+        self._stats = self._snapshot(step.plan if step else StepPlan(()))
         self._publish(updates)
+
+    def _begun(self, plan: StepPlan) -> _Begun:
+        runner = self._runner
+        return _Begun(plan, runner.launch(plan) if isinstance(runner, PipelinedRunner) else _Done(runner.step(plan)))
+
+    def _finish(self, step: _Begun) -> list[Update]:
+        """Where the runner can, the next step begins before this one's tokens are waited for."""
+        scheduler, plan = self._scheduler, step.plan
+        if isinstance(self._runner, PipelinedRunner) and (following := scheduler.foresee(plan)) is not None:
+            self._ahead = self._begun(following)
+        result = step.pending.result()
+        self._num_steps += 1
+        chosen = zip(plan.chunks, result.tokens, strict=True)
+        self._num_gen_tokens += sum(token != NO_TOKEN for chunk, token in chosen if scheduler.runs(chunk.sequence_id))
+        updates = scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
+        if self._ahead is not None and not scheduler.has_work:
+            self._ahead.pending.result()  # of nobody any more
+            self._ahead = None
+        return updates
 
     def _publish(self, updates: list[Update]) -> None:
         with self._lock:

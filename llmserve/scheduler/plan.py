@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from llmserve.core import Logits, SamplingParams, TopTokens
 
+UNSEEN = -1  # the last token of a chunk: the step before chooses it, and nobody has seen it yet
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:

@@ -7,6 +7,8 @@ One loop per step, on one thread:
     result = runner.step(plan)
     updates += scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
 
+A runner that can begin a step before the last one's tokens are known gets the next plan from `foresee`, not `schedule`.
+
 Order. A sequence's place is its arrival number, moved forward by `priority_step` places per priority level. The waiting
 queue is sorted by place, and nobody starts before the first that can: a large prompt is not overtaken by small ones.
 
@@ -60,6 +62,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}  # waiting and running
         self._deadlines: list[tuple[float, int]] = []  # heap; may name sequences that have ended
         self._fairness = Fairness(config, self._num_guaranteed)
+        self._advanced: StepPlan | None = None  # by `foresee`, and not committed yet
 
     @property
     def has_work(self) -> bool:
@@ -74,6 +77,9 @@ class Scheduler:
     def num_paused(self) -> int:
         """Preempted sequences that wait to be computed again."""
         return sum(1 for sequence in self.waiting if sequence.first_scheduled_ns)
+
+    def runs(self, sequence_id: int) -> bool:
+        return sequence_id in self.running
 
     def add(self, sequence: Sequence) -> None:
         """Put a valid sequence into the queue. Ids must grow with arrival."""
@@ -114,11 +120,28 @@ class Scheduler:
         order = self._order()
         for sequence in sorted(self.running.values(), key=lambda s: (s.num_pending > 1, order(s))):
             # an earlier one may have preempted this one
-            if draft.num_left and sequence.id in self.running and self._grow(sequence, order):
+            is_wanted = draft.num_left and sequence.id in self.running and not sequence.is_complete
+            if is_wanted and self._grow(sequence, order):
                 self._take(draft, sequence)
         if not is_contested:
             self._start_waiting(draft)
         return StepPlan(tuple(draft.chunks)) if draft.chunks else None
+
+    def foresee(self, plan: StepPlan) -> StepPlan | None:
+        """The step after `plan`, which has begun and was planned last: tokens that `plan` chooses are UNSEEN there.
+
+        None: nothing is left to plan, what comes depends on these tokens, or somebody would have to give way. In any
+        case `plan` is to be committed next. Who ends with it computes a token more, which nobody hears of.
+        """
+        if not self._is_foreseeable(plan):
+            return None
+        self._advanced = plan
+        for chunk in plan.chunks:
+            if (sequence := self.running.get(chunk.sequence_id)) is not None:
+                self._advance(sequence, chunk)
+                if chunk.sample is not None:
+                    sequence.expect()
+        return self.schedule()
 
     def commit(
         self,
@@ -132,10 +155,10 @@ class Scheduler:
         updates: list[Update] = []
         for index, (chunk, token, log_prob) in enumerate(zip(plan.chunks, tokens, log_probs, strict=True)):
             sequence = self.running.get(chunk.sequence_id)
-            if sequence is None:  # cancelled while the step ran
+            if sequence is None:  # cancelled while the step ran, or it had ended before
                 continue
-            sequence.num_computed_tokens += len(chunk.token_ids)
-            self._share_full_blocks(sequence, chunk.start)
+            if plan is not self._advanced:
+                self._advance(sequence, chunk)
             found = scores.get(index, NO_SCORES)
             sequence.score_prompt(chunk, found)
             event = sequence.append(token, log_prob, now_ns, found) if chunk.sample else None
@@ -143,6 +166,7 @@ class Scheduler:
                 updates.append((sequence.id, event))
             if sequence.finish_reason:
                 self._remove(sequence)
+        self._advanced = None
         return updates
 
     def check_integrity(self) -> None:
@@ -161,6 +185,22 @@ class Scheduler:
     def _place(self, sequence: Sequence) -> tuple[int, int]:
         """Place in the queue, lower is better; also who is preempted: the last one."""
         return sequence.id - sequence.request.priority * self.config.settings.priority_step, sequence.id
+
+    def _is_foreseeable(self, plan: StepPlan) -> bool:
+        """Whether tokens that `plan` chooses decide nothing of the next step, and there are blocks for all."""
+        if self._fairness.is_contested and self.waiting:
+            return False
+        planned = (self.running.get(chunk.sequence_id) for chunk in plan.chunks)
+        if not all(sequence is None or sequence.is_foreseeable for sequence in planned):
+            return False
+        num_blocks_for = self.config.num_blocks_for
+        num_missing = sum(num_blocks_for(s.num_tokens + 1) - len(s.block_table) for s in self.running.values())
+        return num_missing <= self.pool.num_free
+
+    def _advance(self, sequence: Sequence, chunk: Chunk) -> None:
+        """What a step computes, whatever it chooses."""
+        sequence.num_computed_tokens += len(chunk.token_ids)
+        self._share_full_blocks(sequence, chunk.start)
 
     def _start_waiting(self, draft: _Draft) -> None:
         started = set()

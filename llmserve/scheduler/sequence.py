@@ -20,7 +20,7 @@ from llmserve.core import (
     Usage,
 )
 from llmserve.scheduler.blocks import ROOT_HASH, hash_block
-from llmserve.scheduler.plan import NO_SCORES, Chunk, ChunkScores, SampleRequest
+from llmserve.scheduler.plan import NO_SCORES, UNSEEN, Chunk, ChunkScores, SampleRequest
 from llmserve.scheduler.words import BadWords, StopWords
 
 
@@ -58,6 +58,7 @@ class Sequence:
     prompt_log_probs: list[float] = field(default_factory=list)
     prompt_top: list[TopTokens] = field(default_factory=list)
     prompt_logits: list[Logits] = field(default_factory=list)  # in pieces [tokens, vocabulary]
+    _expects: bool = False  # the last token is UNSEEN
     _block_hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,6 +84,17 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens known but not computed. The scheduler exists to make this zero; sampling makes it one again."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ends with the token that it expects, whichever that is."""
+        return self.num_output >= self.max_tokens
+
+    @property
+    def is_foreseeable(self) -> bool:
+        """Whether it can go on before its last token has been seen."""
+        words = self.request.bad_ids
+        return not (words or self.request.sampling.has_penalties or self.matcher is not None or self.scores_prompt)
 
     @property
     def scores_prompt(self) -> bool:
@@ -170,9 +182,18 @@ class Sequence:
             self.prompt_logits.append(scores.logits[first : end - chunk.start])
         self.num_prompt_scored = end
 
+    def expect(self) -> None:
+        """Its next token is being chosen, and has its place before it is seen."""
+        self.token_ids.append(UNSEEN)
+        self._expects = True
+
     def append(self, token: int, log_prob: float, now_ns: int, scores: ChunkScores = NO_SCORES) -> TokenEvent | None:
         """Take a sampled token. Returns what may be told now; None while everything may be part of a stop word."""
-        self.token_ids.append(token)
+        if self._expects:
+            self.token_ids[-1] = token
+            self._expects = False
+        else:
+            self.token_ids.append(token)
         if self.request.return_log_probs:
             self.log_probs.append(log_prob)
         if scores.sampled_top is not None:

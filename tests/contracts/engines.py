@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -21,13 +22,15 @@ from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.budgets import TokenBudgets
 from llmserve.engine.cuda.runtime import CudaRuntime
-from llmserve.engine.fake import fake_engine
+from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_engine
+from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.open import open_engine
 from llmserve.engine.replicas import ReplicatedEngine
 from llmserve.engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.cuda.engines import WIDE_TILES
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
+from tests.engine.fake.pipelined import PipelinedFakeRunner
 from tests.fakes.gpu_machine import gpu_machine
 
 MAX_KV_TOKENS = 1 << 15  # several engines are open at once
@@ -36,6 +39,12 @@ EngineFactory = Callable[[pytest.TempPathFactory], Engine]
 
 def open_fake(_: pytest.TempPathFactory) -> Engine:
     return fake_engine(step_delay_s=0.001)  # slow enough to be interrupted
+
+
+def open_pipelined(_: pytest.TempPathFactory) -> Engine:
+    """Begins a step before the last one's tokens are known."""
+    with closing(fake_engine()) as plain:
+        return InflightEngine(PipelinedFakeRunner(FAKE_RUNNER_INFO, step_delay_s=0.001), plain.info)
 
 
 def open_cpu(folders: pytest.TempPathFactory) -> Engine:
@@ -83,6 +92,7 @@ def open_here(target: str, folders: pytest.TempPathFactory) -> Engine:
 
 FAKED: dict[str, EngineFactory] = {
     "fake": open_fake,
+    "pipelined": open_pipelined,
     "cpu": open_cpu,
     "cuda": open_cuda,
     "replicas": open_replicas,

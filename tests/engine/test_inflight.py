@@ -19,6 +19,7 @@ from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted, U
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerSettings
+from tests.engine.fake.pipelined import PipelinedFakeRunner
 
 LONG = 200
 INFO = EngineInfo("test", "fake", "Fake", "int", "", 1000, 256, 32, 64)
@@ -370,3 +371,42 @@ async def test_stats_tell_what_the_last_step_did() -> None:
         await asyncio.gather(*prompts)
         await until(lambda: engine.stats().reused_blocks == 24)
         await decoding.aclose()
+
+
+def pipelined(**options: object) -> PipelinedFakeRunner:
+    return PipelinedFakeRunner(FAKE_RUNNER_INFO, **options)  # type: ignore[arg-type]
+
+
+async def test_steps_are_begun_before_the_last_ones_tokens_are_known() -> None:
+    """With the same answers, and tokens counted that somebody got."""
+    runner = pipelined()
+    with opened(runner) as engine:
+        third = fake_answer((1, 2, 3), 3)[2]
+        long, short, ended = await asyncio.gather(
+            tokens_of(engine.submit(request(1, 2, 3, max_tokens=20))),
+            tokens_of(engine.submit(request(4, max_tokens=3))),
+            tokens_of(engine.submit(request(1, 2, 3, max_tokens=20, end_id=third))),
+        )
+        assert (long, short) == (fake_answer((1, 2, 3), 20), fake_answer((4,), 3))
+        assert ended == long[: long.index(third)]
+        assert engine.stats().total_gen_tokens == 20 + 3 + len(ended) + 1
+        assert runner.num_ahead > 15
+
+
+async def test_a_step_begun_ahead_that_fails_ends_all_streams() -> None:
+    runner = pipelined(fail_at_step=5)
+    with opened(runner) as engine:
+        with pytest.raises(InternalError, match="step 5 was told to fail"):
+            await tokens_of(engine.submit(request(1, 2, max_tokens=20)))
+        assert not engine.healthy()
+
+
+async def test_an_engine_that_nobody_asks_has_nothing_under_way() -> None:
+    """Not even a step for an answer that has ended by a word."""
+    runner = pipelined()
+    with opened(runner) as engine:
+        end_id = fake_answer((1, 2, 3), 2)[1]
+        await tokens_of(engine.submit(request(1, 2, 3, end_id=end_id)))
+        assert runner.num_ahead
+        assert runner.pending == []
+        assert await tokens_of(engine.submit(request(9))) == fake_answer((9,), 5)

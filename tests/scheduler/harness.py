@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 
 from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
-from llmserve.engine.base import Runner, RunnerInfo
+from llmserve.engine.base import PendingStep, Runner, RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for
 from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
+from tests.engine.fake.pipelined import PipelinedFakeRunner
 
 INFO = RunnerInfo(vocab_size=7, block_size=4, num_blocks=32, max_num_tokens=16, max_batch_size=4, max_seq_len=64)
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -27,11 +28,14 @@ class Bench:
         settings: SchedulerSettings | None = None,
         *,
         runner: Runner | None = None,
+        foresees: bool = False,
         scheduler_class: type[Scheduler] = Scheduler,
     ) -> None:
         self.info = info
         self.now = 0.0
-        self.runner = runner or FakeRunner(info)
+        self.pipeline = PipelinedFakeRunner(info) if foresees else None
+        self.runner = runner or self.pipeline or FakeRunner(info)
+        self._ahead: tuple[StepPlan, PendingStep] | None = None
         config = SchedulerConfig(
             block_size=info.block_size,
             num_blocks=info.num_blocks,
@@ -65,17 +69,35 @@ class Bench:
         self.now += 1.0
         self._record(self.scheduler.expire())
         tables = {sequence.id: sequence.block_table for sequence in self.scheduler.running.values()}
-        plan = self.scheduler.schedule()
+        plan = self._ahead[0] if self._ahead else self.scheduler.schedule()
         self.num_preemptions += sum(self.sequences[i].block_table is not table for i, table in tables.items())
         if plan is not None:
-            self._check_plan(plan)
-            result = self.runner.step(plan)
+            result = self._result_of(plan)
             self._record(self.scheduler.commit(plan, result.tokens, result.log_probs, result.scores))
             self.num_steps += 1
+            if self._ahead and not self.scheduler.has_work:
+                self._ahead[1].result()
+                self._ahead = None
         else:
             assert not self.scheduler.has_work, "work waits, but nothing can run"
         self.check()
         return plan
+
+    def _result_of(self, plan: StepPlan) -> StepResult:
+        """As the engine's loop does it."""
+        if self.pipeline is None:
+            self._check_plan(plan)
+            return self.runner.step(plan)
+        if self._ahead is None:
+            self._check_plan(plan)
+        _, pending = self._ahead or (plan, self.pipeline.launch(plan))
+        tables = {sequence.id: sequence.block_table for sequence in self.scheduler.running.values()}
+        following = self.scheduler.foresee(plan)
+        assert all(self.sequences[i].block_table is table for i, table in tables.items()), "somebody gave way"
+        if following is not None:
+            self._check_plan(following)
+        self._ahead = None if following is None else (following, self.pipeline.launch(following))
+        return pending.result()
 
     def run(self, max_steps: int = 10_000) -> None:
         """Until everything has ended."""
