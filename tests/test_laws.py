@@ -38,6 +38,7 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("serving", "engine"), ("serving", "stages"), ("engine", "checkpoint"), ("frontends", "engine")}
+KERNELS = ("activations", "attention", "choosing", "drawing", "linear", "rowwise")  # for CUDA
 LAZY = {
     "torch": {
         "evaluation/hf.py",
@@ -55,7 +56,10 @@ LAZY = {
     "pynvml": {"serving/observe/gpu.py"},
     "triton": {
         "builder/targets/cuda/compiler.py",
-        *(f"engine/cuda/kernels/{name}.py" for name in ("activations", "attention", "linear", "rowwise")),
+        *(
+            f"engine/cuda/kernels/{name}.py"
+            for name in ("activations", "attention", "choosing", "drawing", "linear", "rowwise")
+        ),
     },
     "cuda": {"engine/cuda/bindings.py"},
 }

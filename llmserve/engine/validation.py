@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -115,7 +116,11 @@ def _ban_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
 
 
 def _bias_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
-    yield from _id_problems("embedding_bias", [token for token, _ in request.embedding_bias], vocab_size)
+    token_ids = [token for token, _ in request.embedding_bias]
+    yield from _id_problems("embedding_bias", token_ids, vocab_size)
+    if len(set(token_ids)) < len(token_ids):
+        twice = next(token for token, count in Counter(token_ids).items() if count > 1)
+        yield f"embedding_bias names token {twice} more than once"
     if not all(math.isfinite(bias) for _, bias in request.embedding_bias):
         yield "embedding_bias has a value that is not a finite number"
 

@@ -25,6 +25,7 @@ REQUEST = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
             "no token of the vocabulary",
         ),
         (replace(REQUEST, deadline=float("nan")), "deadline"),
+        (replace(REQUEST, embedding_bias=((2, 1.0), (3, 1.0), (2, 0.5))), "names token 2 more than once"),
         (replace(REQUEST, num_sequences=129), "from 1 to 128"),
         (replace(REQUEST, prompt_ids=(1,) * 10), "at most 9"),
     ],

@@ -160,6 +160,20 @@ class NvidiaDevice:
         self._enter()
         self._call("cuGraphLaunch", graph.executable, self._stream)
 
+    def make_event(self) -> Any:
+        self._enter()
+        event = self._call("cuEventCreate", self._api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        self._close.callback(self._call_late, "cuEventDestroy", event)
+        return event
+
+    def record(self, event: Any) -> None:
+        self._enter()
+        self._call("cuEventRecord", event, self._stream)
+
+    def wait(self, event: Any) -> None:
+        self._enter()
+        self._call("cuEventSynchronize", event)
+
     def synchronize(self) -> None:
         self._enter()
         self._call("cuStreamSynchronize", self._stream)

@@ -1,7 +1,7 @@
 """The seam to a driver: memory, modules, launches and graphs of one GPU, in one order.
 
-What is asked of a device happens in the order in which it was asked, and `synchronize` waits for all of it. Addresses
-are plain integers. `bindings.py` implements it over NVIDIA's driver; tests over the interpreted kernels.
+What is asked of a device happens later, in the order in which it was asked. Addresses are plain integers. `bindings.py`
+implements it over NVIDIA's driver; tests over the interpreted kernels.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Function: TypeAlias = Any
 Graph: TypeAlias = Any
+Event: TypeAlias = Any
 HostMemory: TypeAlias = NDArray[np.uint8]
 
 
@@ -40,11 +41,11 @@ class Device(Protocol):
         ...
 
     def write(self, address: int, source: HostMemory) -> None:
-        """`source` stays as it is until `synchronize`."""
+        """`source` stays as it is until it was waited for."""
         ...
 
     def read(self, target: HostMemory, address: int) -> None:
-        """There after `synchronize`."""
+        """There when it was waited for."""
         ...
 
     def clear(self, address: int, num_bytes: int) -> None: ...
@@ -63,7 +64,19 @@ class Device(Protocol):
 
     def run(self, graph: Graph) -> None: ...
 
-    def synchronize(self) -> None: ...
+    def make_event(self) -> Event: ...
+
+    def record(self, event: Event) -> None:
+        """From now on it stands for all that has been asked until now."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Until that has happened; what was asked behind it may be still to come."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything."""
+        ...
 
     def close(self) -> None:
         """Give everything back. Idempotent."""

@@ -1,21 +1,22 @@
-"""A step's data as it lies on the device: arrays of 32-bit integers, one behind the other.
+"""A step's tokens and places as they lie on the device: arrays of 32-bit integers, one behind the other.
 
 rows: tokens of the step, filled up to the bucket that runs. Rows that stand for no token have slot -1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.engine.cuda.layout import EngineHeader
-from llmserve.scheduler.plan import Chunk
+from llmserve.scheduler.plan import UNSEEN, Chunk
 
 ITEM_BYTES = 4
 ALIGNMENT = 64  # items
 NO_SLOT = -1
+FIRST_UNSEEN = -1  # stands for the first token that the step before chooses, -2 for the second
 TILE_FIELDS = 4  # first row, number of tokens, sequence, position of the first token
 
 
@@ -40,7 +41,6 @@ class Inputs:
         self._header = header
         most = header.max_num_tokens
         sizes = {
-            "selected": header.head_rows,
             "token_ids": most,
             "positions": most,
             "slots": most,
@@ -60,8 +60,13 @@ class Inputs:
         begins = {name: offset // ITEM_BYTES for name, offset in self.offsets.items()}
         return {name: items[begin : begin + self._sizes[name]] for name, begin in begins.items()}
 
-    def fill(self, views: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], num_rows: int) -> int:
-        """Write a step that is filled up to `num_rows`. Returns how many bytes of it have to be copied."""
+    def fill(
+        self, views: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], num_rows: int, unseen: Mapping[int, int]
+    ) -> int:
+        """Write a step that is filled up to `num_rows`. Returns how many bytes of it have to be copied.
+
+        unseen: what stands for the token that the step before chooses for a sequence.
+        """
         header, block_size = self._header, self._header.block_size
         tables = views["block_tables"].reshape(-1, header.max_blocks)
         tiles = views["tiles"].reshape(-1, TILE_FIELDS)
@@ -72,6 +77,8 @@ class Inputs:
             tables[sequence, : len(chunk.block_table)] = chunk.block_table
             positions = np.arange(chunk.start, chunk.start + count, dtype=np.int32)
             views["token_ids"][row:end] = chunk.token_ids
+            if chunk.token_ids[-1] == UNSEEN:
+                views["token_ids"][end - 1] = unseen[chunk.sequence_id]
             views["positions"][row:end] = positions
             views["slots"][row:end] = tables[sequence, positions // block_size] * block_size + positions % block_size
             for first in range(0, count, header.query_tokens):

@@ -23,7 +23,7 @@ from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
 
 MAGIC = b"LLMSCUDA"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PREFIX = struct.Struct("<8sIQI")  # magic, version, bytes and CRC-32 of the JSON
 PAGE_BYTES = 4096
 MOST_JSON_BYTES = 1 << 30
@@ -41,6 +41,7 @@ class Room(Enum):
     VALUES = "values"
     SCRATCH = "scratch"
     LOGITS = "logits"
+    CHOICE = "choice"  # array `name` of what tokens are chosen with: `choices.py`
 
 
 class Address(NamedTuple):
@@ -50,10 +51,14 @@ class Address(NamedTuple):
 
 
 class Part(Enum):
-    """Launches of the body run once over the step's tokens, those of the head over pieces of the selected rows."""
+    """Launches of the body run once over the step's tokens, the others over pieces of the selected rows: the head gives
+    logits, edits change them as requests want, the best are found, and draws are made where one is wanted."""
 
     BODY = "body"
     HEAD = "head"
+    EDITS = "edits"
+    BEST = "best"
+    DRAWS = "draws"
 
 
 class Extent(NamedTuple):
@@ -79,6 +84,7 @@ class Kernel:
     constants: tuple[tuple[str, int | float | bool | str], ...]
     num_warps: int
     num_stages: int
+    most_registers: int = 0  # of a thread; 0: what the compiler finds best
 
 
 class Launch(NamedTuple):

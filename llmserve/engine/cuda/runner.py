@@ -1,12 +1,14 @@
-"""Steps of a CUDA engine: a StepPlan in, one copy to the device, a graph or two, the logits back, a StepResult out.
+"""Steps of a CUDA engine: a StepPlan in, a copy to the device, graphs, tokens back, a StepResult out.
 
 A step is filled up to a bucket of rows, and each bucket has a graph, captured when the engine is opened. The graph of
-the body runs over all tokens, that of the head over pieces of the rows whose logits are wanted. Tokens are chosen on
-the host, by the library that the CPU engine has: equal logits give equal tokens.
+the body runs over all tokens, that of the head over pieces of the rows whose logits are wanted. Who wants nothing but a
+token has it chosen on the device, which the next step can read there before anybody has seen it; whatever else is
+wanted of logits is found on the host, by the library that the CPU engine has. Both choose the same of equal logits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cuda.choices import NOBODY, StepChoice, choice_offsets, step_choice
 from llmserve.engine.cuda.device import Device, Function, Graph
-from llmserve.engine.cuda.inputs import Inputs, bucket_of, buckets, max_tiles
+from llmserve.engine.cuda.inputs import FIRST_UNSEEN, Inputs, bucket_of, buckets, max_tiles
 from llmserve.engine.cuda.layout import Address, EngineHeader, Launch, Part, Room, read_header
+from llmserve.engine.cuda.pinned import Pinned
 from llmserve.engine.native.choosers import Choice, Choosers
 from llmserve.errors import EngineFileError, InvalidArgument, Unsupported
 from llmserve.scheduler.plan import StepPlan
@@ -40,7 +44,9 @@ class CudaRunner:
         self._device = device
         self._num_blocks = num_blocks
         self._inputs = Inputs(header)
-        self._most_rows = {Part.BODY: header.max_num_tokens, Part.HEAD: header.head_rows}
+        self._choice_offsets, self._choice_bytes = choice_offsets(header)
+        self._most_rows = dict.fromkeys(Part, header.head_rows) | {Part.BODY: header.max_num_tokens}
+        self._unseen: Mapping[int, int] = {}  # sequence -> what stands for the token that the last step chooses for it
         self._close = ExitStack()
         self._close.callback(device.close)
         try:
@@ -66,7 +72,7 @@ class CudaRunner:
             max_batch_size=header.max_batch_size,
             max_seq_len=header.max_seq_len,
             gpu_bytes=fixed_bytes(header) + header.kv_bytes_per_block * num_blocks,
-            pinned_bytes=self._staged.nbytes + self._selected.nbytes + self._logits.nbytes,
+            pinned_bytes=sum(host.num_bytes for host in self._free) + self._logits.nbytes,
         )
 
     @property
@@ -74,32 +80,57 @@ class CudaRunner:
         return self._info
 
     def step(self, plan: StepPlan) -> StepResult:
+        return self.launch(plan).result()
+
+    def launch(self, plan: StepPlan) -> CudaStep:
+        """See `PipelinedRunner`. At most one step is pending meanwhile."""
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
+        host = self._free.pop(0)
         num_rows = bucket_of(plan.num_tokens, self.header.max_num_tokens)
-        num_bytes = self._inputs.fill(self._views, plan.chunks, num_rows)
-        self._device.write(self._places[Room.INPUT], self._staged[:num_bytes])
+        num_bytes = self._inputs.fill(host.views, plan.chunks, num_rows, self._unseen)
+        self._device.write(self._places[Room.INPUT], host.staged[:num_bytes])
         self._device.run(self._graphs[Part.BODY, num_rows])
         choice = self._choosers.begin(plan)
-        for begin in range(0, len(choice.selected), self.header.head_rows):
-            self._run_head(choice, begin)
-        if not len(choice.selected):
-            self._device.synchronize()
-        return choice.result()
+        step = step_choice(choice.flat, self.header)
+        host.send_requests(step, choice.flat, self._places[Room.CHOICE])
+        for begin in range(0, len(step.rows), self.header.head_rows):
+            self._run_head(host, choice, step, begin)
+        if len(step.chosen):
+            tokens = self._places[Room.CHOICE] + self._choice_offsets["tokens"]
+            self._device.read(host.tokens[: len(step.records)].view(np.uint8), tokens)
+        self._device.record(host.event)
+        sampled = (chunk.sequence_id for chunk in plan.chunks if chunk.sample is not None)
+        found = choice.flat.tokens
+        self._unseen = {
+            sequence_id: FIRST_UNSEEN - place if is_ours else found[place]
+            for place, (sequence_id, is_ours) in enumerate(zip(sampled, step.is_chosen, strict=True))
+        }
+        return CudaStep(self._device, host, self._free, choice, step.chosen)
 
-    def _run_head(self, choice: Choice, begin: int) -> None:
-        """The logits of the selected rows from `begin` on, as many as there is room for."""
-        selected = choice.selected[begin : begin + self.header.head_rows]
-        num_rows = bucket_of(len(selected), self.header.head_rows)
-        self._selected[:num_rows] = 0
-        self._selected[: len(selected)] = selected
-        place = self._places[Room.INPUT] + self._inputs.offsets["selected"]
-        self._device.write(place, self._selected.view(np.uint8))
+    def _run_head(self, host: Pinned, choice: Choice, step: StepChoice, begin: int) -> None:
+        """The logits of the selected rows from `begin` on, as many as there is room for, and what is chosen of them."""
+        head_rows = self.header.head_rows
+        rows = step.rows[begin : begin + head_rows]
+        num_rows = bucket_of(len(rows), head_rows)
+        host.send_rows(step, choice.selected, begin, begin + head_rows, self._places[Room.CHOICE])
         self._device.run(self._graphs[Part.HEAD, num_rows])
-        logits = self._logits[: len(selected)]
-        self._device.read(logits.reshape(-1).view(np.uint8), self._places[Room.LOGITS])
+        is_ours = rows == NOBODY
+        if not is_ours.all():
+            wanted = {Part.EDITS: step.has_edits, Part.BEST: True, Part.DRAWS: step.has_draws}
+            for part in (part for part, is_wanted in wanted.items() if is_wanted):
+                self._device.run(self._graphs[part, num_rows])
+        if is_ours.any():
+            self._choose_here(choice, np.flatnonzero(is_ours), begin)
+
+    def _choose_here(self, choice: Choice, rows: NDArray[np.intp], begin: int) -> None:
+        """By the library: in these rows of the piece that begins at `begin`."""
+        first, last = int(rows[0]), int(rows[-1])
+        logits = self._logits[first : last + 1]
+        self._device.read(logits.reshape(-1).view(np.uint8), self._places[Room.LOGITS] + logits[0].nbytes * first)
         self._device.synchronize()
-        choice.add(logits, begin)
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
+            choice.add(logits[run[0] - first : run[-1] + 1 - first], begin + int(run[0]))
 
     def close(self) -> None:
         """Give the device back. Idempotent."""
@@ -115,16 +146,15 @@ class CudaRunner:
             Room.INPUT: self._inputs.num_bytes,
             Room.SCRATCH: header.scratch_bytes,
             Room.LOGITS: _logits_bytes(header),
+            Room.CHOICE: self._choice_bytes,
         }
         self._places = {room: device.allocate(max(num_bytes, 1)) for room, num_bytes in wanted.items()}
         rows = _in_tiles(header.max_num_tokens)
         self._buffers = [device.allocate(num_bytes * rows) for num_bytes in header.buffers]
         for room in (Room.KEYS, Room.VALUES):  # what is in no position yet is multiplied with 0
             device.clear(self._places[room], wanted[room])
-        self._staged = device.host_memory(self._inputs.num_bytes)
-        self._staged[:] = 0
-        self._views = self._inputs.views(self._staged)
-        self._selected = device.host_memory(4 * header.head_rows).view(np.int32)
+        device.clear(self._places[Room.CHOICE], self._choice_bytes)  # counts begin with zeros
+        self._free = [Pinned(device, header, self._inputs) for _ in range(2)]  # one for each step under way
         host_logits = device.host_memory(4 * header.vocab_size * header.head_rows)
         self._logits: NDArray[np.float32] = host_logits.view(np.float32).reshape(header.head_rows, header.vocab_size)
         self._tensors = {tensor.name: tensor.offset - header.tensors_begin for tensor in header.tensors}
@@ -174,10 +204,31 @@ class CudaRunner:
         begin = {
             Room.TENSOR: lambda: self._tensors[argument.name],
             Room.INPUT: lambda: self._inputs.offsets[argument.name],
+            Room.CHOICE: lambda: self._choice_offsets[argument.name],
             Room.KEYS: lambda: int(argument.name) * self._plane_bytes,
             Room.VALUES: lambda: int(argument.name) * self._plane_bytes,
         }.get(room, lambda: 0)()
         return self._places[room] + begin + argument.offset
+
+
+class CudaStep:
+    """A step under way; see `PendingStep`."""
+
+    def __init__(
+        self, device: Device, host: Pinned, free: list[Pinned], choice: Choice, chosen: NDArray[np.int32]
+    ) -> None:
+        """`free`: takes `host` back; `chosen`: samples whose tokens the device chooses."""
+        self._device = device
+        self._host = host
+        self._free = free
+        self._choice = choice
+        self._chosen = chosen
+
+    def result(self) -> StepResult:
+        self._device.wait(self._host.event)
+        self._choice.flat.put_tokens(self._chosen, self._host.tokens[self._chosen])
+        self._free.append(self._host)
+        return self._choice.result()
 
 
 def check_architecture(header: EngineHeader, device: Device) -> None:
@@ -192,8 +243,8 @@ def check_architecture(header: EngineHeader, device: Device) -> None:
 
 def fixed_bytes(header: EngineHeader) -> int:
     """Of the device's memory, besides the KV pool."""
-    inputs, rows = Inputs(header).num_bytes, _in_tiles(header.max_num_tokens)
-    return header.weight_bytes + inputs + header.scratch_bytes + _logits_bytes(header) + sum(header.buffers) * rows
+    steps = Inputs(header).num_bytes + choice_offsets(header)[1] + _logits_bytes(header)
+    return header.weight_bytes + steps + header.scratch_bytes + sum(header.buffers) * _in_tiles(header.max_num_tokens)
 
 
 def _logits_bytes(header: EngineHeader) -> int:

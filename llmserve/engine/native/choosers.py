@@ -46,7 +46,8 @@ class Choosers:
 
 
 class Choice:
-    """What one step wants. `add` is called with the logits of all selected rows, in pieces and in order."""
+    """What one step wants. `add` is called with the logits of the selected rows, in pieces and in order; rows whose
+    tokens are chosen elsewhere may be left out."""
 
     def __init__(self, choosers: Choosers, flat: FlatStep, masking: Future[None] | None) -> None:
         self._choosers = choosers
@@ -57,6 +58,11 @@ class Choice:
     def selected(self) -> NDArray[np.uint32]:
         """Rows of the step's tokens whose logits are wanted."""
         return self._flat.selected
+
+    @property
+    def flat(self) -> FlatStep:
+        """What the library reads."""
+        return self._flat
 
     def add(self, logits: NDArray[np.float32], begin: int) -> None:
         assert logits.flags.c_contiguous

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmserve.core import SamplingParams, TopTokens
 from llmserve.engine.base import StepResult
-from llmserve.engine.native.library import SAMPLE_DRAW, SAMPLE_PLACE, SAMPLE_WANTS, SCORE, StepRecord
+from llmserve.engine.native.library import SAMPLE, SAMPLE_DRAW, SAMPLE_PLACE, SAMPLE_WANTS, SCORE, StepRecord
 from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 
 LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
@@ -56,6 +56,10 @@ class StepMemory:
                 room[begin : begin + len(ids)] = ids
                 begin += len(ids)
         return _address(self._room)
+
+    def ids(self, count: int) -> NDArray[np.int32]:
+        """The first `count` of what was filled in last."""
+        return np.frombuffer(self._room, np.int32, count)
 
 
 class FlatStep:
@@ -98,6 +102,36 @@ class FlatStep:
     def selected(self) -> NDArray[np.uint32]:
         """Token rows whose logits are wanted, in order."""
         return np.frombuffer(self._rows, np.uint32) if self._rows else np.empty(0, np.uint32)
+
+    @property
+    def samples(self) -> NDArray[np.int32]:
+        """The records of the samples, one in each row; see `library.SAMPLE`."""
+        words = np.frombuffer(self._samples, np.int32) if self._samples else np.empty(0, np.int32)
+        return words.reshape(-1, SAMPLE.size // words.itemsize)
+
+    @property
+    def kept(self) -> NDArray[np.uint32]:
+        """Which of the selected rows come back whole."""
+        return np.frombuffer(self._kept, np.uint32) if self._kept else np.empty(0, np.uint32)
+
+    @property
+    def sample_ids(self) -> NDArray[np.int32]:
+        """That samples refer to; good until the next step is made with this memory."""
+        return self._memory.ids(self._num_sample_ids)
+
+    @property
+    def bias_values(self) -> NDArray[np.float32]:
+        """Each at the place of its id; behind the last bias there are none."""
+        return np.frombuffer(self._bias_values, np.float32) if self._bias_values else np.empty(0, np.float32)
+
+    @property
+    def tokens(self) -> array[int]:
+        """Chosen until now, one for each sample."""
+        return self._tokens
+
+    def put_tokens(self, samples: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
+        """Of samples that were chosen elsewhere."""
+        np.frombuffer(self._tokens, np.int32)[samples] = tokens
 
     @property
     def has_masks(self) -> bool:

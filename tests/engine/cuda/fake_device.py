@@ -12,9 +12,11 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is declared
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -92,7 +94,15 @@ class Pointer:
     set_ = copy_ = storage_offset = size = stride = nothing
 
 
+class FakeEvent:
+    """How many things had been asked for."""
+
+    position = 0
+
+
 class FakeDevice:
+    """Everything happens as late as it may: what is written is read from the host's memory when somebody waits."""
+
     name = "Interpreter"
 
     def __init__(self, architecture: str = "sm_90", total_bytes: int = 1 << 30, ordinal: int = 0) -> None:
@@ -102,6 +112,8 @@ class FakeDevice:
         self._memory: dict[int, NDArray[np.uint8]] = {}  # address -> with what keeps it alive
         self._raw: dict[int, NDArray[np.uint8]] = {}
         self._graph: FakeGraph | None = None
+        self._asked: deque[Callable[[], None]] = deque()
+        self._num_done = 0
         self.is_open = True
         self.num_launches = 0
 
@@ -128,16 +140,13 @@ class FakeDevice:
         return np.zeros(num_bytes, np.uint8)
 
     def write(self, address: int, source: HostMemory) -> None:
-        self._check()
-        self._inside(address, len(source))[:] = source
+        self._ask(lambda target: np.copyto(target, source), self._inside(address, len(source)))
 
     def read(self, target: HostMemory, address: int) -> None:
-        self._check()
-        target[:] = self._inside(address, len(target))
+        self._ask(lambda source: np.copyto(target, source), self._inside(address, len(target)))
 
     def clear(self, address: int, num_bytes: int) -> None:
-        self._check()
-        self._inside(address, num_bytes)[:] = 0
+        self._ask(lambda target: target.fill(0), self._inside(address, num_bytes))
 
     def load(self, binary: bytes, symbol: str, *, shared_bytes: int, num_arguments: int) -> FakeFunction:
         self._check()
@@ -179,13 +188,35 @@ class FakeDevice:
             self._graph = None
 
     def run(self, graph: FakeGraph) -> None:
-        self._check()
+        self._ask(self._run, graph)
+
+    def _run(self, graph: FakeGraph) -> None:
         for function, grid, arguments in graph.launches:
             self.num_launches += 1
             run_kernel(function.kernel, grid, arguments[:-COMPILERS_OWN])
 
-    def synchronize(self) -> None:
+    def make_event(self) -> FakeEvent:
         self._check()
+        return FakeEvent()
+
+    def record(self, event: FakeEvent) -> None:
+        self._check()
+        event.position = self._num_done + len(self._asked)
+
+    def wait(self, event: FakeEvent) -> None:
+        self._check()
+        while self._num_done < event.position:
+            self._num_done += 1
+            self._asked.popleft()()
+
+    def synchronize(self) -> None:
+        event = self.make_event()
+        self.record(event)
+        self.wait(event)
+
+    def _ask(self, action: Callable[[Any], None], subject: Any) -> None:
+        self._check()
+        self._asked.append(partial(action, subject))
 
     def close(self) -> None:
         self._memory.clear()

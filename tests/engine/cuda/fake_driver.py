@@ -35,6 +35,7 @@ class FakeDriver:
     )
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
     def __init__(self, total_bytes: int = 1 << 20, num_devices: int = 1) -> None:
@@ -76,6 +77,19 @@ class FakeDriver:
 
     def cuStreamDestroy(self, stream: str) -> Any:
         self.held.remove("stream")
+        return (OK,)
+
+    def cuEventCreate(self, flags: int) -> Any:
+        return self._checked(lambda: self._hold("event", "event"))
+
+    def cuEventRecord(self, event: str, stream: str) -> Any:
+        return self._checked(lambda: (OK,))
+
+    def cuEventSynchronize(self, event: str) -> Any:
+        return self._checked(lambda: (OK,))
+
+    def cuEventDestroy(self, event: str) -> Any:
+        self.held.remove("event")
         return (OK,)
 
     def cuMemGetInfo(self) -> Any:

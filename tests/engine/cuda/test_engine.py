@@ -16,8 +16,9 @@ from llmserve.builder.quantization import quantized_params
 from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.builder.selftest import ROUNDING_CHANGES_ACCEPTED
 from llmserve.core import SamplingParams
+from llmserve.engine.base import PendingStep
 from llmserve.engine.cuda.runner import CudaRunner
-from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from llmserve.scheduler.plan import UNSEEN, Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import NETWORKS
 from tests.engine.cpu.law import run_randomly
 from tests.engine.cpu.networks import LIMITS, Network, all_logits, odd_network, random_ids, table_network
@@ -125,6 +126,40 @@ def test_tokens_are_chosen_as_on_the_cpu(tmp_path: Path) -> None:
     assert found.tokens == wanted.tokens
     assert found.log_probs == wanted.log_probs
     assert found.scores == wanted.scores
+
+
+def test_a_step_can_begin_before_the_last_ones_tokens_are_known(tmp_path: Path) -> None:
+    """Chosen on the device, where the next step reads them, or by the library; new sequences and ended ones between."""
+    table = np.random.default_rng(5).standard_normal((40, 40)).astype(np.float32)
+    runner = open_runner(compile_engine(table_network(table), tmp_path / "e.engine", OPTIONS))
+    params = [SamplingParams(), SamplingParams(temperature=0.9, seed=7), SamplingParams(temperature=0.0)]
+
+    def chunk(sequence: int, ids: list[int]) -> Chunk:
+        request = SampleRequest(params[sequence], 0, len(ids), log_prob=sequence == 2)
+        return Chunk(sequence, ids[-1:], len(ids) - 1, [sequence], sample=request)
+
+    answers: list[list[int]] = [[3], [4], [5]]
+    steps = ([0, 1], [1, 0, 2], [2, 1], [0, 2, 1])
+    pending = None
+    for members in steps:
+        expecting = [[*answers[i], UNSEEN] if pending and i in pending[0] else answers[i] for i in members]
+        begun = runner.launch(StepPlan(tuple(map(chunk, members, expecting))))
+        if pending:
+            end(answers, *pending)
+        pending = members, begun
+    assert pending is not None
+    end(answers, *pending)
+    alone = [[3], [4], [5]]
+    for _ in range(4):
+        for i, ids in enumerate(alone):
+            ids += runner.step(StepPlan((chunk(i, ids),))).tokens
+    assert [ids[: len(found)] for ids, found in zip(alone, answers, strict=True)] == answers
+    assert [len(found) for found in answers] == [4, 5, 4]
+
+
+def end(answers: list[list[int]], members: list[int], begun: PendingStep) -> None:
+    for i, token in zip(members, begun.result().tokens, strict=True):
+        answers[i].append(token)
 
 
 def assert_same_bits(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:

@@ -12,6 +12,8 @@ from tests.engine.cuda.engines import peculiar_kernels
 from tools.cuda_kernels import ARCHITECTURES, PRECISIONS, Row, kernels_of, rows
 
 FUNCTIONS = {
+    "choosing.count_history", "choosing.penalize", "choosing.add_bias", "choosing.ban", "choosing.find_peaks",
+    "choosing.choose_best", "drawing.weigh", "drawing.list_blocks", "drawing.draw_filtered", "drawing.draw",
     "attention.attention", "attention.attention_segments", "attention.merge_segments", "attention.turn_queries",
     "attention.write_cache", "linear.linear", "linear.gated_linear", "linear.linear_segments", "linear.add_segments",
     "rowwise.embed", "rowwise.rms_norm", "rowwise.select_rows", "rowwise.add", "rowwise.gated_activation",

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from llmserve.builder.quantization import Part as WeightPart
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.attention import AttentionLowering
+from llmserve.builder.targets.cuda.choosing import ChoiceLowering
 from llmserve.builder.targets.cuda.products import ProductLowering
-from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Argument, Recorder, power_of_two
+from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Recorder, power_of_two
 from llmserve.builder.targets.cuda.tiles import Tiles
-from llmserve.builder.targets.cuda.values import INTEGERS
-from llmserve.engine.cuda.layout import Address, Extent, Part, Room
+from llmserve.engine.cuda.layout import Extent, Part
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
 
@@ -32,7 +32,7 @@ class Lowered:
     query_tokens: int  # of one sequence, in a tile of attention
 
 
-class Lowering(ProductLowering, AttentionLowering):
+class Lowering(ProductLowering, AttentionLowering, ChoiceLowering):
     """One pass over the Program, in order."""
 
     def run(self) -> Lowered:
@@ -40,6 +40,7 @@ class Lowering(ProductLowering, AttentionLowering):
         index = 0
         while index < len(ops):
             index += self._lower(ops[index], ops[index + 1] if index + 1 < len(ops) else None)
+        self._choose_tokens()
         buffers = tuple(self._buffers.bytes_per_row)
         return Lowered(self._record, buffers, self._stored, self._offsets, self._query_tokens)
 
@@ -71,7 +72,8 @@ class Lowering(ProductLowering, AttentionLowering):
     def _embed(self, op: Op) -> None:
         y = self._new(op, is_wide=True)
         arguments = {
-            "token_ids": Argument(Address(Room.INPUT.value, "token_ids"), INTEGERS),
+            "token_ids": self._input("token_ids"),
+            "chosen": self._choice("tokens"),
             "table": self._matrix(op.weights[0]),
             "y": self._value(op.output),
         }
@@ -115,7 +117,7 @@ class Lowering(ProductLowering, AttentionLowering):
         self._uses[op.inputs[0]] += 1
         x, y = self._buffers[op.inputs[0]], self._new(op, is_wide=op.inputs[0] in self._wide)
         arguments = {
-            "selected": Argument(Address(Room.INPUT.value, "selected"), INTEGERS),
+            "selected": self._choice("selected"),
             "x": self._value(op.inputs[0]),
             "y": self._value(op.output),
         }

@@ -56,7 +56,7 @@ class Recorder:
     def launch(
         self, function: str, arguments: Mapping[str, Argument], constants: Constants,
         grid: tuple[Extent, Extent, Extent], *, tile: ProductTile | None = None, num_warps: int = 4,
-        num_stages: int = 3, rows: tuple[int, int] = ANY_ROWS,
+        num_stages: int = 3, most_registers: int = 0, rows: tuple[int, int] = ANY_ROWS,
     ) -> None:  # fmt: skip
         """rows: the least and the most for which it runs."""
         kernel = Kernel(
@@ -66,6 +66,7 @@ class Recorder:
             constants=tuple(sorted(constants.items())),
             num_warps=tile.num_warps if tile else num_warps,
             num_stages=tile.num_stages if tile else num_stages,
+            most_registers=most_registers,
         )
         number = self._kernels.setdefault(kernel, len(self._kernels))
         addresses = tuple(argument.address for argument in arguments.values())

@@ -35,6 +35,7 @@ class Tiles:
     segment: int = 512  # positions
     columns: int = 1024  # of what is done to each row by itself
     numbers: int = 2048  # of several heads of a row
+    choice: int = 2048  # tokens of a vocabulary
     programs: int = 128  # wanted: about as many as large GPUs have multiprocessors
     least_inputs: int = 512  # of a segment
 

@@ -86,6 +86,9 @@ class Values:
     def _input(self, name: str) -> Argument:
         return Argument(Address(Room.INPUT.value, name), INTEGERS)
 
+    def _choice(self, name: str, type_: str = INTEGERS) -> Argument:
+        return Argument(Address(Room.CHOICE.value, name), type_)
+
     def _matrix(self, name: str) -> Argument:
         rows, cols = self._params[name].shape
         return self._record.tensor(self._store(name), self._dtype, rows, cols)

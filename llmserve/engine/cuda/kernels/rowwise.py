@@ -13,13 +13,16 @@ HALF_EVEN: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken away: t
 
 @triton.jit
 def embed(
-    token_ids, table, y,
+    token_ids, chosen, table, y,
     WIDTH: tl.constexpr, Y_STRIDE: tl.constexpr, SCALE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """y[t] = scale * table[token_ids[t]]"""
+    """y[t] = scale * table[token_ids[t]]; where that is negative, the id is chosen[-1 - token_ids[t]]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-    token = tl.load(token_ids + row).to(tl.int64)
+    token = tl.load(token_ids + row)
+    if token < 0:
+        token = tl.load(chosen - 1 - token)
+    token = token.to(tl.int64)
     values = tl.load(table + token * WIDTH + columns, mask=columns < WIDTH).to(tl.float32)
     tl.store(y + row * Y_STRIDE + columns, (values * SCALE).to(y.dtype.element_ty), mask=columns < WIDTH)
 
