@@ -17,7 +17,7 @@ FUNCTIONS = {
     "attention.attention", "attention.attention_segments", "attention.merge_segments", "attention.turn_queries",
     "attention.write_cache", "linear.linear", "linear.gated_linear", "linear.linear_segments", "linear.add_segments",
     "rowwise.embed", "rowwise.rms_norm", "rowwise.select_rows", "rowwise.add", "rowwise.gated_activation",
-    "rowwise.round_rows",
+    "rowwise.round_rows", "rowwise.rounded_rms_norm",
 }  # fmt: skip
 
 

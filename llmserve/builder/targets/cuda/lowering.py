@@ -83,6 +83,9 @@ class Lowering(ProductLowering, AttentionLowering, ChoiceLowering):
     def _rms_norm(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
         groups = int(op.number("groups"))
+        if groups == 1 and op.output in self._only_rounded:
+            self._norm_and_round(op)
+            return
         arguments = {"x": self._value(op.inputs[0]), "weight": self._norm_weight(op)}
         y = self._new(op)
         width = op.width // groups

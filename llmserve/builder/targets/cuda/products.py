@@ -72,12 +72,12 @@ class ProductLowering(Values):
         more: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         biases = op.weights[1:]
-        nothing = self._value(op.inputs[0])
         epilogue: Constants = {
             "RESIDUAL_STRIDE": place.stride, "Y_STRIDE": y_stride, "HAS_BIAS": bool(biases),
             "HAS_RESIDUAL": residual is not None, **(more or {"SCALE": 1.0, "SOFT_CAP": 0.0}),
         }  # fmt: skip
         for factors in self._factors(op):
+            nothing = factors.arguments["x"]
             behind = {
                 "bias": self._vector(biases[0]).behind(factors.begin) if biases else nothing,
                 "residual": residual.behind(factors.begin) if residual else nothing,
@@ -149,17 +149,37 @@ class ProductLowering(Values):
 
     def _round(self, x: str, integers: str, scales: str) -> None:
         source = self._buffers[x]
-        groups = num_groups(source.width)
+        tile = min(self._tiles.columns // QUANTIZED_GROUP, power_of_two(num_groups(source.width))) or 1
+        made, constants = self._integers(source.width, integers, scales)
+        self._record.launch(
+            "rowwise.round_rows", {"x": self._value(x), **made},
+            {**constants, "X_STRIDE": source.stride, "TILE_GROUPS": tile},
+            (ROWS, Extent(fixed=-(-num_groups(source.width) // tile)), ONE),
+            num_warps=max(1, tile * QUANTIZED_GROUP // COLUMNS_OF_WARP),
+        )  # fmt: skip
+
+    def _norm_and_round(self, op: Op) -> None:
+        """Of a norm that only products of integers read: nothing else of it is ever stored."""
+        source, tile = self._buffers[op.inputs[0]], power_of_two(num_groups(op.width))
+        names = _names_of_rounded(op.output)
+        self._done_rounding.add(op.output)
+        self._uses.update(dict.fromkeys(names, self._rounded_uses[op.output]))
+        made, constants = self._integers(op.width, *names)
+        self._record.launch(
+            "rowwise.rounded_rms_norm",
+            {"x": self._value(op.inputs[0]), "weight": self._norm_weight(op), **made},
+            {**constants, "EPS": op.number("eps"), "X_STRIDE": source.stride, "TILE_GROUPS": tile},
+            (ROWS, ONE, ONE), num_warps=min(8, max(1, tile * QUANTIZED_GROUP // COLUMNS_OF_WARP)),
+        )  # fmt: skip
+
+    def _integers(self, width: int, integers: str, scales: str) -> tuple[dict[str, Argument], dict[str, int]]:
+        """Where the integers of a value are to be, as a kernel that makes them wants it."""
+        groups = num_groups(width)
         y = self._buffers.new(integers, groups * QUANTIZED_GROUP, ITEM_BYTES["int8"])
         places = self._buffers.new(scales, 2 * groups)  # and sums
-        tile = min(self._tiles.columns // QUANTIZED_GROUP, power_of_two(groups)) or 1
-        self._record.launch(
-            "rowwise.round_rows",
-            {"x": self._value(x), "integers": self._argument(y, "int8"), "scales": self._argument(places, "float32")},
-            {"WIDTH": source.width, "X_STRIDE": source.stride, "Y_STRIDE": y.stride, "SCALES_STRIDE": places.stride,
-             "GROUP": QUANTIZED_GROUP, "GROUPS": groups, "TILE_GROUPS": tile},
-            (ROWS, Extent(fixed=-(-groups // tile)), ONE), num_warps=max(1, tile * QUANTIZED_GROUP // COLUMNS_OF_WARP),
-        )  # fmt: skip
+        made = {"integers": self._argument(y, "int8"), "scales": self._argument(places, "float32")}
+        strides = {"Y_STRIDE": y.stride, "SCALES_STRIDE": places.stride}
+        return made, {"WIDTH": width, **strides, "GROUP": QUANTIZED_GROUP, "GROUPS": groups}
 
     def _read_rounded(self, op: Op) -> None:
         if self._is_quantized(op):

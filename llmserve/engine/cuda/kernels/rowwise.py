@@ -48,6 +48,39 @@ def rms_norm(
 
 
 @triton.jit
+def _store_rounded(
+    values, integers, scales, row, groups, at,
+    Y_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Groups of a row, a group in each row of `values`: the largest of a group becomes 127."""
+    peak = tl.max(tl.abs(values), axis=1)
+    inverse = tl.where(peak > NOTHING, tl.div_rn(127.0, peak), 0.0)
+    rounded = (values * inverse[:, None] + HALF_EVEN) - HALF_EVEN
+    is_group = groups < GROUPS
+    scale = tl.div_rn(peak, 127.0)
+    tl.store(integers + row * Y_STRIDE + at, rounded.to(tl.int8), mask=is_group[:, None])
+    tl.store(scales + row * SCALES_STRIDE + groups, scale, mask=is_group)
+    tl.store(scales + row * SCALES_STRIDE + GROUPS + groups, tl.sum(rounded, axis=1) * scale, mask=is_group)
+
+
+@triton.jit
+def rounded_rms_norm(
+    x, weight, integers, scales,
+    WIDTH: tl.constexpr, EPS: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """`rms_norm` and `round_rows` in one, for rows of one group of which only integers are wanted. Grid: rows;
+    TILE_GROUPS is at least GROUPS."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.arange(0, TILE_GROUPS)
+    at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+    values = tl.load(x + row * X_STRIDE + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(tl.sum(values * values, axis=1), axis=0) / WIDTH + EPS)
+    values = values * scale * tl.load(weight + at, mask=at < WIDTH, other=0.0)
+    _store_rounded(values, integers, scales, row, groups, at, Y_STRIDE, SCALES_STRIDE, GROUPS)
+
+
+@triton.jit
 def round_rows(
     x, integers, scales,
     WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
@@ -59,14 +92,7 @@ def round_rows(
     groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
     at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
     values = tl.load(x + row * X_STRIDE + at, mask=at < WIDTH, other=0.0).to(tl.float32)
-    peak = tl.max(tl.abs(values), axis=1)
-    inverse = tl.where(peak > NOTHING, tl.div_rn(127.0, peak), 0.0)
-    rounded = (values * inverse[:, None] + HALF_EVEN) - HALF_EVEN
-    is_group = groups < GROUPS
-    scale = tl.div_rn(peak, 127.0)
-    tl.store(integers + row * Y_STRIDE + at, rounded.to(tl.int8), mask=is_group[:, None])
-    tl.store(scales + row * SCALES_STRIDE + groups, scale, mask=is_group)
-    tl.store(scales + row * SCALES_STRIDE + GROUPS + groups, tl.sum(rounded, axis=1) * scale, mask=is_group)
+    _store_rounded(values, integers, scales, row, groups, at, Y_STRIDE, SCALES_STRIDE, GROUPS)
 
 
 @triton.jit
