@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +48,12 @@ def llmserve(
     )  # fmt: skip
 
 
-def start_server(*arguments: str, env: Mapping[str, str] | None = None) -> ServerProcess:
+def start_server(
+    *arguments: str, env: Mapping[str, str] | None = None, program: Sequence[str] = (LLMSERVE,)
+) -> ServerProcess:
     """Start `llmserve serve` on free ports and return once its addresses are printed."""
-    command = [LLMSERVE, "serve", "--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    ports_flags = ("--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    command = [*program, "serve", *ports_flags]
     process = subprocess.Popen(
         [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )

@@ -153,6 +153,11 @@ def test_a_network_is_measured_and_what_was_made_for_it_deleted(
     """With a worker that says what one on a GPU would say."""
 
     def worker(command: list[str], *, timeout_s: float) -> Finished:
+        if "tools.gpu_check.idle" in command:
+            assert command[-1] == "1,4,16,64,256"
+            waits = [{"batch": 4, "device_ms": 60.0, "engine_ms": 80.0, "idle_share": 0.25}]
+            Path(command[-2]).write_text(json.dumps(waits))
+            return Finished(0, "", "")
         _, _, _, action, job, report = command
         engine = tmp_path / f"tiny-cuda-{json.loads(job)['precision']}"
         if action == "prepare":
@@ -190,3 +195,4 @@ def test_a_network_is_measured_and_what_was_made_for_it_deleted(
     assert "0.00 TB/s copied (read and written), 800 TFLOP/s in float16" in page
     assert "| batch 4 | 50 | 80.00 | 0.01 |" in page
     assert "opened in 1.5 s" in page
+    assert "| 4 | 60.00 | 80.00 | 25 % |" in page

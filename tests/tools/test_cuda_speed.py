@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.cuda.target import CudaTarget
+from llmserve.engine.artifact import EngineDirectory
 from llmserve.errors import InternalError
+from tests.checkpoints import make_checkpoint as make_small
 from tests.engine.cuda.engines import WIDE_TILES
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
 from tools.benchmark import ours_cuda, worker
 from tools.benchmark.cells import Cell
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.job import Job
+from tools.gpu_check import idle
 from tools.gpu_check.bandwidth import ROUNDS, copied_bytes_per_s
 from tools.gpu_check.speed_of_networks import measured
 
@@ -51,6 +56,25 @@ def test_a_network_of_random_numbers_is_built_and_measured(
     read = opened["weight_bytes"] + 2 * CELLS[1].mean_context * opened["kv_bytes_per_token"]
     assert decode["of_the_bound"] == pytest.approx(read / 1e9 / (decode["step_ms"] / 1e3))
     assert measured(lines, job, 0.0, {})["rows"][1]["of_the_bound"] is None
+
+
+def test_how_long_the_gpu_waits_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that were begun ahead, and the same graphs without a host between them."""
+    checkpoint = make_small(tmp_path / "checkpoint", "llama", num_hidden_layers=1)
+    options = BuildOptions(
+        target="cuda", given={"gpu": "sm_90"}, max_seq_len=32, max_batch_size=2, max_num_tokens=16, tokens_per_block=8
+    )
+    build_engine(checkpoint, tmp_path / "engine", options, target=CudaTarget(FakeCompiler(), WIDE_TILES))
+    monkeypatch.setattr(idle, "PROMPT_TOKENS", 3)
+    monkeypatch.setattr(idle, "NEW_TOKENS", 5)
+    monkeypatch.setattr(idle, "WARM_TOKENS", 2)
+    monkeypatch.setattr(idle, "REPLAYS", 2)
+    device = FakeDevice()
+    (row,) = idle.measure(EngineDirectory.open(tmp_path / "engine"), [2, 64], lambda: device)
+    assert row["batch"] == 2
+    assert row["idle_share"] == pytest.approx(max(0.0, 1 - row["device_ms"] / row["engine_ms"]))
+    assert 0 < row["device_ms"] < 10 * row["engine_ms"]
+    assert not device.is_open
 
 
 class Driver:

@@ -102,6 +102,7 @@ def _speed(plan: Plan, network: str, precision: str) -> Details:
             done = run(worker, timeout_s=30 * MINUTE_S)
             if done.code != 0:
                 raise failed(f"the worker's '{command}'", done)
+        idle = _idle(engine_directory(job), plan.folder / f"idle-{network}-{precision}.json")
     finally:  # a large network takes as much as its checkpoint again
         shutil.rmtree(engine_directory(job), ignore_errors=True)
         if precision == PRECISIONS[-1]:
@@ -109,7 +110,16 @@ def _speed(plan: Plan, network: str, precision: str) -> Details:
     known = _bandwidth_report(plan)
     limits: dict[str, Any] = json.loads(known.read_text()) if known.is_file() else NO_LIMITS
     lines = [json.loads(line) for line in report.read_text().splitlines()]
-    return measured(lines, job, limits["copied_bytes_per_s"], limits["products_per_s"])
+    return {**measured(lines, job, limits["copied_bytes_per_s"], limits["products_per_s"]), "idle": idle}
+
+
+def _idle(engine: Path, report: Path) -> list[Any]:
+    batches = ",".join(str(cell.batch) for cell in CELLS if cell.phase == "decode")
+    command = [sys.executable, "-m", "tools.gpu_check.idle", str(engine), str(report), batches]
+    done = run(command, timeout_s=10 * MINUTE_S)
+    if done.code != 0:
+        raise failed("measuring how long the GPU waits", done)
+    return list(json.loads(report.read_text()))
 
 
 def speed_of(network: str, precision: str) -> Step:

@@ -104,6 +104,12 @@ def _speed(details: Details) -> Iterator[str]:
     ]  # fmt: skip
     yield table(["", "tokens/s", "ms", "of the bound"], rows)
     yield f"opened in {details['open_seconds']:.1f} s"
+    waits = [
+        [str(row["batch"]), f"{row['device_ms']:.2f}", f"{row['engine_ms']:.2f}", f"{100 * row['idle_share']:.0f} %"]
+        for row in details.get("idle", ())
+    ]
+    if waits:
+        yield table(["batch", "a step on the device, ms", "in the engine, ms", "the GPU waits"], waits)
 
 
 TABLES: Mapping[str, Callable[[Details], Iterator[str]]] = {

@@ -108,6 +108,21 @@ class CudaRunner:
         }
         return CudaStep(self._device, host, self._free, choice, step.chosen)
 
+    def replay(self, num_sequences: int, count: int) -> None:
+        """Run what a step of so many decoding sequences runs on the device `count` times, and wait: for measurements.
+
+        No step is pending; positions and tokens are the last step's.
+        """
+        body = self._graphs[Part.BODY, bucket_of(num_sequences, self.header.max_num_tokens)]
+        head_rows = self.header.head_rows
+        pieces = [min(head_rows, num_sequences - begin) for begin in range(0, num_sequences, head_rows)]
+        for _ in range(count):
+            self._device.run(body)
+            for rows in pieces:
+                for part in (Part.HEAD, Part.BEST):
+                    self._device.run(self._graphs[part, bucket_of(rows, head_rows)])
+        self._device.synchronize()
+
     def _run_head(self, host: Pinned, choice: Choice, step: StepChoice, begin: int) -> None:
         """The logits of the selected rows from `begin` on, as many as there is room for, and what is chosen of them."""
         head_rows = self.header.head_rows
