@@ -17,7 +17,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 serve test hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
+.PHONY: help demo demo-smollm2 serve cluster-env demo-cluster test hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients clean
 
 help: ## Show this list
@@ -48,7 +48,7 @@ check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
 	@touch $@
 
 # Bytecode is kept, whatever the environment says: two workers and all the programs that tests start would compile the same.
-pytest: $(VENV)/.check .prometheus/.tried .page/.created
+pytest: $(VENV)/.check .prometheus/.tried .page/.created .venv-cluster/.created
 	@echo "== pytest"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
@@ -66,6 +66,12 @@ compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmse
 qa: $(VENV)/.qa ## Triton's own tests against llmserve: make qa QA=DIR (a clone of its server); QA_ARGS=--help
 	@echo "== running Triton's tests; they want ports 8000 to 8002"
 	$(BIN)/python -m tools.qa $(or $(QA),.) $(QA_ARGS)
+
+cluster-env: .venv-cluster/.created ## Make .venv-cluster: NVIDIA Dynamo, locked, and llmserve beside it, for llmserve worker
+	@echo "== .venv-cluster is there: .venv-cluster/bin/llmserve worker ENGINE; docs/cluster.md says more"
+
+demo-cluster: $(DEMO_ENGINE)/manifest.json .venv-cluster/.created ## A front end of Dynamo, two workers of the demo engine; one is killed in mid-stream
+	$(BIN)/python -m tools.demo_cluster $(DEMO_ENGINE)
 
 hostile: $(VENV)/.check ## Attack a server in full: health within 250 ms, memory within its limit (20 minutes; an idle machine)
 	HOSTILE_STRICT=1 $(BIN)/python -m pytest -n 0 tests/hostile $(PYTEST_ARGS)
@@ -158,7 +164,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	@touch $@
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .venv-sdks .venv-aiperf .clients .page .prometheus .smollm2 engines dist .cmake-build \
+	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-sdks .venv-aiperf .clients .page .prometheus .smollm2 engines dist .cmake-build \
 	  llmserve/engine/native/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
@@ -193,6 +199,16 @@ $(VENV)/.created:
 	@mkdir -p .clients && cp $< .clients/
 	@if command -v npm > /dev/null; then npm install --prefix .clients --no-package-lock --no-audit --no-fund; fi
 	@touch $@
+
+# Beside Dynamo, whose pins are none of ours, the same editable install: to compile it again would take minutes.
+.venv-cluster/.created: tools/cluster/requirements.txt $(VENV)/.base
+	@echo "== installing NVIDIA Dynamo (310 MB) into .venv-cluster"
+	$(PYTHON) -m venv --clear .venv-cluster
+	.venv-cluster/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r tools/cluster/requirements.txt
+	cp -r $(VENV)/lib/python*/site-packages/{_editable_skbc_llmserve.*,llmserve,llmserve-*.dist-info} \
+	  .venv-cluster/lib/python*/site-packages/
+	sed "1s#.*#\#!$(CURDIR)/.venv-cluster/bin/python#" $(BIN)/llmserve > .venv-cluster/bin/llmserve
+	@chmod +x .venv-cluster/bin/llmserve && touch $@
 
 # In an environment of their own: what they pin is none of ours. LiteLLM imports mcp where tools are asked for.
 .venv-sdks/.created:

@@ -34,6 +34,7 @@ LAYERS = (
     ("client",),
     ("benchmark",),
     ("evaluation",),
+    ("cluster",),
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -62,6 +63,7 @@ LAZY = {
         ),
     },
     "cuda": {"engine/cuda/bindings.py"},
+    "dynamo": {"cluster/worker.py"},
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

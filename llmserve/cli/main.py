@@ -25,6 +25,7 @@ from llmserve.cli import (
     run,
     serve,
     verify,
+    worker,
 )
 from llmserve.cli.eval_bless import EvalCommand
 from llmserve.cli.help import GroupedHelpCommand
@@ -43,7 +44,10 @@ app = typer.Typer(
 )
 CLASSES = {serve: serve.ServeCommand, run: RunCommand, eval: EvalCommand}
 UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # the flags of trtllm-build and run.py
-for module in (build, run, serve, rollout, chat, bench, eval, verify, inspect, export, api_key, doctor, completion):
+MODULES = (
+    build, run, serve, worker, rollout, chat, bench, eval, verify, inspect, export, api_key, doctor, completion,
+)  # fmt: skip
+for module in MODULES:
     command_class = CLASSES.get(module, GroupedHelpCommand)
     settings = UNDERSCORES if module in (build, run) else None
     app.command(module.__name__.rpartition(".")[2].replace("_", "-"), cls=command_class, context_settings=settings)(

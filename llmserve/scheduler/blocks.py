@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from typing import Protocol
 
 ROOT_HASH = b""
 
@@ -23,11 +24,20 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.sha256(len(parent).to_bytes(4, "little") + parent + array("q", token_ids).tobytes()).digest()
 
 
+class BlockListener(Protocol):
+    """Hears what could be found by its hash, and what no longer can. Called in the thread that plans, so briefly."""
+
+    def stored(self, block_hash: bytes, parent: bytes, token_ids: Sequence[int]) -> None: ...
+
+    def removed(self, block_hash: bytes) -> None: ...
+
+
 class BlockPool:
     """`num_blocks` blocks, each free or referred to by one or more block tables."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, listener: BlockListener | None = None) -> None:
         self.num_blocks = num_blocks
+        self._listener = listener
         self.num_reused = 0  # blocks found by hash, since the start
         self.num_missed = 0  # blocks that had to be computed, since the start
         self._ref_counts: dict[int, int] = {}  # used blocks only
@@ -42,6 +52,10 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return len(self._ref_counts)
+
+    def known_hashes(self) -> Set[bytes]:
+        """Of blocks that can be found."""
+        return self._block_of.keys()
 
     def is_used(self, block: int) -> bool:
         return block in self._ref_counts
@@ -71,14 +85,18 @@ class BlockPool:
             self._ref_counts[block] = 1
             if (block_hash := self._hash_of.pop(block, None)) is not None:
                 del self._block_of[block_hash]
+                if self._listener:
+                    self._listener.removed(block_hash)
         self.num_missed += num_blocks
         return blocks
 
-    def register(self, block: int, block_hash: bytes) -> None:
+    def register(self, block: int, block_hash: bytes, parent: bytes, token_ids: Sequence[int]) -> None:
         """`block` is full and computed: others may share it. Of two with the same content, the first is shared."""
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
+            if self._listener:
+                self._listener.stored(block_hash, parent, token_ids)
 
     def release(self, blocks: Sequence[int]) -> None:
         """One owner less for each block of a table.

@@ -53,7 +53,7 @@ class Scheduler:
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks, config.settings.block_listener)
         self.waiting: list[Sequence] = []  # sorted by place
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0  # since the start
@@ -371,7 +371,9 @@ class Scheduler:
         if first < end and self.config.settings.reuses_blocks:
             hashes = sequence.block_hashes(end, size)
             for index in range(first, end):
-                self.pool.register(sequence.block_table[index], hashes[index])
+                parent = hashes[index - 1] if index else sequence.cache_root
+                token_ids = sequence.token_ids[index * size : (index + 1) * size]
+                self.pool.register(sequence.block_table[index], hashes[index], parent, token_ids)
 
 
 class _Draft:

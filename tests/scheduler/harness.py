@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
 from llmserve.engine.base import PendingStep, Runner, RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
+from llmserve.scheduler.blocks import hash_block
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for
@@ -17,6 +19,21 @@ from tests.engine.fake.pipelined import PipelinedFakeRunner
 
 INFO = RunnerInfo(vocab_size=7, block_size=4, num_blocks=32, max_num_tokens=16, max_batch_size=4, max_seq_len=64)
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+class Listener:
+    """What it has heard can be found, by hash: what is before it, and the tokens."""
+
+    def __init__(self) -> None:
+        self.found: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}
+
+    def stored(self, block_hash: bytes, parent: bytes, token_ids: Seq[int]) -> None:
+        assert block_hash not in self.found, "stored twice"
+        assert hash_block(parent, token_ids) == block_hash
+        self.found[block_hash] = parent, tuple(token_ids)
+
+    def removed(self, block_hash: bytes) -> None:
+        del self.found[block_hash]
 
 
 class Bench:
@@ -32,6 +49,7 @@ class Bench:
         scheduler_class: type[Scheduler] = Scheduler,
     ) -> None:
         self.info = info
+        self.listener = Listener()
         self.now = 0.0
         self.pipeline = PipelinedFakeRunner(info) if foresees else None
         self.runner = runner or self.pipeline or FakeRunner(info)
@@ -42,7 +60,7 @@ class Bench:
             max_num_tokens=info.max_num_tokens,
             max_batch_size=info.max_batch_size,
             max_seq_len=info.max_seq_len,
-            settings=settings or SchedulerSettings(),
+            settings=replace(settings or SchedulerSettings(), block_listener=self.listener),
         )
         self.scheduler = scheduler_class(config, clock=lambda: self.now, wall_clock_ns=lambda: int(self.now * 1e9) + 1)
         self.ids = itertools.count()
@@ -113,6 +131,7 @@ class Bench:
         assert pool.num_free + pool.num_used == pool.num_blocks
         assert pool.num_used == len({b for s in self.scheduler.running.values() for b in s.block_table})
         assert self.scheduler.has_work or pool.num_used == 0, "an idle scheduler owns blocks"
+        assert self.listener.found.keys() == pool.known_hashes(), "a listener knows something else"
         self._check_sharing()
 
     def _check_plan(self, plan: StepPlan) -> None:

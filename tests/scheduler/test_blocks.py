@@ -38,7 +38,7 @@ def test_used_and_free_are_all_blocks() -> None:
 def test_a_shared_block_is_free_after_its_last_owner() -> None:
     pool = BlockPool(2)
     table = pool.allocate(1)
-    pool.register(table[0], chain((1,))[0])
+    pool.register(table[0], chain((1,))[0], ROOT_HASH, ())
     shared = pool.match(chain((1,)))
     assert shared == table
     pool.acquire(shared)
@@ -54,7 +54,7 @@ def test_a_free_block_is_revived_by_its_hash_until_it_is_taken() -> None:
     hashes = chain((1,), (2,))
     table = pool.allocate(2)
     for block, block_hash in zip(table, hashes, strict=True):
-        pool.register(block, block_hash)
+        pool.register(block, block_hash, ROOT_HASH, ())
     pool.release(table)
     assert pool.match(hashes) == table
     taken = pool.allocate(1)
@@ -69,7 +69,7 @@ def test_the_least_recently_used_content_is_forgotten_first() -> None:
     pool = BlockPool(3)
     tables = [pool.allocate(1) for _ in range(3)]
     for number, table in enumerate(tables):
-        pool.register(table[0], chain((number,))[0])
+        pool.register(table[0], chain((number,))[0], ROOT_HASH, ())
     for number in (1, 0, 2):
         pool.release(tables[number])
     pool.acquire(pool.match(chain((1,))))  # used again: now the most recent
@@ -83,7 +83,7 @@ def test_the_least_recently_used_content_is_forgotten_first() -> None:
 def test_blocks_without_a_hash_are_taken_before_cached_ones() -> None:
     pool = BlockPool(2)
     [cached], [partial] = pool.allocate(1), pool.allocate(1)
-    pool.register(cached, chain((1,))[0])
+    pool.register(cached, chain((1,))[0], ROOT_HASH, ())
     pool.release([cached])
     pool.release([partial])
     assert pool.allocate(1) == [partial]
@@ -93,7 +93,7 @@ def test_of_two_blocks_with_the_same_content_the_first_is_shared() -> None:
     pool = BlockPool(2)
     table = pool.allocate(2)
     for block in table:
-        pool.register(block, chain((1,))[0])
+        pool.register(block, chain((1,))[0], ROOT_HASH, ())
     assert pool.match(chain((1,))) == table[:1]
     pool.check_integrity([table])
 
@@ -102,15 +102,15 @@ def test_match_stops_at_the_first_unknown_block() -> None:
     pool = BlockPool(3)
     hashes = chain((1,), (2,), (3,))
     table = pool.allocate(3)
-    pool.register(table[0], hashes[0])
-    pool.register(table[2], hashes[2])
+    pool.register(table[0], hashes[0], ROOT_HASH, ())
+    pool.register(table[2], hashes[2], ROOT_HASH, ())
     assert pool.match(hashes) == table[:1]
 
 
 def test_reuse_is_counted() -> None:
     pool = BlockPool(3)
     table = pool.allocate(2)
-    pool.register(table[0], chain((1,))[0])
+    pool.register(table[0], chain((1,))[0], ROOT_HASH, ())
     pool.acquire(pool.match(chain((1,))))
     assert (pool.num_reused, pool.num_missed) == (1, 2)
 

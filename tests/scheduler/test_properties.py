@@ -243,7 +243,7 @@ class EarlyScheduler(Scheduler):
             for block, block_hash in zip(
                 sequence.block_table, sequence.block_hashes(num_full, self.config.block_size), strict=False
             ):
-                self.pool.register(block, block_hash)
+                self.pool.register(block, block_hash, b"", ())
         return started
 
 

@@ -1,0 +1,73 @@
+"""`llmserve worker`: an engine as a worker of a cluster of NVIDIA Dynamo."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmserve.cluster.settings import WorkerSettings
+from llmserve.engine.settings import EngineSettings
+from llmserve.errors import InvalidArgument, Unsupported
+
+CLUSTER, ENGINE = "Cluster", "Engine"
+DISCOVERY, REQUEST_PLANES, EVENT_PLANES = ("file", "mem", "etcd", "kubernetes"), ("tcp", "nats"), ("zmq", "nats")
+MISSING = "llmserve worker needs NVIDIA Dynamo, in an environment of its own: docs/cluster.md says how it is made"
+
+
+def command(
+    engine: Annotated[Path, typer.Argument(help="Engine directory, made by llmserve build.")],
+    name: Annotated[
+        str, typer.Option(help="Under which clients ask.", show_default="the directory's", rich_help_panel=CLUSTER)
+    ] = "",
+    namespace: Annotated[str, typer.Option(help="Of the cluster.", rich_help_panel=CLUSTER)] = "dynamo",
+    component: Annotated[
+        str, typer.Option(help="One for each model.", show_default="the name", rich_help_panel=CLUSTER)
+    ] = "",
+    discovery_backend: Annotated[
+        str, typer.Option(help=f"How workers are found: {', '.join(DISCOVERY)}.", rich_help_panel=CLUSTER)
+    ] = "file",
+    request_plane: Annotated[
+        str, typer.Option(help=f"How requests come: {', '.join(REQUEST_PLANES)}.", rich_help_panel=CLUSTER)
+    ] = "tcp",
+    event_plane: Annotated[
+        str, typer.Option(help=f"How the router hears of blocks: {', '.join(EVENT_PLANES)}.", rich_help_panel=CLUSTER)
+    ] = "zmq",
+    without_migration: Annotated[
+        bool,
+        typer.Option(
+            "--without-migration",
+            help="Take presence and frequency penalties: for front ends without --migration-limit.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = False,
+    drain_s: Annotated[
+        float,
+        typer.Option("--drain-seconds", help="For answers under way, at the end.", min=0, rich_help_panel=CLUSTER),
+    ] = 30.0,
+    threads: Annotated[int, typer.Option(help="0: every core that this process may use.", rich_help_panel=ENGINE)] = 0,
+    max_kv_tokens: Annotated[
+        int, typer.Option(help="Of the KV cache; 0: what the batch can use.", rich_help_panel=ENGINE)
+    ] = 0,
+    kv_cache_fraction: Annotated[
+        float, typer.Option(help="Of the memory left after the weights, at most.", rich_help_panel=ENGINE)
+    ] = 0.9,
+) -> None:
+    """Answer as a worker of NVIDIA Dynamo, until SIGTERM; Dynamo's own variables (DYN_...) say where."""
+    choices = {"discovery-backend": (discovery_backend, DISCOVERY), "request-plane": (request_plane, REQUEST_PLANES)}
+    for flag, (value, known) in (choices | {"event-plane": (event_plane, EVENT_PLANES)}).items():
+        if value not in known:
+            raise InvalidArgument(f"--{flag} {value} is not known; use {', '.join(known)}")
+    settings = WorkerSettings(
+        engine=engine, name=name, namespace=namespace, component=component, discovery=discovery_backend,
+        request_plane=request_plane, event_plane=event_plane, migrates=not without_migration, drain_s=drain_s,
+        settings=EngineSettings(threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction),
+    )  # fmt: skip
+    logging.getLogger("llmserve").setLevel(logging.INFO)
+    try:
+        from llmserve.cluster.worker import serve_worker
+    except ImportError as error:
+        raise Unsupported(f"{MISSING} ({error})") from None
+    serve_worker(settings)

@@ -1,0 +1,70 @@
+"""What Dynamo's front end reads of a model: files of the engine directory under Hugging Face's names.
+
+The front end makes prompts of texts and texts of answers, from these alone. Workers whose folders differ are different
+models to it: the engine's digest is in config.json, so that two engines never answer under one name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+
+from llmserve import __version__
+from llmserve.cluster.tokenizer_json import converted
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.errors import NotFound
+
+DIGEST = "llmserve_engine_digest"
+DIGEST_CHARS = 16
+COPIED = ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def model_folder(directory: EngineDirectory) -> Path:
+    """Made when it is not there yet: workers on one machine share it, and a front end compares where it is, too.
+
+    Raises NotFound (no tokenizer), and what `converted` raises.
+    """
+    place = folder_root() / f"{directory.manifest.engine_digest[:DIGEST_CHARS]}-{__version__}"
+    if not place.is_dir():
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=place.parent) as made:
+            _write(directory, Path(made))
+            with suppress(OSError):  # another worker was faster
+                Path(made).rename(place)
+                Path(made).mkdir()  # which goes with the block
+    return place
+
+
+def folder_root() -> Path:
+    """The same on every machine, for the same user."""
+    return Path(gettempdir()) / f"llmserve-models-{os.getuid()}"
+
+
+def _write(directory: EngineDirectory, folder: Path) -> None:
+    for name in COPIED:
+        if (directory.path / name).is_file():
+            shutil.copyfile(directory.path / name, folder / name)
+    _write_tokenizer(directory.path, folder / "tokenizer.json")
+    config = json.loads((directory.path / "hf_config.json").read_text())
+    config[DIGEST] = directory.manifest.engine_digest
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+
+
+def has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and bool(json.loads(config.read_text()).get("chat_template"))
+
+
+def _write_tokenizer(engine: Path, target: Path) -> None:
+    if (engine / "tokenizer.json").is_file():
+        shutil.copyfile(engine / "tokenizer.json", target)
+    elif (engine / "tokenizer.model").is_file():
+        converted(engine).save(str(target))
+    else:
+        raise NotFound(f"{engine} has neither tokenizer.json nor tokenizer.model; copy them from the checkpoint")

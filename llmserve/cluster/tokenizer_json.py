@@ -1,0 +1,131 @@
+"""tokenizer.json for a tokenizer that comes as a sentencepiece model, since Dynamo reads no other.
+
+The conversion is that of transformers' slow tokenizers: pairs of pieces that make a piece are merged, the better piece
+first. It is not equal by construction, so it is compared with the model on the vocabulary and on texts made to be
+awkward, and refused where it differs. Left out of the comparison are bytes that make no character, of which a run that
+holds one becomes replacement characters altogether in a tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sentencepiece import sentencepiece_model_pb2 as sentencepiece_format
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
+
+from llmserve.errors import CheckpointError, Unsupported
+from llmserve.stages.files import TextFiles
+from llmserve.stages.piece_tokenizer import PieceTokenizer
+
+FORMAT: Any = sentencepiece_format  # classes that are made when it is imported
+Model: TypeAlias = Any  # a ModelProto of it
+SPACE = "\u2581"  # how sentencepiece writes a space
+NUM_TEXTS, NUM_ANSWERS = 400, 400
+MOST_SHOWN = 3
+AWKWARD = (
+    "", " ", "  two  spaces ", "\n\n\tdef f(x):\n    return x  # \u00e9\u00e8", "\u4f60\u597d\uff0c\u4e16\u754c\u3002",
+    "\U0001f600\u200d\U0001f469", "a\u0301 e\u0300", "\u0000\u0001\u007f", "\u2581 \u2581\u2581",
+    "1234567890 3.14159e-10", "\ufb01 \u2167 \u338f \uff46\uff55\uff4c\uff4c", "\u202eright\u202c \ufeff", "<0x41>",
+)  # fmt: skip
+
+
+def converted(path: Path) -> Tokenizer:
+    """Of the folder's tokenizer.model, proved equal to it. `Unsupported` where it cannot be."""
+    files = TextFiles.read(path)
+    own = PieceTokenizer.load(files)
+    model = FORMAT.ModelProto()
+    model.ParseFromString((path / "tokenizer.model").read_bytes())
+    if model.trainer_spec.model_type != model.trainer_spec.BPE:
+        raise Unsupported(f"{path / 'tokenizer.model'} is no BPE model: Dynamo needs a tokenizer.json beside it")
+    made = _converted(model, files)
+    if differences := list(_differences(own, made, model)):
+        shown = "; ".join(differences[:MOST_SHOWN])
+        raise CheckpointError(
+            f"tokenizer.json made of {path / 'tokenizer.model'} differs from it in {len(differences)} texts ({shown}); "
+            "put one that comes with the checkpoint beside it"
+        )
+    return made
+
+
+def _converted(model: Model, files: TextFiles) -> Tokenizer:
+    pieces, kinds = model.pieces, FORMAT.ModelProto.SentencePiece
+    vocabulary = {each.piece: place for place, each in enumerate(pieces)}
+    unknown = next((each.piece for each in pieces if each.type == kinds.UNKNOWN), None)
+    made = Tokenizer(
+        models.BPE(
+            vocabulary,
+            _merges(model, vocabulary),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=model.trainer_spec.byte_fallback,
+        )
+    )
+    rules = model.normalizer_spec
+    steps: list[normalizers.Normalizer] = []
+    if rules.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
+    if rules.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if rules.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    ends = [decoders.Strip(" ", 1, 0)] if rules.add_dummy_prefix else []
+    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
+    special = [each.piece for each in pieces if each.type in (kinds.CONTROL, kinds.UNKNOWN)]
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    plain = [each.piece for each in pieces if each.type == kinds.USER_DEFINED]
+    made.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
+    if files.tokenizer_config.get("add_bos_token", True) and (begin := files.special_tokens.get("bos_token")):
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, vocabulary[begin])]
+        )
+    return made
+
+
+def _merges(model: Model, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """Better pieces first; of the ways to make one, by the ids of their halves."""
+    normal = FORMAT.ModelProto.SentencePiece.NORMAL
+    found = []
+    for each in model.pieces:
+        if each.type != normal:
+            continue
+        halves = ((each.piece[:at], each.piece[at:]) for at in range(1, len(each.piece)))
+        pairs = [pair for pair in halves if pair[0] in vocabulary and pair[1] in vocabulary]
+        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        found += [(-each.score, pair) for pair in pairs]
+    return [pair for _, pair in sorted(found, key=lambda each: each[0])]
+
+
+def _differences(own: PieceTokenizer, made: Tokenizer, model: Model) -> Iterator[str]:
+    for text in _texts(model):
+        wanted, found = own.encode(text), made.encode(text, add_special_tokens=False).ids
+        if wanted != found:
+            yield f"{text!r} is {wanted} and becomes {found}"
+        elif own.decode(wanted) != made.decode(found, skip_special_tokens=True):
+            yield f"{text!r} comes back as {made.decode(found, skip_special_tokens=True)!r}"
+    for ids in _answers(model):
+        if own.decode(ids) != made.decode(ids, skip_special_tokens=True):
+            yield f"{ids} is {own.decode(ids)!r} and becomes {made.decode(ids, skip_special_tokens=True)!r}"
+
+
+def _texts(model: Model) -> Iterator[str]:
+    """Awkward ones, every piece, and pieces strung together."""
+    normal = FORMAT.ModelProto.SentencePiece.NORMAL
+    words = [each.piece.replace(SPACE, " ") for each in model.pieces if each.type == normal]
+    yield from AWKWARD
+    yield from words
+    choice = random.Random(0)
+    for _ in range(NUM_TEXTS):
+        yield "".join(choice.choices([*words, *AWKWARD], k=choice.randint(2, 40)))
+
+
+def _answers(model: Model) -> Iterator[Sequence[int]]:
+    """Ids as a network may choose them, special ones included."""
+    byte = FORMAT.ModelProto.SentencePiece.BYTE
+    ids = [place for place, each in enumerate(model.pieces) if each.type != byte]
+    choice = random.Random(1)
+    for _ in range(NUM_ANSWERS):
+        yield choice.choices(ids, k=choice.randint(1, 20))

@@ -1,0 +1,176 @@
+"""Our engine as a worker of NVIDIA Dynamo: token ids in, token ids out, on whatever planes its environment names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
+from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
+from dynamo.common.backend.run import run
+from dynamo.llm.exceptions import EngineShutdown, HttpError
+from dynamo.llm.exceptions import InvalidArgument as InvalidRequest
+
+from llmserve.cluster.block_events import BlockEvents
+from llmserve.cluster.model_folder import DIGEST, has_chat_template, model_folder
+from llmserve.cluster.requests import chunk_of, request_of
+from llmserve.cluster.settings import WorkerSettings
+from llmserve.core import TokenEvent
+from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.base import Engine
+from llmserve.engine.registry import runtime_for
+from llmserve.errors import InvalidArgument, ResourceExhausted, Unavailable
+
+logger = logging.getLogger(__name__)
+TICK_S = 0.1  # between two reports of how full the cache is
+END = None
+
+
+class LlmserveWorker(LLMEngine):  # type: ignore[misc]
+    """One engine. Requests are cancelled in `abort`: what `generate` is asked to end may be heard of much later."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._directory = EngineDirectory.open(settings.engine)
+        self._folder = model_folder(self._directory)  # what the front end reads of the model
+        self._events = BlockEvents()
+        self._engine: Engine | None = None
+        self._answers: dict[str, asyncio.Task[None]] = {}
+        self._snapshots: Any = None
+        self._ticks: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[LlmserveWorker, WorkerConfig]:
+        raise AssertionError("`serve_worker` makes the worker; it has no flags of Dynamo's")
+
+    def config(self) -> WorkerConfig:
+        settings = self._settings
+        name = settings.name or self._directory.path.name
+        return WorkerConfig(
+            namespace=settings.namespace,
+            component=settings.component or name,
+            model_name=str(self._folder),
+            served_model_name=name,
+            endpoint_types="chat,completions" if has_chat_template(self._folder) else "completions",
+            discovery_backend=settings.discovery,
+            request_plane=settings.request_plane,
+            event_plane=settings.event_plane,
+            use_kv_events=True,
+        )
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        loop, given = asyncio.get_running_loop(), self._settings.settings
+        settings = replace(given, scheduler=replace(given.scheduler, block_listener=self._events))
+        runtime = runtime_for(self._directory.manifest.target)
+        self._engine = engine = await loop.run_in_executor(None, runtime.open, self._directory, settings)
+        info, stats = engine.info, engine.stats()
+        self._ticks = loop.create_task(self._report())
+        logger.info("worker %d answers with %s, engine %s", worker_id, info.name, info.digest)
+        return EngineConfig(
+            model=str(self._folder),
+            served_model_name=self._settings.name or self._directory.path.name,
+            runtime_data={DIGEST: info.digest},
+            llm=LlmRegistration(
+                context_length=info.max_seq_len,
+                kv_cache_block_size=stats.tokens_per_block,
+                total_kv_blocks=stats.max_num_blocks,
+                max_num_seqs=info.max_batch_size,
+                max_num_batched_tokens=info.max_num_tokens,
+            ),
+        )
+
+    async def kv_event_sources(self) -> list[KvEventSource]:
+        return [PushSource(on_ready=self._events.publish_to)]
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: Any) -> None:
+        self._snapshots = publisher
+
+    async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
+        assert self._engine is not None
+        limit, migrates = self._engine.info.max_seq_len, self._settings.migrates
+        try:
+            asked = request_of(request, context.id(), max_seq_len=limit, migrates=migrates)
+            stream = self._engine.submit(asked)
+        except InvalidArgument as error:
+            raise InvalidRequest(str(error)) from error
+        chunks: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
+        answer = asyncio.create_task(self._answer(stream, chunks))
+        self._answers[asked.request_id] = answer
+        try:
+            while (chunk := await chunks.get()) is not END:
+                if isinstance(chunk, Exception):
+                    raise _told(chunk)
+                yield chunk
+        finally:
+            answer.cancel()
+            self._answers.pop(asked.request_id, None)
+
+    async def _answer(self, stream: AsyncGenerator[TokenEvent, None], chunks: asyncio.Queue[Any]) -> None:
+        """Reads one stream; closing it, which this task's end does, is what frees its blocks."""
+        try:
+            async with aclosing(stream):
+                async for event in stream:
+                    chunks.put_nowait(chunk_of(event))
+        except Exception as error:  # the border: whoever reads hears of it
+            chunks.put_nowait(error)
+        finally:
+            chunks.put_nowait(END)
+
+    async def abort(self, context: Any) -> None:
+        if (answer := self._answers.get(context.id())) is not None:
+            answer.cancel()
+
+    async def cleanup(self) -> None:
+        """Answers under way are waited for, `drain_s` at most."""
+        if self._ticks is not None:
+            self._ticks.cancel()
+        if self._answers:
+            await asyncio.wait(list(self._answers.values()), timeout=self._settings.drain_s)
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await asyncio.get_running_loop().run_in_executor(None, engine.close)
+
+    async def _report(self) -> None:
+        """How full the cache is, for the router and for /metrics."""
+        while self._engine is not None:
+            if self._snapshots is not None:
+                stats = self._engine.stats()
+                found = stats.reused_blocks + stats.missed_blocks
+                self._snapshots.publish(
+                    0,
+                    ComponentSnapshot(
+                        kv_used_blocks=stats.used_num_blocks,
+                        kv_total_blocks=stats.max_num_blocks,
+                        gpu_cache_usage=stats.used_num_blocks / max(1, stats.max_num_blocks),
+                        dp_rank=0,
+                        kv_cache_hit_rate=stats.reused_blocks / found if found else None,
+                    ),
+                )
+            await asyncio.sleep(TICK_S)
+
+
+def _told(error: Exception) -> Exception:
+    """As Dynamo's front end answers it."""
+    told: Exception = error
+    if isinstance(error, Unavailable):  # the engine is gone: the answer goes on at another worker
+        told = EngineShutdown(str(error))
+    elif isinstance(error, ResourceExhausted):
+        told = HttpError(429, str(error))
+    return told
+
+
+def serve_worker(settings: WorkerSettings) -> None:
+    """Until SIGTERM or SIGINT."""
+    worker = LlmserveWorker(settings)
+
+    async def made(_: list[str] | None) -> tuple[LlmserveWorker, WorkerConfig]:
+        return worker, worker.config()
+
+    run(LlmserveWorker, [], made)

@@ -1,0 +1,147 @@
+"""Workers of one engine behind a front end of Dynamo: real processes, and real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.conftest import CHECKPOINT, ServerProcess, llmserve
+from tests.e2e.test_streaming import DOCUMENTS
+from tools.cluster.local import LocalCluster, is_there
+
+pytestmark = pytest.mark.skipif(not is_there(), reason="there is no .venv-cluster: make cluster-env")
+PROMPTS = [f"Summarize:\n{document}" for document in DOCUMENTS]
+NEW_TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, demo_engine: Path) -> Iterator[LocalCluster]:
+    opened = LocalCluster(tmp_path_factory.mktemp("cluster"), demo_engine)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+async def client(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+async def text_of(client: openai.AsyncOpenAI, prompt: str, model: str = "demo", **fields: Any) -> str:
+    stream = await client.completions.create(model=model, prompt=prompt, stream=True, **fields)
+    return "".join([choice.text async for chunk in stream for choice in chunk.choices])
+
+
+def fields_of(number: int) -> dict[str, Any]:
+    """Greedy, drawn with a seed, and drawn with filters and a penalty that counts the prompt, too."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.1, "seed": number},
+        {"temperature": 0.8, "seed": number, "top_p": 0.9},
+    ]
+    filters = {"top_k": 30, "repetition_penalty": 1.1} if number % 3 == 2 else {}
+    return {**kinds[number % 3], "max_tokens": NEW_TOKENS, "extra_body": {**filters, "ignore_eos": True}}
+
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+
+
+async def test_answers_are_those_of_our_own_server(
+    client: openai.AsyncOpenAI, server: ServerProcess, cluster: LocalCluster
+) -> None:
+    own = openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0)
+    model = (await own.models.list()).data[0].id
+    for prompt in PROMPTS[:4]:
+        for fields in (GREEDY, DRAWN):
+            wanted = await text_of(own, prompt, model, max_tokens=24, **fields)
+            assert await text_of(client, prompt, max_tokens=24, **fields) == wanted
+    await own.close()
+
+
+async def test_log_probs_come_with_the_tokens(client: openai.AsyncOpenAI) -> None:
+    found = await client.completions.create(model="demo", prompt=PROMPTS[0], max_tokens=3, temperature=0, logprobs=2)
+    logprobs = found.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.top_logprobs is not None
+    for token_log_prob, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert token_log_prob is not None
+        assert max(top.values()) == pytest.approx(token_log_prob, abs=1e-5)
+        assert len(top) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n": 2}, "n is not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty counts the answer's own tokens"),
+        ({"frequency_penalty": 0.5}, "use repetition_penalty, or workers started with --without-migration"),
+        ({"extra_body": {"guided_regex": "a+"}}, "guided_decoding is not supported"),
+    ],
+)
+async def test_what_a_worker_cannot_promise_is_refused_by_name(
+    client: openai.AsyncOpenAI, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=words):
+        await client.completions.create(model="demo", prompt="x", max_tokens=2, **fields)
+
+
+async def test_a_client_that_leaves_frees_its_blocks(client: openai.AsyncOpenAI, cluster: LocalCluster) -> None:
+    stream = await client.completions.create(
+        model="demo", prompt=PROMPTS[1], max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+    started = time.monotonic()
+    assert await text_of(client, PROMPTS[2], max_tokens=4)
+    assert time.monotonic() - started < 5
+
+
+async def test_streams_of_a_killed_worker_go_on_as_if_nothing_had_been(tmp_path: Path, demo_engine: Path) -> None:
+    """To the bit: greedy, seeded, filtered, with a penalty over prompt and answer."""
+    chance = random.Random(0)
+    cluster = LocalCluster(tmp_path / "cluster", demo_engine, num_workers=3)
+    client = openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
+    try:
+        asked = [(PROMPTS[number % len(PROMPTS)], fields_of(number)) for number in range(24)]
+        wanted = await all_of(client, asked)
+        for number in (0, 1):
+            answers = asyncio.create_task(all_of(client, asked))
+            await asyncio.sleep(chance.uniform(0.2, 0.8))
+            assert not answers.done()
+            cluster.kill(number)
+            assert await answers == wanted
+    finally:
+        await client.close()
+        cluster.close()
+
+
+async def all_of(client: openai.AsyncOpenAI, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    return await asyncio.gather(*(text_of(client, prompt, **fields) for prompt, fields in asked))
+
+
+async def test_another_engine_under_the_same_name_is_left_out(
+    tmp_path: Path, cluster: LocalCluster, demo_engine: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The front end says so, and goes on with the first."""
+    other = tmp_path / "other"
+    done = llmserve("build", str(CHECKPOINT), "--dtype", "bfloat16", "--output-dir", str(other))
+    assert done.returncode == 0, done.stderr
+    cluster.add_worker(other)
+    cluster.wait_for_workers(3)
+    deadline = time.monotonic() + 20
+    while "Rejected incompatible workers" not in cluster.said("frontend"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"{cluster.url}/v1/models")).status_code == 200

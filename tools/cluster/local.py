@@ -1,0 +1,115 @@
+"""A cluster on this machine: a front end of Dynamo with routing by cached prefixes, and workers of one engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = ROOT / ".venv-cluster"
+MIGRATION_LIMIT = 3  # workers that a stream may lose
+READY_S, END_S = 60, 30
+LOCAL = "127.0.0.1"
+
+
+def is_there() -> bool:
+    return (ENVIRONMENT / ".created").is_file()
+
+
+class LocalCluster:
+    """Its processes end with it. `folder` gets what they say, and the records by which they find each other."""
+
+    def __init__(
+        self, folder: Path, engine: Path, *, num_workers: int = 2, router: str = "kv", name: str = "demo"
+    ) -> None:
+        self._folder = folder
+        self._name = name
+        records = folder / "discovery"
+        records.mkdir(parents=True)
+        hosts = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
+        self._environment = os.environ | dict.fromkeys(hosts, LOCAL) | {"DYN_FILE_KV": str(records)}
+        self.port = free_port()
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            flags = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
+            more = ("--router-mode", router, "--migration-limit", str(MIGRATION_LIMIT))
+            where = ("--http-host", LOCAL, "--http-port", str(self.port))
+            self._start("frontend", ["python", "-m", "dynamo.frontend", *flags, *where, *more])
+            for _ in range(num_workers):
+                self.add_worker(engine)
+            self.wait_for_workers(num_workers)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOCAL}:{self.port}"
+
+    def add_worker(self, engine: Path, *flags: str) -> subprocess.Popen[bytes]:
+        command = ["llmserve", "worker", str(engine), "--name", self._name, "--threads", "1", *flags]
+        self.workers.append(self._start(f"worker{len(self.workers)}", command))
+        return self.workers[-1]
+
+    def said(self, name: str) -> str:
+        """By "frontend", "worker0" and so on, until now."""
+        return (self._folder / f"{name}.log").read_text(errors="replace")
+
+    def wait_for_workers(self, count: int) -> None:
+        """Until the front end has the model, and so many workers have registered it."""
+        deadline = time.monotonic() + READY_S
+        while not (self._is_listed() and self._num_registered() >= count):
+            ended = [process.args for process in self._processes if process.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                said = "\n".join(
+                    path.read_text(errors="replace")[-2000:] for path in sorted(self._folder.glob("*.log"))
+                )
+                raise RuntimeError(f"the cluster did not come up ({ended} ended):\n{said}")
+            time.sleep(0.05)
+        time.sleep(0.3)  # the front end reads the records a little later
+
+    def kill(self, number: int) -> None:
+        """As a machine that is gone: no word to anybody."""
+        self.workers[number].send_signal(signal.SIGKILL)
+        self.workers[number].wait()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        program = [str(ENVIRONMENT / "bin" / command[0]), *command[1:]]
+        with (self._folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(program, env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self._processes.append(process)
+        return process
+
+    def _is_listed(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as answer:
+                return f'"{self._name}"' in answer.read().decode()
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def _num_registered(self) -> int:
+        return sum("Serving" in self.said(f"worker{number}") for number in range(len(self.workers)))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOCAL, 0))
+        return int(probe.getsockname()[1])
