@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llmserve.builder.targets.cuda import compiler
@@ -74,3 +76,10 @@ def test_a_kernel_with_other_parameters_is_an_error_of_ours() -> None:
     wrong = Kernel("rowwise.add", (("a", "*fp32"),), (), (("WIDTH", 4),), 1, 1)
     with pytest.raises(InternalError, match=r"rowwise.add has the parameters \['A_STRIDE'"):
         list(TritonCompiler().compile([wrong], "sm_90", 1))
+
+
+def test_arguments_in_another_order_are_an_error_of_ours() -> None:
+    """A launch passes them by place."""
+    kernel = next(kernel for kernel in kernels_of("Qwen3-0.6B") if kernel.function == "rowwise.embed")
+    with pytest.raises(InternalError, match=r"rowwise.embed has the parameters"):
+        list(TritonCompiler().compile([replace(kernel, types=kernel.types[::-1])], "sm_90", 1))

@@ -24,6 +24,7 @@ from llmserve.errors import InternalError, Unsupported
 
 PACKAGE = "llmserve.engine.cuda.kernels"
 WARP_THREADS = 32
+TENSOR_COLUMNS = 512  # of a multiprocessor's tensor memory; what wants more becomes a trap, without a word
 ALIGNED = [["tt.divisibility", 16]]
 # No place in a source file goes into a binary, and of what the environment may say to Triton only these settings count.
 ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_INTERPRET": "0"}
@@ -86,7 +87,7 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compiled:
     function = getattr(import_module(f"{PACKAGE}.{module}"), name)
     types, constants = dict(kernel.types), dict(kernel.constants)
     signature = {argument: types.get(argument, "constexpr") for argument in function.arg_names}
-    if set(signature) != {*types, *constants}:
+    if function.arg_names[: len(types)] != list(types) or set(signature) != {*types, *constants}:
         raise InternalError(f"{kernel.function} has the parameters {sorted(signature)}")
     are_aligned = types.keys() - set(kernel.unaligned)
     aligned = {(place,): ALIGNED for place, argument in enumerate(function.arg_names) if argument in are_aligned}
@@ -104,6 +105,8 @@ def _described(compiled: Any) -> Compiled:
     scratch = getattr(facts, "global_scratch_size", 0) + getattr(facts, "profile_scratch_size", 0)
     if scratch or facts.num_ctas != 1:
         raise InternalError(f"{facts.name} wants memory or clusters that no launch gives it")
+    if getattr(facts, "tmem_size", 0) > TENSOR_COLUMNS:
+        raise InternalError(f"{facts.name} wants {facts.tmem_size} columns of tensor memory, of {TENSOR_COLUMNS}")
     registers, spilled = _resources(binary)
     return Compiled(
         binary=binary,
