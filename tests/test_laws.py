@@ -57,10 +57,7 @@ LAZY = {
     "pynvml": {"serving/observe/gpu.py"},
     "triton": {
         "builder/targets/cuda/compiler.py",
-        *(
-            f"engine/cuda/kernels/{name}.py"
-            for name in ("activations", "attention", "choosing", "drawing", "linear", "rowwise")
-        ),
+        *(path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "engine/cuda/kernels").glob("*.py")),
     },
     "cuda": {"engine/cuda/bindings.py"},
     "dynamo": {"cluster/worker.py"},

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cuda.compiler import Compiled, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import lower
@@ -22,6 +21,7 @@ from llmserve.engine.cores import num_threads
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import HfConfig
+from tools.benchmark.ours import INT8_CACHE, build_options
 
 REPORT = Path(__file__).resolve().parents[1] / "docs/benchmarks/cuda-kernels.md"
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -38,7 +38,7 @@ LEAST_WARPS = {"linear": 4, "gated_linear": 4, "linear_segments": 4, "attention"
 LEAST_WARPS.update(dict.fromkeys(("choose_best", "list_blocks", "draw_filtered", "draw"), 8))  # a program for each row
 LEAST_WARPS_OF_ROWS = 24
 MAX_SEQ_LEN = 8192
-PRECISIONS = ("float16", *filter(None, QUANTIZATIONS))
+PRECISIONS = ("float16", *filter(None, QUANTIZATIONS), f"float16+{INT8_CACHE}")
 
 
 LLAMA3_ROPE = {
@@ -101,36 +101,40 @@ class Row(NamedTuple):
         return [*found, *([f"{where} leaves room for {self.warps} warps, not {least}"] if self.warps < least else [])]
 
 
-def kernels_of(name: str, precision: str = "float16") -> Sequence[Kernel]:
-    config = {**CONFIGS[name], "num_hidden_layers": 1}
+def kernels_of(name: str, precision: str = "float16", **changes: int) -> Sequence[Kernel]:
+    """`changes`: of the network's config."""
+    config = {**CONFIGS[name], **changes, "num_hidden_layers": 1}
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
     program, params = architecture.program(spec), architecture.params(spec)
-    quantization, dtype = (precision, "float16") if precision in QUANTIZATIONS else ("", precision)
-    quantized = quantized_params(program, params, BuildOptions(quantization=quantization, dtype=dtype))
+    options = build_options(precision)
     lowered = lower(
-        program, params, quantized=quantized, dtype=dtype, max_seq_len=MAX_SEQ_LEN, block_size=64,
-        tiles=tiles_for(dtype),
+        program, params, quantized=quantized_params(program, params, options), dtype=options.dtype,
+        cache_dtype=options.cache_dtype, max_seq_len=MAX_SEQ_LEN, block_size=64, tiles=tiles_for(options.dtype),
     )  # fmt: skip
     return lowered.record.kernels
 
 
-def rows(networks: Sequence[str], architectures: Sequence[str], precision: str = "float16") -> Iterator[Row]:
-    """Equal kernels of several networks come once."""
-    first = {kernel: name for name in reversed(networks) for kernel in kernels_of(name, precision)}
+def rows(
+    networks: Sequence[str], architectures: Sequence[str], precisions: Sequence[str] = PRECISIONS
+) -> Iterator[Row]:
+    """Equal kernels of several networks and precisions come once, as the first's."""
+    first: dict[Kernel, tuple[str, str]] = {}
+    for precision in precisions:
+        for name in networks:
+            for kernel in kernels_of(name, precision):
+                first.setdefault(kernel, (name, precision))
     for architecture in architectures:
         found = TritonCompiler().compile(list(first), architecture, num_threads(0))
-        for (kernel, name), compiled in zip(first.items(), found, strict=True):
+        for (kernel, (name, precision)), compiled in zip(first.items(), found, strict=True):
             yield Row(name, precision, kernel, architecture, compiled)
 
 
 def table(found: Sequence[Row]) -> str:
-    """Kernels that two precisions share come once."""
     titles = ["kernel", "network", "precision", "architecture", "threads", "registers", "shared KiB", "spilled"]
     lines = [f"| {' | '.join([*titles, 'programs', 'warps'])} |", "|" + "---|" * 10]
-    once = {(row.kernel, row.architecture): row for row in reversed(found)}.values()
     for row in sorted(
-        once, key=lambda row: (row.kernel.function, row.network, row.precision, ARCHITECTURES.index(row.architecture))
+        found, key=lambda row: (row.kernel.function, row.network, row.precision, ARCHITECTURES.index(row.architecture))
     ):
         c = row.compiled
         lines.append(
@@ -144,9 +148,10 @@ def report(found: Sequence[Row]) -> str:
     return f"""# Kernels of the cuda target
 
 Made by `make cuda-kernels` on a machine without a GPU: {TritonCompiler().version}, kernels of {", ".join(CONFIGS)}
-in {" and ".join(PRECISIONS)} (equal ones once). Registers are a thread's, shared memory is a program's; *programs*
-and *warps* are how many of them a multiprocessor has room for, derived from these and from what the architecture has.
-Of a product there are two kernels: one for few rows, with 128 threads, and one for many. Nothing here has been timed.
+in {", ".join(PRECISIONS)} (equal ones once). Registers are a thread's, shared memory is a program's;
+*programs* and *warps* are how many of them a multiprocessor has room for, derived from these and from what the
+architecture has. Of a product there are two kernels: one for few rows, with 128 threads, and one for many. Nothing here
+has been timed.
 
 {table(found)}
 """
@@ -159,7 +164,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args()
     precisions, architectures = options.precision.split(","), options.gpu.split(",")
-    found = [row for precision in precisions for row in rows(list(CONFIGS), architectures, precision)]
+    found = list(rows(list(CONFIGS), architectures, precisions))
     options.output.write_text(report(found))
     problems = [problem for row in found for problem in row.problems]
     for problem in problems:

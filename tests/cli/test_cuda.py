@@ -51,11 +51,14 @@ def test_the_engine_has_real_binaries_and_names_its_compiler(engine: Path) -> No
 
 def test_integers_are_built_with_the_real_compiler(checkpoint: Path, tmp_path: Path) -> None:
     """With int4 some rows have eight bits."""
-    flags = ("--target", "cuda", "--gpu", "sm_80,sm_90", "--quantization", "int4", *LIMITS)
+    flags = ("--target", "cuda", "--gpu", "sm_80,sm_90", "--quantization", "int4", "--kv-cache-dtype", "int8", *LIMITS)
+    assert "KV cache in int8" in llmserve("build", checkpoint, *flags, "--dry-run")
     llmserve("build", checkpoint, *flags, "--output-dir", tmp_path / "e")
     header = read_header(tmp_path / "e/rank0.engine")
     assert {tensor.dtype for tensor in header.tensors} == {"float16", "float32", "int8", "uint8"}
-    assert any(kernel.function == "rowwise.round_rows" for kernel in header.kernels)
+    assert {"rowwise.round_rows", "attention_int8.write_cache"} <= {kernel.function for kernel in header.kernels}
+    assert header.cache_dtype == "int8"
+    assert "float16+int4+kv-int8" in llmserve("inspect", tmp_path / "e")
     assert json.loads((tmp_path / "e/manifest.json").read_text())["device"]["quantized_params"] > 4
 
 
@@ -65,10 +68,9 @@ def test_what_keeps_it_from_running_is_said_before_anything_is_opened(engine: Pa
     assert "an NVIDIA GPU is needed, and there is no driver" in shown
 
 
-def test_options_that_it_cannot_build_are_refused_together(checkpoint: Path) -> None:
-    shown = llmserve("build", checkpoint, "--target", "cuda", "--kv-cache-dtype", "int8", code=2)
+def test_options_that_it_cannot_build_are_refused(checkpoint: Path) -> None:
+    shown = llmserve("build", checkpoint, "--target", "cuda", code=2)
     assert "gpu: this machine has none to build for; name the architectures, of sm_80" in shown
-    assert "kv_cache_dtype int8: the cuda target keeps the engine's dtype" in shown
     assert "gpu sm_70 is none of sm_80" in llmserve("build", checkpoint, "--target", "cuda", "--gpu", "sm_70", code=2)
     assert "gpu sm_90 is for the cuda target" in llmserve("build", checkpoint, "--gpu", "sm_90", code=2)
 

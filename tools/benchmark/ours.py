@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import llmserve
@@ -20,14 +21,16 @@ from llmserve.engine.native import library
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tools.benchmark.job import Job
 
+INT8_CACHE = "kv-int8"
 GREEDY = SamplingParams(temperature=0.0)
 
 
 def build_options(precision: str) -> BuildOptions:
-    """`precision`: a dtype, or a quantization, with float16 for what is not quantized."""
-    if precision.startswith("int"):
-        return BuildOptions(quantization=precision)
-    return BuildOptions(dtype=precision)
+    """`precision`: a dtype, or a quantization, with float16 for what is not quantized; "float16+kv-int8": with an int8
+    KV cache."""
+    numbers, _, cache = precision.partition("+")
+    options = BuildOptions(kv_cache_dtype="int8") if cache == INT8_CACHE else BuildOptions()
+    return replace(options, quantization=numbers) if numbers.startswith("int") else replace(options, dtype=numbers)
 
 
 def engine_directory(job: Job) -> Path:

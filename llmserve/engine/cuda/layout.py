@@ -29,6 +29,9 @@ PAGE_BYTES = 4096
 MOST_JSON_BYTES = 1 << 30
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
 PANEL_OUTPUTS = 32  # of a weight of integers
+CACHE_GROUP = 32  # dimensions of a key, or of a query, that have one scale in a cache of integers
+SCALE_BYTES = 4
+ALIGNED_BYTES = 16  # what a thread loads at once
 
 
 class Room(Enum):
@@ -119,11 +122,46 @@ class PlacedTensor(NamedTuple):
         return self.rows * self.cols * ITEM_BYTES[self.dtype]
 
 
+class CacheHead(NamedTuple):
+    """What a cache has of the keys, or the values, of one head in one block of positions: numbers, and behind those of
+    eight bits their scales (`kernels/attention_int8.py`)."""
+
+    dtype: str
+    block_size: int
+    head_dim: int
+
+    @property
+    def has_integers(self) -> bool:
+        return self.dtype == "int8"
+
+    @property
+    def scales_begin(self) -> int:
+        """Bytes of the numbers."""
+        num_bytes = self.block_size * self.head_dim * ITEM_BYTES[self.dtype]
+        return _aligned(num_bytes) if self.has_integers else num_bytes
+
+    @property
+    def key_bytes(self) -> int:
+        return self.scales_begin + self._scale_bytes(self.num_groups)
+
+    @property
+    def value_bytes(self) -> int:
+        return self.scales_begin + self._scale_bytes(1)
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.head_dim // CACHE_GROUP)
+
+    def _scale_bytes(self, of_position: int) -> int:
+        return _aligned(SCALE_BYTES * of_position * self.block_size) if self.has_integers else 0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHeader:
     """What an engine file says about itself."""
 
-    dtype: str  # of weights, and of keys and values
+    dtype: str  # of weights
+    cache_dtype: str  # of keys and values
     vocab_size: int
     max_num_tokens: int
     max_batch_size: int
@@ -146,12 +184,20 @@ class EngineHeader:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        return 2 * self.num_layers * self.plane_bytes_per_block
+        return self.num_layers * (self.key_bytes_per_block + self.value_bytes_per_block)
 
     @property
-    def plane_bytes_per_block(self) -> int:
-        """Keys, or values, of one layer."""
-        return self.num_kv_heads * self.block_size * self.head_dim * ITEM_BYTES[self.dtype]
+    def key_bytes_per_block(self) -> int:
+        """Of one layer."""
+        return self.num_kv_heads * self.cache_head.key_bytes
+
+    @property
+    def value_bytes_per_block(self) -> int:
+        return self.num_kv_heads * self.cache_head.value_bytes
+
+    @property
+    def cache_head(self) -> CacheHead:
+        return CacheHead(self.cache_dtype, self.block_size, self.head_dim)
 
     @property
     def max_blocks(self) -> int:
@@ -239,6 +285,10 @@ def _launch(values: Sequence[Any]) -> Launch:
     kernel, arguments, grid, *rest = values
     x, y, z = (Extent(*extent) for extent in grid)
     return Launch(kernel, tuple(Address(*each) for each in arguments), (x, y, z), *rest)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 def _on_page(begin: int) -> int:

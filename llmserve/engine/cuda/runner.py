@@ -153,11 +153,11 @@ class CudaRunner:
 
     def _allocate(self) -> None:
         header, device = self.header, self._device
-        self._plane_bytes = header.plane_bytes_per_block * self._num_blocks
+        planes = {Room.KEYS: header.key_bytes_per_block, Room.VALUES: header.value_bytes_per_block}
+        self._plane_bytes = {room: num_bytes * self._num_blocks for room, num_bytes in planes.items()}
         wanted = {
             Room.TENSOR: header.weight_bytes,
-            Room.KEYS: self._plane_bytes * header.num_layers,
-            Room.VALUES: self._plane_bytes * header.num_layers,
+            **{room: num_bytes * header.num_layers for room, num_bytes in self._plane_bytes.items()},
             Room.INPUT: self._inputs.num_bytes,
             Room.SCRATCH: header.scratch_bytes,
             Room.LOGITS: _logits_bytes(header),
@@ -220,8 +220,8 @@ class CudaRunner:
             Room.TENSOR: lambda: self._tensors[argument.name],
             Room.INPUT: lambda: self._inputs.offsets[argument.name],
             Room.CHOICE: lambda: self._choice_offsets[argument.name],
-            Room.KEYS: lambda: int(argument.name) * self._plane_bytes,
-            Room.VALUES: lambda: int(argument.name) * self._plane_bytes,
+            Room.KEYS: lambda: int(argument.name) * self._plane_bytes[Room.KEYS],
+            Room.VALUES: lambda: int(argument.name) * self._plane_bytes[Room.VALUES],
         }.get(room, lambda: 0)()
         return self._places[room] + begin + argument.offset
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,9 +53,10 @@ def open_runner(path: Path, *, num_blocks: int = 64) -> CudaRunner:
 def peculiar_kernels(dtype: str) -> Sequence[Kernel]:
     """Of networks with everything that few have, in tiles as large as any."""
     found: dict[Kernel, None] = {}
-    for network in (odd_network(alibi=True), odd_network(peculiar=True)):
+    for network, cache_dtype in product((odd_network(alibi=True), odd_network(peculiar=True)), (dtype, "int8")):
         lowered = lower(
-            network.program, network.params, dtype=dtype, max_seq_len=1024, block_size=16, tiles=tiles_for(dtype)
-        )
+            network.program, network.params, dtype=dtype, cache_dtype=cache_dtype, max_seq_len=1024, block_size=16,
+            tiles=tiles_for(dtype),
+        )  # fmt: skip
         found.update(dict.fromkeys(lowered.record.kernels))
     return list(found)

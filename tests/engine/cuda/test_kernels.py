@@ -17,14 +17,14 @@ FUNCTIONS = {
     "choosing.count_history", "choosing.penalize", "choosing.add_bias", "choosing.ban", "choosing.find_peaks",
     "choosing.choose_best", "drawing.weigh", "drawing.list_blocks", "drawing.draw_filtered", "drawing.draw",
     "attention.attention", "attention.attention_segments", "attention.merge_segments", "attention.turn_queries",
-    "attention.write_cache", "linear.linear", "linear.gated_linear", "linear.linear_segments", "linear.add_segments",
-    "rowwise.embed", "rowwise.rms_norm", "rowwise.select_rows", "rowwise.add", "rowwise.gated_activation",
-    "rowwise.round_rows", "rowwise.rounded_rms_norm",
+    "attention.write_cache", "attention_int8.round_queries", "attention_int8.write_cache", "linear.add_segments",
+    "linear.gated_linear", "linear.linear", "linear.linear_segments", "rowwise.add", "rowwise.embed",
+    "rowwise.gated_activation", "rowwise.rms_norm", "rowwise.round_rows", "rowwise.rounded_rms_norm", "rowwise.select_rows",
 }  # fmt: skip
 
 
 def test_a_network_of_real_shape_fits_every_architecture() -> None:
-    found = [row for precision in PRECISIONS for row in rows(["Qwen3-0.6B"], ARCHITECTURES, precision)]
+    found = list(rows(["Qwen3-0.6B"], ARCHITECTURES))
     assert {row.architecture for row in found} == set(ARCHITECTURES)
     assert [problem for row in found for problem in row.problems] == []
 
@@ -83,3 +83,14 @@ def test_arguments_in_another_order_are_an_error_of_ours() -> None:
     kernel = next(kernel for kernel in kernels_of("Qwen3-0.6B") if kernel.function == "rowwise.embed")
     with pytest.raises(InternalError, match=r"rowwise.embed has the parameters"):
         list(TritonCompiler().compile([replace(kernel, types=kernel.types[::-1])], "sm_90", 1))
+
+
+def test_wide_heads_over_integers_have_room_in_tensor_memory() -> None:
+    """With as many keys at a time as others have, the compiler makes a trap of them, and says nothing."""
+    kernels = kernels_of("Qwen3-0.6B", "float16+kv-int8", head_dim=256)
+    kernel = next(kernel for kernel in kernels if kernel.function == "attention.attention_segments")
+    (fits,) = TritonCompiler().compile([kernel], "sm_100", 1)
+    assert fits.registers > 100
+    others = tuple((name, 64 if name == "TILE_KEYS" else value) for name, value in kernel.constants)
+    with pytest.raises(InternalError, match="attention_segments wants 576 columns of tensor memory, of 512"):
+        list(TritonCompiler().compile([replace(kernel, constants=others)], "sm_100", 1))

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from llmserve.builder.targets.buffers import Place
+from llmserve.builder.targets.cuda.integers import FLOATS, INT8
 from llmserve.builder.targets.cuda.recorder import ANY_ROWS, ONE, ROWS, TYPES, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.tiles import FEW_ROWS, MANY_ROWS, SPLIT_ROWS
 from llmserve.builder.targets.cuda.values import Turning, Values
-from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Room
+from llmserve.engine.cuda.layout import CACHE_GROUP, ITEM_BYTES, Address, CacheHead, Extent, Room
 from llmserve.models.graph import Op, OpKind
 
 LEAST_TILE = 16  # of a product of tiles
+WIDE_HEAD = 128  # above, a cache of integers is met in tiles of MOST_WIDE_KEYS: sums of more find no tensor memory
+MOST_WIDE_KEYS = 32
+NO_STRIDES = {"KEY_STRIDE": 0, "VALUE_STRIDE": 0}
 NUM_WARPS = 8  # of a run of positions: the same for both kernels, since sums over a tile depend on it
+
+
+class Cache(NamedTuple):
+    """Keys and values of a layer, as kernels want them."""
+
+    arguments: Mapping[str, Argument]
+    constants: Constants
+    has_integers: bool
+
+
+class Queries(NamedTuple):
+    """As attention multiplies them."""
+
+    arguments: Mapping[str, Argument]
+    constants: Constants
+    made: Sequence[str]  # values that only attention reads
 
 
 class AttentionLowering(Values):
@@ -45,41 +66,60 @@ class AttentionLowering(Values):
         return Turning(cos, sin, 2 * len(inv_freq))
 
     def _attention(self, op: Op) -> None:
-        _, k, v = op.inputs
+        cache = self._cache_of(op)
+        self._write_cache(op, cache)
+        queries = self._rounded_queries(op) if cache.has_integers else self._turned_queries(op)
+        y = self._new(op)  # never where the queries are, which other programs still read
+        if queries.made:
+            self._buffers.read(queries.made)
+        slopes, nothing = op.attrs["alibi_slopes"], self._input("positions")
+        assert isinstance(slopes, tuple)
+        arguments = {
+            **queries.arguments, "keys": cache.arguments["keys"],
+            "key_scales": cache.arguments.get("key_scales", nothing), "values": cache.arguments["values"],
+            "value_scales": cache.arguments.get("value_scales", nothing), "tiles": self._input("tiles"),
+            "block_tables": self._input("block_tables"),
+            "alibi_slopes": self._record.constant("alibi", np.array(slopes, np.float32)) if slopes else nothing,
+        }  # fmt: skip
+        constants = {
+            **NO_STRIDES, **cache.constants, **queries.constants, "FORMAT": INT8 if cache.has_integers else FLOATS,
+            "GROUP": int(op.number("num_heads")) // int(op.number("num_kv_heads")),
+            "MAX_BLOCKS": -(-self._max_seq_len // self._block_size), "SCALE": op.number("scale"),
+            "SOFT_CAP": op.number("soft_cap"), "WINDOW": int(op.number("window")), "HAS_ALIBI": bool(slopes),
+            "SEGMENT": self._tiles.segment, "TILE_QUERIES": self._tiles.queries,
+            "TILE_KEYS": self._tile_keys(op, cache), "TILE_DIM": _tile_dim(op, LEAST_TILE),
+        }  # fmt: skip
+        self._attend(op, arguments, constants, y)
+
+    def _cache_of(self, op: Op) -> Cache:
+        """Of the layer of an attention."""
         layer, head_dim = str(int(op.number("layer"))), int(op.number("head_dim"))
-        num_kv_heads = int(op.number("num_kv_heads"))
-        keys, values = (Argument(Address(room.value, layer), TYPES[self._dtype]) for room in (Room.KEYS, Room.VALUES))
-        shape = {"HEAD_DIM": head_dim, "NUM_KV_HEADS": num_kv_heads, "BLOCK_SIZE": self._block_size}
-        tile_dim = max(power_of_two(head_dim), LEAST_TILE)
-        positions, slots = self._input("positions"), self._input("slots")
+        head = CacheHead(self._cache_dtype, self._block_size, head_dim)
+        arguments = {}
+        for numbers, scales, room in (("keys", "key_scales", Room.KEYS), ("values", "value_scales", Room.VALUES)):
+            arguments[numbers] = Argument(Address(room.value, layer), TYPES[self._cache_dtype])
+            if head.has_integers:
+                arguments[scales] = Argument(Address(room.value, layer, head.scales_begin), TYPES["float32"])
+        constants = {
+            "HEAD_DIM": head_dim, "NUM_KV_HEADS": int(op.number("num_kv_heads")), "BLOCK_SIZE": self._block_size,
+        }  # fmt: skip
+        if head.has_integers:
+            constants |= {"KEY_STRIDE": head.key_bytes, "VALUE_STRIDE": head.value_bytes}
+        return Cache(arguments, constants, head.has_integers)
+
+    def _write_cache(self, op: Op, cache: Cache) -> None:
+        _, k, v = op.inputs
+        positions, num_kv_heads = self._input("positions"), int(op.number("num_kv_heads"))
         turning = self._turned.get(k, self._no_turning(positions))
+        tile_dim = _tile_dim(op, CACHE_GROUP if cache.has_integers else LEAST_TILE)
         self._record.launch(
-            "attention.write_cache",
-            {"k": self._value(k), "v": self._value(v), "positions": positions, "slots": slots, "cos": turning.cos,
-             "sin": turning.sin, "keys": keys, "values": values},
-            {**shape, "ROTARY_DIM": turning.rotary_dim, "K_STRIDE": self._buffers[k].stride,
+            "attention_int8.write_cache" if cache.has_integers else "attention.write_cache",
+            {"k": self._value(k), "v": self._value(v), "positions": positions, "slots": self._input("slots"),
+             "cos": turning.cos, "sin": turning.sin, **cache.arguments},
+            {**cache.constants, "ROTARY_DIM": turning.rotary_dim, "K_STRIDE": self._buffers[k].stride,
              "V_STRIDE": self._buffers[v].stride, **self._heads(num_kv_heads, tile_dim)},
             self._heads_grid(num_kv_heads, tile_dim),
         )  # fmt: skip
-        q_place, queries = self._turned_queries(op, head_dim, tile_dim)
-        y = self._new(op)  # never where the queries are, which other programs still read
-        if self._uses[_name_of_queries(op)]:
-            self._buffers.read((_name_of_queries(op),))
-        slopes = op.attrs["alibi_slopes"]
-        assert isinstance(slopes, tuple)
-        arguments = {
-            "q": queries, "keys": keys, "values": values, "tiles": self._input("tiles"),
-            "block_tables": self._input("block_tables"),
-            "alibi_slopes": self._record.constant("alibi", np.array(slopes, np.float32)) if slopes else positions,
-        }  # fmt: skip
-        constants = {
-            **shape, "GROUP": int(op.number("num_heads")) // num_kv_heads,
-            "MAX_BLOCKS": -(-self._max_seq_len // self._block_size), "SCALE": op.number("scale"),
-            "SOFT_CAP": op.number("soft_cap"), "WINDOW": int(op.number("window")), "HAS_ALIBI": bool(slopes),
-            "Q_STRIDE": q_place.stride, "SEGMENT": self._tiles.segment, "TILE_QUERIES": self._tiles.queries,
-            "TILE_KEYS": self._tiles.keys, "TILE_DIM": tile_dim,
-        }  # fmt: skip
-        self._attend(op, arguments, constants, y)
 
     def _attend(self, op: Op, arguments: Mapping[str, Argument], constants: Constants, y: Place) -> None:
         """With few rows, a program for each segment of positions where there can be several."""
@@ -112,26 +152,53 @@ class AttentionLowering(Values):
             self._heads_grid(num_heads, tile_dim), rows=FEW_ROWS,
         )  # fmt: skip
 
-    def _turned_queries(self, op: Op, head_dim: int, tile_dim: int) -> tuple[Place, Argument]:
-        """Where queries are as attention multiplies them: turned, and in the engine's dtype."""
+    def _turned_queries(self, op: Op) -> Queries:
+        """Turned, and in the engine's dtype."""
         q = op.inputs[0]
-        source = self._buffers[q]
+        source, nothing = self._buffers[q], self._input("positions")
+
+        def found(argument: Argument, stride: int, *made: str) -> Queries:
+            return Queries({"q": argument, "q_scales": nothing}, {"Q_STRIDE": stride, "SCALES_STRIDE": 0}, made)
+
         if q not in self._turned and q not in self._wide:
-            return source, self._value(q)
-        turning = self._turned.get(q, self._no_turning(self._input("positions")))
-        num_heads = source.width // head_dim
-        name = _name_of_queries(op)
+            return found(self._value(q), source.stride)
+        name = f"{op.output}.queries"
         self._uses[name] += 1
         place = self._buffers.new(name, source.width, ITEM_BYTES[self._dtype])
+        self._turn("attention.turn_queries", op, {"y": self._value(name)}, {"Y_STRIDE": place.stride}, LEAST_TILE)
+        return found(self._value(name), place.stride, name)
+
+    def _rounded_queries(self, op: Op) -> Queries:
+        """Turned, and as integers: heads filled up to whole groups of dimensions."""
+        num_heads, num_groups = int(op.number("num_heads")), -(-int(op.number("head_dim")) // CACHE_GROUP)
+        names = f"{op.output}.queries", f"{op.output}.scales"
+        self._uses.update(names)
+        integers = self._buffers.new(names[0], num_heads * num_groups * CACHE_GROUP, ITEM_BYTES["int8"])
+        scales = self._buffers.new(names[1], num_heads * num_groups)
+        made = {"integers": self._argument(integers, "int8"), "scales": self._argument(scales, "float32")}
+        strides = {"Y_STRIDE": integers.stride, "SCALES_STRIDE": scales.stride, "SCALE": op.number("scale")}
+        self._turn("attention_int8.round_queries", op, made, strides, CACHE_GROUP)
+        return Queries(
+            {"q": made["integers"], "q_scales": made["scales"]},
+            {"Q_STRIDE": integers.stride, "SCALES_STRIDE": scales.stride}, names,
+        )  # fmt: skip
+
+    def _turn(self, function: str, op: Op, made: Mapping[str, Argument], constants: Constants, least_tile: int) -> None:
+        """A kernel that turns queries."""
+        q, positions = op.inputs[0], self._input("positions")
+        turning = self._turned.get(q, self._no_turning(positions))
+        num_heads, tile_dim = int(op.number("num_heads")), _tile_dim(op, least_tile)
         self._record.launch(
-            "attention.turn_queries",
-            {"q": self._value(q), "positions": self._input("positions"), "cos": turning.cos, "sin": turning.sin,
-             "y": self._value(name)},
-            {"HEAD_DIM": head_dim, "ROTARY_DIM": turning.rotary_dim, "Q_STRIDE": source.stride,
-             "NUM_HEADS": num_heads, "Y_STRIDE": place.stride, **self._heads(num_heads, tile_dim)},
+            function,
+            {"q": self._value(q), "positions": positions, "cos": turning.cos, "sin": turning.sin, **made},
+            {"HEAD_DIM": int(op.number("head_dim")), "ROTARY_DIM": turning.rotary_dim, "NUM_HEADS": num_heads,
+             "Q_STRIDE": self._buffers[q].stride, **constants, **self._heads(num_heads, tile_dim)},
             self._heads_grid(num_heads, tile_dim),
         )  # fmt: skip
-        return place, self._value(name)
+
+    def _tile_keys(self, op: Op, cache: Cache) -> int:
+        is_wide = cache.has_integers and op.number("head_dim") > WIDE_HEAD
+        return min(self._tiles.keys, MOST_WIDE_KEYS) if is_wide else self._tiles.keys
 
     def _heads(self, count: int, tile_dim: int) -> dict[str, int]:
         return {"TILE_HEADS": self._tiles.heads(count, tile_dim), "TILE_DIM": tile_dim}
@@ -143,5 +210,5 @@ class AttentionLowering(Values):
         return Turning(anything, anything, 0)
 
 
-def _name_of_queries(op: Op) -> str:
-    return f"{op.output}.queries"
+def _tile_dim(op: Op, least: int) -> int:
+    return max(power_of_two(int(op.number("head_dim"))), least)

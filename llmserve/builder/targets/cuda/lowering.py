@@ -1,7 +1,8 @@
 """Program -> launches of the CUDA engine: what each op becomes, what is fused, where every value lives.
 
-What is added up over the layers is float32; norms, products, keys and values have the engine's dtype. A slice is a
-view. Rotations are left to attention and the cache write, bias, residual and gated activation are a product's.
+What is added up over the layers is float32; norms and products have the engine's dtype, keys and values the cache's.
+A slice is a view. Rotations are left to attention and the cache write, bias, residual and gated activation are a
+product's.
 """
 
 from __future__ import annotations
@@ -145,7 +146,10 @@ def lower(
     block_size: int,
     tiles: Tiles,
     quantized: Mapping[str, Sequence[WeightPart]] | None = None,
+    cache_dtype: str = "",
 ) -> Lowered:
-    """`quantized`: parameters whose numbers are integers, and how."""
-    limits = {"max_seq_len": max_seq_len, "block_size": block_size}
-    return Lowering(program, params, quantized=quantized or {}, dtype=dtype, tiles=tiles, **limits).run()
+    """`quantized`: parameters whose numbers are integers, and how. `cache_dtype`: of keys and values, if another."""
+    return Lowering(
+        program, params, quantized=quantized or {}, dtype=dtype, cache_dtype=cache_dtype or dtype,
+        max_seq_len=max_seq_len, block_size=block_size, tiles=tiles,
+    ).run()  # fmt: skip

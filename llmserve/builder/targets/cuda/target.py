@@ -33,6 +33,7 @@ from llmserve.engine.cuda.layout import (
     FORMAT_VERSION,
     PANEL_OUTPUTS,
     Binary,
+    CacheHead,
     EngineHeader,
     Kernel,
     PlacedTensor,
@@ -76,10 +77,6 @@ class CudaTarget:
         found = [*_gpu_problems(options), *self._group_problems(program, options)]
         if options.quantization not in QUANTIZATIONS:
             found.append(f"quantization {options.quantization} is not known; use int8 or int4")
-        if options.kv_cache_dtype != "auto":
-            found.append(
-                f"kv_cache_dtype {options.kv_cache_dtype}: the cuda target keeps the engine's dtype; leave it out"
-            )
         unknown = unknown_attributes(program, ATTRIBUTES)
         return found + [f"the cuda target does not compute {attribute}" for attribute in unknown]
 
@@ -102,8 +99,9 @@ class CudaTarget:
         return options.cache_dtype
 
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
-        cache = program.cache
-        return 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * options.itemsize
+        cache, block_size = program.cache, options.tokens_per_block
+        head = CacheHead(options.cache_dtype, block_size, cache.head_dim)
+        return -(-cache.num_layers * cache.num_kv_heads * (head.key_bytes + head.value_bytes) // block_size)
 
     def available_bytes(self) -> int:
         return 0  # the GPU may be in another machine
@@ -165,14 +163,16 @@ class CudaTarget:
         self, program: Program, params: Sequence[Param], options: BuildOptions, quantized: Mapping[str, Sequence[Part]]
     ) -> Lowered:
         return lower(
-            program, params, quantized=quantized, dtype=options.dtype, max_seq_len=options.max_seq_len,
-            block_size=options.tokens_per_block, tiles=self._tiles or tiles_for(options.dtype),
+            program, params, quantized=quantized, dtype=options.dtype, cache_dtype=options.cache_dtype,
+            max_seq_len=options.max_seq_len, block_size=options.tokens_per_block,
+            tiles=self._tiles or tiles_for(options.dtype),
         )  # fmt: skip
 
     def _header(self, job: CompileJob, lowered: Lowered, binaries: Mapping[str, tuple[Binary, ...]]) -> EngineHeader:
         options, cache, record = job.options, job.program.cache, lowered.record
         return EngineHeader(
             dtype=options.dtype,
+            cache_dtype=options.cache_dtype,
             vocab_size=job.program.vocab_size,
             max_num_tokens=options.max_num_tokens,
             max_batch_size=options.max_batch_size,

@@ -38,6 +38,7 @@ class Values:
         *,
         quantized: Mapping[str, Sequence[Part]],
         dtype: str,
+        cache_dtype: str,
         max_seq_len: int,
         block_size: int,
         tiles: Tiles,
@@ -47,6 +48,7 @@ class Values:
         self._quantized = quantized
         self._names = stored_names(params, quantized)
         self._dtype = dtype
+        self._cache_dtype = cache_dtype
         self._max_seq_len = max_seq_len
         self._block_size = block_size
         self._tiles = tiles

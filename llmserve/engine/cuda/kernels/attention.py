@@ -5,7 +5,8 @@ and value head. Keys are met in blocks of TILE_KEYS; SEGMENT positions form a ru
 merged in order. `attention` does all of it, `attention_segments` a run in each program, for few tokens with long pasts,
 and `merge_segments` the rest: the same operations, so a token has the same bits whichever runs.
 
-A cache has, for each block of positions and head, [BLOCK_SIZE, HEAD_DIM] numbers.
+FORMAT says what queries and cache are kept in: "float", where a cache has, for each block of positions and head,
+[BLOCK_SIZE, HEAD_DIM] numbers, or "int8", which is `attention_int8.py`'s. Scales that a format has not are any address.
 """
 
 from __future__ import annotations
@@ -13,26 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmserve.engine.cuda.kernels.activations import soft_capped
-
-
-@triton.jit
-def _turned(x, cos, sin, heads, columns, is_number, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr):
-    """Heads of a row, the pairs (i, i + ROTARY_DIM / 2) of each turned; float32 [heads, columns]."""
-    HALF: tl.constexpr = ROTARY_DIM // 2
-    begins = x + (heads * HEAD_DIM)[:, None]
-    values = tl.load(begins + columns[None, :], mask=is_number, other=0.0).to(tl.float32)
-    if ROTARY_DIM > 0:
-        is_turned = columns < ROTARY_DIM
-        is_first = columns < HALF
-        partners = tl.where(is_first, columns + HALF, columns - HALF)
-        others = tl.load(begins + partners[None, :], mask=is_number & is_turned[None, :], other=0.0).to(tl.float32)
-        places = tl.where(is_first, columns, columns - HALF)
-        cosines = tl.load(cos + places, mask=is_turned, other=1.0)
-        sines = tl.load(sin + places, mask=is_turned, other=0.0)
-        sines = tl.where(is_first, -sines, sines)
-        values = values * cosines[None, :] + others * sines[None, :]
-    return values
+from llmserve.engine.cuda.kernels.attention_int8 import rounded_queries, run_of_integers
+from llmserve.engine.cuda.kernels.rope import turned
+from llmserve.engine.cuda.kernels.softmax import merged, weights_of
 
 
 @triton.jit
@@ -47,7 +31,7 @@ def turn_queries(
     columns = tl.arange(0, TILE_DIM)
     is_number = (heads < NUM_HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
     place = tl.load(positions + row).to(tl.int64) * (ROTARY_DIM // 2)
-    values = _turned(q + row * Q_STRIDE, cos + place, sin + place, heads, columns, is_number, HEAD_DIM, ROTARY_DIM)
+    values = turned(q + row * Q_STRIDE, cos + place, sin + place, heads, columns, is_number, HEAD_DIM, ROTARY_DIM)
     at = y + row * Y_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :]
     tl.store(at, values.to(y.dtype.element_ty), mask=is_number)
 
@@ -69,7 +53,7 @@ def write_cache(
         columns = tl.arange(0, TILE_DIM)
         is_number = (heads < NUM_KV_HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
         place = tl.load(positions + row).to(tl.int64) * (ROTARY_DIM // 2)
-        key = _turned(k + row * K_STRIDE, cos + place, sin + place, heads, columns, is_number, HEAD_DIM, ROTARY_DIM)
+        key = turned(k + row * K_STRIDE, cos + place, sin + place, heads, columns, is_number, HEAD_DIM, ROTARY_DIM)
         value = tl.load(v + row * V_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :], mask=is_number)
         places = ((slot // BLOCK_SIZE * NUM_KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
         at = places[:, None] + columns[None, :]
@@ -90,7 +74,7 @@ def _tile(tiles, GROUP: tl.constexpr, TILE_QUERIES: tl.constexpr):
 
 
 @triton.jit
-def _run(
+def _run_of_floats(
     q, keys, values, blocks, slopes, query_positions, begin, end, kv_head, columns,
     HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, HAS_ALIBI: tl.constexpr, TILE_QUERIES: tl.constexpr,
@@ -108,46 +92,57 @@ def _run(
         is_number = is_there[:, None] & (columns < HEAD_DIM)[None, :]
         key = tl.load(keys + at[:, None] + columns[None, :], mask=is_number, other=0.0)
         scores = tl.dot(q, tl.trans(key), input_precision="ieee") * SCALE
-        if SOFT_CAP != 0.0:
-            scores = soft_capped(scores, SOFT_CAP)
-        distance = positions[None, :] - query_positions[:, None]
-        if HAS_ALIBI:
-            scores += slopes[:, None] * distance.to(tl.float32)
-        is_seen = (distance <= 0) & is_there[None, :]
-        if WINDOW > 0:
-            is_seen = is_seen & (distance > -WINDOW)
-        scores = tl.where(is_seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp(scores - base[:, None])
-        share = tl.exp(peak - base)
+        weights, peak, share = weights_of(
+            scores, peak, positions, query_positions, slopes, is_there, SOFT_CAP, WINDOW, HAS_ALIBI
+        )
         total = total * share + tl.sum(weights, axis=1)
         value = tl.load(values + at[:, None] + columns[None, :], mask=is_number, other=0.0)
         taken = taken * share[:, None]
         taken = tl.dot(weights.to(value.dtype), value, taken, input_precision="ieee")
-        peak = new_peak
     return peak, total, taken
 
 
 @triton.jit
-def _merged(peak, total, taken, next_peak, next_total, next_taken):
-    """Two runs as one."""
-    both = tl.maximum(peak, next_peak)
-    base = tl.where(both == float("-inf"), 0.0, both)
-    first, second = tl.exp(peak - base), tl.exp(next_peak - base)
-    return both, total * first + next_total * second, taken * first[:, None] + next_taken * second[:, None]
+def _queries(
+    q, scales, rows, heads, columns, is_row,
+    FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr, Q_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """And their scales, where they have some."""
+    if FORMAT == "int8":
+        return rounded_queries(q, scales, rows, heads, is_row, HEAD_DIM, Q_STRIDE, SCALES_STRIDE)
+    else:
+        at = q + rows[:, None].to(tl.int64) * Q_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :]
+        return tl.load(at, mask=is_row[:, None] & (columns < HEAD_DIM)[None, :], other=0.0), 0
 
 
 @triton.jit
-def _queries(q, rows, heads, columns, is_row, Q_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    at = q + rows[:, None].to(tl.int64) * Q_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :]
-    return tl.load(at, mask=is_row[:, None] & (columns < HEAD_DIM)[None, :], other=0.0)
+def _run(
+    queries, query_scales, keys, key_scales, values, value_scales, blocks, slopes, query_positions, begin, end,
+    kv_head, columns,
+    FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_ALIBI: tl.constexpr, TILE_QUERIES: tl.constexpr, TILE_KEYS: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+):  # fmt: skip
+    if FORMAT == "int8":
+        return run_of_integers(
+            queries, query_scales, keys, key_scales, values, value_scales, blocks, slopes, query_positions, begin, end,
+            kv_head, columns,
+            HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, KEY_STRIDE, VALUE_STRIDE, SOFT_CAP, WINDOW, HAS_ALIBI, TILE_QUERIES,
+            TILE_KEYS, TILE_DIM,
+        )  # fmt: skip
+    else:
+        return _run_of_floats(
+            queries, keys, values, blocks, slopes, query_positions, begin, end, kv_head, columns,
+            HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, SCALE, SOFT_CAP, WINDOW, HAS_ALIBI, TILE_QUERIES, TILE_KEYS, TILE_DIM,
+        )  # fmt: skip
 
 
 @triton.jit
 def attention(
-    q, keys, values, tiles, block_tables, alibi_slopes, y,
-    HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    q, q_scales, keys, key_scales, values, value_scales, tiles, block_tables, alibi_slopes, y,
+    FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
     MAX_BLOCKS: tl.constexpr, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
     HAS_ALIBI: tl.constexpr, Q_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, SEGMENT: tl.constexpr,
     TILE_QUERIES: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_DIM: tl.constexpr,
@@ -158,7 +153,7 @@ def attention(
     if num_tokens > 0:
         rows, heads = first_row + tokens, kv_head * GROUP + head_of_group
         columns = tl.arange(0, TILE_DIM)
-        queries = _queries(q, rows, heads, columns, is_row, Q_STRIDE, HEAD_DIM)
+        queries, scales = _queries(q, q_scales, rows, heads, columns, is_row, FORMAT, HEAD_DIM, Q_STRIDE, SCALES_STRIDE)
         slopes = tl.zeros((TILE_QUERIES,), tl.float32)
         if HAS_ALIBI:
             slopes = tl.load(alibi_slopes + heads)
@@ -171,12 +166,12 @@ def attention(
         taken = tl.zeros((TILE_QUERIES, TILE_DIM), tl.float32)
         for begin in range(segment * SEGMENT, end, SEGMENT):
             next_peak, next_total, next_taken = _run(
-                queries, keys, values, block_tables + sequence * MAX_BLOCKS, slopes, start + tokens,
-                begin, tl.minimum(begin + SEGMENT, end), kv_head, columns,
-                HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, SCALE, SOFT_CAP, WINDOW, HAS_ALIBI, TILE_QUERIES, TILE_KEYS,
-                TILE_DIM,
+                queries, scales, keys, key_scales, values, value_scales, block_tables + sequence * MAX_BLOCKS, slopes,
+                start + tokens, begin, tl.minimum(begin + SEGMENT, end), kv_head, columns,
+                FORMAT, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, KEY_STRIDE, VALUE_STRIDE, SCALE, SOFT_CAP, WINDOW,
+                HAS_ALIBI, TILE_QUERIES, TILE_KEYS, TILE_DIM,
             )  # fmt: skip
-            peak, total, taken = _merged(peak, total, taken, next_peak, next_total, next_taken)
+            peak, total, taken = merged(peak, total, taken, next_peak, next_total, next_taken)
         at = y + rows[:, None].to(tl.int64) * Y_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :]
         is_number = is_row[:, None] & (columns < HEAD_DIM)[None, :]
         tl.store(at, (taken / total[:, None]).to(y.dtype.element_ty), mask=is_number)
@@ -184,8 +179,9 @@ def attention(
 
 @triton.jit
 def attention_segments(
-    q, keys, values, tiles, block_tables, alibi_slopes, peaks, totals, parts,
-    HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    q, q_scales, keys, key_scales, values, value_scales, tiles, block_tables, alibi_slopes, peaks, totals, parts,
+    FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
     MAX_BLOCKS: tl.constexpr, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
     HAS_ALIBI: tl.constexpr, Q_STRIDE: tl.constexpr, MAX_ROWS: tl.constexpr, SEGMENT: tl.constexpr,
     TILE_QUERIES: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_DIM: tl.constexpr,
@@ -201,14 +197,15 @@ def attention_segments(
     if is_seen:
         rows, heads = first_row + tokens, kv_head * GROUP + head_of_group
         columns = tl.arange(0, TILE_DIM)
-        queries = _queries(q, rows, heads, columns, is_row, Q_STRIDE, HEAD_DIM)
+        queries, scales = _queries(q, q_scales, rows, heads, columns, is_row, FORMAT, HEAD_DIM, Q_STRIDE, SCALES_STRIDE)
         slopes = tl.zeros((TILE_QUERIES,), tl.float32)
         if HAS_ALIBI:
             slopes = tl.load(alibi_slopes + heads)
         peak, total, taken = _run(
-            queries, keys, values, block_tables + sequence * MAX_BLOCKS, slopes, start + tokens,
-            begin, tl.minimum(begin + SEGMENT, end), kv_head, columns,
-            HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, SCALE, SOFT_CAP, WINDOW, HAS_ALIBI, TILE_QUERIES, TILE_KEYS, TILE_DIM,
+            queries, scales, keys, key_scales, values, value_scales, block_tables + sequence * MAX_BLOCKS, slopes,
+            start + tokens, begin, tl.minimum(begin + SEGMENT, end), kv_head, columns,
+            FORMAT, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, KEY_STRIDE, VALUE_STRIDE, SCALE, SOFT_CAP, WINDOW,
+            HAS_ALIBI, TILE_QUERIES, TILE_KEYS, TILE_DIM,
         )  # fmt: skip
         places = (segment * MAX_ROWS + rows).to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
         tl.store(peaks + places, peak, mask=is_row)
@@ -242,6 +239,6 @@ def merge_segments(
             next_peak = tl.load(peaks + places, mask=is_head, other=0.0)
             next_total = tl.load(totals + places, mask=is_head, other=1.0)
             part = tl.load(parts + (places * HEAD_DIM)[:, None] + columns[None, :], mask=is_number, other=0.0)
-            peak, total, taken = _merged(peak, total, taken, next_peak, next_total, part)
+            peak, total, taken = merged(peak, total, taken, next_peak, next_total, part)
         at = y + row * Y_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :]
         tl.store(at, (taken / total[:, None]).to(y.dtype.element_ty), mask=is_number)

@@ -6,9 +6,7 @@ import triton
 import triton.language as tl
 
 from llmserve.engine.cuda.kernels.activations import activate
-
-NOTHING: tl.constexpr = tl.constexpr(2.0**-100)  # numbers below have no inverse to multiply with
-HALF_EVEN: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken away: the nearest integer, the even one of two
+from llmserve.engine.cuda.kernels.rounding import rounded
 
 
 @triton.jit
@@ -54,13 +52,11 @@ def _store_rounded(
 ):  # fmt: skip
     """Groups of a row, a group in each row of `values`: the largest of a group becomes 127."""
     peak = tl.max(tl.abs(values), axis=1)
-    inverse = tl.where(peak > NOTHING, tl.div_rn(127.0, peak), 0.0)
-    rounded = (values * inverse[:, None] + HALF_EVEN) - HALF_EVEN
+    steps, scale = rounded(values, peak, 127.0)
     is_group = groups < GROUPS
-    scale = tl.div_rn(peak, 127.0)
-    tl.store(integers + row * Y_STRIDE + at, rounded.to(tl.int8), mask=is_group[:, None])
+    tl.store(integers + row * Y_STRIDE + at, steps.to(tl.int8), mask=is_group[:, None])
     tl.store(scales + row * SCALES_STRIDE + groups, scale, mask=is_group)
-    tl.store(scales + row * SCALES_STRIDE + GROUPS + groups, tl.sum(rounded, axis=1) * scale, mask=is_group)
+    tl.store(scales + row * SCALES_STRIDE + GROUPS + groups, tl.sum(steps, axis=1) * scale, mask=is_group)
 
 
 @triton.jit
