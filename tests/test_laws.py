@@ -39,7 +39,6 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("serving", "engine"), ("serving", "stages"), ("engine", "checkpoint"), ("frontends", "engine")}
-KERNELS = ("activations", "attention", "choosing", "drawing", "linear", "rowwise")  # for CUDA
 LAZY = {
     "torch": {
         "evaluation/hf.py",

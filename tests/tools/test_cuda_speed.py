@@ -27,7 +27,7 @@ from tools.gpu_check.speed_of_networks import measured
 CELLS = (Cell("prefill", 1, 5, 1), Cell("decode", 2, 3, 3))
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8"])
+@pytest.mark.parametrize("precision", ["float16", "int8", "float16+kv-int8"])
 def test_a_network_of_random_numbers_is_built_and_measured(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +43,7 @@ def test_a_network_of_random_numbers_is_built_and_measured(
     ours_cuda.prepare(job)
     lines: list[dict[str, Any]] = []
     worker.measure(ours_cuda, job, lines.append)
-    found = measured(lines, job, 1e9, {precision: 1e12})
+    found = measured(lines, job, 1e9, {precision.removesuffix("+kv-int8"): 1e12})
     assert found["versions"]["gpu"] == FakeDevice.name
     prefill, decode = found["rows"]
     assert prefill["cell"] == "prefill 5"
@@ -52,7 +52,10 @@ def test_a_network_of_random_numbers_is_built_and_measured(
     )
     assert decode["cell"] == "batch 2"
     (opened,) = (line for line in lines if line["kind"] == "opened")
-    assert opened["kv_bytes_per_token"] == 2 * job.shape.kv_elements_per_token, "float16, whatever weights are"
+    if precision == "float16+kv-int8":
+        assert opened["kv_bytes_per_token"] == 1.25 * job.shape.kv_elements_per_token, "16 numbers have a scale"
+    else:
+        assert opened["kv_bytes_per_token"] == 2 * job.shape.kv_elements_per_token, "float16, whatever weights are"
     read = opened["weight_bytes"] + 2 * CELLS[1].mean_context * opened["kv_bytes_per_token"]
     assert decode["of_the_bound"] == pytest.approx(read / 1e9 / (decode["step_ms"] / 1e3))
     assert measured(lines, job, 0.0, {})["rows"][1]["of_the_bound"] is None

@@ -9,13 +9,14 @@ from typing import Any
 
 from tools.benchmark.cells import Cell
 from tools.benchmark.job import Job
+from tools.benchmark.ours import INT8_CACHE
 from tools.gpu_check.steps import Details
 
 CELLS = (
     *(Cell("prefill", 1, length, 1) for length in (512, 2048)),
     *(Cell("decode", batch, 32, 64) for batch in (1, 4, 16, 64, 256)),
 )
-NETWORKS, PRECISIONS = ("0.4b", "1.1b", "7b"), ("float16", "bfloat16", "int8", "int4")
+NETWORKS, PRECISIONS = ("0.4b", "1.1b", "7b"), ("float16", "bfloat16", "int8", "int4", f"float16+{INT8_CACHE}")
 
 
 def measured(
@@ -32,7 +33,8 @@ def measured(
     for cell in job.cells:
         per_token = median(seconds[cell.name])
         step = per_token * (cell.prompt_tokens if cell.phase == "prefill" else 1) * cell.batch
-        limit, work = products_per_s.get(job.precision, 0.0), float(job.shape.head_products * cell.batch)
+        limit = products_per_s.get(job.precision.partition("+")[0], 0.0)
+        work = float(job.shape.head_products * cell.batch)
         if cell.phase == "prefill":
             work += job.shape.layer_products * cell.batch * cell.prompt_tokens
         else:

@@ -19,7 +19,8 @@ FUNCTIONS = {
     "attention.attention", "attention.attention_segments", "attention.merge_segments", "attention.turn_queries",
     "attention.write_cache", "attention_int8.round_queries", "attention_int8.write_cache", "linear.add_segments",
     "linear.gated_linear", "linear.linear", "linear.linear_segments", "rowwise.add", "rowwise.embed",
-    "rowwise.gated_activation", "rowwise.rms_norm", "rowwise.round_rows", "rowwise.rounded_rms_norm", "rowwise.select_rows",
+    "rowwise.gated_activation", "rowwise.rms_norm", "rowwise.round_rows", "rowwise.select_rows",
+    "rowwise.rounded_rms_norm",
 }  # fmt: skip
 
 
