@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,16 @@ class Guide(Protocol):
 
     def start(self) -> Matcher:
         """For a new answer."""
+        ...
+
+
+@runtime_checkable
+class SourcedGuide(Guide, Protocol):
+    """A guide that another process can compile, too."""
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Its kind and its text, as a client writes them."""
         ...
 
 

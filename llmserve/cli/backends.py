@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +19,13 @@ from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.gate_record import GateRule, require_gate
 from llmserve.engine.open import open_engine
+from llmserve.engine.remote.process import ProcessEngine
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument
 from llmserve.serving.backend import Backend
 
 MAX_BATCH_SIZE = "default-max-batch-size"
+ENGINE_PROCESS = (sys.executable, "-m", "llmserve.cli.engine_process")
 SETTINGS = {("", MAX_BATCH_SIZE), (OnnxRuntimeBackend.name, MAX_BATCH_SIZE)}  # (backend, or "" for all; key)
 
 
@@ -60,10 +63,17 @@ def open_gated(gate: GateRule, path: Path, settings: EngineSettings) -> Engine:
     return open_engine(path, settings)
 
 
+def open_process(gate: GateRule | None, engine_dir: Path, tokenizer_dir: Path, settings: EngineSettings) -> Engine:
+    """In a process of its own. Its gate is asked here, once: started again, it has to have the same digest."""
+    if gate is not None:
+        require_gate(EngineDirectory.open(engine_dir), gate)
+    return ProcessEngine(ENGINE_PROCESS, engine_dir, tokenizer_dir, settings)
+
+
 def make_backends(settings: BackendSettings, gate: GateRule | None = None) -> dict[str, Backend]:
     """By the name that `config.pbtxt` gives in `backend`. With `gate`, engines open that have what it asks for."""
     backends: tuple[Backend, ...] = (
-        TensorrtLlmBackend(open_engine if gate is None else partial(open_gated, gate)),
+        TensorrtLlmBackend(open_engine if gate is None else partial(open_gated, gate), partial(open_process, gate)),
         PythonBackend(),
         PyTorchBackend(),
         OnnxRuntimeBackend(settings.max_batch_size(OnnxRuntimeBackend.name)),

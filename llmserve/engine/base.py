@@ -117,6 +117,7 @@ class EngineStats:
     promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
     total_preemptions: int | None = None  # since the start; None: unknown
     num_failed_replicas: int = 0  # of an engine on several devices
+    num_restarts: int = 0  # of an engine in a process of its own
 
 
 class Engine(Protocol):

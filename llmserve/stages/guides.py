@@ -97,7 +97,7 @@ class GuideCompiler:
         matcher = LLMatcher(self._vocabulary.library, grammar, limits=_limits(), log_level=0)
         if matcher.is_error():
             raise _invalid(text, matcher.get_error())
-        guide = TokenGuide(matcher, self._vocabulary)
+        guide = TokenGuide(matcher, self._vocabulary, (text.kind.value, text.text))
         if guide.state is GuideState.STUCK:
             raise _invalid(text, "no answer of this model can follow it")
         if guide.state is GuideState.COMPLETE:
@@ -139,7 +139,9 @@ class Vocabulary:
 class TokenGuide:
     """A compiled guide: the matcher of an answer that has not begun."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, source: tuple[str, str]) -> None:
+        """`source`: its kind and text, for an engine in another process."""
+        self.source = source
         self._matcher = matcher
         self._vocabulary = vocabulary
         bits = matcher.compute_bitmask()

@@ -25,9 +25,12 @@ from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_engine
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.open import open_engine
+from llmserve.engine.remote.process import ProcessEngine
 from llmserve.engine.replicas import ReplicatedEngine
 from llmserve.engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from tests.contracts.engine_process import COMMAND as PROCESS
+from tests.contracts.engine_process import FAKE
 from tests.engine.cuda.engines import WIDE_TILES
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
 from tests.engine.fake.pipelined import PipelinedFakeRunner
@@ -70,6 +73,19 @@ def open_cuda(folders: pytest.TempPathFactory) -> Engine:
     return runtime.open(EngineDirectory.open(folder / "engine"), EngineSettings())
 
 
+def open_process(folders: pytest.TempPathFactory) -> Engine:
+    """The CPU engine in a process of its own."""
+    folder = folders.mktemp("process")
+    make_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=8)
+    build_engine(folder / "checkpoint", folder / "engine", BuildOptions(dtype="float32", tokens_per_block=8))
+    return ProcessEngine(PROCESS, folder / "engine", folder / "engine", EngineSettings())
+
+
+def open_fake_process(folders: pytest.TempPathFactory) -> Engine:
+    nowhere = folders.mktemp("nowhere")
+    return ProcessEngine((*PROCESS, FAKE), nowhere, nowhere, EngineSettings())
+
+
 def open_gpu(release: str, folders: pytest.TempPathFactory) -> Engine:
     """TensorRT-LLM's own batcher, faked, around the CPU engine."""
     folder = folders.mktemp("gpu")
@@ -95,6 +111,8 @@ FAKED: dict[str, EngineFactory] = {
     "pipelined": open_pipelined,
     "cpu": open_cpu,
     "cuda": open_cuda,
+    "process": open_process,
+    "process-fake": open_fake_process,
     "replicas": open_replicas,
     "tensorrt_llm-1.2": partial(open_gpu, "1.2"),
     "tensorrt_llm-1.3": partial(open_gpu, "1.3"),

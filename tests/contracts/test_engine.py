@@ -6,16 +6,17 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
-from llmserve.core import FinishReason, GenerateRequest, GuideState, PromptScores, SamplingParams, TokenEvent
+from llmserve.core import FinishReason, GenerateRequest, PromptScores, SamplingParams, TokenEvent
 from llmserve.engine.base import Engine
 from llmserve.errors import InvalidArgument, Unavailable, Unsupported
 from tests.contracts.engines import ENGINES, INSTALLED, INTERPRETED
+from tests.contracts.guides import Evens
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 RANDOM = SamplingParams(max_tokens=12, temperature=1.0, seed=7)
@@ -188,30 +189,6 @@ async def test_what_is_asked_about_the_distribution_is_told_or_refused_by_name(
     assert found == tuple(count if name_of_wish == asking else 0 for asking, count in zip(ASKED, full, strict=True))
     assert set(top) <= {(3, 3)}
     assert set(rows) <= {(engine.info.vocab_size,)}
-
-
-class Evens:
-    """A guide: even ids, five of them, then the end."""
-
-    state = GuideState.OPEN
-
-    def __init__(self, vocab_size: int, num_left: int = 5) -> None:
-        self._vocab_size = vocab_size
-        self._num_left = num_left
-
-    def start(self) -> Evens:
-        return Evens(self._vocab_size)
-
-    def mask(self, end_ids: Sequence[int]) -> bytes:
-        self.state = GuideState.OPEN if self._num_left else GuideState.COMPLETE
-        return (b"\x55" if self._num_left else b"\0") * (-(-self._vocab_size // 32) * 4)
-
-    def advance(self, token: int) -> None:
-        assert token % 2 == 0
-        self._num_left -= 1
-
-    def is_complete(self) -> bool:
-        return self._num_left == 0
 
 
 async def test_an_answer_follows_its_guide_or_the_guide_is_refused_by_name(engine: Engine) -> None:

@@ -40,11 +40,18 @@ from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 logger = logging.getLogger(__name__)
 
 
+def no_processes(engine_dir: Path, tokenizer_dir: Path, settings: EngineSettings) -> Engine:
+    """Of a host that starts none."""
+    raise Unsupported("separate_process: true is for llmserve serve; here the engine runs in the process that loads it")
+
+
 @dataclass(frozen=True, slots=True)
 class TensorrtLlmBackend:
-    """`open_engine` makes an engine directory's engine; tests give one that opens a fake."""
+    """`open_engine` makes an engine directory's engine; tests give one that opens a fake. `open_process` makes it in a
+    process of its own, which compiles guides with the tokenizer of a second directory."""
 
     open_engine: Callable[[Path, EngineSettings], Engine]
+    open_process: Callable[[Path, Path, EngineSettings], Engine] = no_processes
     name: str = "tensorrtllm"
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
@@ -64,7 +71,11 @@ class TensorrtLlmBackend:
             logger.warning("model '%s': KIND_GPU has no effect without gpus; list them: gpus: [ 0, 1 ]", config.name)
         tokenizer = _tokenizer_for_stop_strings(parameters.tokenizer_dir)
         settings = replace(parameters.engine, reserved_bytes=context.reserved_bytes)
-        engine = self.open_engine(parameters.engine_dir, settings)
+        engine = (
+            self.open_process(parameters.engine_dir, parameters.tokenizer_dir, settings)
+            if parameters.own_process
+            else self.open_engine(parameters.engine_dir, settings)
+        )
         instance = EngineInstance(
             f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input
         )

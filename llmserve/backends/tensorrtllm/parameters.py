@@ -23,6 +23,7 @@ from llmserve.stages.files import resolve_path
 
 logger = logging.getLogger(__name__)
 ENGINE_PATH = "gpt_model_path"
+OWN_PROCESS = "separate_process"  # whether the engine has one; ours, and not with the prefix of what we tell
 GPU = ModelInstanceGroup.KIND_GPU
 Value = TypeVar("Value")
 Default = TypeVar("Default")
@@ -44,6 +45,7 @@ class ModelParameters:
     tokenizer_dir: Path
     engine: EngineSettings
     excludes_input: bool  # a request's `exclude_input_in_output` wins over it
+    own_process: bool = False  # of the engine
 
     @classmethod
     def read(cls, config: ModelConfig, model_dir: Path, version_dir: Path | None = None) -> ModelParameters:
@@ -84,10 +86,12 @@ class ModelParameters:
         )
         tokenizer_dir = reader.take("tokenizer_dir", engine_dir, str)
         excludes_input = reader.take("exclude_input_in_output", False, _bool)
+        own_process = reader.take(OWN_PROCESS, False, _bool)
         raise_problems(ModelConfigError, f"parameters of model '{config.name}'", reader.problems)
         for text in [*reader.without_effect(), *_placeholders(given)]:
             logger.warning("model '%s': %s", config.name, text)
-        return cls(resolve_path(engine_dir, model_dir), resolve_path(tokenizer_dir, model_dir), engine, excludes_input)
+        engine_path, tokenizer_path = resolve_path(engine_dir, model_dir), resolve_path(tokenizer_dir, model_dir)
+        return cls(engine_path, tokenizer_path, engine, excludes_input, own_process)
 
 
 def _gpu_settings(reader: _Reader, config: ModelConfig) -> GpuSettings:

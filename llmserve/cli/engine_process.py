@@ -1,0 +1,120 @@
+"""An engine's process, as `engine/remote/process.py` starts it: `python -m llmserve.cli.engine_process`.
+
+It goes when its standard input ends, and ignores what ends its parent: answers may end first there. An engine that has
+failed ends the process, too, which is then started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import uvloop
+
+from llmserve.core import Guide
+from llmserve.engine.base import Engine
+from llmserve.engine.open import open_engine
+from llmserve.engine.remote.child import LOG_FORMAT, ChildSpec, ready_line
+from llmserve.engine.remote.server import CompileGuide, EngineServer
+from llmserve.errors import InternalError, LlmserveError, Unavailable
+from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
+from llmserve.stages.tokenizer import load_tokenizer
+
+HEALTH_PERIOD_S = 0.5
+END_TIMEOUT_S = 30.0  # a step cannot be interrupted
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+logger = logging.getLogger(__name__)
+
+
+class Guides:
+    """Compiled where they are asked for; the tokenizer is read with the first."""
+
+    def __init__(self, tokenizer_dir: Path, vocab_size: int) -> None:
+        self._tokenizer_dir = tokenizer_dir
+        self._vocab_size = vocab_size
+
+    async def compiled(self, kind: str, text: str) -> Guide:
+        return await self._compiler.compiled(GuideText(GuideKind(kind), text))
+
+    @cached_property
+    def _compiler(self) -> GuideCompiler:
+        return GuideCompiler(load_tokenizer(self._tokenizer_dir), self._vocab_size)
+
+
+def open_guided(spec: ChildSpec) -> tuple[Engine, CompileGuide]:
+    engine = open_engine(spec.engine_dir, spec.settings)
+    return engine, Guides(spec.tokenizer_dir, engine.info.vocab_size).compiled
+
+
+def main(opened: Callable[[ChildSpec], tuple[Engine, CompileGuide]] = open_guided) -> int:
+    """The exit code: 0 when it was told to go, 1 when the engine did not load or has failed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    told = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)  # whatever libraries print is log
+    spec = ChildSpec.read(sys.stdin.buffer.readline())
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    logging.getLogger("llmserve").setLevel(spec.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(spec, opened, told))
+
+
+async def _run(spec: ChildSpec, opened: Callable[[ChildSpec], tuple[Engine, CompileGuide]], told: int) -> int:
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_await_owner, args=(loop, gone), name="llmserve-owner", daemon=True).start()
+    try:
+        engine, compile_guide = await asyncio.to_thread(opened, spec)
+    except LlmserveError as error:
+        os.write(told, ready_line(error))
+        return 1
+    except Exception as error:  # the border: the parent says it to whoever loads the model
+        logger.exception("the engine cannot be opened")
+        os.write(told, ready_line(InternalError(f"the engine cannot be opened: {error!r}")))
+        return 1
+    server = EngineServer(engine, compile_guide=compile_guide)
+    try:
+        await server.serve(spec.socket)
+        os.write(told, ready_line())
+        os.close(told)
+        return await _until_gone(engine, gone)
+    finally:
+        await server.close(Unavailable("the engine's process ends"))
+        await asyncio.to_thread(engine.close)
+
+
+async def _until_gone(engine: Engine, gone: asyncio.Event) -> int:
+    while engine.healthy():
+        try:
+            await asyncio.wait_for(gone.wait(), HEALTH_PERIOD_S)
+        except TimeoutError:
+            continue
+        return 0
+    logger.error("the engine has failed, and its process ends")
+    return 1
+
+
+def _await_owner(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
+    while os.read(STDIN, 1):
+        pass
+    try:
+        loop.call_soon_threadsafe(gone.set)
+    except RuntimeError:  # it has ended by itself
+        return
+    time.sleep(END_TIMEOUT_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

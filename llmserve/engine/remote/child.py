@@ -1,0 +1,145 @@
+"""The engine's process as its parent sees it: what it is to open, whether it is ready, how it ended.
+
+It reads one line of standard input, `ChildSpec.line`, and then waits for that to end: this is how it is told to go, and
+how it learns that its parent is gone, in whatever way. On standard output it says once that it is ready, or why it is
+not. Its standard error is its log, which becomes ours.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from llmserve.engine.remote.messages import error_document, read_error
+from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.errors import LlmserveError, Unavailable
+from llmserve.scheduler.settings import Policy, SchedulerSettings
+
+LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+LOG_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.-]+): (.*)")
+END_TIMEOUT_S = 35.0  # a step cannot be interrupted
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What the process is to be."""
+
+    engine_dir: Path
+    tokenizer_dir: Path  # with which guides are compiled
+    settings: EngineSettings
+    socket: Path
+    log_level: int = logging.WARNING
+
+    def line(self) -> bytes:
+        settings = asdict(self.settings)
+        settings["scheduler"]["policy"] = self.settings.scheduler.policy.value
+        document = {
+            "engine_dir": str(self.engine_dir),
+            "tokenizer_dir": str(self.tokenizer_dir),
+            "settings": settings,
+            "socket": str(self.socket),
+            "log_level": self.log_level,
+        }
+        return json.dumps(document).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> ChildSpec:
+        document = json.loads(line)
+        settings = document["settings"]
+        scheduler = settings["scheduler"] | {"policy": Policy(settings["scheduler"]["policy"])}
+        gpu: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in settings["gpu"].items()
+        }
+        return cls(
+            Path(document["engine_dir"]),
+            Path(document["tokenizer_dir"]),
+            EngineSettings(**settings | {"scheduler": SchedulerSettings(**scheduler), "gpu": GpuSettings(**gpu)}),
+            Path(document["socket"]),
+            document["log_level"],
+        )
+
+
+def ready_line(error: LlmserveError | None = None) -> bytes:
+    """What the process says once: that it is ready, or why it cannot be."""
+    return json.dumps({} if error is None else error_document(error)).encode() + b"\n"
+
+
+class Child:
+    """A process that has been started. Owns it."""
+
+    def __init__(self, command: Sequence[str], spec: ChildSpec) -> None:
+        # A session of its own: the terminal's Ctrl-C is for the parent, which lets answers end first.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        self._logs = threading.Thread(target=self._pass_logs_on, name="llmserve-engine-logs", daemon=True)
+        self._logs.start()
+        with suppress(BrokenPipeError):  # `wait_ready` says how it ended
+            stdin = self._stdin()
+            stdin.write(spec.line())
+            stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Raises the error that the engine did not load with; `Unavailable` when the process has ended before."""
+        assert self._process.stdout is not None
+        with self._process.stdout as stdout:
+            line = stdout.readline()
+        if not line:
+            raise Unavailable(f"the engine's process ended while it loaded the engine: {self.end()}")
+        document: Mapping[str, Any] = json.loads(line)
+        if document:
+            self.end()
+            raise read_error(document)
+
+    def end(self, timeout_s: float = END_TIMEOUT_S) -> str:
+        """Tell it to go, and say how it went; it is killed after `timeout_s`."""
+        with suppress(BrokenPipeError):
+            self._stdin().close()
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        self._logs.join()
+        return exit_text(status)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _stdin(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def _pass_logs_on(self) -> None:
+        name, level = logger.name, logging.ERROR
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for data in lines:
+                line = data.decode(errors="replace").rstrip("\n")
+                if found := LOG_LINE.fullmatch(line):
+                    level, name, line = logging.getLevelNamesMapping()[found[1]], found[2], found[3]
+                logging.getLogger(name).log(level, "[engine process %d] %s", self.pid, line)
+
+
+def exit_text(status: int) -> str:
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"signal {-status}, {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"

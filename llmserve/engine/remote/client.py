@@ -1,0 +1,265 @@
+"""`RemoteEngine`: the `Engine` protocol over one connection to an engine's process.
+
+A thread of its own reads the socket, and hands what a step has said to the loops of the consumers with one thread-safe
+call for each, as the engine in this process does. Nothing here waits for the engine but `connect`, for its first frame:
+what it has told last is what is told of it. When the connection ends, every stream ends with `Unavailable`; nothing is
+asked again.
+
+Imports numpy, and of llmserve only what says what requests and events are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
+from llmserve.engine.base import EngineInfo, EngineStats
+from llmserve.engine.remote.frames import (
+    MAX_ANSWER_BYTES,
+    MAX_REQUEST_BYTES,
+    Frame,
+    FrameReader,
+    Kind,
+    ProtocolError,
+    preamble,
+)
+from llmserve.engine.remote.messages import (
+    State,
+    guide_source,
+    read_error,
+    read_events,
+    read_hello,
+    submit_frame,
+    tenant_document,
+)
+from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
+from llmserve.engine.validation import check_request
+from llmserve.errors import InvalidArgument, LlmserveError, Unavailable
+
+CONNECT_TIMEOUT_S = 10.0  # for a process that is ready
+CLOSE_TIMEOUT_S = 10.0
+MINUTE_S = 60.0
+RECEIVED_BYTES = 1 << 18
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteEngine:
+    """One connection. `close` ends it, and leaves the engine to its other clients."""
+
+    def __init__(self, connection: socket.socket, reader: FrameReader, first: Sequence[Frame]) -> None:
+        """See `connect`. `first`: frames that have come already, the engine's hello before all others."""
+        self._info, self._state = read_hello(first[0])
+        self._state_at = time.monotonic()
+        self._reader = reader
+        self._lock = threading.Lock()  # guards what follows
+        self._streams: dict[int, TokenStream] = {}
+        self._end = EngineEnd()
+        self._watched = set[Tenant]()
+        self._ids = itertools.count()
+        for frame in first[1:]:
+            self._receive(frame)
+        self._loop = asyncio.new_event_loop()
+        self._transport: asyncio.Transport | None = None
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(connection,), name=f"llmserve-remote-{self._info.name}", daemon=True
+        )
+        self._thread.start()
+        self._has_begun.wait()
+
+    @classmethod
+    def connect(cls, path: Path, *, timeout_s: float = CONNECT_TIMEOUT_S) -> RemoteEngine:
+        """Raises `Unavailable` when no engine of this protocol's version answers there in time."""
+        connection = socket.socket(socket.AF_UNIX)
+        reader = FrameReader(MAX_ANSWER_BYTES)
+        first: list[Frame] = []
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+            connection.sendall(preamble())
+            while not first:
+                data = connection.recv(RECEIVED_BYTES)
+                if not data:
+                    raise ProtocolError("the connection ended before the engine had said what it is")
+                first += reader.feed(data)
+            return cls(connection, reader, first)
+        except (OSError, ProtocolError) as error:
+            connection.close()
+            raise Unavailable(f"no engine answers at {path}: {error}") from error
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `Engine.submit`. What only the engine itself can know to be wrong with a request is said at the first
+        pull."""
+        self._end.check()
+        info = self._info
+        check_request(
+            request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width
+        )
+        if request.guide is not None:
+            guide_source(request.guide)  # one that cannot travel is refused now
+        return self._stream(request)
+
+    def stats(self) -> EngineStats:
+        """As the engine told them last, at most a tenth of a second ago."""
+        return self._state.stats
+
+    def allowance(self, tenant: Tenant) -> Allowance:
+        """See `MeteringEngine`. Of a tenant that this client asks for the first time, all that it may have."""
+        self._watch(tenant)
+        left, passed_s = self._state.allowances.get(tenant), time.monotonic() - self._state_at
+        if left is None:
+            return Allowance(tenant.max_answers, tenant.tokens_per_minute, 0.0)
+        back = int(passed_s * tenant.tokens_per_minute / MINUTE_S)
+        num_tokens = min(tenant.tokens_per_minute, left.num_tokens + back)
+        return Allowance(left.num_answers, num_tokens, max(0.0, left.tokens_back_s - passed_s))
+
+    def healthy(self) -> bool:
+        return self._end.reason is None and self._state.is_healthy
+
+    def close(self) -> None:
+        """End the connection; open streams end with `Unavailable`. Idempotent."""
+        self._shut(Unavailable("the engine has been closed"))
+        self._soon(self._abort)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def wait(self) -> None:
+        """Until the connection has ended."""
+        self._thread.join()
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        stream_id = next(self._ids)
+        stream = TokenStream(asyncio.get_running_loop())
+        data = submit_frame(request, stream_id).encoded()
+        if len(data) > MAX_REQUEST_BYTES:
+            raise InvalidArgument(f"the request has {len(data)} bytes, more than an engine takes ({MAX_REQUEST_BYTES})")
+        with self._lock:
+            self._end.check()
+            self._streams[stream_id] = stream
+        self._soon(self._send, data)
+        try:
+            num_open = request.num_answers
+            while num_open:
+                event = await stream.get()
+                num_open -= event.finish_reason is not None
+                yield event
+        finally:
+            with self._lock:
+                is_open = self._streams.pop(stream_id, None) is not None
+            if is_open and num_open:
+                self._soon(self._send, Frame(Kind.CANCEL, integers=[stream_id]).encoded())
+
+    def _watch(self, tenant: Tenant) -> None:
+        with self._lock:
+            is_new = tenant not in self._watched
+            self._watched.add(tenant)
+        if is_new:
+            self._soon(self._send, Frame(Kind.WATCH, tenant_document(tenant)).encoded())
+
+    def _soon(self, callback: object, *arguments: object) -> None:
+        """On the connection's thread; nowhere once that has ended."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)  # type: ignore[arg-type]
+        except RuntimeError:  # the loop is closed
+            logger.debug("the connection to engine %s has ended", self._info.name)
+
+    # What follows runs on the connection's thread.
+
+    def _run(self, connection: socket.socket) -> None:
+        try:
+            self._loop.run_until_complete(self._receive_all(connection))
+        except Exception as error:  # the border: whatever failed, every open stream hears of it
+            logger.exception("the connection to engine %s failed", self._info.name)
+            self._shut(Unavailable(f"the connection to the engine failed: {error!r}"))
+        finally:
+            self._has_begun.set()
+            self._loop.close()
+
+    async def _receive_all(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        ended = self._loop.create_future()
+        self._transport, _ = await self._loop.create_unix_connection(lambda: _Connection(self, ended), sock=connection)
+        self._has_begun.set()
+        await ended
+
+    def _send(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def read(self, data: bytes) -> None:
+        """What the socket gives."""
+        try:
+            for frame in self._reader.feed(data):
+                self._receive(frame)
+        except ProtocolError as error:
+            self._shut(Unavailable(f"the engine's process says what is not understood: {error}"))
+            self._abort()
+
+    def lost(self) -> None:
+        self._shut(Unavailable("the engine's process has ended, or has ended the connection; ask again"))
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.kind is Kind.EVENTS:
+            outbox = Outbox()
+            events = read_events(frame)
+            with self._lock:
+                for stream_id, item in events:
+                    stream = self._streams.get(stream_id)
+                    if stream is not None:  # else its consumer has left
+                        outbox.put(stream, item)
+                        if isinstance(item, LlmserveError):
+                            del self._streams[stream_id]
+            for loop in outbox.flush():
+                self._leave_loop(loop)
+        elif frame.kind is Kind.STATE:
+            self._state, self._state_at = State.read(frame.document), time.monotonic()
+        elif frame.kind is Kind.GOODBYE:
+            self._shut(read_error(frame.document))
+        else:
+            raise ProtocolError(f"a frame of kind {frame.kind.name}, which engines do not send here")
+
+    def _leave_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel the streams whose consumers lived on a loop that is gone."""
+        with self._lock:
+            gone = [stream_id for stream_id, stream in self._streams.items() if stream.loop is loop]
+            for stream_id in gone:
+                del self._streams[stream_id]
+        self._send(Frame(Kind.CANCEL, integers=gone).encoded())
+
+    def _shut(self, error: LlmserveError) -> None:
+        with self._lock:
+            outbox = self._end.say(error, self._streams.values())
+            self._streams.clear()
+            idle = replace(EngineStats(), tokens_per_block=self._state.stats.tokens_per_block)
+            self._state = State(idle, False, {})
+        outbox.flush()
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, engine: RemoteEngine, ended: asyncio.Future[None]) -> None:
+        self._engine = engine
+        self._ended = ended
+
+    def data_received(self, data: bytes) -> None:
+        self._engine.read(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._engine.lost()
+        if not self._ended.done():
+            self._ended.set_result(None)

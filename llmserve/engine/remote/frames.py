@@ -1,0 +1,120 @@
+"""Frames on the socket: a header of fixed size, JSON for what is rare, rows of numbers for what comes with each step.
+
+The standard library alone: whoever speaks this may be in another environment. JSON may have `NaN` and `Infinity`, as
+Python writes them. Both ends begin with a preamble whose form never changes: what they speak, and its version.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, TypeAlias
+
+VERSION = 1
+MAGIC = b"llmseng"
+PREAMBLE = struct.Struct("=7sB")
+HEADER = struct.Struct("=B3xIIIQ")  # kind; bytes of JSON; integers; floats; bytes of the blob
+INTEGER: Final = "q"
+FLOAT: Final = "d"
+NUMBER_BYTES = 8
+MAX_REQUEST_BYTES = 1 << 26  # of a frame to the engine
+MAX_ANSWER_BYTES = 1 << 30  # of a frame from it: logits are large
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    SUBMIT = 1  # client -> engine: a request; JSON, and the prompt as integers
+    CANCEL = 2  # client -> engine: streams that nobody reads any more, as integers
+    WATCH = 3  # client -> engine: a tenant whose allowance it wants to know
+    HELLO = 4  # engine -> client: what it is
+    EVENTS = 5  # engine -> client: what one step has given to all streams of the client
+    STATE = 6  # engine -> client: statistics, health, allowances; when they have changed
+    GOODBYE = 7  # engine -> client: why it ends
+
+
+class ProtocolError(Exception):
+    """What came is not this protocol, or not this version of it. Ends the connection, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: Kind
+    document: Any = None  # anything that JSON can say; None: nothing
+    integers: Sequence[int] = ()
+    floats: Sequence[float] = ()
+    blob: Bytes = b""
+
+    def encoded(self) -> bytes:
+        text = b"" if self.document is None else json.dumps(self.document, separators=(",", ":")).encode()
+        header = HEADER.pack(self.kind, len(text), len(self.integers), len(self.floats), len(self.blob))
+        return b"".join(
+            (header, text, array(INTEGER, self.integers).tobytes(), array(FLOAT, self.floats).tobytes(), self.blob)
+        )
+
+
+class FrameReader:
+    """Bytes as they arrive, to frames. `max_bytes`: of one frame."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._waiting = bytearray()
+        self._has_preamble = False
+
+    def feed(self, data: Bytes) -> Iterator[Frame]:
+        """Raises `ProtocolError`; after that there is nothing more to read."""
+        self._waiting += data
+        if not self._has_preamble:
+            if len(self._waiting) < PREAMBLE.size:
+                return
+            check_preamble(bytes(self._waiting[: PREAMBLE.size]))
+            self._has_preamble = True
+            del self._waiting[: PREAMBLE.size]
+        begin = 0
+        while len(self._waiting) - begin >= HEADER.size:
+            kind, num_text, num_integers, num_floats, num_blob = HEADER.unpack_from(self._waiting, begin)
+            size = num_text + NUMBER_BYTES * (num_integers + num_floats) + num_blob
+            if size > self._max_bytes:
+                raise ProtocolError(f"a frame of {size} bytes, and at most {self._max_bytes} are taken")
+            end = begin + HEADER.size + size
+            if len(self._waiting) < end:
+                break
+            body = bytes(memoryview(self._waiting)[begin + HEADER.size : end])
+            yield _frame(kind, body, num_text, num_integers, num_floats)
+            begin = end
+        del self._waiting[:begin]
+
+
+def preamble() -> bytes:
+    return PREAMBLE.pack(MAGIC, VERSION)
+
+
+def check_preamble(data: bytes) -> None:
+    magic, version = PREAMBLE.unpack(data)
+    if magic != MAGIC:
+        raise ProtocolError(f"the first bytes are {data!r}, which is not the protocol of llmserve's engines")
+    if version != VERSION:
+        raise ProtocolError(
+            f"the other end speaks version {version} of the engines' protocol, this one version {VERSION}; run the "
+            "same release of llmserve on both"
+        )
+
+
+def _frame(kind: int, body: bytes, num_text: int, num_integers: int, num_floats: int) -> Frame:
+    view = memoryview(body)
+    floats_at = num_text + NUMBER_BYTES * num_integers
+    blob_at = floats_at + NUMBER_BYTES * num_floats
+    try:
+        return Frame(
+            Kind(kind),
+            json.loads(body[:num_text]) if num_text else None,
+            view[num_text:floats_at].cast(INTEGER).tolist(),
+            view[floats_at:blob_at].cast(FLOAT).tolist(),
+            view[blob_at:],
+        )
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a frame that cannot be read: {error}") from error

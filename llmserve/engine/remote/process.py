@@ -1,0 +1,202 @@
+"""`ProcessEngine`: an engine in a process of its own, started again when it dies.
+
+What kills the process, a fault in a kernel or the system for want of memory, ends the open streams with `Unavailable`
+and nothing else. No request is ever asked again by itself: whether an answer may be computed twice is the client's to
+say.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
+from llmserve.engine.base import EngineInfo, EngineStats
+from llmserve.engine.remote.child import Child, ChildSpec
+from llmserve.engine.remote.client import RemoteEngine
+from llmserve.engine.settings import EngineSettings
+from llmserve.errors import EngineFileError, LlmserveError, Unavailable
+from llmserve.owned_directory import new_temporary_directory
+
+PREFIX = "llmserve-engine-"
+SOCKET = "engine.sock"
+ENDING_S = 2.0  # that a process may take whose connection has ended
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RestartRule:
+    """When a process that has died is started again. Twice the pause each time; after some time of life all is
+    forgotten."""
+
+    pause_s: float = 1.0  # before the first
+    longest_pause_s: float = 60.0
+    most: int = 5  # in a row
+    forgotten_after_s: float = 600.0
+    num_in_a_row: int = 0
+
+    def next_pause_s(self, lived_s: float) -> float | None:
+        """None: not again."""
+        if lived_s >= self.forgotten_after_s:
+            self.num_in_a_row = 0
+        if self.num_in_a_row >= self.most:
+            return None
+        self.num_in_a_row += 1
+        return min(self.longest_pause_s, self.pause_s * 2.0 ** (self.num_in_a_row - 1))
+
+
+class ProcessEngine:
+    """Owns the process. A `MeteringEngine` whatever is inside: one that meters nothing leaves all."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        engine_dir: Path,
+        tokenizer_dir: Path,
+        settings: EngineSettings,
+        restarts: RestartRule | None = None,
+    ) -> None:
+        """`command`: a program that does what `child.py` says. Raises the error that the engine does not load with."""
+        self._command = command
+        self._restarts = restarts or RestartRule()
+        self._directory = new_temporary_directory(PREFIX)
+        level = logging.getLogger("llmserve").getEffectiveLevel()
+        socket = self._directory.path / SOCKET
+        self._spec = ChildSpec(engine_dir.absolute(), tokenizer_dir.absolute(), settings, socket, level)
+        self._lock = threading.Lock()  # guards what follows
+        self._closing = threading.Event()
+        self._num_restarts = 0
+        self._child: Child | None = None
+        self._down = ""  # why there is no engine now
+        try:
+            self._engine = self._started()
+        except BaseException:
+            self._end_child()
+            self._directory.remove()
+            raise
+        self._info = self._engine.info
+        self._since = time.monotonic()
+        self._supervisor = threading.Thread(target=self._supervise, name="llmserve-engine-process", daemon=True)
+        self._supervisor.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._child is not None
+        return self._child.pid
+
+    @property
+    def socket(self) -> Path:
+        """Where other clients may connect, too."""
+        return self._spec.socket
+
+    def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `Engine.submit`. `Unavailable` while there is no process."""
+        engine, down = self._engine, self._down
+        if down:
+            raise Unavailable(down)
+        return engine.submit(request)
+
+    def stats(self) -> EngineStats:
+        return replace(self._engine.stats(), num_restarts=self._num_restarts)
+
+    def allowance(self, tenant: Tenant) -> Allowance:
+        """See `MeteringEngine`."""
+        return self._engine.allowance(tenant)
+
+    def healthy(self) -> bool:
+        return not self._down and self._engine.healthy()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        with self._lock:
+            is_first = not self._closing.is_set()
+            self._closing.set()
+            self._down = "the engine has been closed"
+        if not is_first:
+            return
+        self._engine.close()
+        self._end_child()
+        self._supervisor.join()
+        self._directory.remove()
+
+    def _started(self) -> RemoteEngine:
+        """Raises what keeps it from running."""
+        with self._lock:
+            if self._closing.is_set():
+                raise Unavailable("the engine has been closed")
+            child = self._child = Child(self._command, self._spec)
+        child.wait_ready()
+        return RemoteEngine.connect(self._spec.socket)
+
+    def _end_child(self) -> None:
+        with self._lock:
+            child = self._child
+        if child is not None:
+            child.end()
+
+    def _supervise(self) -> None:
+        """A thread of its own, until the engine is closed or given up."""
+        self._engine.wait()
+        while not self._closing.is_set():
+            assert self._child is not None
+            how = self._child.end(ENDING_S)
+            if not self._is_started_again(how) or self._closing.is_set():
+                return
+            self._engine.wait()
+
+    def _is_started_again(self, how: str) -> bool:
+        """Try, as long as the rule allows it."""
+        lived_s = time.monotonic() - self._since
+        while (pause_s := self._restarts.next_pause_s(lived_s)) is not None:
+            self._say_down(
+                f"the engine's process has ended ({how}) and is started again in {pause_s:g} s; ask again later"
+            )
+            if self._closing.wait(pause_s):
+                return False
+            self._num_restarts += 1
+            try:
+                engine = self._started()
+                self._check_same(engine)
+            except (LlmserveError, OSError, ValueError) as error:
+                self._end_child()
+                how, lived_s = str(error), 0.0
+                continue
+            with self._lock:
+                is_closed = self._closing.is_set()
+                if not is_closed:
+                    self._engine, self._down, self._since = engine, "", time.monotonic()
+            if is_closed:
+                engine.close()
+                return False
+            logger.warning("the engine's process is there again: %d, restart %d", self.pid, self._num_restarts)
+            return True
+        self._say_down(
+            f"the engine's process has ended ({how}), and was started again {self._restarts.most} times in a row "
+            "before; it is left alone now: look for the reason in the log, and load the model again"
+        )
+        return False
+
+    def _check_same(self, engine: RemoteEngine) -> None:
+        if engine.info != self._info:
+            engine.close()
+            raise EngineFileError(
+                f"{self._spec.engine_dir} is another engine now ({engine.info.digest}, and was {self._info.digest}); "
+                "load the model again"
+            )
+
+    def _say_down(self, text: str) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._down = text
+        logger.error("%s", text)

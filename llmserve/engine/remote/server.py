@@ -1,0 +1,216 @@
+"""`EngineServer`: one engine for many clients on a Unix socket.
+
+Lives on one event loop. Each request is a task that reads its stream of the engine; what the streams say in one turn of
+the loop, which is one step, leaves as one frame for each client. A client that goes away has its streams closed. One
+that does not read costs its buffer, and is cut off when that is full: neither the engine nor other clients wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from llmserve.core import Allowance, GenerateRequest, Guide, Tenant
+from llmserve.engine.base import Engine, MeteringEngine
+from llmserve.engine.remote.frames import MAX_REQUEST_BYTES, Frame, FrameReader, Kind, ProtocolError, preamble
+from llmserve.engine.remote.messages import (
+    EventWriter,
+    GuideSource,
+    State,
+    error_document,
+    hello_frame,
+    read_submit,
+    read_tenant,
+)
+from llmserve.errors import InternalError, LlmserveError, Unavailable, Unsupported
+
+CompileGuide = Callable[[str, str], Awaitable[Guide]]  # of its kind and text; `InvalidArgument` where that is none
+
+PRIVATE_SOCKET = 0o600
+STATE_PERIOD_S = 0.1  # so late may clients know what the engine has done
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What a client that does not read may cost."""
+
+    waiting_bytes: int = 1 << 26  # above them it is cut off when it has taken nothing for `stalled_s`
+    stalled_s: float = 5.0
+    most_waiting_bytes: int = 1 << 30  # above them in any case
+
+
+async def no_guides(kind: str, text: str) -> Guide:
+    raise Unsupported(
+        f"guided_decoding_guide_type {kind}: this engine's process has no tokenizer to compile guides with"
+    )
+
+
+class EngineServer:
+    """Does not own `engine`. `serve` may be called once."""
+
+    def __init__(
+        self, engine: Engine, *, compile_guide: CompileGuide = no_guides, limits: ClientLimits | None = None
+    ) -> None:
+        self.engine = engine
+        self.compile_guide = compile_guide
+        self.limits = limits or ClientLimits()
+        self.clients = set[Client]()
+        self._numbers = 0
+        self._server: asyncio.Server | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def serve(self, path: Path) -> None:
+        """Listen at `path`, which only this user may connect to. What lay there is replaced."""
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 - before anybody is served
+        self._server = await asyncio.get_running_loop().create_unix_server(self._client, str(path))
+        os.chmod(path, PRIVATE_SOCKET)
+        self._watcher = asyncio.create_task(self._tell_state())
+
+    async def close(self, reason: LlmserveError | None = None) -> None:
+        """Open streams of all clients end with `reason`."""
+        if self._server is not None:
+            self._server.close()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        for client in tuple(self.clients):
+            client.leave(reason or Unavailable("the engine has been closed"))
+
+    def state(self, tenants: set[Tenant]) -> State:
+        engine = self.engine
+        allowances: dict[Tenant, Allowance] = {}
+        if isinstance(engine, MeteringEngine):
+            allowances = {tenant: engine.allowance(tenant) for tenant in tenants}
+        return State(engine.stats(), engine.healthy(), allowances)
+
+    def _client(self) -> Client:
+        self._numbers += 1
+        return Client(self, self._numbers)
+
+    async def _tell_state(self) -> None:
+        while True:
+            await asyncio.sleep(STATE_PERIOD_S)
+            for client in tuple(self.clients):
+                client.tell_state()
+
+
+class Client(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: EngineServer, number: int) -> None:
+        self._server = server
+        self._number = number
+        self._reader = FrameReader(MAX_REQUEST_BYTES)
+        self._streams: dict[int, asyncio.Task[None]] = {}
+        self._events: EventWriter | None = None  # of this turn of the loop
+        self._tenants = set[Tenant]()
+        self._state: State | None = None  # that it was told last
+        self._sent = self._taken = 0  # bytes
+        self._taken_at = time.monotonic()
+        self._is_gone = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self._loop = asyncio.get_running_loop()
+        self._server.clients.add(self)
+        self._state = self._server.state(self._tenants)
+        self._write(preamble() + hello_frame(self._server.engine.info, self._state).encoded())
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._receive(frame)
+        except ProtocolError as error:
+            logger.warning("client %d of the engine's socket is cut off: %s", self._number, error)
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_gone = True
+        self._server.clients.discard(self)
+        for task in self._streams.values():
+            task.cancel()
+
+    def leave(self, reason: LlmserveError) -> None:
+        self._write(Frame(Kind.GOODBYE, error_document(reason)).encoded())
+        self._transport.close()
+
+    def tell_state(self) -> None:
+        """What has changed."""
+        state = self._server.state(self._tenants)
+        if state != self._state:
+            self._state = state
+            self._write(Frame(Kind.STATE, state.document()).encoded())
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.kind is Kind.SUBMIT:
+            stream_id, request, guide = read_submit(frame)
+            if stream_id in self._streams:
+                raise ProtocolError(f"stream {stream_id} is open already")
+            if request.tenant.name:
+                self._tenants.add(request.tenant)
+            self._streams[stream_id] = self._loop.create_task(self._answer(stream_id, request, guide))
+        elif frame.kind is Kind.CANCEL:
+            for stream_id in frame.integers:
+                if (task := self._streams.get(stream_id)) is not None:  # else it has just ended
+                    task.cancel()
+        elif frame.kind is Kind.WATCH:
+            self._tenants.add(read_tenant(frame.document))
+        else:
+            raise ProtocolError(f"a frame of kind {frame.kind.name}, which only engines send")
+
+    async def _answer(self, stream_id: int, request: GenerateRequest, guide: GuideSource | None) -> None:
+        """The border: whatever fails, the client hears of it."""
+        try:
+            if guide is not None:
+                request = replace(request, guide=await self._server.compile_guide(*guide))
+            async with aclosing(self._server.engine.submit(request)) as stream:
+                async for event in stream:
+                    self._step().add(stream_id, event)
+        except LlmserveError as error:
+            self._step().fail(stream_id, error)
+        except Exception as error:
+            logger.exception("request %s failed", request.request_id)
+            self._step().fail(stream_id, InternalError(f"the engine's process failed: {error!r}"))
+        finally:
+            del self._streams[stream_id]
+
+    def _step(self) -> EventWriter:
+        """What the streams say in this turn of the loop goes out behind the last of them."""
+        if self._events is None:
+            self._events = EventWriter()
+            self._loop.call_soon(self._flush)
+        return self._events
+
+    def _flush(self) -> None:
+        events, self._events = self._events, None
+        assert events is not None
+        self._write(events.frame().encoded())
+
+    def _write(self, data: bytes) -> None:
+        if self._is_gone or self._transport.is_closing():
+            return
+        if (waiting := self._transport.get_write_buffer_size()) and self._is_stuck(waiting):
+            logger.error(
+                "client %d of the engine's socket does not read and is cut off: %d bytes wait for it",
+                self._number,
+                waiting,
+            )
+            self._transport.abort()
+            return
+        self._transport.write(data)
+        self._sent += len(data)
+
+    def _is_stuck(self, waiting: int) -> bool:
+        limits, now, taken = self._server.limits, time.monotonic(), self._sent - waiting
+        if taken > self._taken:
+            self._taken, self._taken_at = taken, now
+        is_stalled = now - self._taken_at >= limits.stalled_s
+        return waiting > (limits.waiting_bytes if is_stalled else limits.most_waiting_bytes)
