@@ -97,6 +97,7 @@ _LLM = (
         "llmserve_engine_gate", "gauge", "Whether the engine has passed an evaluation", (*MODEL, "suite", "verdict")
     ),
     Metric("llmserve_engine_failed_replicas", "gauge", "Devices whose engine has failed and gets no more requests"),
+    Metric("llmserve_engine_restarts_total", "counter", "How often the engine's own process was started again"),
     Metric("llmserve_prompt_tokens_total", "counter", "Tokens computed of prompts and of what was preempted"),
     Metric("llmserve_generation_tokens_total", "counter", "Tokens sampled"),
     Metric("llmserve_preemptions_total", "counter", "Answers that gave way and were computed again"),

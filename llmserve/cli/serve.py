@@ -144,6 +144,7 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         "num_threads": options.threads,
         "max_tokens_in_paged_kv_cache": options.max_kv_tokens,
         "kv_cache_free_gpu_mem_fraction": options.kv_cache_fraction,
+        "separate_process": "true" if options.engine_process else None,
     }
     given = {key: str(value) for key, value in limits.items() if value is not None}
     return ServerSettings(

@@ -260,6 +260,14 @@ class EngineOptions:
             help="Most of the free memory that the KV cache may take.", show_default="0.9", rich_help_panel=ENGINE
         ),
     ] = None
+    engine_process: Annotated[
+        bool,
+        typer.Option(
+            "--engine-process",
+            help="Engines in processes of their own, started again when they die.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = False
     parameter: Annotated[
         list[str] | None,
         typer.Option(help="MODEL.KEY=VALUE: a model's parameter; may be repeated.", rich_help_panel=ENGINE),

@@ -65,6 +65,7 @@ def engine_facts(info: EngineInfo, stats: EngineStats, gates: Sequence[GateRecor
     }
     counts = {
         "llmserve_engine_failed_replicas": stats.num_failed_replicas,
+        "llmserve_engine_restarts_total": stats.num_restarts,
         "llmserve_prompt_tokens_total": stats.total_ctx_tokens,
         "llmserve_generation_tokens_total": stats.total_gen_tokens,
         "llmserve_preemptions_total": stats.total_preemptions,

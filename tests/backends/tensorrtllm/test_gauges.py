@@ -37,7 +37,9 @@ def test_what_an_engine_does_not_count_is_not_told() -> None:
     info = (engine := fake_engine()).info
     engine.close()
     lost = engine_facts(info, EngineStats(num_failed_replicas=2), ())
-    assert [family for family, _, _ in lost] == ["llmserve_engine_info", "llmserve_engine_failed_replicas"]
+    assert [family for family, _, _ in lost] == [
+        "llmserve_engine_info", "llmserve_engine_failed_replicas", "llmserve_engine_restarts_total",
+    ]  # fmt: skip
     assert lost[1] == ("llmserve_engine_failed_replicas", {}, 2.0)
     told = engine_facts(info, EngineStats(), [record_of("one", passed=False)])
     assert ("llmserve_engine_gate", {"suite": "one", "verdict": "fail"}, 0.0) in told
