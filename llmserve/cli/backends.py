@@ -25,7 +25,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.serving.backend import Backend
 
 MAX_BATCH_SIZE = "default-max-batch-size"
-ENGINE_PROCESS = (sys.executable, "-m", "llmserve.cli.engine_process")
+ENGINE_PROCESS = (sys.executable, "-P", "-m", "llmserve.cli.engine_process")  # -P: no modules of the folder it is in
 SETTINGS = {("", MAX_BATCH_SIZE), (OnnxRuntimeBackend.name, MAX_BATCH_SIZE)}  # (backend, or "" for all; key)
 
 

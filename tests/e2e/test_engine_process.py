@@ -6,6 +6,8 @@ import os
 import queue
 import re
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 
-from tests.e2e.conftest import ServerProcess, start_server
+from tests.e2e.conftest import ROOT, ServerProcess, start_server
 from tests.frontends.server import wait_until
 
 TEXT = "Summarize: The connection is closed. Any pending data is sent before."
@@ -123,3 +125,13 @@ def test_a_killed_engine_ends_its_answers_and_comes_back(server: ServerProcess) 
 def test_a_guide_is_compiled_where_the_engine_is(server: ServerProcess) -> None:
     guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(red|green) [0-9]{3}"}
     assert re.fullmatch("(red|green) [0-9]{3}", answer(server, **guide).strip())
+
+
+def test_its_cost_can_be_measured(demo_engine: Path) -> None:
+    command = (sys.executable, "-m", "tools.bench_engine_process", str(demo_engine))
+    sizes = ("--streams", "2", "--tokens", "4", "--rounds", "1")
+    done = subprocess.run([*command, *sizes], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    here, there, message = done.stdout.splitlines()
+    assert here.startswith("in this process")
+    assert there.startswith("own process")
+    assert message.startswith("a step of 2: ")

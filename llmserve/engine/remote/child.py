@@ -126,11 +126,10 @@ class Child:
         return self._process.stdin
 
     def _pass_logs_on(self) -> None:
-        name, level = logger.name, logging.ERROR
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             for data in lines:
-                line = data.decode(errors="replace").rstrip("\n")
+                name, level, line = logger.name, logging.WARNING, data.decode(errors="replace").rstrip("\n")
                 if found := LOG_LINE.fullmatch(line):
                     level, name, line = logging.getLevelNamesMapping()[found[1]], found[2], found[3]
                 logging.getLogger(name).log(level, "[engine process %d] %s", self.pid, line)

@@ -154,13 +154,15 @@ class Client(asyncio.Protocol):
             stream_id, request, guide = read_submit(frame)
             if stream_id in self._streams:
                 raise ProtocolError(f"stream {stream_id} is open already")
-            if request.tenant.name:
+            if request.tenant.max_answers or request.tenant.tokens_per_minute:
                 self._tenants.add(request.tenant)
-            self._streams[stream_id] = self._loop.create_task(self._answer(stream_id, request, guide))
+            task = self._streams[stream_id] = self._loop.create_task(self._answer(stream_id, request, guide))
+            # not in the task itself: cancelled with the same data it never begins
+            task.add_done_callback(lambda _: self._streams.pop(stream_id))
         elif frame.kind is Kind.CANCEL:
             for stream_id in frame.integers:
-                if (task := self._streams.get(stream_id)) is not None:  # else it has just ended
-                    task.cancel()
+                if (stream := self._streams.get(stream_id)) is not None:  # else it has just ended
+                    stream.cancel()
         elif frame.kind is Kind.WATCH:
             self._tenants.add(read_tenant(frame.document))
         else:
@@ -179,8 +181,6 @@ class Client(asyncio.Protocol):
         except Exception as error:
             logger.exception("request %s failed", request.request_id)
             self._step().fail(stream_id, InternalError(f"the engine's process failed: {error!r}"))
-        finally:
-            del self._streams[stream_id]
 
     def _step(self) -> EventWriter:
         """What the streams say in this turn of the loop goes out behind the last of them."""
@@ -192,7 +192,13 @@ class Client(asyncio.Protocol):
     def _flush(self) -> None:
         events, self._events = self._events, None
         assert events is not None
-        self._write(events.frame().encoded())
+        try:
+            data = events.frame().encoded()
+        except Exception:  # the border: without an end, streams would wait for ever
+            logger.exception("what the engine says cannot be sent; client %d is cut off", self._number)
+            self._transport.abort()
+            return
+        self._write(data)
 
     def _write(self, data: bytes) -> None:
         if self._is_gone or self._transport.is_closing():

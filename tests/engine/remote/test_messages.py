@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from llmserve import errors
 from llmserve.core import (
+    Allowance,
     BeamSearch,
     FinishReason,
     GenerateRequest,
@@ -21,11 +23,12 @@ from llmserve.core import (
     TopTokens,
     Usage,
 )
-from llmserve.engine.base import EngineStats
+from llmserve.engine.base import EngineInfo, EngineStats
 from llmserve.engine.remote.child import ChildSpec
-from llmserve.engine.remote.frames import MAGIC, PREAMBLE, Frame, FrameReader, Kind, ProtocolError, preamble
+from llmserve.engine.remote.frames import MAGIC, PREAMBLE, VERSION, Frame, FrameReader, Kind, ProtocolError, preamble
 from llmserve.engine.remote.messages import (
     EventWriter,
+    Flag,
     State,
     error_document,
     read_error,
@@ -51,6 +54,17 @@ EVENTS = (
     TokenEvent((), finish_reason=FinishReason.CANCELLED, usage=Usage(1, 2, 3, time.time_ns(), 5, 6, 7, 8)),
     TokenEvent((1,), top=TOP, logits=(ROWS[0][0],), prompt=PromptScores((-1.0,), TOP, ROWS)),
 )
+
+
+# What travels by its fields' names and numbers. When this changes, `VERSION` has to, and then this.
+TRAVELS = (GenerateRequest, SamplingParams, BeamSearch, TokenEvent, Usage, EngineInfo, EngineStats, Allowance)
+FIELDS_OF_VERSION = (1, "5a2ece6c1ac07002")
+
+
+def test_other_fields_are_another_version() -> None:
+    names = [[field.name for field in fields(one)] for one in TRAVELS]
+    text = repr([names, [reason.name for reason in FinishReason], list(Flag.__members__), list(Kind.__members__)])
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == FIELDS_OF_VERSION
 
 
 def over_the_wire(frame: Frame) -> Frame:

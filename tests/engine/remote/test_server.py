@@ -90,6 +90,27 @@ def test_a_step_is_one_message_for_all_streams_of_a_client(served: Served) -> No
     assert steps <= served.engine.stats().iteration < 8 * 20
 
 
+def tokens_of(client: socket.socket, reader: FrameReader, stream_id: int) -> int:
+    """All 20 that `REQUEST` has."""
+    num_tokens = 0
+    while num_tokens < 20:
+        data = client.recv(1 << 16)
+        assert data, "the connection has ended"
+        for frame in reader.feed(data):
+            if frame.kind is Kind.EVENTS:
+                num_tokens += sum(one == stream_id for one, _ in read_events(frame))
+    return num_tokens
+
+
+def test_a_stream_that_is_cancelled_before_it_begins_is_forgotten(served: Served) -> None:
+    cancelled = submit_frame(LONG, 5).encoded() + Frame(Kind.CANCEL, integers=[5]).encoded()
+    with plain_client(served, preamble() + cancelled + submit_frame(REQUEST, 6).encoded()) as client:
+        reader = FrameReader(1 << 20)
+        assert tokens_of(client, reader, 6) == 20
+        client.sendall(submit_frame(REQUEST, 5).encoded())
+        assert tokens_of(client, reader, 5) == 20
+
+
 async def test_a_client_that_goes_has_its_sequences_freed(served: Served) -> None:
     gone, other = RemoteEngine.connect(served.path), RemoteEngine.connect(served.path)
     stream = gone.submit(LONG)
