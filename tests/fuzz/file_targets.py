@@ -39,6 +39,7 @@ from llmserve.serving.settings import ServerSettings
 from llmserve.stages.tokenizer import load_tokenizer
 from tests.engine.cpu.networks import LIMITS, odd_network
 from tests.engine.directories import CONFIG, make_engine_directory
+from tests.fuzz.cuda_engine import cuda_engines, open_cuda_engine
 from tests.fuzz.inputs import any_json, damaged, edited, encoded
 from tests.fuzz.target import Target
 from tests.gguf_files import make_gguf
@@ -333,6 +334,7 @@ def file_targets() -> list[Target]:
             st.builds(bytes.__add__, st.sampled_from([b"\0", b"\1", b"\1"]), metadata),
             in_folder(read_engine_file),
         ),
+        Target("cuda-engine", cuda_engines(), in_folder(open_cuda_engine)),
         Target("safetensors", damaged(safetensors(), at_most=1), in_folder(read_safetensors)),
         Target("quantized", damaged(quantized(), at_most=1), in_folder(read_quantized)),
         Target("gguf", damaged(st.sampled_from(gguf_headers())), in_folder(read_gguf)),

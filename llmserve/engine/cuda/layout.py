@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmserve.engine.artifact import rebuild_command
-from llmserve.errors import EngineFileError, NotFound
+from llmserve.errors import EngineFileError, NotFound, raise_problems
 
 MAGIC = b"LLMSCUDA"
 FORMAT_VERSION = 3
@@ -32,6 +32,8 @@ PANEL_OUTPUTS = 32  # of a weight of integers
 CACHE_GROUP = 32  # dimensions of a key, or of a query, that have one scale in a cache of integers
 SCALE_BYTES = 4
 ALIGNED_BYTES = 16  # what a thread loads at once
+TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
+MOST_GRID = ((1 << 31) - 1, 65535, 65535)  # programs, of any GPU
 
 
 class Room(Enum):
@@ -228,7 +230,9 @@ def placed_tensors(tensors: Iterable[PlacedTensor], begin: int) -> tuple[tuple[P
 
 
 def read_header(path: Path) -> EngineHeader:
-    """`EngineFileError` when the file is damaged, foreign, or of another version."""
+    """`EngineFileError` when the file is damaged, foreign, or of another version, or says what cannot be."""
+    from llmserve.engine.cuda.layout_checks import problems  # which imports this file
+
     try:
         with path.open("rb") as file:
             prefix, size = file.read(PREFIX.size), path.stat().st_size
@@ -241,6 +245,9 @@ def read_header(path: Path) -> EngineHeader:
     if len(text) != num_bytes or zlib.crc32(text) != checksum:
         raise EngineFileError(f"{path} has a damaged header (checksum); build the engine again")
     header = replace(_decoded(path, text), data_begin=_on_page(PREFIX.size + num_bytes))
+    raise_problems(
+        EngineFileError, f"{path} has a header that makes no sense; build the engine again", problems(header)
+    )
     if (wanted := header.data_begin + header.data_bytes) != size:
         raise EngineFileError(f"{path} should have {wanted} bytes and has {size}: truncated or damaged")
     return header

@@ -19,13 +19,12 @@ from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cuda.choices import NOBODY, StepChoice, choice_offsets, step_choice
 from llmserve.engine.cuda.device import Device, Function, Graph
 from llmserve.engine.cuda.inputs import FIRST_UNSEEN, Inputs, bucket_of, buckets, max_tiles
-from llmserve.engine.cuda.layout import Address, EngineHeader, Launch, Part, Room, read_header
+from llmserve.engine.cuda.layout import TILE_ROWS, Address, EngineHeader, Launch, Part, Room, read_header
 from llmserve.engine.cuda.pinned import Pinned
 from llmserve.engine.native.choosers import Choice, Choosers
 from llmserve.errors import EngineFileError, InvalidArgument, Unsupported
 from llmserve.scheduler.plan import StepPlan
 
-TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
 STAGING_BYTES = 64 << 20  # of weights on their way to the device
 
 

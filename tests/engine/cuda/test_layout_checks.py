@@ -1,0 +1,101 @@
+"""What a CUDA engine file may not say: refused when it is read, every problem at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmserve.errors import EngineFileError
+from tests.fuzz.cuda_engine import TEXT, open_cuda_engine
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def changed(*path: Any, to: Any) -> Change:
+    """The member of the header that `path` leads to has another value."""
+
+    def change(header: dict[str, Any]) -> None:
+        holder: Any = header
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = to
+
+    return change
+
+
+def taken_out(*path: Any) -> Change:
+    """Such a member is not there."""
+
+    def change(header: dict[str, Any]) -> None:
+        holder: Any = header
+        for key in path[:-1]:
+            holder = holder[key]
+        del holder[path[-1]]
+
+    return change
+
+
+def refusal(folder: Path, *changes: Change) -> str:
+    header = json.loads(TEXT)
+    for change in changes:
+        change(header)
+    with pytest.raises(EngineFileError) as caught:
+        open_cuda_engine(folder, json.dumps(header).encode())
+    return str(caught.value)
+
+
+def test_the_file_that_is_changed_below_is_sound(tmp_path: Path) -> None:
+    open_cuda_engine(tmp_path, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (changed("dtype", to="int8"), "dtype is 'int8'"),
+        (changed("block_size", to=0), "block_size is 0"),
+        (changed("max_num_tokens", to=True), "max_num_tokens is True"),
+        (changed("scratch_bytes", to=-1), "scratch_bytes is -1"),
+        (changed("buffers", 1, to=1.5), "buffer 1 is 1.5"),
+        (changed("head_rows", to=97), "head_rows is 97, more than max_num_tokens"),
+        (changed("tensors_begin", to=1 << 40), "tensors begin at 1099511627776, behind the data"),
+        (changed("kernels", 0, "types", 0, 1, to="*fp8"), "kernel 0 cannot be understood"),
+        (changed("binaries", to={}), "there are no binaries"),
+        (taken_out("binaries", "sm_90", 0), "'sm_90' has 35 binaries for 36 kernels"),
+        (changed("binaries", "sm_90", 2, 4, to=1 << 30), "the binary of kernel 2 for 'sm_90' cannot be: ('linear'"),
+        (changed("binaries", "sm_90", 2, 1, to=48), "the binary of kernel 2"),
+        (changed("binaries", "sm_90", 2, 2, to=1 << 20), "the binary of kernel 2"),
+        (changed("binaries", "sm_90", 2, 3, to=2), "the binary of kernel 2"),
+        (changed("tensors", 0, 2, to=1 << 20), "tensor ('embed', 'float32', 1048576, 42, 16384) has no place"),
+        (changed("tensors", 1, 4, to=16384), "tensor ('0.norm'"),
+        (changed("launches", 0, 0, to=36), "launch 0 is of kernel 36"),
+        (taken_out("launches", 0, 1, 0), "launch 0 (rowwise.embed) has 3 arguments"),
+        (changed("launches", 0, 1, 0, 1, to="weights"), "launch 0 (rowwise.embed) has token_ids at ('input'"),
+        (changed("launches", 0, 1, 2, 1, to="gone"), "launch 0 (rowwise.embed) has table at ('tensor', 'gone', 0)"),
+        (changed("launches", 0, 1, 2, 2, to=-16), "launch 0 (rowwise.embed) has table at ('tensor', 'embed', -16)"),
+        (changed("launches", 0, 1, 3, 1, to="5"), "launch 0 (rowwise.embed) has y at ('buffer', '5', 0)"),
+        (changed("launches", 0, 1, 3, 2, to=192), "launch 0 (rowwise.embed) has y at ('buffer', '0', 192)"),
+        (changed("launches", 0, 1, 3, 2, to=4), "launch 0 (rowwise.embed) has y at ('buffer', '0', 4)"),
+        (changed("launches", 6, 1, 6, 1, to="1"), "launch 6 (attention.write_cache) has keys at ('keys', '1', 0)"),
+        (changed("launches", 0, 2, 1, 1, to=65536), "launch 0 (rowwise.embed) has the grid"),
+        (changed("launches", 3, 2, 0, 0, to=8), "launch 3 (linear.linear) has the grid"),
+        (changed("launches", 0, 3, to="tail"), "launch 0 (rowwise.embed) is of part 'tail'"),
+        (changed("launches", 0, 4, to=0), "launch 0 (rowwise.embed) runs for (0, 1073741824) rows"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(change: Change, problem: str, tmp_path: Path) -> None:
+    message = refusal(tmp_path, change)
+    assert "has a header that makes no sense; build the engine again" in message
+    assert problem in message
+
+
+def test_all_problems_are_listed(tmp_path: Path) -> None:
+    """Of what is checked together: addresses mean nothing where sizes do not."""
+    launches = (changed("launches", place, 1, 0, 2, to=1 << 50) for place in range(3))
+    message = refusal(tmp_path, *launches)
+    assert "(3 problems)" in message
+    assert re.findall(r"launch (\d)", message) == ["0", "1", "2"]
