@@ -83,6 +83,7 @@ class InflightEngine:
                 settings=settings or SchedulerSettings(),
             )
         )
+        self._pipelined = runner if isinstance(runner, PipelinedRunner) else None
         self._ahead: _Begun | None = None  # begun before the tokens of the step before it were known
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
@@ -236,13 +237,13 @@ class InflightEngine:
         self._publish(updates)
 
     def _begun(self, plan: StepPlan) -> _Begun:
-        runner = self._runner
-        return _Begun(plan, runner.launch(plan) if isinstance(runner, PipelinedRunner) else _Done(runner.step(plan)))
+        pipelined = self._pipelined
+        return _Begun(plan, pipelined.launch(plan) if pipelined else _Done(self._runner.step(plan)))
 
     def _finish(self, step: _Begun) -> list[Update]:
         """Where the runner can, the next step begins before this one's tokens are waited for."""
         scheduler, plan = self._scheduler, step.plan
-        if isinstance(self._runner, PipelinedRunner) and (following := scheduler.foresee(plan)) is not None:
+        if self._pipelined and (following := scheduler.foresee(plan)) is not None:
             self._ahead = self._begun(following)
         result = step.pending.result()
         self._num_steps += 1
