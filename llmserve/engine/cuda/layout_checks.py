@@ -41,7 +41,7 @@ MOST_SHARED_BYTES = 256 << 10
 MOST_HIDDEN_ARGUMENTS = 16  # the compiler's own
 ALIGNMENT = 16
 ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,3}", re.ASCII)
-FUNCTION = re.compile(r"[a-z_]{1,100}\.[a-z_]{1,100}", re.ASCII)
+FUNCTION = re.compile(r"[a-z0-9_]{1,100}\.[a-z0-9_]{1,100}", re.ASCII)
 SYMBOL = re.compile(r"[A-Za-z_$][\w$]{0,4095}", re.ASCII)
 
 
