@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -16,22 +17,28 @@ from tempfile import TemporaryDirectory, gettempdir
 from llmserve import __version__
 from llmserve.cluster.tokenizer_json import converted
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.errors import NotFound
+from llmserve.errors import AlreadyExists, NotFound
 
 DIGEST = "llmserve_engine_digest"
 DIGEST_CHARS = 16
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 COPIED = ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def model_folder(directory: EngineDirectory) -> Path:
     """Made when it is not there yet: workers on one machine share it, and a front end compares where it is, too.
 
-    Raises NotFound (no tokenizer), and what `converted` raises.
+    Raises NotFound (no tokenizer), AlreadyExists (something else in its place), and what `converted` raises.
     """
-    place = folder_root() / f"{directory.manifest.engine_digest[:DIGEST_CHARS]}-{__version__}"
+    root = folder_root()
+    with suppress(FileExistsError):
+        root.mkdir(mode=0o700, parents=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS_MAY_WRITE:
+        raise AlreadyExists(f"{root} is not this user's alone, so what lies there is not believed; remove it")
+    place = root / f"{directory.manifest.engine_digest[:DIGEST_CHARS]}-{__version__}"
     if not place.is_dir():
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=place.parent) as made:
+        with TemporaryDirectory(dir=root) as made:
             _write(directory, Path(made))
             with suppress(OSError):  # another worker was faster
                 Path(made).rename(place)

@@ -15,7 +15,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.cluster import model_folder, tokenizer_json
 from llmserve.cluster.tokenizer_json import converted
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.errors import CheckpointError, NotFound, Unsupported
+from llmserve.errors import AlreadyExists, CheckpointError, NotFound, Unsupported
 from llmserve.stages.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.e2e.conftest import CHECKPOINT
@@ -67,6 +67,27 @@ def test_a_folder_tells_engines_apart(tmp_path: Path, monkeypatch: pytest.Monkey
         folders.append(folder)
     assert len(set(folders)) == 2
     assert sorted(each.name for each in (tmp_path / "models").iterdir()) == sorted(each.name for each in folders)
+
+
+@pytest.mark.parametrize("kind", ["a link", "a file", "open to others"])
+def test_a_place_that_others_may_have_made_is_not_believed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies where everybody may write."""
+    place = tmp_path / "models"
+    monkeypatch.setattr(model_folder, "folder_root", lambda: place)
+    checkpoint = make_checkpoint(tmp_path / "c", "baichuan2-7b")
+    build_engine(checkpoint, tmp_path / "e", BuildOptions())
+    if kind == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    elif kind == "a file":
+        place.write_text("")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    with pytest.raises(AlreadyExists, match="is not this user's alone"):
+        model_folder.model_folder(EngineDirectory.open(tmp_path / "e"))
 
 
 def test_an_engine_without_a_tokenizer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
