@@ -36,8 +36,14 @@ async def client(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def text_of(client: openai.AsyncOpenAI, prompt: str, model: str = "demo", **fields: Any) -> str:
+    return "".join([piece async for piece in pieces_of(client, prompt, model, **fields)])
+
+
+async def pieces_of(client: openai.AsyncOpenAI, prompt: str, model: str = "demo", **fields: Any) -> AsyncIterator[str]:
     stream = await client.completions.create(model=model, prompt=prompt, stream=True, **fields)
-    return "".join([choice.text async for chunk in stream for choice in chunk.choices])
+    async for chunk in stream:
+        for choice in chunk.choices:
+            yield choice.text
 
 
 def fields_of(number: int) -> dict[str, Any]:
@@ -116,8 +122,11 @@ async def test_streams_of_a_killed_worker_go_on_as_if_nothing_had_been(tmp_path:
         asked = [(PROMPTS[number % len(PROMPTS)], fields_of(number)) for number in range(24)]
         wanted = await all_of(client, asked)
         for number in (0, 1):
-            answers = asyncio.create_task(all_of(client, asked))
-            await asyncio.sleep(chance.uniform(0.2, 0.8))
+            begun = asyncio.Semaphore(0)
+            answers = asyncio.create_task(all_of(client, asked, begun))
+            for _ in asked:
+                await asyncio.wait_for(begun.acquire(), 30)
+            await asyncio.sleep(chance.uniform(0.0, 0.2))
             assert not answers.done()
             cluster.kill(number)
             assert await answers == wanted
@@ -126,8 +135,20 @@ async def test_streams_of_a_killed_worker_go_on_as_if_nothing_had_been(tmp_path:
         cluster.close()
 
 
-async def all_of(client: openai.AsyncOpenAI, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    return await asyncio.gather(*(text_of(client, prompt, **fields) for prompt, fields in asked))
+async def all_of(
+    client: openai.AsyncOpenAI, asked: Sequence[tuple[str, dict[str, Any]]], begun: asyncio.Semaphore | None = None
+) -> list[str]:
+    """`begun` is released once for each answer that has begun."""
+
+    async def text(prompt: str, fields: dict[str, Any]) -> str:
+        pieces: list[str] = []
+        async for piece in pieces_of(client, prompt, **fields):
+            if begun and not pieces:
+                begun.release()
+            pieces.append(piece)
+        return "".join(pieces)
+
+    return await asyncio.gather(*(text(prompt, fields) for prompt, fields in asked))
 
 
 async def test_another_engine_under_the_same_name_is_left_out(
