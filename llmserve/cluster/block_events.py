@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 
 class Publisher(Protocol):
@@ -18,38 +18,47 @@ class Publisher(Protocol):
 
 
 class BlockEvents:
-    """A `BlockListener`. What happens before there is a publisher is told when there is one."""
+    """A `BlockListener`. A publisher, whenever it comes, is told at once what is there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._publisher: Publisher | None = None
-        self._waiting: list[Callable[[Publisher], Any]] = []
+        self._early: dict[bytes, _Block] = {}  # those that are there, until somebody wants to know
 
     def publish_to(self, publisher: Publisher) -> None:
         with self._lock:
-            for tell in self._waiting:
-                tell(publisher)
-            self._waiting.clear()
+            for block_hash, block in self._early.items():
+                block.tell(publisher, block_hash)
+            self._early.clear()
             self._publisher = publisher
 
     def stored(self, block_hash: bytes, parent: bytes, token_ids: Sequence[int]) -> None:
-        ids, own, before = list(token_ids), number_of(block_hash), number_of(parent) if parent else None
-        self._tell(
-            lambda publisher: publisher.publish_stored(
-                token_ids=ids, num_block_tokens=[len(ids)], block_hashes=[own], parent_hash=before
-            )
-        )
-
-    def removed(self, block_hash: bytes) -> None:
-        own = number_of(block_hash)
-        self._tell(lambda publisher: publisher.publish_removed(block_hashes=[own]))
-
-    def _tell(self, tell: Callable[[Publisher], Any]) -> None:
+        block = _Block(parent, list(token_ids))
         with self._lock:
             if self._publisher is None:
-                self._waiting.append(tell)
+                self._early[block_hash] = block
             else:
-                tell(self._publisher)
+                block.tell(self._publisher, block_hash)
+
+    def removed(self, block_hash: bytes) -> None:
+        with self._lock:
+            if self._publisher is None:
+                del self._early[block_hash]
+            else:
+                self._publisher.publish_removed(block_hashes=[number_of(block_hash)])
+
+
+class _Block(NamedTuple):
+    parent: bytes  # empty for the first of a prompt
+    token_ids: list[int]
+
+    def tell(self, publisher: Publisher, block_hash: bytes) -> None:
+        publisher.publish_stored(
+            token_ids=self.token_ids,
+            num_block_tokens=[len(self.token_ids)],
+            block_hashes=[number_of(block_hash)],
+            parent_hash=number_of(self.parent) if self.parent else None,
+        )
 
 
 def number_of(block_hash: bytes) -> int:

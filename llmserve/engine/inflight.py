@@ -135,16 +135,14 @@ class InflightEngine:
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         sequences = sequences_for(request, self._ids, max_seq_len=self._limits.max_seq_len, arrival_ns=time.time_ns())
-        stream = TokenStream(asyncio.get_running_loop())
+        stream = TokenStream(asyncio.get_running_loop(), len(sequences))
         self._enqueue(request, sequences, stream)
         is_metered = request.tenant.tokens_per_minute > 0
         try:
-            num_open = len(sequences)
-            while num_open:
+            while stream.num_open:
                 event = await stream.get()
                 if is_metered:
                     self._budgets.charge(request.tenant, len(event.token_ids))
-                num_open -= event.finish_reason is not None
                 yield event
         finally:
             self._leave(sequences)

@@ -20,9 +20,10 @@ Item = TokenEvent | LlmserveError  # an error is the last item of a stream
 
 @dataclass(eq=False, slots=True)
 class TokenStream:
-    """A slow consumer only makes its own buffer longer, by at most its own answer."""
+    """A slow consumer only makes its own buffer longer, by at most its own answers."""
 
     loop: asyncio.AbstractEventLoop
+    num_open: int  # answers whose last event has not been read
     _items: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
 
     def put(self, item: Item) -> None:
@@ -33,6 +34,7 @@ class TokenStream:
         item = await self._items.get()
         if isinstance(item, LlmserveError):
             raise item
+        self.num_open -= item.finish_reason is not None
         return item
 
 

@@ -39,3 +39,19 @@ def test_a_router_hears_of_blocks_in_order_whenever_it_came() -> None:
         ("removed", {"block_hashes": [one]}),
     ]
     assert -(2**63) <= one < 2**63
+
+
+def test_what_left_before_a_router_came_is_neither_kept_nor_told() -> None:
+    """A worker that no router asks runs for months."""
+    events = BlockEvents()
+    pool = BlockPool(2, events)
+    parent = ROOT_HASH
+    for number in range(100):
+        block_hash = hash_block(parent, (number,))
+        table = pool.allocate(1)
+        pool.register(table[0], block_hash, parent, (number,))
+        pool.release(table)
+        parent = block_hash
+    publisher = Publisher()
+    events.publish_to(publisher)
+    assert [fields["token_ids"] for _, fields in publisher.told] == [[98], [99]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -37,6 +38,7 @@ class LocalCluster:
         self._environment = os.environ | dict.fromkeys(hosts, LOCAL) | {"DYN_FILE_KV": str(records)}
         self.port = free_port()
         self.workers: list[subprocess.Popen[bytes]] = []
+        self._system_ports: list[int] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             flags = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
@@ -56,8 +58,15 @@ class LocalCluster:
 
     def add_worker(self, engine: Path, *flags: str) -> subprocess.Popen[bytes]:
         command = ["llmserve", "worker", str(engine), "--name", self._name, "--threads", "1", *flags]
-        self.workers.append(self._start(f"worker{len(self.workers)}", command))
+        port = free_port(below=2**15)  # the worker reads it as a signed 16-bit number
+        self.workers.append(self._start(f"worker{len(self.workers)}", command, DYN_SYSTEM_PORT=str(port)))
+        self._system_ports.append(port)
         return self.workers[-1]
+
+    def metrics(self, number: int) -> str:
+        """Of one worker, as Prometheus reads them."""
+        with urllib.request.urlopen(f"http://{LOCAL}:{self._system_ports[number]}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
 
     def said(self, name: str) -> str:
         """By "frontend", "worker0" and so on, until now."""
@@ -91,10 +100,11 @@ class LocalCluster:
                 process.kill()
                 process.wait()
 
-    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, command: Sequence[str], **more: str) -> subprocess.Popen[bytes]:
         program = [str(ENVIRONMENT / "bin" / command[0]), *command[1:]]
+        environment = {**self._environment, **more}
         with (self._folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(program, env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(program, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._processes.append(process)
         return process
 
@@ -109,7 +119,12 @@ class LocalCluster:
         return sum("Serving" in self.said(f"worker{number}") for number in range(len(self.workers)))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        return int(probe.getsockname()[1])
+def free_port(below: int | None = None) -> int:
+    """Any, or one at random from 16,384 up to `below`."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind((LOCAL, random.randrange(2**14, below) if below else 0))
+            except OSError:  # taken
+                continue
+            return int(probe.getsockname()[1])

@@ -141,7 +141,7 @@ class RemoteEngine:
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         stream_id = next(self._ids)
-        stream = TokenStream(asyncio.get_running_loop())
+        stream = TokenStream(asyncio.get_running_loop(), request.num_answers)
         data = submit_frame(request, stream_id).encoded()
         if len(data) > MAX_REQUEST_BYTES:
             raise InvalidArgument(f"the request has {len(data)} bytes, more than an engine takes ({MAX_REQUEST_BYTES})")
@@ -150,15 +150,12 @@ class RemoteEngine:
             self._streams[stream_id] = stream
         self._soon(self._send, data)
         try:
-            num_open = request.num_answers
-            while num_open:
-                event = await stream.get()
-                num_open -= event.finish_reason is not None
-                yield event
+            while stream.num_open:
+                yield await stream.get()
         finally:
             with self._lock:
                 is_open = self._streams.pop(stream_id, None) is not None
-            if is_open and num_open:
+            if is_open and stream.num_open:
                 self._soon(self._send, Frame(Kind.CANCEL, integers=[stream_id]).encoded())
 
     def _watch(self, tenant: Tenant) -> None:

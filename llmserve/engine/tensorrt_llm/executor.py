@@ -135,14 +135,11 @@ class ExecutorEngine:
             for event in late:
                 yield event
             return
-        stream = TokenStream(asyncio.get_running_loop())
+        stream = TokenStream(asyncio.get_running_loop(), request.num_answers)
         ids = self._enqueue(request, stream)
         try:
-            num_open = request.num_answers
-            while num_open:
-                event = await stream.get()
-                num_open -= event.finish_reason is not None
-                yield event
+            while stream.num_open:
+                yield await stream.get()
         finally:
             self._leave(ids)
 

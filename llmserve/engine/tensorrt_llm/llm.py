@@ -107,15 +107,12 @@ class LlmEngine:
             for event in late:
                 yield event
             return
-        stream = TokenStream(asyncio.get_running_loop())
+        stream = TokenStream(asyncio.get_running_loop(), request.num_answers)
         self._enter(stream, request.num_sequences)
         tasks = [asyncio.create_task(self._pump(request, index, stream)) for index in range(request.num_sequences)]
         try:
-            num_open = request.num_answers
-            while num_open:
-                event = await stream.get()
-                num_open -= event.finish_reason is not None
-                yield event
+            while stream.num_open:
+                yield await stream.get()
         finally:
             with self._lock:
                 self._open.pop(stream, None)
