@@ -16,7 +16,7 @@ from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cuda.compiler import Compiled, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import lower
 from llmserve.builder.targets.cuda.target import QUANTIZATIONS
-from llmserve.builder.targets.cuda.tiles import tiles_for
+from llmserve.builder.targets.cuda.tiles import tiles_for, without_choice
 from llmserve.engine.cores import num_threads
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.models.registry import architecture_for
@@ -101,16 +101,19 @@ class Row(NamedTuple):
         return [*found, *([f"{where} leaves room for {self.warps} warps, not {least}"] if self.warps < least else [])]
 
 
-def kernels_of(name: str, precision: str = "float16", **changes: int) -> Sequence[Kernel]:
-    """`changes`: of the network's config."""
+def kernels_of(
+    name: str, precision: str = "float16", *, with_tactics: bool = False, **changes: int
+) -> Sequence[Kernel]:
+    """Those that run where nothing was tuned, or all; `changes`: of the network's config."""
     config = {**CONFIGS[name], **changes, "num_hidden_layers": 1}
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
     program, params = architecture.program(spec), architecture.params(spec)
     options = build_options(precision)
+    tiles = tiles_for(options.dtype) if with_tactics else without_choice(tiles_for(options.dtype))
     lowered = lower(
         program, params, quantized=quantized_params(program, params, options), dtype=options.dtype,
-        cache_dtype=options.cache_dtype, max_seq_len=MAX_SEQ_LEN, block_size=64, tiles=tiles_for(options.dtype),
+        cache_dtype=options.cache_dtype, max_seq_len=MAX_SEQ_LEN, block_size=64, tiles=tiles,
     )  # fmt: skip
     return lowered.record.kernels
 
@@ -151,7 +154,7 @@ Made by `make cuda-kernels` on a machine without a GPU: {TritonCompiler().versio
 in {", ".join(PRECISIONS)} (equal ones once). Registers are a thread's, shared memory is a program's;
 *programs* and *warps* are how many of them a multiprocessor has room for, derived from these and from what the
 architecture has. Of a product there are two kernels: one for few rows, with 128 threads, and one for many. Nothing here
-has been timed.
+has been timed, and kernels that `llmserve tune` may choose instead are left out.
 
 {table(found)}
 """

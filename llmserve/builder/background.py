@@ -8,7 +8,7 @@ from threading import Event
 from types import TracebackType
 from typing import Generic, Self, TypeAlias, TypeVar
 
-from llmserve.builder.progress import Progress
+from llmserve.progress import Progress
 
 POLL_S = 0.2
 

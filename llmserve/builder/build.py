@@ -24,7 +24,6 @@ from llmserve.builder.digest import engine_digest, tensor_digest
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.output import check_replaceable, flush, staged_directory
 from llmserve.builder.pieces import Cores, Each
-from llmserve.builder.progress import Progress, SilentProgress
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.rounding import prepare_rounding
 from llmserve.builder.selftest import make_selftest
@@ -46,6 +45,7 @@ from llmserve.engine.cores import num_threads
 from llmserve.engine.machine import machine_name
 from llmserve.engine.manifest import FileRecord, Manifest, Source
 from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported, raise_problems
+from llmserve.progress import Progress, SilentProgress
 
 logger = logging.getLogger(__name__)
 SPARE_DISK_BYTES = 32 * 2**20  # beside the engine file: self-test, tokenizer

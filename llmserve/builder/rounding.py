@@ -10,8 +10,8 @@ from llmserve.builder.calibration.feedback import Shares, shares_of
 from llmserve.builder.digest import tensor_digest
 from llmserve.builder.equalization import Equalization, MeasuredSizes, equalize, names_read
 from llmserve.builder.pieces import Each, Weight
-from llmserve.builder.progress import Progress
 from llmserve.builder.resolve import ResolvedBuild
+from llmserve.progress import Progress
 
 # What is moved where sizes were measured: with int8 all that there is; four bits of a weight suffer from uneven columns
 # more than activations gain, unless these are far apart.

@@ -1,4 +1,4 @@
-"""The builder's `Progress` on standard error: drawn on a terminal, told in lines where there is none."""
+"""`Progress` on standard error: drawn on a terminal, told in lines where there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shown_progress() -> ProgressBar | ProgressLines:
 
 
 class ProgressBar:
-    """The builder's `Progress`, drawn on the terminal (standard error); one line per phase."""
+    """`Progress`, drawn on the terminal (standard error); one line per phase."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from llmserve.cli.facts_table import facts_table
+from llmserve.cli.tactics_table import print_tactics
 from llmserve.engine.artifact import PROGRAM_FILE, EngineDirectory
 from llmserve.engine.build_time import BuildTime
 from llmserve.engine.gate_record import latest, records_of
@@ -41,7 +41,7 @@ def command(
         rows = _rows(directory, _verdict(directory, result) if verify else "")
         Console(highlight=False).print(facts_table(rows))
     if tactics and not as_json:
-        _print_tactics(directory)
+        print_tactics(directory)
     if program:
         typer.echo("\n" + (directory.path / PROGRAM_FILE).read_text().rstrip())
     if result is not None and not result.passed:
@@ -66,21 +66,6 @@ def _as_json(directory: EngineDirectory, result: SelfTestResult | None, *, is_ve
         "files_verified": is_verified, "selftest": selftest, "tactics": tactics,
         "build_time": dataclasses.asdict(build_time) if build_time else None,
     }  # fmt: skip
-
-
-def _print_tactics(directory: EngineDirectory) -> None:
-    tactics = runtime_for(directory.manifest.target).tactics(directory)
-    if not tactics.layers:
-        typer.echo(f"tactics: {tactics.about}")
-        return
-    table = Table(title=tactics.about, title_justify="left", box=None)
-    for column in ("layers", "rows up to", "tactic (rows x vectors)", "why"):
-        table.add_column(column, no_wrap=column != "why")
-    for shape, choices in tactics.layers.items():
-        for choice in choices:
-            rows = str(choice.rows) if choice is not choices[-1] else "any"
-            table.add_row(shape if choice is choices[0] else "", rows, choice.tactic, choice.reason)
-    Console(highlight=False).print(table)
 
 
 def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:

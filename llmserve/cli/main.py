@@ -24,6 +24,7 @@ from llmserve.cli import (
     rollout,
     run,
     serve,
+    tune,
     verify,
     worker,
 )
@@ -45,7 +46,7 @@ app = typer.Typer(
 CLASSES = {serve: serve.ServeCommand, run: RunCommand, eval: EvalCommand}
 UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # the flags of trtllm-build and run.py
 MODULES = (
-    build, run, serve, worker, rollout, chat, bench, eval, verify, inspect, export, api_key, doctor, completion,
+    build, tune, run, serve, worker, rollout, chat, bench, eval, verify, inspect, export, api_key, doctor, completion,
 )  # fmt: skip
 for module in MODULES:
     command_class = CLASSES.get(module, GroupedHelpCommand)

@@ -11,6 +11,8 @@ from llmserve.engine.base import Engine
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.settings import EngineSettings
+from llmserve.errors import Unsupported
+from llmserve.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Tactics:
     layers: Mapping[str, Sequence[TacticChoice]] = field(default_factory=dict)  # by shape
 
 
+def nothing_to_tune(tactics: Tactics) -> Unsupported:
+    """Of an engine whose tactics are `tactics`."""
+    return Unsupported(f"nothing of this engine can be tuned here: {tactics.about}")
+
+
 class Runtime(Protocol):
     """Of one target. Its module has `RUNTIME`, which `engine.registry` finds; nothing heavy is imported with it."""
 
@@ -71,6 +78,13 @@ class Runtime(Protocol):
         ...
 
     def tactics(self, directory: EngineDirectory) -> Tactics: ...
+
+    def tune(self, directory: EngineDirectory, progress: Progress) -> None:
+        """Measure the engine's tactics here, and leave in its directory what `tactics` and `open` then go by.
+
+        No bit of any result depends on it. Raises Unsupported for an engine that has no choice.
+        """
+        ...
 
     def built_for(self, manifest: Manifest) -> str:
         """In a line, the devices that the engine was built for; empty where that says nothing."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.manifest import Manifest
-from llmserve.engine.runtime import Needs, Tactics
+from llmserve.engine.runtime import Needs, Tactics, nothing_to_tune
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import Unsupported
+from llmserve.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ class UnknownRuntime:
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
         return Tactics(f"not known for {self.target} engines")
+
+    def tune(self, directory: EngineDirectory, progress: Progress) -> None:
+        raise nothing_to_tune(self.tactics(directory))
 
     def built_for(self, manifest: Manifest) -> str:
         return ""

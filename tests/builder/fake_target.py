@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.models.graph import Program
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
+from llmserve.progress import Progress
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from llmserve.builder import pieces
 from llmserve.builder.background import Background
 from llmserve.builder.pieces import Cores, row_pieces
-from llmserve.builder.progress import SilentProgress
+from llmserve.progress import SilentProgress
 
 
 @pytest.mark.parametrize(("shape", "rows"), [((100, 64), 32), ((100, 32), 64), ((100, 3000), 32), ((5000,), 2048)])

@@ -12,16 +12,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from llmserve.builder.targets.cuda.tiles import ProductTile
 from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.cuda.layout import FORMAT_VERSION, MAGIC, PAGE_BYTES, PREFIX
 from llmserve.engine.cuda.runner import CudaRunner
 from tests.engine.cpu.networks import LIMITS, odd_network
-from tests.engine.cuda.engines import compile_engine
+from tests.engine.cuda.engines import SMALL_TILES, compile_engine
 from tests.engine.cuda.fake_device import FakeDevice
 from tests.fuzz.inputs import EDGES, NUMBERS, any_json, encoded
 
 DEVICE_BYTES = 1 << 26
 NUM_BLOCKS = 4
+TILES = replace(SMALL_TILES, more_many_integers=(ProductTile(16, 64, 4, 3),))  # with something to tune
 SPECIAL = st.sampled_from(
     [
         "tensor",
@@ -46,7 +48,8 @@ SPECIAL = st.sampled_from(
 def good_file() -> bytes:
     options = replace(LIMITS, target="cuda", given={"gpu": "sm_90"}, quantization="int8")
     with tempfile.TemporaryDirectory() as folder:
-        return compile_engine(odd_network(alibi=True, layers=1), Path(folder) / ENGINE_FILE, options).read_bytes()
+        path = Path(folder) / ENGINE_FILE
+        return compile_engine(odd_network(alibi=True, layers=1), path, options, tiles=TILES).read_bytes()
 
 
 ENGINE = good_file()

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from llmserve.builder.calibration.feedback import Shares, with_feedback
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Each, Weight, one_by_one
-from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import Part, quantized_params
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
+from llmserve.progress import Progress
 
 COMPUTES = "computes_sha256"  # device fact: of what else decides what an engine computes, where there is such
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cores import num_threads
 from llmserve.engine.cpu.layout import EngineHeader, read_header
-from llmserve.engine.cpu.tactics import Machine, tactic_table
+from llmserve.engine.cpu.tactics import tactic_table, this_machine
 from llmserve.engine.memory import available_memory_bytes
 from llmserve.engine.native.library import available_isas, chosen_isa, load_library
 from llmserve.engine.native.masks import MaskMaker
@@ -68,7 +68,7 @@ class CpuRunner:
         handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads)
         size = path.stat().st_size
         runner = cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa, weight_bytes=size)
-        runner.set_tactics(tactic_table(path, Machine.here(isa)))
+        runner.set_tactics(tactic_table(path, this_machine(isa)))
         return runner
 
     @property

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
-from llmserve.engine.cpu.tactics import Machine, TacticCache, choose, linear_shapes
+from llmserve.engine.cpu.tactics import choose, linear_shapes, num_timed_bytes, this_machine, time_tactics
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.manifest import Manifest
@@ -19,7 +20,9 @@ from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
 from llmserve.engine.settings import EngineSettings
+from llmserve.engine.tactics import TacticCache
 from llmserve.errors import LlmserveError
+from llmserve.progress import Progress
 
 logger = logging.getLogger(__name__)
 AS_IT_IS = {"enable_chunked_context": True, "max_beam_width": 1}  # what this engine does anyway
@@ -58,12 +61,18 @@ class CpuRuntime:
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
         """What this machine would use, for every distinct shape of a linear layer."""
-        machine = Machine.here()
+        machine = this_machine()
         cache = TacticCache.load(directory.path / CACHE_FILE, machine)
         shapes = linear_shapes(directory.engine_file)
         return Tactics(
-            f"tactics on {machine.cpu}, {machine.isa}", {str(shape): choose(cache, shape) for shape in shapes}
+            f"tactics on {machine.device}, {machine.kernels}", {str(shape): choose(cache, shape) for shape in shapes}
         )
+
+    def tune(self, directory: EngineDirectory, progress: Progress) -> None:
+        """As a build does, so for an engine that was built on another machine."""
+        progress.phase("time tactics", num_timed_bytes(directory.engine_file))
+        timed = time_tactics(directory.engine_file, TacticCache(this_machine()), partial(progress.advance, "tactics"))
+        timed.save(directory.path / CACHE_FILE)
 
     def built_for(self, manifest: Manifest) -> str:
         return ""  # one file serves every processor

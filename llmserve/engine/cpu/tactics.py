@@ -1,105 +1,36 @@
-"""Tactics of linear layers: what was measured for which shape, kept in `model.cache`, and which one each layer uses.
+"""Tactics of linear layers on the CPU: how each is timed, and which one it uses.
 
-A tactic chooses how a layer's rows and outputs are cut into register tiles. It decides speed and never a bit of a
-result, so a cache from another machine, or none, is no error: the library's defaults are used.
+A tactic chooses how a layer's rows and outputs are cut into register tiles.
 """
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from llmserve import __version__
 from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.cpu.layout import LinearShape, read_linear_layers
 from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import TacticChoice
+from llmserve.engine.tactics import Machine, TacticCache, choose_tactic
 
-FORMAT_VERSION = 2  # goes up with kernels that are as fast no more
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # a bucket holds the row counts up to it; the last one all above too
-WORTHWHILE = 0.97  # a tactic replaces the default only when it needs less than this part of its time
 TIMED_COLUMNS = 2048  # panels are alike: a wide layer is timed on a part
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What timings depend on."""
-
-    cpu: str
-    isa: str
-    llmserve: str = __version__
-
-    @classmethod
-    def here(cls, isa: str = "") -> Machine:
-        return cls(cpu_name(), chosen_isa(isa))
-
-
-@dataclass(frozen=True, slots=True)
-class TacticCache:
-    """Microseconds by shape, row bucket and tactic."""
-
-    machine: Machine
-    microseconds: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, path: Path, machine: Machine) -> TacticCache:
-        """The timings in `path` when they were made on this machine; empty when not, or when there are none."""
-        try:
-            content = json.loads(path.read_text())
-            if content["format_version"] == FORMAT_VERSION and Machine(**content["machine"]) == machine:
-                return cls(machine, _checked(content["microseconds"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass  # timings can be made again, and nothing but speed depends on them
-        return cls(machine)
-
-    def save(self, path: Path) -> None:
-        content = {
-            "format_version": FORMAT_VERSION,
-            "machine": {name: getattr(self.machine, name) for name in ("cpu", "isa", "llmserve")},
-            "microseconds": self.microseconds,
-        }
-        path.write_text(json.dumps(content, indent=1) + "\n")
-
-    def timings(self, shape: LinearShape, rows: int) -> Mapping[str, float]:
-        """Tactic -> microseconds for a bucket of rows; empty when nothing was measured."""
-        return self.microseconds.get(str(shape), {}).get(str(rows), {})
-
-
-def _checked(microseconds: Any) -> dict[str, dict[str, dict[str, float]]]:
-    return {
-        str(shape): {
-            str(rows): {str(tactic): float(value) for tactic, value in timings.items()}
-            for rows, timings in buckets.items()
-        }
-        for shape, buckets in microseconds.items()
-    }
+def this_machine(isa: str = "") -> Machine:
+    """`isa`: the instruction set, if not the best one."""
+    return Machine(cpu_name(), chosen_isa(isa))
 
 
 def choose(cache: TacticCache, shape: LinearShape) -> list[TacticChoice]:
     """One choice per row bucket: the fastest that was measured, or the default where it is about as good."""
-    names, defaults = load_library().tactics(cache.machine.isa, shape.weight_type)
+    names, defaults = load_library().tactics(cache.machine.kernels, shape.weight_type)
     return [
-        _choice(names, names[default], rows, cache.timings(shape, rows))
+        choose_tactic(names, names[default], rows, cache.timings(str(shape), rows))
         for rows, default in zip(ROW_BUCKETS, defaults, strict=True)
     ]
-
-
-def _choice(names: Sequence[str], default: str, rows: int, timings: Mapping[str, float]) -> TacticChoice:
-    known = {name: value for name, value in timings.items() if name in names}
-    if default not in known:
-        return TacticChoice(rows, default, names.index(default), "default, not measured here")
-    best = min(known, key=lambda name: known[name])
-    if len(known) == 1:
-        return TacticChoice(rows, default, names.index(default), "the only one")
-    if known[best] >= WORTHWHILE * known[default]:
-        reason = f"default, {known[default]:.0f} us; no other is faster"
-        return TacticChoice(rows, default, names.index(default), reason)
-    reason = f"{known[best]:.0f} us; default {default} {known[default]:.0f} us"
-    return TacticChoice(rows, best, names.index(best), reason)
 
 
 def tactic_table(engine_file: Path, machine: Machine) -> bytes:
@@ -116,14 +47,14 @@ def time_tactics(engine_file: Path, known: TacticCache, advance: Callable[[int],
 
     `advance` is told how many of `num_timed_bytes` are done since the last call.
     """
-    library, isa = load_library(), known.machine.isa
+    library, isa = load_library(), known.machine.kernels
     microseconds: dict[str, dict[str, Mapping[str, float]]] = {}
     for shape in linear_shapes(engine_file):
         names, _ = library.tactics(isa, shape.weight_type)
         size = (shape.depth, min(shape.columns, TIMED_COLUMNS))
         buckets = microseconds.setdefault(str(shape), {})
         for rows in ROW_BUCKETS:
-            buckets[str(rows)] = known.timings(shape, rows)
+            buckets[str(rows)] = known.timings(str(shape), rows)
             if set(buckets[str(rows)]) != set(names):
                 seconds = [library.time_tactic(isa, shape.weight_type, size, rows, i) for i in range(len(names))]
                 buckets[str(rows)] = {name: round(1e6 * value, 1) for name, value in zip(names, seconds, strict=True)}

@@ -23,7 +23,7 @@ from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound, raise_problems
 
 MAGIC = b"LLMSCUDA"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 PREFIX = struct.Struct("<8sIQI")  # magic, version, bytes and CRC-32 of the JSON
 PAGE_BYTES = 4096
 MOST_JSON_BYTES = 1 << 30
@@ -99,6 +99,13 @@ class Launch(NamedTuple):
     part: str  # of Part
     least_rows: int = 1  # for which it runs
     most_rows: int = 1 << 30
+
+
+class Tactic(NamedTuple):
+    """Another kernel that makes the same of the same arguments, and its grid."""
+
+    kernel: int
+    grid: tuple[Extent, Extent, Extent]
 
 
 class Binary(NamedTuple):
@@ -178,6 +185,7 @@ class EngineHeader:
     buffers: tuple[int, ...]  # bytes per row
     kernels: tuple[Kernel, ...]
     launches: tuple[Launch, ...]
+    tactics: Mapping[int, tuple[Tactic, ...]]  # kernel -> what may be launched for it
     tensors: tuple[PlacedTensor, ...]
     binaries: Mapping[str, tuple[Binary, ...]]  # architecture -> of each kernel
     data_bytes: int
@@ -276,6 +284,7 @@ def _decoded(path: Path, text: bytes) -> EngineHeader:
         fields["buffers"] = tuple(fields["buffers"])
         fields["kernels"] = tuple(_kernel(kernel) for kernel in fields["kernels"])
         fields["launches"] = tuple(_launch(launch) for launch in fields["launches"])
+        fields["tactics"] = {int(kernel): tuple(map(_tactic, found)) for kernel, found in fields["tactics"].items()}
         fields["tensors"] = tuple(PlacedTensor(*tensor) for tensor in fields["tensors"])
         fields["binaries"] = {gpu: tuple(Binary(*each) for each in found) for gpu, found in fields["binaries"].items()}
         return EngineHeader(**fields)
@@ -290,8 +299,17 @@ def _kernel(fields: dict[str, Any]) -> Kernel:
 
 def _launch(values: Sequence[Any]) -> Launch:
     kernel, arguments, grid, *rest = values
-    x, y, z = (Extent(*extent) for extent in grid)
-    return Launch(kernel, tuple(Address(*each) for each in arguments), (x, y, z), *rest)
+    return Launch(kernel, tuple(Address(*each) for each in arguments), _grid(grid), *rest)
+
+
+def _tactic(values: Sequence[Any]) -> Tactic:
+    kernel, grid = values
+    return Tactic(kernel, _grid(grid))
+
+
+def _grid(values: Sequence[Any]) -> tuple[Extent, Extent, Extent]:
+    x, y, z = (Extent(*extent) for extent in values)
+    return x, y, z
 
 
 def _aligned(num_bytes: int) -> int:

@@ -21,10 +21,10 @@ from llmserve.engine.cuda.layout import (
     EngineHeader,
     Extent,
     Kernel,
-    Launch,
     Part,
     Room,
 )
+from llmserve.engine.cuda.tactics import is_product
 
 DTYPES = ("float32", "float16", "bfloat16")
 CACHE_DTYPES = (*DTYPES, "int8")
@@ -47,7 +47,7 @@ SYMBOL = re.compile(r"[A-Za-z_$][\w$]{0,4095}", re.ASCII)
 
 def problems(header: EngineHeader) -> list[str]:
     """All of them; what the later checks count with is checked first."""
-    for check in (_sizes, _kernels, _data, _launches):
+    for check in (_sizes, _kernels, _data, _launches, _tactics):
         if found := list(check(header)):
             return found
     return []
@@ -154,7 +154,7 @@ def _launches(header: EngineHeader) -> Iterator[str]:
         rows = launch.least_rows, launch.most_rows
         if not all(_is_whole(count, 1, MOST_ROWS) for count in rows) or rows[0] > rows[1]:
             yield f"launch {place} ({kernel.function}) runs for {_shown(rows)} rows"
-        if not _is_grid(header, launch, kernel):
+        if not _is_grid(header, launch.part, launch.grid, kernel):
             yield f"launch {place} ({kernel.function}) has the grid {_shown(launch.grid)}"
         if len(launch.arguments) != len(kernel.types):
             yield f"launch {place} ({kernel.function}) has {len(launch.arguments)} arguments"
@@ -165,15 +165,41 @@ def _launches(header: EngineHeader) -> Iterator[str]:
                 yield f"launch {place} ({kernel.function}) has {name} at {_shown(tuple(address))}"
 
 
-def _is_grid(header: EngineHeader, launch: Launch, kernel: Kernel) -> bool:
+def _tactics(header: EngineHeader) -> Iterator[str]:
+    """What may be launched for a kernel takes the same arguments, wherever that is."""
+    parts: dict[int, set[str]] = {}
+    for launch in header.launches:
+        parts.setdefault(launch.kernel, set()).add(launch.part)
+    for number, tactics in header.tactics.items():
+        if number not in parts:
+            yield f"kernel {_shown(number)} is never launched, and has tactics"
+            continue
+        kernel = header.kernels[number]
+        if not is_product(kernel):
+            yield f"kernel {number} ({kernel.function}) has tactics, and is no product"
+            continue
+        for tactic in tactics:
+            if not _is_whole(tactic.kernel, 0, len(header.kernels) - 1):
+                yield f"a tactic of kernel {number} is kernel {_shown(tactic.kernel)}"
+                continue
+            other = header.kernels[tactic.kernel]
+            if (other.function, other.types, other.unaligned, is_product(other)) != (
+                kernel.function, kernel.types, kernel.unaligned, True,
+            ):  # fmt: skip
+                yield f"kernel {tactic.kernel} takes other arguments than kernel {number}, whose tactic it is"
+            if not all(_is_grid(header, part, tactic.grid, other) for part in parts[number]):
+                yield f"a tactic of kernel {number} ({kernel.function}) has the grid {_shown(tactic.grid)}"
+
+
+def _is_grid(header: EngineHeader, part: str, grid: tuple[Extent, Extent, Extent], kernel: Kernel) -> bool:
     """Within the device's limits; and rows in tiles as large as the kernel's, that buffers have room for."""
     tile = dict(kernel.constants).get("TILE_ROWS", 1)
-    most = header.max_num_tokens if launch.part == Part.BODY.value else header.head_rows
+    most = header.max_num_tokens if part == Part.BODY.value else header.head_rows
     return all(
         _is_extent(extent)
         and (not extent.rows or (extent.rows == tile and TILE_ROWS % extent.rows == 0))
         and 1 <= extent.programs(most, max_tiles(header, most)) <= limit
-        for extent, limit in zip(launch.grid, MOST_GRID, strict=True)
+        for extent, limit in zip(grid, MOST_GRID, strict=True)
     )
 
 

@@ -8,20 +8,23 @@ wanted of logits is found on the host, by the library that the CPU engine has. B
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cuda.choices import NOBODY, StepChoice, choice_offsets, step_choice
 from llmserve.engine.cuda.device import Device, Function, Graph
 from llmserve.engine.cuda.inputs import FIRST_UNSEEN, Inputs, bucket_of, buckets, max_tiles
 from llmserve.engine.cuda.layout import TILE_ROWS, Address, EngineHeader, Launch, Part, Room, read_header
 from llmserve.engine.cuda.pinned import Pinned
+from llmserve.engine.cuda.tactics import chosen, machine_of
 from llmserve.engine.native.choosers import Choice, Choosers
+from llmserve.engine.tactics import TacticCache
 from llmserve.errors import EngineFileError, InvalidArgument, Unsupported
 from llmserve.scheduler.plan import StepPlan
 
@@ -40,7 +43,7 @@ class CudaRunner:
             raise InvalidArgument(f"num_blocks must be at least 1, got {num_blocks}")
         self.header = header = read_header(path)
         check_architecture(header, device)
-        self._device = device
+        self.device = device
         self._num_blocks = num_blocks
         self._inputs = Inputs(header)
         self._choice_offsets, self._choice_bytes = choice_offsets(header)
@@ -53,9 +56,10 @@ class CudaRunner:
             self._close.callback(self._choosers.close)
             self._allocate()
             self._copy_weights(path)
-            functions = self._load(path)
+            self._functions = self._load(path)
+            cache = TacticCache.load(path.with_name(CACHE_FILE), machine_of(device))
             self._graphs = {
-                (part, rows): self._captured(functions, part, rows)
+                (part, rows): self.capture(self._launches(part, rows, cache), rows)
                 for part, most in self._most_rows.items()
                 for rows in buckets(most)
             }
@@ -88,8 +92,8 @@ class CudaRunner:
         host = self._free.pop(0)
         num_rows = bucket_of(plan.num_tokens, self.header.max_num_tokens)
         num_bytes = self._inputs.fill(host.views, plan.chunks, num_rows, self._unseen)
-        self._device.write(self._places[Room.INPUT], host.staged[:num_bytes])
-        self._device.run(self._graphs[Part.BODY, num_rows])
+        self.device.write(self._places[Room.INPUT], host.staged[:num_bytes])
+        self.device.run(self._graphs[Part.BODY, num_rows])
         choice = self._choosers.begin(plan)
         step = step_choice(choice.flat, self.header)
         host.send_requests(step, choice.flat, self._places[Room.CHOICE])
@@ -97,15 +101,15 @@ class CudaRunner:
             self._run_head(host, choice, step, begin)
         if len(step.chosen):
             tokens = self._places[Room.CHOICE] + self._choice_offsets["tokens"]
-            self._device.read(host.tokens[: len(step.records)].view(np.uint8), tokens)
-        self._device.record(host.event)
+            self.device.read(host.tokens[: len(step.records)].view(np.uint8), tokens)
+        self.device.record(host.event)
         sampled = (chunk.sequence_id for chunk in plan.chunks if chunk.sample is not None)
         found = choice.flat.tokens
         self._unseen = {
             sequence_id: FIRST_UNSEEN - place if is_ours else found[place]
             for place, (sequence_id, is_ours) in enumerate(zip(sampled, step.is_chosen, strict=True))
         }
-        return CudaStep(self._device, host, self._free, choice, step.chosen)
+        return CudaStep(self.device, host, self._free, choice, step.chosen)
 
     def replay(self, num_sequences: int, count: int) -> None:
         """Run what a step of so many decoding sequences runs on the device `count` times, and wait: for measurements.
@@ -116,11 +120,11 @@ class CudaRunner:
         head_rows = self.header.head_rows
         pieces = [min(head_rows, num_sequences - begin) for begin in range(0, num_sequences, head_rows)]
         for _ in range(count):
-            self._device.run(body)
+            self.device.run(body)
             for rows in pieces:
                 for part in (Part.HEAD, Part.BEST):
-                    self._device.run(self._graphs[part, bucket_of(rows, head_rows)])
-        self._device.synchronize()
+                    self.device.run(self._graphs[part, bucket_of(rows, head_rows)])
+        self.device.synchronize()
 
     def _run_head(self, host: Pinned, choice: Choice, step: StepChoice, begin: int) -> None:
         """The logits of the selected rows from `begin` on, as many as there is room for, and what is chosen of them."""
@@ -128,12 +132,12 @@ class CudaRunner:
         rows = step.rows[begin : begin + head_rows]
         num_rows = bucket_of(len(rows), head_rows)
         host.send_rows(step, choice.selected, begin, begin + head_rows, self._places[Room.CHOICE])
-        self._device.run(self._graphs[Part.HEAD, num_rows])
+        self.device.run(self._graphs[Part.HEAD, num_rows])
         is_ours = rows == NOBODY
         if not is_ours.all():
             wanted = {Part.EDITS: step.has_edits, Part.BEST: True, Part.DRAWS: step.has_draws}
             for part in (part for part, is_wanted in wanted.items() if is_wanted):
-                self._device.run(self._graphs[part, num_rows])
+                self.device.run(self._graphs[part, num_rows])
         if is_ours.any():
             self._choose_here(choice, np.flatnonzero(is_ours), begin)
 
@@ -141,8 +145,8 @@ class CudaRunner:
         """By the library: in these rows of the piece that begins at `begin`."""
         first, last = int(rows[0]), int(rows[-1])
         logits = self._logits[first : last + 1]
-        self._device.read(logits.reshape(-1).view(np.uint8), self._places[Room.LOGITS] + logits[0].nbytes * first)
-        self._device.synchronize()
+        self.device.read(logits.reshape(-1).view(np.uint8), self._places[Room.LOGITS] + logits[0].nbytes * first)
+        self.device.synchronize()
         for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
             choice.add(logits[run[0] - first : run[-1] + 1 - first], begin + int(run[0]))
 
@@ -151,7 +155,7 @@ class CudaRunner:
         self._close.close()
 
     def _allocate(self) -> None:
-        header, device = self.header, self._device
+        header, device = self.header, self.device
         planes = {Room.KEYS: header.key_bytes_per_block, Room.VALUES: header.value_bytes_per_block}
         self._plane_bytes = {room: num_bytes * self._num_blocks for room, num_bytes in planes.items()}
         wanted = {
@@ -175,43 +179,49 @@ class CudaRunner:
 
     def _copy_weights(self, path: Path) -> None:
         header, address = self.header, self._places[Room.TENSOR]
-        staging = self._device.host_memory(min(STAGING_BYTES, max(header.weight_bytes, 1)))
+        staging = self.device.host_memory(min(STAGING_BYTES, max(header.weight_bytes, 1)))
         with path.open("rb") as file:
             file.seek(header.data_begin + header.tensors_begin)
             for begin in range(0, header.weight_bytes, STAGING_BYTES):
                 piece = staging[: min(STAGING_BYTES, header.weight_bytes - begin)]
                 if file.readinto(piece.data) != len(piece):
                     raise EngineFileError(f"{path} has become shorter while it was read; build the engine again")
-                self._device.write(address + begin, piece)
-                self._device.synchronize()
+                self.device.write(address + begin, piece)
+                self.device.synchronize()
 
     def _load(self, path: Path) -> list[Function]:
         """Of each kernel."""
         functions = []
         with path.open("rb") as file:
-            for binary in self.header.binaries[self._device.architecture]:
+            for binary in self.header.binaries[self.device.architecture]:
                 file.seek(self.header.data_begin + binary.offset)
                 content = file.read(binary.num_bytes)
                 limits = {"shared_bytes": binary.shared_bytes, "num_arguments": binary.num_arguments}
-                functions.append(self._device.load(content, binary.symbol, **limits))
+                functions.append(self.device.load(content, binary.symbol, **limits))
         return functions
 
-    def _captured(self, functions: list[Function], part: Part, num_rows: int) -> Graph:
-        with self._device.capture() as graph:
-            for launch in self.header.launches:
-                if launch.part == part.value and launch.least_rows <= num_rows <= launch.most_rows:
-                    self._launch(functions, launch, num_rows)
+    def _launches(self, part: Part, num_rows: int, cache: TacticCache) -> Iterator[Launch]:
+        for launch in self.header.launches:
+            if launch.part == part.value and launch.least_rows <= num_rows <= launch.most_rows:
+                yield chosen(self.header, launch, num_rows, cache)
+
+    def capture(self, launches: Iterable[Launch], num_rows: int) -> Graph:
+        """A graph of these, for so many rows."""
+        with self.device.capture() as graph:
+            for launch in launches:
+                self._launch(launch, num_rows)
         return graph
 
-    def _launch(self, functions: list[Function], launch: Launch, num_rows: int) -> None:
-        binary = self.header.binaries[self._device.architecture][launch.kernel]
+    def _launch(self, launch: Launch, num_rows: int) -> None:
+        binary = self.header.binaries[self.device.architecture][launch.kernel]
         num_tiles = max_tiles(self.header, num_rows)
         x, y, z = (extent.programs(num_rows, num_tiles) for extent in launch.grid)
-        arguments = [self._address(argument) for argument in launch.arguments]
+        arguments = [self.place(argument) for argument in launch.arguments]
         arguments += [0] * (binary.num_arguments - len(arguments))
-        self._device.launch(functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments)
+        self.device.launch(self._functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments)
 
-    def _address(self, argument: Address) -> int:
+    def place(self, argument: Address) -> int:
+        """Where it is on the device."""
         room = Room(argument.room)
         if room is Room.BUFFER:
             return self._buffers[int(argument.name)] + argument.offset

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.budgets import TokenBudgets
 from llmserve.engine.cores import num_threads
@@ -16,15 +16,19 @@ from llmserve.engine.cuda.device import Device
 from llmserve.engine.cuda.layout import EngineHeader, read_header
 from llmserve.engine.cuda.needs import NEEDS
 from llmserve.engine.cuda.runner import CudaRunner, check_architecture, fixed_bytes
+from llmserve.engine.cuda.tactics import choices, machine_of
+from llmserve.engine.cuda.tuning import time_tactics
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.nvidia import visible_gpus
 from llmserve.engine.replicas import ReplicatedEngine
-from llmserve.engine.runtime import Needs, Runtime, Tactics
+from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
 from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
 from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.engine.tactics import TacticCache
 from llmserve.errors import InvalidArgument, LlmserveError
+from llmserve.progress import Progress
 
 logger = logging.getLogger(__name__)
 HONOURED = ("gpu_device_ids", "instance_gpus")  # of the former the first
@@ -97,7 +101,29 @@ class CudaRuntime:
         )
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
-        return Tactics("tiles are chosen when an engine is built")
+        """What GPU 0 would use."""
+        header = read_header(directory.engine_file)
+        if not header.tactics:
+            return Tactics("the engine was built with one tactic for each product")
+        try:
+            with closing(self._open_device(0)) as device:
+                machine = machine_of(device)
+        except LlmserveError as error:
+            return Tactics(f"tactics are chosen where there is a GPU: {error}")
+        cache = TacticCache.load(directory.path / CACHE_FILE, machine)
+        return Tactics(f"tactics on {machine.device}, {machine.kernels}", choices(header, cache))
+
+    def tune(self, directory: EngineDirectory, progress: Progress) -> None:
+        """On GPU 0, which has to have room for the engine."""
+        header = read_header(directory.engine_file)
+        if not header.tactics:
+            raise nothing_to_tune(self.tactics(directory))
+        runner = CudaRunner(directory.engine_file, self._open_device(0), num_blocks=1, threads=1)
+        try:
+            timed = time_tactics(runner, progress)
+        finally:
+            runner.close()
+        timed.save(directory.path / CACHE_FILE)
 
     def built_for(self, manifest: Manifest) -> str:
         return ", ".join(manifest.device["architectures"])

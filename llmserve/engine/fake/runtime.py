@@ -14,9 +14,10 @@ from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake.runner import KERNELS, FakeRunner
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.manifest import Manifest
-from llmserve.engine.runtime import Needs, Runtime, Tactics
+from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.settings import EngineSettings
+from llmserve.progress import Progress
 
 
 class FakeRuntime:
@@ -46,6 +47,9 @@ class FakeRuntime:
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
         return Tactics("there is nothing to choose")
+
+    def tune(self, directory: EngineDirectory, progress: Progress) -> None:
+        raise nothing_to_tune(self.tactics(directory))
 
     def built_for(self, manifest: Manifest) -> str:
         return ""

@@ -7,13 +7,14 @@ from collections.abc import Collection
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.manifest import Manifest
-from llmserve.engine.runtime import Needs, Runtime, Tactics
+from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
 from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tensorrt_llm.fits import fit_problems
 from llmserve.engine.tensorrt_llm.library import Mode
 from llmserve.engine.tensorrt_llm.needs import NEEDS
 from llmserve.engine.tensorrt_llm.open import open_tensorrt_llm
+from llmserve.progress import Progress
 
 
 class TensorrtLlmRuntime:
@@ -34,6 +35,9 @@ class TensorrtLlmRuntime:
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
         return Tactics(f"those of a {directory.manifest.target} engine were chosen when it was compiled")
+
+    def tune(self, directory: EngineDirectory, progress: Progress) -> None:
+        raise nothing_to_tune(self.tactics(directory))
 
     def built_for(self, manifest: Manifest) -> str:
         device = manifest.device

@@ -16,15 +16,15 @@ from llmserve.engine.cpu.layout import DType, LinearShape, read_linear_layers
 from llmserve.engine.cpu.runner import available_isas
 from llmserve.engine.cpu.tactics import (
     ROW_BUCKETS,
-    Machine,
-    TacticCache,
     choose,
     linear_shapes,
     num_timed_bytes,
     tactic_table,
+    this_machine,
     time_tactics,
 )
 from llmserve.engine.native.library import load_library
+from llmserve.engine.tactics import TacticCache
 from llmserve.errors import InvalidArgument
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
 from tests.engine.cpu.networks import all_logits, random_ids
@@ -39,12 +39,12 @@ def names_and_defaults(isa: str = "") -> tuple[list[str], list[int]]:
 
 
 def cache_with(timings: dict[str, float], rows: int = 1) -> TacticCache:
-    return TacticCache(Machine.here(), {str(SHAPE): {str(rows): timings}})
+    return TacticCache(this_machine(), {str(SHAPE): {str(rows): timings}})
 
 
 def test_without_timings_the_defaults_are_used() -> None:
     names, defaults = names_and_defaults()
-    choices = choose(TacticCache(Machine.here()), SHAPE)
+    choices = choose(TacticCache(this_machine()), SHAPE)
     assert [choice.rows for choice in choices] == list(ROW_BUCKETS)
     assert [choice.index for choice in choices] == defaults
     assert {choice.reason for choice in choices} == {"default, not measured here"}
@@ -65,33 +65,33 @@ def test_the_fastest_tactic_wins_unless_it_hardly_differs_from_the_default() -> 
 def test_a_cache_that_cannot_be_used_is_as_good_as_none(content: str, tmp_path: Path) -> None:
     path = tmp_path / CACHE_FILE
     path.write_text(content)
-    assert TacticCache.load(path, Machine.here()) == TacticCache(Machine.here())
-    assert TacticCache.load(tmp_path / "nothing", Machine.here()) == TacticCache(Machine.here())
+    assert TacticCache.load(path, this_machine()) == TacticCache(this_machine())
+    assert TacticCache.load(tmp_path / "nothing", this_machine()) == TacticCache(this_machine())
 
 
 def test_timings_of_another_machine_are_not_used(tmp_path: Path) -> None:
     path = tmp_path / CACHE_FILE
     cache_with({"6x4": 1.0}).save(path)
-    assert TacticCache.load(path, Machine.here()).timings(SHAPE, 1) == {"6x4": 1.0}
+    assert TacticCache.load(path, this_machine()).timings(str(SHAPE), 1) == {"6x4": 1.0}
     content = json.loads(path.read_text())
-    content["machine"]["cpu"] = "another"
+    content["machine"]["device"] = "another"
     path.write_text(json.dumps(content))
-    assert TacticCache.load(path, Machine.here()).microseconds == {}
+    assert TacticCache.load(path, this_machine()).microseconds == {}
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
 def test_every_shape_is_timed_once(dtype: str, quantization: str, isa: str, engine_file: EngineFile) -> None:
     path = engine_file("rope", dtype, quantization)
-    machine = Machine.here(isa)
+    machine = this_machine(isa)
     done: list[int] = []
     cache = time_tactics(path, TacticCache(machine), done.append)
     assert sum(done) == num_timed_bytes(path)
     for shape in linear_shapes(path):
         names, _ = load_library().tactics(isa, shape.weight_type)
         for rows in ROW_BUCKETS:
-            assert list(cache.timings(shape, rows)) == names
-            assert all(value >= 0 for value in cache.timings(shape, rows).values())
+            assert list(cache.timings(str(shape), rows)) == names
+            assert all(value >= 0 for value in cache.timings(str(shape), rows).values())
     assert time_tactics(path, cache, done.append) == cache, "known timings are kept"
 
 
@@ -119,7 +119,7 @@ def test_no_tactic_changes_a_bit(
 def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: OpenRunner) -> None:
     path = engine_file("rope", "float32", "")
     runner = open_runner(path)
-    table = tactic_table(path, Machine.here())
+    table = tactic_table(path, this_machine())
     with pytest.raises(InvalidArgument, match=f"the engine has {len(table)} tactics, got 3"):
         runner.set_tactics(b"\0\0\0")
     first = min(read_linear_layers(path)[1]) * len(ROW_BUCKETS)

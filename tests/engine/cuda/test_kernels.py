@@ -11,7 +11,15 @@ from llmserve.builder.targets.cuda.compiler import TritonCompiler
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.errors import InternalError
 from tests.engine.cuda.engines import peculiar_kernels
-from tools.cuda_kernels import ARCHITECTURES, PRECISIONS, Row, kernels_of, rows
+from tools.cuda_kernels import (
+    ARCHITECTURES,
+    PRECISIONS,
+    RESERVED_SHARED_BYTES,
+    SHARED_BYTES,
+    Row,
+    kernels_of,
+    rows,
+)
 
 FUNCTIONS = {
     "choosing.count_history", "choosing.penalize", "choosing.add_bias", "choosing.ban", "choosing.find_peaks",
@@ -37,6 +45,16 @@ def test_kernels_that_few_networks_have_compile_too() -> None:
     assert all(each.num_arguments == len(kernel.types) + 2 for each, kernel in zip(compiled, kernels, strict=True))
     real = [kernel for precision in PRECISIONS for kernel in kernels_of("Qwen3-0.6B", precision)]
     assert {kernel.function for kernel in [*kernels, *real]} == FUNCTIONS
+
+
+@pytest.mark.parametrize(("architecture", "precision"), [("sm_90", "float16"), ("sm_80", "int4"), ("sm_100", "int8")])
+def test_what_may_be_tried_instead_compiles_too(architecture: str, precision: str) -> None:
+    """That nothing of it spills nobody asks: time tells."""
+    usual = kernels_of("Qwen3-0.6B", precision)
+    others = [kernel for kernel in kernels_of("Qwen3-0.6B", precision, with_tactics=True) if kernel not in usual]
+    assert len(others) > 10
+    for compiled in TritonCompiler().compile(others, architecture, 2):
+        assert compiled.shared_bytes <= SHARED_BYTES[architecture] * 1024 - RESERVED_SHARED_BYTES
 
 
 def test_two_compilations_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
-from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import Part, quantize_rows, quantized_params
 from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
@@ -40,10 +39,12 @@ from llmserve.engine.cpu.layout import (
     pack_panels,
 )
 from llmserve.engine.cpu.limits import Limit, measure_limit
-from llmserve.engine.cpu.tactics import Machine, TacticCache, num_timed_bytes, time_tactics
+from llmserve.engine.cpu.tactics import num_timed_bytes, this_machine, time_tactics
 from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.tactics import TacticCache
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
+from llmserve.progress import Progress
 
 MAX_WIDTH = 1 << 24
 MAX_BLOCK = 1 << 16
@@ -122,7 +123,7 @@ class CpuTarget:
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
         engine_file = directory / ENGINE_FILE
-        known = TacticCache.load(earlier / CACHE_FILE, Machine.here())
+        known = TacticCache.load(earlier / CACHE_FILE, this_machine())
         progress.phase("time tactics", num_timed_bytes(engine_file))
         timed = time_tactics(engine_file, known, partial(progress.advance, "tactics"))
         timed.save(directory / CACHE_FILE)

@@ -9,7 +9,7 @@ from llmserve.builder.quantization import QUANTIZED_GROUP
 from llmserve.builder.targets.buffers import NOWHERE, Place
 from llmserve.builder.targets.cuda.integers import FLOATS, num_groups, stored_parts
 from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, TYPES, Argument, Constants, power_of_two
-from llmserve.builder.targets.cuda.tiles import FEW_ROWS, MANY_ROWS, SPLIT_ROWS, ProductTile
+from llmserve.builder.targets.cuda.tiles import FEW_ROWS, SPLIT_ROWS, ProductTile, RowRange
 from llmserve.builder.targets.cuda.values import Values
 from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Room
 from llmserve.models.graph import Op, OpKind
@@ -23,8 +23,7 @@ class Factors:
     end: int
     arguments: Mapping[str, Argument]
     constants: Constants
-    few: ProductTile
-    many: ProductTile
+    ranges: tuple[RowRange, RowRange]
     tile_inputs: int
 
 
@@ -59,11 +58,9 @@ class ProductLowering(Values):
             **factors.constants, "Y_STRIDE": y.stride, "NUM_COLUMNS": gate.width,
             "ACTIVATION": str(gate.attrs["activation"]), "SEGMENTS": 1,
         }  # fmt: skip
-        for tile, rows in _row_ranges(factors):
-            self._record.launch(
-                "linear.gated_linear", {**factors.arguments, "y": self._value(gate.output)},
-                {**constants, **_tile_constants(tile, factors)}, _product_grid(tile, gate.width), tile=tile, rows=rows,
-            )  # fmt: skip
+        arguments = {**factors.arguments, "y": self._value(gate.output)}
+        for rows in factors.ranges:
+            self._launch_product("linear.gated_linear", arguments, constants, factors, rows)
         self._read_rounded(op)
         self._buffers.read((*op.inputs, *gate.inputs))
 
@@ -90,32 +87,44 @@ class ProductLowering(Values):
         width = factors.end - factors.begin
         segments = self._tiles.segments(width, int(factors.constants["NUM_INPUTS"]))
         shape: Constants = {**factors.constants, "NUM_COLUMNS": width, "SEGMENTS": segments}
-        for tile, rows in _row_ranges(factors):
-            grid = _product_grid(tile, width)
-            if segments > 1 and tile is factors.few:
-                self._in_segments(factors, shape, behind, epilogue, grid, rows)
+        for rows in factors.ranges:
+            if segments > 1 and rows.rows == FEW_ROWS:
+                self._in_segments(factors, shape, behind, epilogue, rows)
             else:
-                constants = {**shape, **epilogue, **_tile_constants(tile, factors)}
                 arguments = {**factors.arguments, **behind}
-                self._record.launch("linear.linear", arguments, constants, grid, tile=tile, rows=rows)
+                self._launch_product("linear.linear", arguments, {**shape, **epilogue}, factors, rows)
 
     def _in_segments(
-        self, factors: Factors, shape: Constants, behind: Mapping[str, Argument], epilogue: Constants,
-        grid: tuple[Extent, Extent, Extent], rows: tuple[int, int],
+        self, factors: Factors, shape: Constants, behind: Mapping[str, Argument], epilogue: Constants, rows: RowRange,
     ) -> None:  # fmt: skip
-        tile, segments, width = factors.few, int(shape["SEGMENTS"]), int(shape["NUM_COLUMNS"])
+        segments, width = int(shape["SEGMENTS"]), int(shape["NUM_COLUMNS"])
         (parts,) = self._record.scratch(segments * SPLIT_ROWS * width)
-        self._record.launch(
-            "linear.linear_segments", {**factors.arguments, "parts": parts},
-            {**shape, "MAX_ROWS": SPLIT_ROWS, **_tile_constants(tile, factors)},
-            (*grid[:2], Extent(fixed=segments)), tile=tile, rows=rows,
+        self._launch_product(
+            "linear.linear_segments", {**factors.arguments, "parts": parts}, {**shape, "MAX_ROWS": SPLIT_ROWS},
+            factors, rows, segments,
         )  # fmt: skip
         columns = min(self._tiles.columns, power_of_two(width))
         self._record.launch(
             "linear.add_segments", {"parts": parts, **behind},
             {"NUM_COLUMNS": width, **epilogue, "SEGMENTS": segments, "MAX_ROWS": SPLIT_ROWS, "TILE_COLUMNS": columns},
-            (ROWS, Extent(fixed=-(-width // columns)), ONE), rows=rows,
+            (ROWS, Extent(fixed=-(-width // columns)), ONE), rows=rows.rows,
         )  # fmt: skip
+
+    def _launch_product(
+        self, function: str, arguments: Mapping[str, Argument], constants: Constants, factors: Factors, rows: RowRange,
+        segments: int = 1,
+    ) -> None:  # fmt: skip
+        """In the range's tile, with the others as its tactics. `segments`: worked off by programs of their own."""
+        width = int(constants["NUM_COLUMNS"])
+
+        def cut(tile: ProductTile) -> tuple[Constants, tuple[Extent, Extent, Extent]]:
+            shape = {"TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "TILE_INPUTS": factors.tile_inputs}
+            grid = Extent(tile.rows), Extent(fixed=-(-width // tile.columns)), Extent(fixed=segments)
+            return {**constants, **shape}, grid
+
+        kernel = self._record.launch(function, arguments, *cut(rows.tile), tile=rows.tile, rows=rows.rows)
+        for tile in rows.others:
+            self._record.tactic(kernel, function, arguments, *cut(tile), tile)
 
     def _factors(self, op: Op) -> list[Factors]:
         """Of each run of columns whose weights have the same format."""
@@ -125,7 +134,8 @@ class ProductLowering(Values):
             value = self._value(x)
             arguments = {"x": value, "x_scales": value, "w": self._matrix(name), "w_scales": value, "row_scales": value}
             constants = _factor_constants(FLOATS, self._buffers[x].stride, 0, num_inputs)
-            return [Factors(0, op.width, arguments, constants, self._tiles.few, self._tiles.many, self._tiles.inputs)]
+            ranges = self._tiles.ranges(of_integers=False)
+            return [Factors(0, op.width, arguments, constants, ranges, self._tiles.inputs)]
         integers, scales = self._rounded(x)
         rounded = {"x": self._argument(integers, "int8"), "x_scales": self._argument(scales, "float32")}
         found = []
@@ -134,7 +144,7 @@ class ProductLowering(Values):
             found.append(Factors(
                 stored.part.begin, stored.part.end, {**rounded, "w": w, "w_scales": w_scales, "row_scales": row_scales},
                 _factor_constants(stored.format, integers.stride, scales.stride, num_inputs),
-                self._tiles.few_integers, self._tiles.many_integers, QUANTIZED_GROUP,
+                self._tiles.ranges(of_integers=True), QUANTIZED_GROUP,
             ))  # fmt: skip
         return found
 
@@ -195,15 +205,3 @@ def _factor_constants(format_: str, x_stride: int, scales_stride: int, num_input
 
 def _names_of_rounded(x: str) -> tuple[str, str]:
     return f"{x}.integers", f"{x}.scales"
-
-
-def _row_ranges(factors: Factors) -> list[tuple[ProductTile, tuple[int, int]]]:
-    return [(factors.few, FEW_ROWS), (factors.many, MANY_ROWS)]
-
-
-def _tile_constants(tile: ProductTile, factors: Factors) -> Constants:
-    return {"TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "TILE_INPUTS": factors.tile_inputs}
-
-
-def _product_grid(tile: ProductTile, width: int) -> tuple[Extent, Extent, Extent]:
-    return Extent(tile.rows), Extent(fixed=-(-width // tile.columns)), ONE

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.targets.cuda.tiles import ProductTile
-from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Kernel, Launch, Part, PlacedTensor, Room
+from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Kernel, Launch, Part, PlacedTensor, Room, Tactic
 
 TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "uint8": "*u8"}
 STRIDE_BYTES = 16  # what a thread loads at once
@@ -45,6 +45,7 @@ class Recorder:
         self._kernels: dict[Kernel, int] = {}
         self.part = Part.BODY  # of what comes next
         self.launches: list[Launch] = []
+        self.tactics: dict[int, tuple[Tactic, ...]] = {}  # of a kernel
         self.tensors: dict[str, PlacedTensor] = {}
         self.constants: dict[str, NDArray[np.float32]] = {}
         self.scratch_bytes = 0
@@ -57,20 +58,43 @@ class Recorder:
         self, function: str, arguments: Mapping[str, Argument], constants: Constants,
         grid: tuple[Extent, Extent, Extent], *, tile: ProductTile | None = None, num_warps: int = 4,
         num_stages: int = 3, most_registers: int = 0, rows: tuple[int, int] = ANY_ROWS,
+    ) -> int:  # fmt: skip
+        """rows: the least and the most for which it runs. Returns the number of its kernel."""
+        number = self._kernel(
+            function, arguments, constants,
+            num_warps=tile.num_warps if tile else num_warps,
+            num_stages=tile.num_stages if tile else num_stages,
+            most_registers=most_registers,
+        )  # fmt: skip
+        addresses = tuple(argument.address for argument in arguments.values())
+        self.launches.append(Launch(number, addresses, grid, self.part.value, *rows))
+        return number
+
+    def tactic(
+        self, of: int, function: str, arguments: Mapping[str, Argument], constants: Constants,
+        grid: tuple[Extent, Extent, Extent], tile: ProductTile,
     ) -> None:  # fmt: skip
-        """rows: the least and the most for which it runs."""
+        """What may be launched where kernel `of` is."""
+        number = self._kernel(
+            function, arguments, constants, num_warps=tile.num_warps, num_stages=tile.num_stages, most_registers=0
+        )
+        known, found = self.tactics.get(of, ()), Tactic(number, grid)
+        self.tactics[of] = known if found in known else (*known, found)
+
+    def _kernel(
+        self, function: str, arguments: Mapping[str, Argument], constants: Constants, *, num_warps: int,
+        num_stages: int, most_registers: int,
+    ) -> int:  # fmt: skip
         kernel = Kernel(
             function,
             types=tuple((name, argument.type) for name, argument in arguments.items()),
             unaligned=tuple(name for name, argument in arguments.items() if not argument.is_aligned),
             constants=tuple(sorted(constants.items())),
-            num_warps=tile.num_warps if tile else num_warps,
-            num_stages=tile.num_stages if tile else num_stages,
+            num_warps=num_warps,
+            num_stages=num_stages,
             most_registers=most_registers,
         )
-        number = self._kernels.setdefault(kernel, len(self._kernels))
-        addresses = tuple(argument.address for argument in arguments.values())
-        self.launches.append(Launch(number, addresses, grid, self.part.value, *rows))
+        return self._kernels.setdefault(kernel, len(self._kernels))
 
     def by_columns(self, function: str, arguments: Mapping[str, Argument], constants: Any, width: int) -> None:
         """A program for each row and tile of columns."""

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
-from llmserve.builder.progress import Progress
 from llmserve.builder.quantization import Part, quantize_rows, quantized_params
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Target, unknown_attributes
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
@@ -43,6 +42,7 @@ from llmserve.engine.nvidia import visible_gpus
 from llmserve.errors import LlmserveError
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
+from llmserve.progress import Progress
 
 NUMPY_TYPES: Mapping[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 HEADER_BYTES = 1 << 20  # about, for a plan: with kernels for one architecture
@@ -133,6 +133,7 @@ class CudaTarget:
             COMPUTES: _kernels_digest(compiled),
             "kernels": dict(sorted(Counter(kernel.function for kernel in record.kernels).items())),
             "launches": len(record.launches),
+            "tactics": sum(map(len, record.tactics.values())),
             "quantized_params": len(job.quantized),
         }
 
@@ -147,7 +148,7 @@ class CudaTarget:
         """The GPU may be in another machine."""
 
     def _group_problems(self, program: Program, options: BuildOptions) -> list[str]:
-        most = (self._tiles or tiles_for(options.dtype)).queries
+        most = self._tiles_for(options).queries
         groups = {
             int(op.number("num_heads")) // int(op.number("num_kv_heads"))
             for op in program.ops
@@ -165,8 +166,11 @@ class CudaTarget:
         return lower(
             program, params, quantized=quantized, dtype=options.dtype, cache_dtype=options.cache_dtype,
             max_seq_len=options.max_seq_len, block_size=options.tokens_per_block,
-            tiles=self._tiles or tiles_for(options.dtype),
+            tiles=self._tiles_for(options),
         )  # fmt: skip
+
+    def _tiles_for(self, options: BuildOptions) -> Tiles:
+        return self._tiles or tiles_for(options.dtype)
 
     def _header(self, job: CompileJob, lowered: Lowered, binaries: Mapping[str, tuple[Binary, ...]]) -> EngineHeader:
         options, cache, record = job.options, job.program.cache, lowered.record
@@ -187,6 +191,7 @@ class CudaTarget:
             buffers=lowered.buffers,
             kernels=record.kernels,
             launches=tuple(record.launches),
+            tactics=record.tactics,
             tensors=(),
             binaries=binaries,
             data_bytes=0,

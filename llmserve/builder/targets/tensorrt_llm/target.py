@@ -15,7 +15,6 @@ from typing import Any
 
 from llmserve.builder.config import engine_config
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.progress import Progress
 from llmserve.builder.targets.base import CompileJob, Target
 from llmserve.builder.targets.tensorrt_llm.canonical import (
     canonical_bytes,
@@ -39,6 +38,7 @@ from llmserve.engine.tensorrt_llm.library import Installed, Mode
 from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
 from llmserve.models.graph import Program
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
+from llmserve.progress import Progress
 
 PLUGIN_OPTIONS = (
     "gemm_plugin", "gpt_attention_plugin", "context_fmha", "remove_input_padding", "multiple_profiles",

@@ -1,4 +1,4 @@
-"""How a build says where it is. The command line draws it; a library caller may pass nothing."""
+"""How what takes long says where it is. The command line draws it; a library caller may pass nothing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,30 @@
+"""`llmserve tune ENGINE`: measure here what the engine could do in more than one way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmserve.cli.build_progress import shown_progress
+from llmserve.cli.tactics_table import print_tactics
+from llmserve.cli.termination import terminated_as_exception
+from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
+from llmserve.engine.registry import runtime_for
+from llmserve.errors import InvalidArgument
+
+
+def command(
+    engine: Annotated[Path, typer.Argument(help="Engine directory.", show_default=False)],
+) -> None:
+    """Time an engine's tactics on this machine, and keep the times beside it: for one that was built elsewhere.
+
+    No answer changes; a server uses them when it loads the engine the next time."""
+    directory = EngineDirectory.open(engine)
+    try:
+        with terminated_as_exception(), shown_progress() as progress:
+            runtime_for(directory.manifest.target).tune(directory, progress)
+    except OSError as error:
+        raise InvalidArgument(f"{engine / CACHE_FILE} cannot be written: {error}") from error
+    print_tactics(directory)

@@ -1,0 +1,129 @@
+"""Times the tactics of a CUDA engine's products where they are to run: with its weights, in graphs, as steps do.
+
+A tactic whose bits are not those of the one that the build chose is left out: no cache may change a result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.engine.cuda.device import Graph, HostMemory
+from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Launch, Room
+from llmserve.engine.cuda.runner import CudaRunner
+from llmserve.engine.cuda.tactics import Layer, machine_of, tuned_launches, versions
+from llmserve.engine.tactics import TacticCache
+from llmserve.progress import Progress
+
+logger = logging.getLogger(__name__)
+LEAST_SECONDS = 0.02  # of a trial
+TRIALS = 3
+LEAST_LAUNCHES = 16  # in a graph: beside a few short ones, beginning it would count
+CHECKED_ROWS = 256  # their bits stand for those of more rows
+TYPES = {"*fp32": "float32", "*fp16": "float16", "*bf16": "bfloat16", "*i8": "int8", "*u8": "uint8"}
+
+
+def time_tactics(runner: CudaRunner, progress: Progress, clock: Callable[[], float] = perf_counter) -> TacticCache:
+    """Of every layer with a choice; `clock` is in seconds. Nothing else runs on the device meanwhile."""
+    header, layers, bench = runner.header, tuned_launches(runner.header), _Bench(runner, clock)
+    weights = {tensor.name: tensor.num_bytes for tensor in header.tensors}
+
+    def num_bytes(launches: Sequence[Launch]) -> int:
+        """Read in all trials, each counted once."""
+        read = sum(weights.get(address.name, 0) for launch in launches for address in launch.arguments)
+        return read * len(versions(header, launches[0]))
+
+    progress.phase("time tactics", sum(num_bytes(launches) for _, launches in layers.values()))
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for layer, (num_rows, launches) in layers.items():
+        found.setdefault(layer.name, {})[str(layer.rows)] = bench.timings(layer, launches, num_rows)
+        progress.advance(layer.name, num_bytes(launches))
+    return TacticCache(machine_of(runner.device), found)
+
+
+class _Bench:
+    def __init__(self, runner: CudaRunner, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._staging = runner.device.host_memory(0)
+
+    def timings(self, layer: Layer, launches: Sequence[Launch], num_rows: int) -> dict[str, float]:
+        """Microseconds of a launch, by tactic; the device goes through all weights of a layer's kind, as in a step."""
+        runner, by_launch = self._runner, [versions(self._runner.header, launch) for launch in launches]
+        wanted, found = None, {}
+        for name, launch in by_launch[0].items():
+            made = self._made(launch, min(num_rows, CHECKED_ROWS))
+            wanted = made if wanted is None else wanted
+            if made != wanted:
+                logger.warning("%s in %s gives other bits on this device, and is left out", layer.name, name)
+                continue
+            ours = [known[name] for known in by_launch] * -(-LEAST_LAUNCHES // len(by_launch))
+            found[name] = round(1e6 * self._seconds(runner.capture(ours, num_rows)) / len(ours), 2)
+        return found
+
+    def _seconds(self, graph: Graph) -> float:
+        """Of a run: the shortest of a few trials, each of as many as take a while; the first run does not count."""
+        device, count = self._runner.device, 1
+        found: list[float] = []
+        device.run(graph)
+        device.synchronize()
+        while len(found) < TRIALS:
+            began = self._clock()
+            for _ in range(count):
+                device.run(graph)
+            device.synchronize()
+            seconds = self._clock() - began
+            if seconds < LEAST_SECONDS:
+                count *= 2
+            else:
+                found.append(seconds / count)
+        return min(found)
+
+    def _made(self, launch: Launch, num_rows: int) -> bytes:
+        """What it makes of random numbers, all rows of it."""
+        runner, rng = self._runner, np.random.default_rng(0)
+        kernel = runner.header.kernels[launch.kernel]
+        places = dict(zip((name for name, _ in kernel.types), launch.arguments, strict=True))
+        output = "parts" if "parts" in places else "y"
+        for name, type_ in sorted(kernel.types, key=lambda pair: pair[0] != output):  # a residual may lie where y does
+            if places[name].room == Room.BUFFER.value:
+                self._fill(places[name], type_, num_rows, rng)
+        constants, item_bytes = dict(kernel.constants), ITEM_BYTES[TYPES[dict(kernel.types)[output]]]
+        row_bytes = int(constants["NUM_COLUMNS"]) * item_bytes
+        if output == "parts":
+            pieces, piece_bytes = int(constants["SEGMENTS"]), int(constants["MAX_ROWS"]) * row_bytes
+            used_bytes = num_rows * row_bytes
+        else:
+            pieces, piece_bytes, used_bytes = num_rows, int(constants["Y_STRIDE"]) * item_bytes, row_bytes
+        runner.device.run(runner.capture([launch], num_rows))
+        made = self._staged((pieces - 1) * piece_bytes + used_bytes)
+        runner.device.read(made, runner.place(places[output]))
+        runner.device.synchronize()
+        return b"".join(made[begin * piece_bytes :][:used_bytes].tobytes() for begin in range(pieces))
+
+    def _fill(self, place: Address, type_: str, num_rows: int, rng: np.random.Generator) -> None:
+        """All rows of the buffer where an argument is, with numbers of its type."""
+        num_bytes = self._runner.header.buffers[int(place.name)] * num_rows
+        memory = self._staged(num_bytes)
+        count = num_bytes // ITEM_BYTES[TYPES[type_]]
+        if TYPES[type_] in ("int8", "uint8"):
+            values: NDArray[Any] = rng.integers(-127, 128, count, np.int8)
+        else:
+            values = rng.standard_normal(count, np.float32)
+            if type_ == "*fp16":
+                values = values.astype(np.float16)
+            elif type_ == "*bf16":
+                values = (values.view(np.uint32) >> 16).astype(np.uint16)
+        memory[: values.nbytes] = values.view(np.uint8)
+        self._runner.device.write(self._runner.place(place._replace(offset=0)), memory)
+        self._runner.device.synchronize()
+
+    def _staged(self, num_bytes: int) -> HostMemory:
+        if len(self._staging) < num_bytes:
+            self._staging = self._runner.device.host_memory(num_bytes)
+        return self._staging[:num_bytes]
