@@ -89,7 +89,11 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=lambda text: text.split(","), help="only these, separated by commas")
     parser.add_argument("--suite", type=Path, default=ROOT / "eval/suites/docstrings.yaml", help="of the evaluation")
     parser.add_argument("--num-samples", type=int, help="only the first so many of the suite")
-    parser.add_argument("--batches", default="1,4,16,64", help="of the benchmark of TensorRT-LLM")
+    parser.add_argument(
+        "--batches",
+        default="1,4,16,64",
+        help="requests at the same time, of what is measured through the engine or a server",
+    )
     given = parser.parse_args(arguments)
     names = [step.__name__ for step in TARGETS[given.target][1]]
     if unknown := [name for name in given.steps or () if name not in names]:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,15 @@ from tools.gpu_check.program import Finished
 from tools.gpu_check.speed_of_networks import CELLS, NETWORKS, PRECISIONS
 from tools.gpu_check.steps import Details, NotRun, Result, State, StepFailed
 
-SPEEDS = [f"speed-{network}-{precision}" for network in NETWORKS for precision in PRECISIONS]
-STEPS = ["environment", "build", "contract", "evaluation", "parity", "memcheck", "racecheck", "bandwidth", *SPEEDS]
+SPEEDS = [
+    name
+    for network in NETWORKS
+    for name in (f"peer-{network}", *(f"speed-{network}-{precision}" for precision in PRECISIONS))
+]
+STEPS = [
+    "environment", "build", "tune", "contract", "evaluation", "parity", "memcheck", "racecheck", "serving", "bandwidth",
+    *SPEEDS,
+]  # fmt: skip
 
 
 def report_in(output: Path) -> dict[str, Any]:
@@ -151,6 +159,7 @@ def test_a_network_is_measured_and_what_was_made_for_it_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a worker that says what one on a GPU would say."""
+    tuned: list[str] = []
 
     def worker(command: list[str], *, timeout_s: float) -> Finished:
         if "tools.gpu_check.idle" in command:
@@ -158,17 +167,24 @@ def test_a_network_is_measured_and_what_was_made_for_it_deleted(
             waits = [{"batch": 4, "device_ms": 60.0, "engine_ms": 80.0, "idle_share": 0.25}]
             Path(command[-2]).write_text(json.dumps(waits))
             return Finished(0, "", "")
+        if "tune" in command:
+            assert Path(command[-1]).is_dir()
+            tuned.append(command[-1])
+            return Finished(0, "", "")
+        if command[1] == "-c":
+            return Finished(0, "", "")  # there is a torch with CUDA
         _, _, _, action, job, report = command
+        is_peer = "torch_compiled" in job
         engine = tmp_path / f"tiny-cuda-{json.loads(job)['precision']}"
         if action == "prepare":
             engine.mkdir()
             return Finished(0, "", "")
-        assert engine.is_dir()
+        assert engine.is_dir() is not is_peer
         opened = {"kind": "opened", "seconds": 1.5, "weight_bytes": 1e6, "kv_bytes_per_token": 0, "versions": {}}
         samples = [
-            {"kind": "sample", "cell": cell.name, "tokens": 10, "seconds": 0.1 * number, "ids": []}
+            {"kind": "sample", "cell": cell.name, "tokens": 10, "seconds": seconds, "ids": []}
             for cell in CELLS
-            for number in (1, 2, 9)
+            for seconds in ([0.4] if is_peer else [0.1, 0.2, 0.9])
         ]
         Path(report).write_text("".join(f"{json.dumps(line)}\n" for line in (opened, *samples)))
         return Finished(0, "", "")
@@ -178,21 +194,43 @@ def test_a_network_is_measured_and_what_was_made_for_it_deleted(
     plan = Plan(cuda.SUBJECT, tmp_path, Path("unused"), None)
     limits = {"copied_bytes_per_s": 1e9, "products_per_s": {}}
     (tmp_path / "bandwidth.json").write_text(json.dumps(limits))
-    for precision in (PRECISIONS[0], PRECISIONS[-1]):
-        assert (tmp_path / "checkpoint-tiny").exists() is (precision == PRECISIONS[-1])
+    peer = cuda.peer_of("tiny")(plan)
+    beside_it = cuda.speed_of("tiny", PRECISIONS[0])(plan)
+    assert [row["of_the_peer"] for row in beside_it["rows"]] == pytest.approx([2.0] * len(CELLS))
+    for precision in (PRECISIONS[1], PRECISIONS[-1]):
+        assert (tmp_path / "checkpoint-tiny").exists()
         found = cuda.speed_of("tiny", precision)(plan)
         assert not (tmp_path / f"tiny-cuda-{precision}").exists()
     assert not (tmp_path / "checkpoint-tiny").exists()
+    assert len(tuned) == 3
     rows = {row["cell"]: row for row in found["rows"]}
     assert rows["batch 4"] == {"cell": "batch 4", "tokens_per_s": 50, "step_ms": 80, "of_the_bound": 1e-3 / 0.08}
     assert rows["prefill 512"]["of_the_bound"] is None
     results = {
         "environment": Result(State.PASSED, 0.0),
         "bandwidth": Result(State.PASSED, 0.0, details=limits | {"products_per_s": {"float16": 4e14}}),
-        "speed-tiny-float16": Result(State.PASSED, 0.0, details=found),
+        "peer-tiny": Result(State.PASSED, 0.0, details=peer),
+        "speed-tiny-float16": Result(State.PASSED, 0.0, details=beside_it),
+        "speed-tiny-int8": Result(State.PASSED, 0.0, details=found),
     }
     page = page_of(cuda.SUBJECT, results)
     assert "0.00 TB/s copied (read and written), 800 TFLOP/s in float16" in page
-    assert "| batch 4 | 50 | 80.00 | 0.01 |" in page
+    assert "| batch 4 | 50 | 80.00 | 0.01 |  |" in page
+    assert "| batch 4 | 50 | 80.00 | 0.01 | 2.00 |" in page
+    assert "| batch 4 | 25 | 160.00 | 0.01 |  |" in page
     assert "opened in 1.5 s" in page
     assert "| 4 | 60.00 | 80.00 | 25 % |" in page
+
+
+def test_the_demo_engine_is_tuned_served_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's stands for the GPU's: what is asked of it, and of the server, is the same."""
+    monkeypatch.setattr(cuda, "SERVED_REQUESTS", 6)
+    monkeypatch.setattr(checks, "require_machine", lambda plan: None)
+    plan = Plan(replace(cuda.SUBJECT, target="cpu"), tmp_path, Path("unused"), None, "1,2")
+    checks.build(plan)
+    assert "us; default" in str(cuda.tune(plan)["output"]) or "no other is faster" in str(cuda.tune(plan)["output"])
+    found = cuda.serving(plan)
+    assert [row["concurrency"] for row in found["rows"]] == [1, 2]
+    assert all(row["tokens_per_s"] > 0 and row["errors"] == 0 for row in found["rows"])
+    results = {"environment": Result(State.PASSED, 0.0), "serving": Result(State.PASSED, 0.0, details=found)}
+    assert "| streams over gRPC | tokens/s | first token, ms |" in page_of(cuda.SUBJECT, results)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
@@ -20,6 +21,8 @@ from tools.benchmark import ours_cuda, worker
 from tools.benchmark.cells import Cell
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.job import Job
+from tools.benchmark.peers.torch_compiled import CompiledModel
+from tools.benchmark.peers.torch_eager import EagerModel
 from tools.gpu_check import idle
 from tools.gpu_check.bandwidth import ROUNDS, copied_bytes_per_s
 from tools.gpu_check.speed_of_networks import measured
@@ -59,6 +62,28 @@ def test_a_network_of_random_numbers_is_built_and_measured(
     read = opened["weight_bytes"] + 2 * CELLS[1].mean_context * opened["kv_bytes_per_token"]
     assert decode["of_the_bound"] == pytest.approx(read / 1e9 / (decode["step_ms"] / 1e3))
     assert measured(lines, job, 0.0, {})["rows"][1]["of_the_bound"] is None
+
+
+def test_the_peer_compiles_its_steps_once_and_answers_as_without(tmp_path: Path) -> None:
+    """On the CPU, by a compiler that changes nothing: tokens of two batches, each twice, in its static caches."""
+    # imported here: it imports Triton, which has to know by then that it interprets
+    from torch._dynamo.testing import CompileCounter
+
+    job = Job("tools.benchmark.peers.torch_compiled", "float32", "tiny", tmp_path, threads=0, cells=CELLS)
+    make_checkpoint(job.checkpoint, job.shape)
+    counter = CompileCounter()
+    compiled = CompiledModel(job, "cpu", lambda forward: torch.compile(forward, backend=counter, fullgraph=True))
+    eager = EagerModel(job)
+    for batch in (1, 2, 1, 2):
+        prompts = [list(range(3 + row, 12 + row)) for row in range(batch)]
+        answers = []
+        for model in (compiled, eager):
+            model.prepare(batch, 16)
+            answers.append([model.start(prompts), *(model.step() for _ in range(5))])
+            model.release()
+        assert answers[0] == answers[1]
+    assert 1 <= counter.frame_count <= 2
+    assert compiled.weight_bytes == eager.weight_bytes
 
 
 def test_how_long_the_gpu_waits_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

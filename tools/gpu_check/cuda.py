@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.cli.targets import check_target
+from llmserve.evaluation.served.process import own_server
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.job import Job
 from tools.benchmark.ours_cuda import engine_directory
@@ -28,12 +30,14 @@ from tools.gpu_check.checks import (
     require_machine,
 )
 from tools.gpu_check.program import run
-from tools.gpu_check.speed_of_networks import CELLS, NETWORKS, PRECISIONS, measured
-from tools.gpu_check.steps import Details, NotRun
+from tools.gpu_check.speed_of_networks import CELLS, NETWORKS, PEER_PRECISION, PRECISIONS, beside, measured
+from tools.gpu_check.steps import Details, NotRun, StepFailed
 
 SANITIZER = "compute-sanitizer"
 NO_LIMITS = {"copied_bytes_per_s": 0.0, "products_per_s": {}}  # measured
 ERROR_CODE = 86  # of a program that it found something in; none of ours ends so
+SERVED_REQUESTS = 128  # at each concurrency
+HAS_TORCH = "import torch, transformers; assert torch.cuda.is_available(), 'torch sees no GPU'"
 SHORT_RUN = ("--benchmark", "3", "--input-tokens", "40", "--max-output-len", "4")  # under it everything takes long
 
 
@@ -51,6 +55,43 @@ SUBJECT = Subject(
     lacks="there is no GPU that cuda engines run on, or not what they need",
     machine_problems=machine_problems,
 )
+
+
+def tune(plan: Plan) -> Details:
+    """The demo engine's products in the tiles that are fastest here; its results stay what they were, to the bit."""
+    require_engine(plan)
+    done = run(llmserve("tune", str(plan.engine)), timeout_s=10 * MINUTE_S)
+    if done.code != 0:
+        raise failed("llmserve tune", done)
+    seen = run(llmserve("inspect", str(plan.engine), "--verify"), timeout_s=5 * MINUTE_S)
+    if seen.code != 0:
+        raise failed("llmserve inspect --verify of the tuned engine", seen)
+    return {"output": done.stdout.strip()}
+
+
+def serving(plan: Plan) -> Details:
+    """The demo engine behind gRPC, the shipped pipeline around it: tokens a second, and the time to the first."""
+    require_engine(plan)
+    report = plan.folder / "serving.json"
+    report.unlink(missing_ok=True)  # of an earlier run
+    load = ("--concurrency", plan.batches, "--requests", str(SERVED_REQUESTS), "--input-tokens", "64")
+    with own_server((sys.executable, "-m", "llmserve.cli.owned_server"), plan.engine, ()) as server:
+        asyncio.run(server.ready())
+        flags = ("--protocol", "grpc", "--url", server.grpc, *load, "--output-tokens", "64", "--json", str(report))
+        done = run(llmserve("bench", *flags), timeout_s=10 * MINUTE_S)
+    if done.code != 0:
+        raise failed("llmserve bench", done)
+    runs = json.loads(report.read_text())["runs"]
+    rows = [
+        {
+            "concurrency": each["concurrency"], "tokens_per_s": each["output_token_throughput"],
+            "first_token_ms": each["time_to_first_token"]["p50"], "errors": each["error_request_count"],
+        }
+        for each in runs
+    ]  # fmt: skip
+    if any(row["errors"] for row in rows):
+        raise StepFailed("requests failed", {"rows": rows})
+    return {"rows": rows}
 
 
 def memcheck(plan: Plan) -> Details:
@@ -91,26 +132,61 @@ def _bandwidth_report(plan: Plan) -> Path:
 
 
 def _speed(plan: Plan, network: str, precision: str) -> Details:
+    """Of a tuned engine, beside the peer's where that was measured."""
     require_machine(plan)
-    job = Job("tools.benchmark.ours_cuda", precision, network, plan.folder, threads=0, cells=CELLS, passes=3)
-    make_checkpoint(job.checkpoint, job.shape)
+    job = _job(plan, "tools.benchmark.ours_cuda", network, precision)
     report = plan.folder / f"speed-{network}-{precision}.jsonl"
     report.unlink(missing_ok=True)
     try:
-        for command in ("prepare", "measure"):
-            worker = [sys.executable, "-m", "tools.benchmark.worker", command, job.to_json(), str(report)]
-            done = run(worker, timeout_s=30 * MINUTE_S)
-            if done.code != 0:
-                raise failed(f"the worker's '{command}'", done)
+        _work(job, "prepare", report)
+        if (tuned := run(llmserve("tune", str(engine_directory(job))), timeout_s=10 * MINUTE_S)).code != 0:
+            raise failed("llmserve tune", tuned)
+        _work(job, "measure", report)
         idle = _idle(engine_directory(job), plan.folder / f"idle-{network}-{precision}.json")
     finally:  # a large network takes as much as its checkpoint again
         shutil.rmtree(engine_directory(job), ignore_errors=True)
         if precision == PRECISIONS[-1]:
             shutil.rmtree(job.checkpoint, ignore_errors=True)
+    found = _measured(plan, job, report)
+    peer = _peer_report(plan, network)
+    if precision == PEER_PRECISION and peer.is_file():
+        found = beside(found, _measured(plan, job, peer))
+    return {**found, "idle": idle}
+
+
+def _peer(plan: Plan, network: str) -> Details:
+    require_machine(plan)
+    if (asked := run([sys.executable, "-c", HAS_TORCH], timeout_s=5 * MINUTE_S)).code != 0:
+        raise NotRun(f"there is no transformers, or no torch with CUDA: {asked.tail()}")
+    job = _job(plan, "tools.benchmark.peers.torch_compiled", network, PEER_PRECISION)
+    report = _peer_report(plan, network)
+    report.unlink(missing_ok=True)
+    _work(job, "measure", report)
+    return _measured(plan, job, report)
+
+
+def _peer_report(plan: Plan, network: str) -> Path:
+    return plan.folder / f"peer-{network}.jsonl"
+
+
+def _job(plan: Plan, module: str, network: str, precision: str) -> Job:
+    job = Job(module, precision, network, plan.folder, threads=0, cells=CELLS, passes=3)
+    make_checkpoint(job.checkpoint, job.shape)
+    return job
+
+
+def _work(job: Job, command: str, report: Path) -> None:
+    worker = [sys.executable, "-m", "tools.benchmark.worker", command, job.to_json(), str(report)]
+    done = run(worker, timeout_s=30 * MINUTE_S)
+    if done.code != 0:
+        raise failed(f"the worker's '{command}'", done)
+
+
+def _measured(plan: Plan, job: Job, report: Path) -> Details:
     known = _bandwidth_report(plan)
     limits: dict[str, Any] = json.loads(known.read_text()) if known.is_file() else NO_LIMITS
     lines = [json.loads(line) for line in report.read_text().splitlines()]
-    return {**measured(lines, job, limits["copied_bytes_per_s"], limits["products_per_s"]), "idle": idle}
+    return measured(lines, job, limits["copied_bytes_per_s"], limits["products_per_s"])
 
 
 def _idle(engine: Path, report: Path) -> list[Any]:
@@ -132,7 +208,21 @@ def speed_of(network: str, precision: str) -> Step:
     return step
 
 
+def peer_of(network: str) -> Step:
+    """transformers with a static cache and torch.compile, on the same network and GPU."""
+
+    def step(plan: Plan) -> Details:
+        return _peer(plan, network)
+
+    step.__name__ = f"peer-{network}"
+    return step
+
+
 STEPS: tuple[Step, ...] = (
-    environment, build, contract, evaluation, parity, memcheck, racecheck, bandwidth,
-    *(speed_of(network, precision) for network in NETWORKS for precision in PRECISIONS),
+    environment, build, tune, contract, evaluation, parity, memcheck, racecheck, serving, bandwidth,
+    *(
+        step
+        for network in NETWORKS
+        for step in (peer_of(network), *(speed_of(network, precision) for precision in PRECISIONS))
+    ),
 )  # fmt: skip

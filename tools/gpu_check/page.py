@@ -99,10 +99,11 @@ def _bandwidth(details: Details) -> Iterator[str]:
 def _speed(details: Details) -> Iterator[str]:
     rows = [
         [row["cell"], f"{row['tokens_per_s']:,.0f}", f"{row['step_ms']:.2f}",
-         "" if row["of_the_bound"] is None else f"{row['of_the_bound']:.2f}"]
+         "" if row["of_the_bound"] is None else f"{row['of_the_bound']:.2f}",
+         f"{row['of_the_peer']:.2f}" if "of_the_peer" in row else ""]
         for row in details["rows"]
     ]  # fmt: skip
-    yield table(["", "tokens/s", "ms", "of the bound"], rows)
+    yield table(["", "tokens/s", "ms", "of the bound", "times transformers"], rows)
     yield f"opened in {details['open_seconds']:.1f} s"
     waits = [
         [str(row["batch"]), f"{row['device_ms']:.2f}", f"{row['engine_ms']:.2f}", f"{100 * row['idle_share']:.0f} %"]
@@ -110,6 +111,14 @@ def _speed(details: Details) -> Iterator[str]:
     ]
     if waits:
         yield table(["batch", "a step on the device, ms", "in the engine, ms", "the GPU waits"], waits)
+
+
+def _serving(details: Details) -> Iterator[str]:
+    rows = [
+        [str(row["concurrency"]), f"{row['tokens_per_s']:,.0f}", f"{row['first_token_ms']:.1f}"]
+        for row in details["rows"]
+    ]
+    yield table(["streams over gRPC", "tokens/s", "first token, ms"], rows)
 
 
 TABLES: Mapping[str, Callable[[Details], Iterator[str]]] = {
@@ -122,4 +131,6 @@ TABLES: Mapping[str, Callable[[Details], Iterator[str]]] = {
     "benchmark": _benchmark,
     "bandwidth": _bandwidth,
     "speed": _speed,
+    "peer": _speed,
+    "serving": _serving,
 }

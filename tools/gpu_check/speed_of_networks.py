@@ -16,6 +16,7 @@ CELLS = (
     *(Cell("prefill", 1, length, 1) for length in (512, 2048)),
     *(Cell("decode", batch, 32, 64) for batch in (1, 4, 16, 64, 256)),
 )
+PEER_PRECISION = "float16"
 NETWORKS, PRECISIONS = ("0.4b", "1.1b", "7b"), ("float16", "bfloat16", "int8", "int4", f"float16+{INT8_CACHE}")
 
 
@@ -45,3 +46,9 @@ def measured(
             "of_the_bound": work / limit / step if limit else None,
         })  # fmt: skip
     return {"open_seconds": opened["seconds"], "versions": opened["versions"], "rows": rows}
+
+
+def beside(ours: Details, peer: Details) -> Details:
+    """Each of our rows with how many times as fast it is as the peer's of the same cell."""
+    theirs = {row["cell"]: row["tokens_per_s"] for row in peer["rows"]}
+    return {**ours, "rows": [{**row, "of_the_peer": row["tokens_per_s"] / theirs[row["cell"]]} for row in ours["rows"]]}

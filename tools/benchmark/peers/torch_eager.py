@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import transformers
 
+from llmserve.engine.cores import num_threads
 from tools.benchmark.job import Job
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def prepare(job: Job) -> None:
@@ -25,7 +26,7 @@ class EagerModel:
     """See `Model`."""
 
     def __init__(self, job: Job) -> None:
-        torch.set_num_threads(job.threads)
+        torch.set_num_threads(num_threads(job.threads))
         torch.set_grad_enabled(False)
         dtype = DTYPES[job.precision]
         self._model = transformers.AutoModelForCausalLM.from_pretrained(

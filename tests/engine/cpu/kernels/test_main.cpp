@@ -176,6 +176,7 @@ int run(const std::string& engine, const std::string& scratch) {
     test_small_numbers_under_soft_caps(*kernels);
     test_attention(*kernels, random);
     test_sampling(*kernels, random);
+    test_choosing(*kernels, random);
     expect(open_and_run(engine, *kernels, 2), kernels->name, "step over a good engine", 0);
     std::printf("%s done\n", kernels->name);
   }
