@@ -24,11 +24,11 @@ from llmserve.builder.digest import engine_digest, tensor_digest
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.output import check_replaceable, flush, staged_directory
 from llmserve.builder.pieces import Cores, Each
-from llmserve.builder.resolve import ResolvedBuild, resolve
+from llmserve.builder.resolve import ResolvedBuild, resolve, resolve_network
 from llmserve.builder.rounding import prepare_rounding
 from llmserve.builder.selftest import make_selftest
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Target
-from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.reader import Checkpoint, read_config
 from llmserve.engine.artifact import (
     CACHE_FILE,
     CONFIG_FILE,
@@ -72,9 +72,7 @@ def build_engine(
     threads = num_threads(threads)
     with Checkpoint.open(checkpoint_dir) as checkpoint:
         build = resolve(checkpoint, options, target=target)
-        raise_problems(
-            Unsupported, f"this machine cannot build for {build.target.name}", build.target.machine_problems()
-        )
+        _require_machine(build.target, build.options)
         for note in build.notes:
             logger.warning("%s", note)
         try:
@@ -88,6 +86,25 @@ def build_engine(
         except OSError as error:
             failure = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
             raise failure(f"the build of {output_dir} failed: {error}") from error
+
+
+def build_kernels(
+    checkpoint_dir: Path, output: Path, options: BuildOptions, *, progress: Progress | None = None,
+    target: Target | None = None, threads: int = 0,
+) -> str:  # fmt: skip
+    """Compile what an engine of `checkpoint_dir` carries beside its weights into the file `output`, which `--kernels`
+    takes where no compiler is. Of the checkpoint only the configuration is read. Returns what there is, in a few words.
+
+    Raises as `build_engine` does, and Unsupported for a target whose engines carry no kernels.
+    """
+    network, made_for = resolve_network(read_config(checkpoint_dir), options, target=target)
+    _require_machine(made_for, network.options)
+    return made_for.compile_kernels(network, output, progress or SilentProgress(), num_threads(threads))
+
+
+def _require_machine(target: Target, options: BuildOptions) -> None:
+    problems = target.machine_problems(options)
+    raise_problems(Unsupported, f"this machine cannot build for {target.name}", problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def _looked_up_bytes(build: ResolvedBuild) -> int:
 
 def _notes(checkpoint: Checkpoint, build: ResolvedBuild) -> tuple[str, ...]:
     options = build.options
-    notes = [*build.notes, *build.target.machine_problems()]
+    notes = [*build.notes, *build.target.machine_problems(build.options)]
     if all(checkpoint.text_file(name) is None for name in TOKENIZER_FILES[:2]):
         notes.append(f"no {' or '.join(TOKENIZER_FILES[:2])}: this engine can be given token ids, but no text")
     if options.max_batch_size > options.max_num_tokens:

@@ -12,7 +12,7 @@ from llmserve.builder.calibration.text import CalibrationText, read_calibration
 from llmserve.builder.loss import passage_ids
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import Part, keeps_integers, quantized_params
-from llmserve.builder.targets.base import Target
+from llmserve.builder.targets.base import Network, Target
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint
@@ -94,19 +94,9 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     Raise `Unsupported` for an unknown architecture or config value; `CheckpointError` when the tensors are wrong;
     `RecipeError` when only the options are, or the calibration data. The message lists every problem found.
     """
-    architecture = architecture_for(checkpoint.config)
-    spec = architecture.from_hf(checkpoint.config)
-    params = architecture.params(spec)
-    problems = options.problems() + _length_problems(spec, options)
-    options = replace(options, max_seq_len=options.max_seq_len or spec.usual_seq_len)
-    program = architecture.program(spec.for_sequences(options.max_seq_len))
-    if not problems:
-        target = target or target_for(options.target, spec, checkpoint.config)
-        problems += target.problems(program, params, options)
-        if options.calibration_data and not target.rounds_activations:
-            problems.append(f"calibration_data has no effect on the {target.name} target; leave it out")
+    spec, (program, params, options), target, problems = _network(checkpoint.config, options, target)
     try:
-        weights = plan_weights(checkpoint, params, architecture.ignored)
+        weights = plan_weights(checkpoint, params, architecture_for(checkpoint.config).ignored)
     except CheckpointError as error:
         if problems:
             raise CheckpointError("\n".join([str(error), "and the build options are wrong:", *problems])) from error
@@ -126,6 +116,32 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     return ResolvedBuild(
         spec, params, program, options, target, weights, code, quantized, kept, encoder, calibration, checkpoint.notes
     )
+
+
+def resolve_network(config: HfConfig, options: BuildOptions, *, target: Target | None = None) -> tuple[Network, Target]:
+    """What follows from a config and the options alone; raises as `resolve` does."""
+    _, network, target, problems = _network(config, options, target)
+    raise_problems(RecipeError, "this build cannot be done", problems)
+    assert target is not None
+    return network, target
+
+
+def _network(
+    config: HfConfig, options: BuildOptions, target: Target | None
+) -> tuple[DecoderSpec, Network, Target | None, list[str]]:
+    """And all that is wrong; the target is known where nothing is that comes before it."""
+    architecture = architecture_for(config)
+    spec = architecture.from_hf(config)
+    params = architecture.params(spec)
+    problems = options.problems() + _length_problems(spec, options)
+    options = replace(options, max_seq_len=options.max_seq_len or spec.usual_seq_len)
+    program = architecture.program(spec.for_sequences(options.max_seq_len))
+    if not problems:
+        target = target or target_for(options.target, spec, config)
+        problems += target.problems(program, params, options)
+        if options.calibration_data and not target.rounds_activations:
+            problems.append(f"calibration_data has no effect on the {target.name} target; leave it out")
+    return spec, Network(program, params, options), target, problems
 
 
 def _kept(quantized: Mapping[str, Sequence[Part]], weights: WeightPlan, dtype: str) -> list[str]:

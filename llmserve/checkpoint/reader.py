@@ -279,6 +279,15 @@ def _only_gguf(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of its network, whether or not a folder has weights beside it. Raises CheckpointError."""
+    if path.is_dir() and (path / CONFIG_NAME).is_file():
+        config = read_json_object(path / CONFIG_NAME)
+        return {key: value for key, value in config.items() if key not in CONFIG_KEYS}
+    with Checkpoint.open(path) as checkpoint:
+        return checkpoint.config
+
+
 def _read_config(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         return read_json_object(path)

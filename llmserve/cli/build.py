@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from llmserve.builder.build import build_engine
+from llmserve.builder.build import build_engine, build_kernels
 from llmserve.builder.options import BuildOptions, DeclaredOption, declared_options
 from llmserve.builder.plan import plan_build
 from llmserve.builder.recipe import Recipe, load_recipe
@@ -41,6 +41,13 @@ class BuildCommandOptions:
         Path | None, typer.Option(help="YAML file with these flags as keys; flags override it", show_default=False)
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False
+    kernels_only: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compile the kernels of --target cuda into a file for --kernels, from config.json alone.",
+            show_default=False,
+        ),
+    ] = None
     show_program: Annotated[bool, typer.Option("--show-program", help="With --dry-run: print the Program.")] = False
 
 
@@ -57,7 +64,11 @@ def build(asked: BuildCommandOptions) -> None:
         raise RecipeError(
             "no checkpoint: give its folder or GGUF file as an argument, or as `checkpoint` in the recipe"
         )
-    if asked.dry_run:
+    if asked.kernels_only:
+        if asked.dry_run or asked.output_dir:
+            raise RecipeError("--kernels-only writes one file, and no engine: leave out --dry-run and --output-dir")
+        _build_kernels(source, asked.kernels_only, options)
+    elif asked.dry_run:
         _print_plan(source, options, show_program=asked.show_program)
     else:
         _build(source, asked.output_dir or recipe.output_dir or default_output_dir(source, options), options)
@@ -106,6 +117,12 @@ def _print_plan(checkpoint: Path, options: BuildOptions, *, show_program: bool) 
     Console(highlight=False).print(facts_table(plan.rows()))
     if show_program:
         typer.echo(f"\n{plan.program}")
+
+
+def _build_kernels(checkpoint: Path, output: Path, options: BuildOptions) -> None:
+    with terminated_as_exception(), shown_progress() as progress:
+        found = build_kernels(checkpoint, output, options, progress=progress)
+    typer.echo(f"{output}: {found}, {output.stat().st_size / 2**20:.1f} MiB")
 
 
 def _build(checkpoint: Path, output_dir: Path, options: BuildOptions) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params, stored_names
-from llmserve.builder.targets.base import CompileJob, Target
+from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.models.graph import Program
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
@@ -31,7 +31,7 @@ class FakeTarget:
     def notes(self, options: BuildOptions) -> list[str]:
         return []
 
-    def machine_problems(self) -> list[str]:
+    def machine_problems(self, options: BuildOptions) -> list[str]:
         return []
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
@@ -60,6 +60,9 @@ class FakeTarget:
                 job.advance(param.name, array.nbytes)
                 self.after_each(param.name)
         return {"isa": "none"}
+
+    def compile_kernels(self, network: Network, output: Path, progress: Progress, threads: int) -> str:
+        raise no_kernels(self.name)
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
         (directory / CACHE_FILE).write_text("tuned")

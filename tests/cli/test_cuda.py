@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,21 @@ def test_the_engine_has_real_binaries_and_names_its_compiler(engine: Path) -> No
         place = header.data_begin + binary.offset
         assert content[place : place + 4] == b"\x7fELF"
     assert "architectures ['sm_90']" in llmserve("inspect", engine)
+
+
+def test_kernels_are_compiled_from_a_config_and_make_the_same_engine(
+    checkpoint: Path, engine: Path, tmp_path: Path
+) -> None:
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    kernels, flags = tmp_path / "kernels.zip", ("--target", "cuda", "--gpu", "sm_90", *LIMITS)
+    shown = llmserve("build", tmp_path, *flags, "--kernels-only", kernels)
+    assert "kernels for sm_90, triton 3." in shown
+    llmserve("build", checkpoint, *flags, "--kernels", kernels, "--output-dir", tmp_path / "e")
+    assert (tmp_path / "e/rank0.engine").read_bytes() == (engine / "rank0.engine").read_bytes()
+    both = ("--kernels-only", kernels, "--output-dir", tmp_path / "f")
+    assert "writes one file, and no engine" in llmserve("build", checkpoint, *flags, *both, code=2)
+    shown = llmserve("build", checkpoint, *flags, "--dtype", "bfloat16", "--kernels", kernels, "--dry-run", code=2)
+    assert "lacks" in shown
 
 
 def test_integers_are_built_with_the_real_compiler(checkpoint: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -13,6 +13,7 @@ from llmserve.builder.calibration.feedback import Shares, with_feedback
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Each, Weight, one_by_one
 from llmserve.builder.quantization import Part, quantized_params
+from llmserve.errors import Unsupported
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
 from llmserve.progress import Progress
@@ -45,6 +46,18 @@ class CompileJob:
         return self.weight(name)[:]
 
 
+class Network(NamedTuple):
+    """What follows from a checkpoint's config and the options, without a weight."""
+
+    program: Program
+    params: Sequence[Param]
+    options: BuildOptions  # max_seq_len resolved, never 0
+
+
+def no_kernels(target: str) -> Unsupported:
+    return Unsupported(f"engines for {target} carry no kernels of their own: leave out --kernels-only")
+
+
 def unknown_attributes(program: Program, known: Mapping[OpKind, Collection[str]]) -> list[str]:
     """Attributes of ops that a target does nothing with, by name: leaving one out would compute something else."""
     found = [
@@ -73,7 +86,7 @@ class Target(Protocol):
         """What the user should know about these options, though nothing is wrong with them."""
         ...
 
-    def machine_problems(self) -> list[str]:
+    def machine_problems(self, options: BuildOptions) -> list[str]:
         """Why this machine cannot build for the target; each says what to do. Not asked before a plan."""
         ...
 
@@ -102,6 +115,13 @@ class Target(Protocol):
         a part of the engine digest.
 
         Opens each parameter once and holds at most one at a time. A config.json that it leaves there is kept.
+        """
+        ...
+
+    def compile_kernels(self, network: Network, output: Path, progress: Progress, threads: int) -> str:
+        """Write into a file what `compile` compiles, for machines that cannot; says in a few words what there is.
+
+        Raises Unsupported for a target whose engines carry no kernels.
         """
         ...
 

@@ -282,7 +282,7 @@ def _decoded(path: Path, text: bytes) -> EngineHeader:
     try:
         fields: dict[str, Any] = json.loads(text)
         fields["buffers"] = tuple(fields["buffers"])
-        fields["kernels"] = tuple(_kernel(kernel) for kernel in fields["kernels"])
+        fields["kernels"] = tuple(kernel_of(kernel) for kernel in fields["kernels"])
         fields["launches"] = tuple(_launch(launch) for launch in fields["launches"])
         fields["tactics"] = {int(kernel): tuple(map(_tactic, found)) for kernel, found in fields["tactics"].items()}
         fields["tensors"] = tuple(PlacedTensor(*tensor) for tensor in fields["tensors"])
@@ -292,7 +292,8 @@ def _decoded(path: Path, text: bytes) -> EngineHeader:
         raise EngineFileError(f"{path} has a header that cannot be understood: {error}") from error
 
 
-def _kernel(fields: dict[str, Any]) -> Kernel:
+def kernel_of(fields: dict[str, Any]) -> Kernel:
+    """From what JSON has made of one."""
     pairs = {name: tuple((key, value) for key, value in fields[name]) for name in ("types", "constants")}
     return Kernel(**{**fields, **pairs, "unaligned": tuple(fields["unaligned"])})
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.quantization import Part, quantize_rows, quantized_params
-from llmserve.builder.targets.base import CompileJob, Target, unknown_attributes
+from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Rows, lower
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
@@ -87,7 +87,7 @@ class CpuTarget:
             return []
         return [f"use_weight_only: the cpu target's {options.quantization} rounds activations to int8 too"]
 
-    def machine_problems(self) -> list[str]:
+    def machine_problems(self, options: BuildOptions) -> list[str]:
         return []
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
@@ -120,6 +120,9 @@ class CpuTarget:
             "operations": dict(Counter(op.code.name.lower() for op in lowered.ops)),
             "quantized_params": lowered.num_quantized,
         }
+
+    def compile_kernels(self, network: Network, output: Path, progress: Progress, threads: int) -> str:
+        raise no_kernels(self.name)
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
         engine_file = directory / ENGINE_FILE

@@ -16,6 +16,16 @@ class CudaOptions(TargetOptions):
         "", Flag(f"GPU architectures, separated by commas: {', '.join(ARCHITECTURES)}", default_text="this machine's")
     )
 
+    kernels: str = option(
+        "",
+        Flag(
+            "File of compiled kernels, made with --kernels-only elsewhere: no compiler is needed then",
+            default_text="none",
+            leaves_a_trace=False,  # the kernels themselves do, and their compiler's version
+            is_path=True,
+        ),
+    )
+
     @property
     def architectures(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name.strip() for name in self.gpu.split(",") if name.strip()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.quantization import Part, quantize_rows, quantized_params
-from llmserve.builder.targets.base import COMPUTES, CompileJob, Target, unknown_attributes
+from llmserve.builder.targets.base import COMPUTES, CompileJob, Network, Target, unknown_attributes
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.integers import StoredPart, stored_parts
+from llmserve.builder.targets.cuda.kernel_file import StoredKernels, write_kernels
 from llmserve.builder.targets.cuda.lowering import Lowered, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
@@ -39,7 +40,7 @@ from llmserve.engine.cuda.layout import (
     placed_tensors,
 )
 from llmserve.engine.nvidia import visible_gpus
-from llmserve.errors import LlmserveError
+from llmserve.errors import LlmserveError, RecipeError
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
@@ -78,14 +79,15 @@ class CudaTarget:
         if options.quantization not in QUANTIZATIONS:
             found.append(f"quantization {options.quantization} is not known; use int8 or int4")
         unknown = unknown_attributes(program, ATTRIBUTES)
-        return found + [f"the cuda target does not compute {attribute}" for attribute in unknown]
+        found += [f"the cuda target does not compute {attribute}" for attribute in unknown]
+        return found or self._kernel_problems(program, params, options)
 
     def notes(self, options: BuildOptions) -> list[str]:
         return ["the cuda target is experimental: its kernels are compiled and interpreted, and have not run on a GPU"]
 
-    def machine_problems(self) -> list[str]:
+    def machine_problems(self, options: BuildOptions) -> list[str]:
         try:
-            self._compiler.version  # noqa: B018 - asks
+            self._compiler_for(options).version  # noqa: B018 - asks
         except LlmserveError as error:
             return [str(error)]
         return []
@@ -112,8 +114,8 @@ class CudaTarget:
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
         architectures = job.options.of(CudaOptions).architectures or architectures_here()
         lowered = self._lowered(job.program, job.params, job.options, job.quantized)
-        record = lowered.record
-        compiled = {name: self._compiled(job, record.kernels, name) for name in architectures}
+        record, compiler = lowered.record, self._compiler_for(job.options)
+        compiled = _compiled(compiler, record.kernels, architectures, job.advance, job.threads)
         binaries, begin = _placed_binaries(compiled)
         tensors, end = placed_tensors(record.tensors.values(), begin)
         header = self._header(job, lowered, binaries)
@@ -129,7 +131,7 @@ class CudaTarget:
         return {
             "format_version": FORMAT_VERSION,
             "architectures": list(architectures),
-            "compiler": self._compiler.version,
+            "compiler": compiler.version,
             COMPUTES: _kernels_digest(compiled),
             "kernels": dict(sorted(Counter(kernel.function for kernel in record.kernels).items())),
             "launches": len(record.launches),
@@ -137,15 +139,36 @@ class CudaTarget:
             "quantized_params": len(job.quantized),
         }
 
-    def _compiled(self, job: CompileJob, kernels: Sequence[Kernel], architecture: str) -> list[Compiled]:
-        found = []
-        for kernel, compiled in zip(kernels, self._compiler.compile(kernels, architecture, job.threads), strict=True):
-            job.advance(f"{kernel.function} for {architecture}", len(compiled.binary))
-            found.append(compiled)
-        return found
+    def compile_kernels(self, network: Network, output: Path, progress: Progress, threads: int) -> str:
+        """All that `compile` would ask a compiler for, into a file for `--kernels`."""
+        program, params, options = network
+        architectures = options.of(CudaOptions).architectures or architectures_here()
+        kernels = self._lowered(program, params, options, quantized_params(program, params, options)).record.kernels
+        compiler = self._compiler_for(options)
+        progress.phase("compile", HEADER_BYTES * len(architectures))
+        write_kernels(
+            output, compiler.version, kernels, _compiled(compiler, kernels, architectures, progress.advance, threads)
+        )
+        return f"{len(kernels)} kernels for {', '.join(architectures)}, {compiler.version}"
+
+    def _compiler_for(self, options: BuildOptions) -> Compiler:
+        given = options.of(CudaOptions).kernels
+        return StoredKernels(Path(given)) if given else self._compiler
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
         """The GPU may be in another machine."""
+
+    def _kernel_problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
+        """Of a file of kernels, where one is given: before anything is rounded."""
+        given = options.of(CudaOptions)
+        if not given.kernels:
+            return []
+        kernels = self._lowered(program, params, options, quantized_params(program, params, options)).record.kernels
+        stored, wanted = StoredKernels(Path(given.kernels)), given.architectures or architectures_here()
+        try:
+            return [problem for name in wanted if (problem := stored.problem(kernels, name))]
+        except RecipeError as error:
+            return [str(error)]
 
     def _group_problems(self, program: Program, options: BuildOptions) -> list[str]:
         most = self._tiles_for(options).queries
@@ -221,6 +244,19 @@ def _gpu_problems(options: BuildOptions) -> list[str]:
         for name in here
         if name not in ARCHITECTURES
     ]
+
+
+def _compiled(
+    compiler: Compiler, kernels: Sequence[Kernel], architectures: Sequence[str], advance: Callable[[str, int], None],
+    threads: int,
+) -> dict[str, list[Compiled]]:  # fmt: skip
+    """By architecture, in the order of `kernels`."""
+    found: dict[str, list[Compiled]] = {name: [] for name in architectures}
+    for name, compiled in found.items():
+        for kernel, each in zip(kernels, compiler.compile(kernels, name, threads), strict=True):
+            advance(f"{kernel.function} for {name}", len(each.binary))
+            compiled.append(each)
+    return found
 
 
 class _Piece(NamedTuple):

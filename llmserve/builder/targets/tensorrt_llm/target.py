@@ -15,7 +15,7 @@ from typing import Any
 
 from llmserve.builder.config import engine_config
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.base import CompileJob, Target
+from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels
 from llmserve.builder.targets.tensorrt_llm.canonical import (
     canonical_bytes,
     canonical_problems,
@@ -86,7 +86,7 @@ class TensorrtLlmTarget:
             if getattr(given, name) != getattr(DEFAULTS, name)
         ]
 
-    def machine_problems(self) -> list[str]:
+    def machine_problems(self, options: BuildOptions) -> list[str]:
         return machine_problems(self._find, self._gpus)
 
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
@@ -122,6 +122,9 @@ class TensorrtLlmTarget:
             self._write_llm(job, directory)
             return facts
         return facts | {"tensorrt": self._build_engines(job, directory, gpus)}
+
+    def compile_kernels(self, network: Network, output: Path, progress: Progress, threads: int) -> str:
+        raise no_kernels(self.name)
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
         """TensorRT times its tactics while it compiles."""
