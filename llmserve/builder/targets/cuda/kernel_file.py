@@ -26,7 +26,7 @@ INDEX = "kernels.json"
 LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the first moment that an archive knows
 MOST_INDEX_BYTES, MOST_BINARY_BYTES = 1 << 28, 1 << 26
 NUM_NAMED = 3
-DAMAGES = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, EOFError, NotImplementedError,
+DAMAGES = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError,
            zipfile.BadZipFile, zlib.error)  # fmt: skip
 
 
