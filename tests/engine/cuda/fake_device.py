@@ -24,6 +24,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import NDArray
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from llmserve.builder.targets.cuda.compiler import PACKAGE, Compiled
@@ -271,3 +272,26 @@ def run_kernel(kernel: dict[str, Any], grid: tuple[int, int, int], addresses: Se
     ):
         simplefilter("ignore")  # rows of no token may be anything
         function[grid](**pointers, **dict(kernel["constants"]))
+
+
+CHANGE = interpreter._patch_lang
+CHANGED: set[int] = set()
+
+
+def change_once(function: Any) -> Any:
+    """Triton's words mean what its interpreter makes of them, from now on: it would change them anew for each call."""
+    if (module := id(function.__globals__)) not in CHANGED:
+        CHANGED.add(module)
+        CHANGE(function)
+    return Unchanged
+
+
+class Unchanged:
+    @staticmethod
+    def restore() -> None:
+        """Nothing else in this process wants them otherwise: what compiles does so in others."""
+
+
+interpreter._patch_lang = change_once
+# A check of sums for overflow takes a third of the time and says nothing, for `debug` is off.
+interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
