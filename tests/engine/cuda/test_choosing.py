@@ -42,7 +42,7 @@ class GivenLogits(FakeGraph):
     def __getattribute__(self, name: str) -> object:
         if name == "launches":
             address, logits = self._runner._places[Room.LOGITS], self.logits.reshape(-1).view(np.uint8)
-            self._runner._device._inside(address, len(logits))[:] = logits  # type: ignore[attr-defined]
+            self._runner.device._inside(address, len(logits))[:] = logits  # type: ignore[attr-defined]
         return super().__getattribute__(name)
 
 
