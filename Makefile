@@ -47,8 +47,16 @@ check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
 	  cd .prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . || echo "there is none to be had here"; fi
 	@touch $@
 
+# The same with two balancers, and what they want beside libc.
+BALANCERS := haproxy nginx liblua5.3-0 libopentracing1 libopentracing-c-wrapper0 libpcre2-8-0
+.balancers/.tried:
+	@mkdir -p .balancers
+	@echo "== fetching HAProxy and nginx for the tests of deploy/ (4 MB)"; cd .balancers && apt-get download $(BALANCERS) && \
+	  for package in *.deb; do dpkg -x $$package .; done || echo "there are none to be had here"
+	@touch $@
+
 # Bytecode is kept, whatever the environment says: two workers and all the programs that tests start would compile the same.
-pytest: $(VENV)/.check .prometheus/.tried .page/.created .venv-cluster/.created
+pytest: $(VENV)/.check .prometheus/.tried .balancers/.tried .page/.created .venv-cluster/.created
 	@echo "== pytest"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
@@ -164,7 +172,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	@touch $@
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-sdks .venv-aiperf .clients .page .prometheus .smollm2 engines dist .cmake-build \
+	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-sdks .venv-aiperf .clients .page .prometheus .balancers .smollm2 engines dist .cmake-build \
 	  llmserve/engine/native/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)

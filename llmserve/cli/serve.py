@@ -66,6 +66,7 @@ def serve(options: ServeOptions) -> None:
         make_backends(backend_settings, gate),
         listen_settings(options),
         options.exit_timeout_secs,
+        options.shutdown_delay_secs,
         options.exit_on_error,
         extensions,
     )

@@ -206,6 +206,14 @@ class ListenOptions:
     grpc_max_connection_age_grace: Annotated[
         int, typer.Option(help="Milliseconds for calls to end then; 0: any.", min=0, rich_help_panel=LISTENING)
     ] = 0
+    shutdown_delay_secs: Annotated[
+        float,
+        typer.Option(
+            help="How long requests are still taken after SIGTERM, while readiness says no: until balancers know.",
+            min=0,
+            rich_help_panel=LISTENING,
+        ),
+    ] = 0
     exit_timeout_secs: Annotated[
         float, typer.Option(help="How long running requests may finish.", min=0, rich_help_panel=LISTENING)
     ] = 30

@@ -1,8 +1,8 @@
 """One server process from start to exit: listen, load, serve, drain.
 
 The ports are taken first: a port in use is an error before anything is loaded, and health is answered during loading.
-SIGTERM and SIGINT drain: not ready, nothing new is admitted, what runs may finish until the exit timeout; a second
-signal ends it at once.
+SIGTERM and SIGINT drain: not ready at once; after the shutdown delay nothing new is admitted, and what runs may finish
+until the exit timeout; a second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class ServerProcess:
     backends: dict[str, Backend]
     listen: Listen
     exit_timeout_s: float
+    shutdown_delay_s: float
     exit_on_error: bool = True
     extensions: Extensions = field(default_factory=Extensions)
 
@@ -104,6 +105,7 @@ class ServerProcess:
                         return 1
                     _say("\n".join(addresses))
                     await signals.drain.wait()
+                    await self._announce_end(core, signals)
                     _say(f"Draining: running requests may finish within {self.exit_timeout_s:g} s")
                 finally:
                     await self._stop(core, signals, front_ends)
@@ -141,6 +143,13 @@ class ServerProcess:
             started.push_async_callback(metrics.stop)
             lines.append(_started("Metrics Service", listen.metrics.host, metrics.port, listen.metrics_tls))
         return lines
+
+    async def _announce_end(self, core: InferenceCore, signals: StopSignals) -> None:
+        """Only health tells of it, so that balancers have looked elsewhere before a request is refused."""
+        core.leave()
+        if self.shutdown_delay_s:
+            _say(f"Not ready any more; requests are taken for another {self.shutdown_delay_s:g} s")
+            await _unless(signals.hurry, asyncio.sleep(self.shutdown_delay_s))
 
     async def _stop(self, core: InferenceCore, signals: StopSignals, front_ends: AsyncExitStack) -> None:
         stopping = asyncio.ensure_future(core.stop(self.exit_timeout_s))

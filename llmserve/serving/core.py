@@ -88,6 +88,7 @@ class InferenceCore:
             if isinstance(backend, MetricsSource):
                 self._registry.register(backend.custom_metrics)
         self._started = False
+        self._leaving = False
         self._stopping = False
         self._num_in_flight = 0
         self._drained = asyncio.Event()
@@ -98,9 +99,13 @@ class InferenceCore:
         await self._lifecycle.start()
         self._started = True
 
+    def leave(self) -> None:
+        """Not ready from now on, and otherwise as before: whoever asks for health sends requests elsewhere."""
+        self._leaving = True
+
     async def stop(self, timeout_s: float = 30.0) -> None:
         """Drain: not ready, nothing new is admitted, what runs may finish for `timeout_s`; then unload."""
-        self._stopping = True
+        self._leaving = self._stopping = True
         if self._num_in_flight:
             try:
                 await asyncio.wait_for(self._drained.wait(), timeout_s)
@@ -157,7 +162,7 @@ class InferenceCore:
         return True
 
     def ready(self) -> bool:
-        if not self._started or self._stopping:
+        if not self._started or self._leaving:
             return False
         if not self._settings.strict_readiness:
             return True
@@ -174,7 +179,7 @@ class InferenceCore:
             raise
         except LlmserveError:
             return False
-        return self._started and not self._stopping and model.healthy()
+        return self._started and not self._leaving and model.healthy()
 
     async def infer_stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """The responses of one request; the last one is `final`.

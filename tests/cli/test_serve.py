@@ -198,6 +198,23 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
+@pytest.mark.parametrize("hurry", [False, True], ids=["delay", "second-signal"])
+def test_balancers_are_told_before_a_request_is_refused(tmp_path: Path, servers: list[Server], hurry: bool) -> None:
+    repository = identity_model(tmp_path, "m")
+    delay = "600" if hurry else "2"
+    servers.append(server := start("--model-repository", str(repository), "--shutdown-delay-secs", delay))
+    assert server.http("GET", "/v2/health/ready")[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for("Not ready any more")
+    assert server.http("GET", "/v2/health/ready")[0] == 400
+    assert server.http("GET", "/v2/models/m/ready")[0] == 400
+    assert server.http("GET", "/v2/health/live")[0] == 200
+    assert server.infer("m")[0] == 200
+    if hurry:
+        server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=30) == 0
+
+
 @pytest.mark.parametrize("hurry", [False, True], ids=["exit-timeout", "second-signal"])
 def test_what_runs_too_long_is_ended(tmp_path: Path, servers: list[Server], hurry: bool) -> None:
     repository = identity_model(tmp_path, "stuck", delay_ms=600_000)
