@@ -28,8 +28,9 @@ class LocalCluster:
     """Its processes end with it. `folder` gets what they say, and the records by which they find each other."""
 
     def __init__(
-        self, folder: Path, engine: Path, *, num_workers: int = 2, router: str = "kv", name: str = "demo"
-    ) -> None:
+        self, folder: Path, engine: Path, *, num_workers: int = 2, router: str = "kv", name: str = "demo",
+        worker_flags: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._name = name
         records = folder / "discovery"
@@ -46,7 +47,7 @@ class LocalCluster:
             where = ("--http-host", LOCAL, "--http-port", str(self.port))
             self._start("frontend", ["python", "-m", "dynamo.frontend", *flags, *where, *more])
             for _ in range(num_workers):
-                self.add_worker(engine)
+                self.add_worker(engine, *worker_flags)
             self.wait_for_workers(num_workers)
         except BaseException:
             self.close()

@@ -27,7 +27,6 @@ class EagerModel:
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(num_threads(job.threads))
-        torch.set_grad_enabled(False)
         dtype = DTYPES[job.precision]
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             job.checkpoint, dtype=dtype, attn_implementation="sdpa"
