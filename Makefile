@@ -17,7 +17,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 serve cluster-env demo-cluster test hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
+.PHONY: help demo demo-smollm2 serve cluster-env demo-cluster bench-cluster test hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients clean
 
 help: ## Show this list
@@ -80,6 +80,9 @@ cluster-env: .venv-cluster/.created ## Make .venv-cluster: NVIDIA Dynamo, locked
 
 demo-cluster: $(DEMO_ENGINE)/manifest.json .venv-cluster/.created ## A front end of Dynamo, two workers of the demo engine; one is killed in mid-stream
 	$(BIN)/python -m tools.demo_cluster $(DEMO_ENGINE)
+
+bench-cluster: $(DEMO_ENGINE)/manifest.json .venv-cluster/.created ## What routing by cached prefixes is worth: four workers, beside taking them in turn
+	$(BIN)/python -m tools.bench_cluster $(DEMO_ENGINE) $(BENCH_ARGS)
 
 hostile: $(VENV)/.check ## Attack a server in full: health within 250 ms, memory within its limit (20 minutes; an idle machine)
 	HOSTILE_STRICT=1 $(BIN)/python -m pytest -n 0 tests/hostile $(PYTEST_ARGS)
