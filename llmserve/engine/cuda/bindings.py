@@ -33,6 +33,9 @@ ERRORS: dict[str, type[LlmserveError]] = {
     "CUDA_ERROR_STUB_LIBRARY": Unsupported,
 }
 
+# What the compiler's assembler asks of a driver: of CUDA 12, and of 13 for Blackwell's architectures.
+OLDEST_DRIVER, NEWER_DRIVER, NEWER_MAJOR = 12000, 13000, 10
+
 FATAL = {  # the context, or the device, is lost
     "CUDA_ERROR_ILLEGAL_ADDRESS",
     "CUDA_ERROR_LAUNCH_FAILED",
@@ -67,9 +70,10 @@ class NvidiaDevice:
         self._close = ExitStack()
         self._current = threading.local()
         try:
-            self._call("cuInit", 0)
+            _, version = self._api.cuDriverGetVersion()
         except (RuntimeError, OSError) as error:  # there is no libcuda
             raise Unsupported(NO_GPU.format("there is no driver on this machine (libcuda.so.1)")) from error
+        self._call("cuInit", 0)
         self._device = self._call("cuDeviceGet", ordinal)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
         self._close.callback(self._call_late, "cuDevicePrimaryCtxRelease", self._device)
@@ -85,6 +89,7 @@ class NvidiaDevice:
                 )
             )
             self.architecture = f"sm_{major}{minor}"
+            self._check_driver(version, NEWER_DRIVER if major >= NEWER_MAJOR else OLDEST_DRIVER)
             self._stream = self._call("cuStreamCreate", self._api.CUstream_flags.CU_STREAM_NON_BLOCKING)
             self._close.callback(self._call_late, "cuStreamDestroy", self._stream)
         except BaseException:
@@ -182,6 +187,13 @@ class NvidiaDevice:
         self._current = threading.local()
         self._close.close()
 
+    def _check_driver(self, version: int, oldest: int) -> None:
+        if version < oldest:
+            raise Unsupported(
+                f"the driver is too old: it is for CUDA {_release(version)}, and engines for {self.architecture} need "
+                f"one for CUDA {_release(oldest)} or newer; update it"
+            )
+
     def _enter(self) -> None:
         if not getattr(self._current, "is_ours", False):
             self._call("cuCtxSetCurrent", self._context)
@@ -189,7 +201,10 @@ class NvidiaDevice:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """The call's only result, or all of them."""
-        status, *results = getattr(self._api, name)(*arguments)
+        try:
+            status, *results = getattr(self._api, name)(*arguments)
+        except RuntimeError as error:  # the bindings have looked for it in libcuda
+            raise Unsupported(f"the driver is too old: it has no {name} ({error}); update it") from error
         if status == self._api.CUresult.CUDA_SUCCESS:
             return results[0] if len(results) == 1 else tuple(results)
         failure = ERRORS.get(status.name, Unavailable if status.name in FATAL else InternalError)
@@ -207,3 +222,8 @@ class CapturedGraph:
     """What a capture yields; `executable` is there when it is over."""
 
     executable: Any = None
+
+
+def _release(version: int) -> str:
+    """Of CUDA, as people say it."""
+    return f"{version // 1000}.{version % 1000 // 10}"

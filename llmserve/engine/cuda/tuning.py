@@ -50,7 +50,7 @@ class _Bench:
     def __init__(self, runner: CudaRunner, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._clock = clock
-        self._staging = runner.device.host_memory(0)
+        self._staging: HostMemory = np.empty(0, np.uint8)
 
     def timings(self, layer: Layer, launches: Sequence[Launch], num_rows: int) -> dict[str, float]:
         """Microseconds of a launch, by tactic; the device goes through all weights of a layer's kind, as in a step."""

@@ -126,7 +126,7 @@ class FakeDevice:
         return self._total_bytes - self.used_bytes
 
     def allocate(self, num_bytes: int) -> int:
-        self._check()
+        self._check_size(num_bytes)
         if num_bytes > self.free_bytes():
             raise ResourceExhausted(f"the GPU has no {num_bytes} bytes left")
         raw = np.full(num_bytes + 2 * ALIGNMENT, 0xFF, np.uint8)  # NaN, whatever the type
@@ -137,7 +137,7 @@ class FakeDevice:
         return address
 
     def host_memory(self, num_bytes: int) -> HostMemory:
-        self._check()
+        self._check_size(num_bytes)
         return np.zeros(num_bytes, np.uint8)
 
     def write(self, address: int, source: HostMemory) -> None:
@@ -229,6 +229,11 @@ class FakeDevice:
             raise Misuse("the device is closed")
         if self._graph is not None:
             raise Misuse("nothing but launches in a capture")
+
+    def _check_size(self, num_bytes: int) -> None:
+        self._check()
+        if num_bytes < 1:
+            raise Misuse("a driver gives no memory of no bytes")
 
     def _inside(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
         for begin, memory in self._memory.items():

@@ -45,9 +45,14 @@ class FakeDriver:
         self.launches: list[tuple[str, tuple[int, ...], int, list[int]]] = []
         self.shared: dict[str, int] = {}
         self.failing: Status | None = None  # of whatever comes next
+        self.version = 12090
+        self.major = 9  # of the compute capability
         self._num_devices = num_devices
         self._captured: list[Any] | None = None
         self._current = threading.local()
+
+    def cuDriverGetVersion(self) -> Any:
+        return OK, self.version
 
     def cuInit(self, flags: int) -> Any:
         return (OK,)
@@ -70,7 +75,7 @@ class FakeDriver:
         return OK, b"Fake H200\0\0\0"
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> Any:
-        return OK, {75: 9, 76: 0}[attribute]
+        return OK, {75: self.major, 76: 0}[attribute]
 
     def cuStreamCreate(self, flags: int) -> Any:
         return self._hold("stream", "stream")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Iterator
 
@@ -107,4 +108,35 @@ def test_a_device_that_is_lost_is_unavailable_and_a_wrong_call_a_fault_of_ours(
 def test_a_gpu_that_is_not_there_is_named_and_nothing_is_kept(driver: FakeDriver) -> None:
     with pytest.raises(Unsupported, match="CUDA_ERROR_INVALID_DEVICE"):
         NvidiaDevice(3, api=driver)
+    assert driver.held == []
+
+
+@pytest.mark.parametrize(
+    ("version", "major", "problem"),
+    [
+        (11080, 9, "the driver is too old: it is for CUDA 11.8, and engines for sm_90 need one for CUDA 12.0 or newer"),
+        (12090, 12, "it is for CUDA 12.9, and engines for sm_120 need one for CUDA 13.0 or newer; update it"),
+        (12000, 9, ""),
+        (13020, 12, ""),
+    ],
+)
+def test_a_driver_that_is_too_old_is_told_so(version: int, major: int, problem: str, driver: FakeDriver) -> None:
+    driver.version, driver.major = version, major
+    if problem:
+        with pytest.raises(Unsupported, match=re.escape(problem)):
+            NvidiaDevice(0, api=driver)
+    else:
+        NvidiaDevice(0, api=driver).close()
+    assert driver.held == []
+
+
+def test_a_function_that_the_driver_does_not_have_is_named(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the bindings say it."""
+
+    def missing(*arguments: object) -> None:
+        raise RuntimeError('Function "cuStreamCreate" not found')
+
+    monkeypatch.setattr(driver, "cuStreamCreate", missing)
+    with pytest.raises(Unsupported, match="the driver is too old: it has no cuStreamCreate"):
+        NvidiaDevice(0, api=driver)
     assert driver.held == []
