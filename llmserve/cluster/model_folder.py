@@ -1,11 +1,12 @@
 """What Dynamo's front end reads of a model: files of the engine directory under Hugging Face's names.
 
 The front end makes prompts of texts and texts of answers, from these alone. Workers whose folders differ are different
-models to it: the engine's digest is in config.json, so that two engines never answer under one name.
+models to it: the engine's digest is in config.json, so that two engines, or tokenizers, never answer under one name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,13 +17,17 @@ from tempfile import TemporaryDirectory, gettempdir
 
 from llmserve import __version__
 from llmserve.cluster.tokenizer_json import converted
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.artifact import HF_CONFIG_FILE, EngineDirectory, hash_file
 from llmserve.errors import AlreadyExists, NotFound
 
 DIGEST = "llmserve_engine_digest"
 DIGEST_CHARS = 16
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-COPIED = ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja")
+MADE_OF = (HF_CONFIG_FILE, "tokenizer.json", "tokenizer.model")
+TEMPLATE = "chat_template.jinja"
+COPIED = ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json", TEMPLATE)
+# A model with chat and one without are two models to the front end, whatever their name: so none is without.
+NO_TEMPLATE = "{{ raise_exception('this checkpoint has no chat template: ask /v1/completions') }}"
 
 
 def model_folder(directory: EngineDirectory) -> Path:
@@ -36,7 +41,7 @@ def model_folder(directory: EngineDirectory) -> Path:
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS_MAY_WRITE:
         raise AlreadyExists(f"{root} is not this user's alone, so what lies there is not believed; remove it")
-    place = root / f"{directory.manifest.engine_digest[:DIGEST_CHARS]}-{__version__}"
+    place = root / f"{_identity(directory)[:DIGEST_CHARS]}-{__version__}"
     if not place.is_dir():
         with TemporaryDirectory(dir=root) as made:
             _write(directory, Path(made))
@@ -44,6 +49,15 @@ def model_folder(directory: EngineDirectory) -> Path:
                 Path(made).rename(place)
                 Path(made).mkdir()  # which goes with the block
     return place
+
+
+def _identity(directory: EngineDirectory) -> str:
+    """Of the engine, and of all that its folder is made of: the same weights may have another tokenizer or template."""
+    digest = hashlib.sha256(directory.manifest.engine_digest.encode())
+    for name in (*COPIED, *MADE_OF):
+        if (directory.path / name).is_file():
+            digest.update(f"\0{name}\0{hash_file(directory.path / name)}".encode())
+    return digest.hexdigest()
 
 
 def folder_root() -> Path:
@@ -55,14 +69,16 @@ def _write(directory: EngineDirectory, folder: Path) -> None:
     for name in COPIED:
         if (directory.path / name).is_file():
             shutil.copyfile(directory.path / name, folder / name)
+    if not _has_chat_template(folder):
+        (folder / TEMPLATE).write_text(NO_TEMPLATE)
     _write_tokenizer(directory.path, folder / "tokenizer.json")
-    config = json.loads((directory.path / "hf_config.json").read_text())
+    config = json.loads((directory.path / HF_CONFIG_FILE).read_text())
     config[DIGEST] = directory.manifest.engine_digest
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
 
 
-def has_chat_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file():
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / TEMPLATE).is_file():
         return True
     config = folder / "tokenizer_config.json"
     return config.is_file() and bool(json.loads(config.read_text()).get("chat_template"))

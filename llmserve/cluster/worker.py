@@ -16,7 +16,7 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError
 from dynamo.llm.exceptions import InvalidArgument as InvalidRequest
 
 from llmserve.cluster.block_events import BlockEvents
-from llmserve.cluster.model_folder import DIGEST, has_chat_template, model_folder
+from llmserve.cluster.model_folder import DIGEST, model_folder
 from llmserve.cluster.requests import chunk_of, request_of
 from llmserve.cluster.settings import WorkerSettings
 from llmserve.core import TokenEvent
@@ -55,7 +55,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
             component=settings.component or name,
             model_name=str(self._folder),
             served_model_name=name,
-            endpoint_types="chat,completions" if has_chat_template(self._folder) else "completions",
+            endpoint_types="chat,completions",
             discovery_backend=settings.discovery,
             request_plane=settings.request_plane,
             event_plane=settings.event_plane,

@@ -63,10 +63,24 @@ def test_a_folder_tells_engines_apart(tmp_path: Path, monkeypatch: pytest.Monkey
         assert config[model_folder.DIGEST] == directory.manifest.engine_digest
         assert config["model_type"] == "baichuan"
         assert Tokenizer.from_file(str(folder / "tokenizer.json")).encode("red fox").ids
-        assert not model_folder.has_chat_template(folder)
+        assert "raise_exception" in (folder / "chat_template.jinja").read_text()
         folders.append(folder)
     assert len(set(folders)) == 2
     assert sorted(each.name for each in (tmp_path / "models").iterdir()) == sorted(each.name for each in folders)
+
+
+def test_the_same_weights_with_other_words_are_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer, or a template, is no part of an engine's digest."""
+    monkeypatch.setattr(model_folder, "folder_root", lambda: tmp_path / "models")
+    checkpoint = make_checkpoint(tmp_path / "c", "baichuan2-7b")
+    build_engine(checkpoint, tmp_path / "e", BuildOptions())
+    directory = EngineDirectory.open(tmp_path / "e")
+    folders = [model_folder.model_folder(directory)]
+    for name, content in (("chat_template.jinja", "{{ messages }}"), ("generation_config.json", '{"top_k": 3}')):
+        (directory.path / name).write_text(content)
+        folders.append(model_folder.model_folder(directory))
+    assert len(set(folders)) == 3
+    assert (folders[-1] / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
 @pytest.mark.parametrize("kind", ["a link", "a file", "open to others"])

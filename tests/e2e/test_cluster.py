@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -112,7 +112,7 @@ async def test_what_a_worker_cannot_promise_is_refused_by_name(
 async def test_clients_that_leave_free_their_blocks(client: openai.AsyncOpenAI, cluster: LocalCluster) -> None:
     cancelled = total(cluster, "dynamo_component_cancellation_total")
     for number in range(8):
-        stream = pieces_of(client, PROMPTS[number % 4], **fields_of(number))
+        stream = pieces_of(client, PROMPTS[number % 4], max_tokens=400, extra_body={"ignore_eos": True})
         await anext(stream)
         await stream.aclose()
     await until(lambda: total(cluster, "dynamo_component_cancellation_total") == cancelled + 8)
@@ -174,15 +174,28 @@ async def all_of(
     return await asyncio.gather(*(text(number, prompt, fields) for number, (prompt, fields) in enumerate(asked)))
 
 
+async def test_chat_without_a_template_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x"}], max_tokens=2)
+    assert await text_of(client, PROMPTS[0], max_tokens=2)
+
+
+@pytest.mark.parametrize("differs", ["weights", "words"])
 async def test_another_engine_under_the_same_name_is_left_out(
-    tmp_path: Path, cluster: LocalCluster, demo_engine: Path, tmp_path_factory: pytest.TempPathFactory
+    differs: str, tmp_path: Path, cluster: LocalCluster, demo_engine: Path, client: openai.AsyncOpenAI
 ) -> None:
     """The front end says so, and goes on with the first."""
-    other = tmp_path / "other"
-    done = llmserve("build", str(CHECKPOINT), "--dtype", "bfloat16", "--output-dir", str(other))
-    assert done.returncode == 0, done.stderr
-    cluster.add_worker(other)
-    cluster.wait_for_workers(3)
-    await until(lambda: "Rejected incompatible workers" in cluster.said("frontend"))
-    async with httpx.AsyncClient() as client:
-        assert (await client.get(f"{cluster.url}/v1/models")).status_code == 200
+    other, rejected = tmp_path / "other", cluster.said("frontend").count("Rejected incompatible workers")
+    if differs == "weights":
+        done = llmserve("build", str(CHECKPOINT), "--dtype", "bfloat16", "--output-dir", str(other))
+        assert done.returncode == 0, done.stderr
+    else:
+        shutil.copytree(demo_engine, other)
+        (other / "chat_template.jinja").write_text("{{ messages }}")
+    wanted = await text_of(client, PROMPTS[0], max_tokens=8, temperature=0)
+    worker = cluster.add_worker(other)
+    cluster.wait_for_workers(len(cluster.workers))
+    await until(lambda: cluster.said("frontend").count("Rejected incompatible workers") > rejected)
+    for _ in range(6):
+        assert await text_of(client, PROMPTS[0], max_tokens=8, temperature=0) == wanted
+    assert cluster.stop(worker) == 0

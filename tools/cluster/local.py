@@ -91,6 +91,13 @@ class LocalCluster:
         self.workers[number].send_signal(signal.SIGKILL)
         self.workers[number].wait()
 
+    def stop(self, worker: subprocess.Popen[bytes]) -> int:
+        """As one that is to leave: it drains. Its exit code."""
+        worker.terminate()
+        code = worker.wait(END_S)
+        self._processes.remove(worker)
+        return code
+
     def close(self) -> None:
         for process in self._processes:
             process.terminate()
