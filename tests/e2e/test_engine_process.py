@@ -40,6 +40,7 @@ def inputs(**more: Any) -> list[triton.InferInput]:
         "text_input": np.array([[TEXT.encode()]], dtype=object),
         "max_tokens": np.array([[more.pop("max_tokens", 24)]], np.int32),
         "stream": np.array([[more.pop("stream", False)]]),
+        **({"end_id": np.array([[more.pop("end_id")]], np.int32)} if "end_id" in more else {}),
         **{name: np.array([[value.encode()]], dtype=object) for name, value in more.items()},
     }
     made = []
@@ -105,14 +106,17 @@ def test_a_killed_engine_ends_its_answers_and_comes_back(server: ServerProcess) 
     assert before
     assert metric(server, "llmserve_engine_restarts_total") == 0
     (child,) = psutil.Process(server.process.pid).children()
-    stream = Stream(server.grpc)
-    stream.ask(max_tokens=450, stream=True)
-    assert stream.next()[2] is None
+    streams = [Stream(server.grpc) for _ in range(8)]  # so that they take seconds
+    for stream in streams:
+        stream.ask(max_tokens=440, stream=True, end_id=-1)
+    for stream in streams:
+        assert stream.next()[2] is None
     os.kill(child.pid, signal.SIGKILL)
-    _, error = stream.rest()
-    stream.close()
-    assert isinstance(error, triton.InferenceServerException)
-    assert "the engine's process has ended" in error.message()
+    for stream in streams:
+        _, error = stream.rest()
+        stream.close()
+        assert isinstance(error, triton.InferenceServerException)
+        assert "the engine's process has ended" in error.message()
 
     client = triton.InferenceServerClient(server.grpc)
     assert client.is_server_live()
