@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.published import write_published_repository
+from tests.e2e.published import LATER, RELEASES, write_published_repository
 from tools.benchmark.options import say
 from tools.servers import HOST, llmserve_server
 
@@ -51,7 +51,8 @@ def main() -> None:
     num_starved = round(given.runs * given.starved)
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
-        repository, engine = write_published_repository(folder / "repository"), str(given.engine)
+        repository = write_published_repository(folder / "repository", release=given.release)
+        engine = str(given.engine)
         server = running.enter_context(llmserve_server(repository, folder / "llmserve.txt", engine))
         wires = {"llmserve": server.grpc, "grpcio": running.enter_context(relay(server.grpc))}
         expected = text_of_run(engine)
@@ -155,6 +156,8 @@ def table(runs: Sequence[Run]) -> str:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", type=Path, required=True)
+    later = RELEASES[RELEASES.index("0.7.1") :]  # before it counts had another type
+    parser.add_argument("--release", choices=later, default=LATER, help="of tensorrtllm_backend")
     parser.add_argument("--runs", type=int, default=2000, help="of each wire")
     parser.add_argument("--starved", type=float, default=0.25, help="share of the runs")
     return parser.parse_args()

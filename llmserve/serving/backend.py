@@ -8,7 +8,7 @@ server, so the core imports none of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -146,6 +146,7 @@ class LoadedModel:
     gauges: Callable[[], Sequence[GaugeSample]] = field(default=lambda: ())  # read at each metrics scrape
     histograms: Mapping[str, Histogram] = field(default_factory=dict)  # by family
     facts: Mapping[str, Any] = field(default_factory=dict)  # of what answers, as JSON, for clients
+    missing_outputs: Collection[str] = ()  # of its config, those that no answer will ever have
     allowance: Callable[[Tenant], Allowance | None] = no_limits  # what is left to a tenant; cheap
     reads_answer: ReadsAnswer = every_output  # for comparing it with another version's
     promised_bytes: Callable[[], int] = no_promises  # of memory that looks free, and that it will take

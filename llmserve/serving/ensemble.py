@@ -70,7 +70,6 @@ class EnsembleScheduler:
         self._is_decoupled = plan.decoupled
         self._signature = ModelSignature(config)
         self._output_names = tuple(sorted(output.name for output in config.output))
-        self._all_stages = plan.stages(self._output_names, by_name=False)
         self._stages_for = lru_cache(MAX_PLANS)(plan.stages)
         self._statistics = statistics
         limit = config.ensemble_scheduling.max_inflight_requests
@@ -93,7 +92,8 @@ class EnsembleScheduler:
             names = tuple([name for name in self._output_names if name in wanted])
             current = _Pass(request, steps_timing, self._stages_for(wanted), names)
         else:
-            current = _Pass(request, steps_timing, self._all_stages, self._output_names)
+            stages = self._stages_for(self._output_names, by_name=False, needed=request.needed_outputs)
+            current = _Pass(request, steps_timing, stages, self._output_names)
         try:
             async with aclosing(self._responses(current, 0, dict(request.inputs), True)) as responses:
                 async for response in responses:
@@ -192,6 +192,7 @@ class EnsembleScheduler:
             model_version=step.model_version,
             request_id=request.request_id,
             requested_outputs=step.requested_outputs,
+            needed_outputs=step.needed_outputs,
             parameters=request.parameters,
             priority=request.priority,
             timeout_us=request.timeout_us,

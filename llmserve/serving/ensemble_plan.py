@@ -23,6 +23,7 @@ class Step:
     outputs: tuple[tuple[str, str], ...]
     requested_outputs: tuple[str, ...]  # empty: all
     decoupled: bool
+    needed_outputs: tuple[str, ...] = ()  # see `InferRequest`
     targets: Mapping[str, str] = field(init=False, repr=False, compare=False)  # `outputs`, for look-up
 
     def __post_init__(self) -> None:
@@ -57,27 +58,35 @@ class EnsemblePlan:
     def decoupled(self) -> bool:
         return any(step.decoupled for step in self.steps)
 
-    def stages(self, wanted: Collection[str], *, by_name: bool = True) -> tuple[Stage, ...]:
+    def stages(
+        self, wanted: Collection[str], *, by_name: bool = True, needed: Collection[str] = ()
+    ) -> tuple[Stage, ...]:
         """What has to run for these outputs, each step asked for no more than is read.
 
         `by_name`: the client has named them. If not, a step whose outputs all have a reader is asked for no particular
-        ones, and may leave out what has no meaning for the request.
+        ones: it may leave out what has no meaning for the request, but never what a later step reads, nor what is
+        among the `needed` ones.
         """
-        return _stages(_needed(self.steps, wanted, by_name=by_name))
+        return _stages(_needed(self.steps, wanted, by_name=by_name, needed=needed))
 
 
-def _needed(steps: tuple[Step, ...], wanted: Collection[str], *, by_name: bool) -> list[Step]:
+def _needed(steps: tuple[Step, ...], wanted: Collection[str], *, by_name: bool, needed: Collection[str]) -> list[Step]:
     """The steps that the wanted tensors come from, with those of their outputs that somebody reads."""
-    tensors = set(wanted)
-    needed = []
+    read_later = set(needed)  # by steps, whose models may count on them
+    tensors = {*wanted, *needed}
+    chosen = []
     for step in reversed(steps):
         read = tuple((name, tensor) for name, tensor in step.outputs if tensor in tensors)
         if read:
-            is_whole = len(read) == len(step.outputs) and not step.requested_outputs
-            requested = () if is_whole and not by_name else tuple(name for name, _ in read)
-            needed.append(replace(step, outputs=read, requested_outputs=requested))
-            tensors.update(tensor for _, tensor in step.inputs)
-    return needed[::-1]
+            if by_name or step.requested_outputs or len(read) < len(step.outputs):
+                asked = replace(step, outputs=read, requested_outputs=tuple(name for name, _ in read))
+            else:
+                asked = replace(step, needed_outputs=tuple(name for name, tensor in read if tensor in read_later))
+            chosen.append(asked)
+            inputs = {tensor for _, tensor in step.inputs}
+            tensors |= inputs
+            read_later |= inputs
+    return chosen[::-1]
 
 
 def _stages(steps: list[Step]) -> tuple[Stage, ...]:
@@ -125,6 +134,8 @@ class _Planner:
         self._producers: dict[str, str] = dict.fromkeys(self._signature.inputs, "the ensemble's inputs")
         self._specs: dict[str, tuple[TensorSpec, int]] = {}  # ensemble tensor -> how it was first seen, max batch size
         self._used: set[str] = set()
+        self._missing: dict[str, str] = {}  # tensor of the ensemble -> the output that should be it
+        self._required: list[tuple[str, str]] = []  # tensor of the ensemble, which input needs it
         for spec in (*self._signature.inputs.values(), *self._signature.outputs.values()):
             self._see(spec.name, spec, self._signature, "the ensemble")
         if not config.ensemble_scheduling.step:
@@ -142,6 +153,9 @@ class _Planner:
             return None
         self._check_batching(model)
         self._check_maps(declared, model.signature)
+        for output, tensor in declared.output_map.items():
+            if output in model.missing_outputs:
+                self._missing[tensor] = f"output '{output}' of '{model.name}'"
         named = tuple(declared.output_map)
         return Step(
             model.name,
@@ -162,6 +176,11 @@ class _Planner:
         ]
         self.problems += [
             f"input '{name}' is not used by any step" for name in self._signature.inputs if name not in self._used
+        ]
+        self.problems += [
+            f"{reader} is required, but the backend never makes {self._missing[tensor]}; mark the input as optional"
+            for tensor, reader in self._required
+            if tensor in self._missing
         ]
 
     def order(self, steps: list[Step]) -> list[Step]:
@@ -200,6 +219,8 @@ class _Planner:
                 self.problems.append(f"{label}: input_map names '{name}', which is not an input of the model")
             else:
                 self._see(tensor, signature.inputs[name], signature, label)
+                if not signature.inputs[name].optional:
+                    self._required.append((tensor, f"{label}: input '{name}'"))
         for name, tensor in declared.output_map.items():
             if name not in signature.outputs:
                 self.problems.append(f"{label}: output_map names '{name}', which is not an output of the model")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,6 +86,10 @@ class ServedModel:
     @property
     def decoupled(self) -> bool:
         return bool(self.config.model_transaction_policy.decoupled)
+
+    @property
+    def missing_outputs(self) -> Collection[str]:
+        return self._loaded.missing_outputs
 
     def healthy(self) -> bool:
         if not all(instance.healthy() for instance in self._loaded.instances):

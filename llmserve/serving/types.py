@@ -51,7 +51,8 @@ class InferRequest:
     inputs: Final[Mapping[str, Tensor]]
     model_version: Final[str] = ""  # "": the highest version served
     request_id: Final[str] = ""
-    requested_outputs: Final[tuple[str, ...]] = ()  # empty: all
+    requested_outputs: Final[tuple[str, ...]] = ()  # empty: all that say something
+    needed_outputs: Final[tuple[str, ...]] = ()  # that a later step of an ensemble reads: every response has them
     parameters: Final[Mapping[str, ParameterValue]] = field(default_factory=dict)
     priority: Final[int] = 0
     timeout_us: Final[int] = 0  # 0: none

@@ -17,12 +17,13 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from numpy.typing import NDArray
 
 from llmserve.engine.manifest import Manifest
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 from tests.checkpoints import make_checkpoint
 from tests.e2e.conftest import CHECKPOINT, ServerProcess, llmserve, start_server
-from tests.e2e.published import write_published_repository
+from tests.e2e.published import LATER, RELEASES, write_published_repository
 from tests.e2e.test_streaming import DOCUMENTS, Stream, client_inputs, streamed_text, tensor
 from tests.engine.directories import seal
 
@@ -56,8 +57,8 @@ def own_code_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(engine: Path, folder: Path) -> Iterator[ServerProcess]:
-    repository = write_published_repository(folder / "repository")
+def served(engine: Path, folder: Path, release: str = LATER) -> Iterator[ServerProcess]:
+    repository = write_published_repository(folder / "repository", release=release)
     server = start_server(str(engine), "--model-repository", str(repository), env=apart(folder))
     yield server
     server.process.send_signal(signal.SIGTERM)
@@ -106,6 +107,54 @@ def test_answers_are_those_of_llmserve_run(published: ServerProcess, demo_engine
     assert len(set(expected)) == len(PROMPTS)
     answers = ["".join(streamed_text(published.grpc, prompt, max_tokens=24, stream=False)) for prompt in PROMPTS]
     assert answers == expected
+
+
+def client_of(release: str, prompt: str, *, stream: bool) -> list[triton.InferInput]:
+    """What the client of that release sends: counts are unsigned before 0.7, a seed has another name from 0.17 on."""
+    count = np.uint32 if release in ("0.5", "0.6.1") else np.int32
+    counts = {"max_tokens": 24, "beam_width": 1}
+    inputs = [one for one in client_inputs(prompt, stream=stream) if one.name() not in {*counts, "random_seed"}]
+    inputs += [tensor(name, value, count) for name, value in counts.items()]
+    return [*inputs, tensor("seed" if release == "0.17" else "random_seed", 7, np.uint64)]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_release_answers_its_client_streamed_and_unary(release: str, demo_engine: Path, tmp_path: Path) -> None:
+    """Those until 0.8 have a postprocessing that requires log-probs, whether the client has asked for them or not."""
+    expected = answers_of_run(demo_engine, PROMPTS[:2], 24)
+    with served(demo_engine, tmp_path, release) as server:
+        for prompt, text in zip(PROMPTS, expected, strict=False):
+            pieces = [
+                texts_of(server.grpc, client_of(release, prompt, stream=True)),
+                texts_of(server.grpc, client_of(release, prompt, stream=False)),
+            ]
+            assert len(pieces[0]) > 3
+            assert "".join(pieces[0]).replace(" ", "") == text.replace(" ", "")
+            assert pieces[1] == [text]
+        if release not in ("0.5", "0.17"):
+            asked = [*client_of(release, PROMPTS[0], stream=False), tensor("return_log_probs", True, bool)]
+            assert log_probs(server.grpc, asked).min() < 0
+            assert not log_probs(server.grpc, asked[:-1]).any()
+
+
+def texts_of(url: str, inputs: list[triton.InferInput]) -> list[str]:
+    stream = Stream(url)
+    try:
+        stream.send("ensemble", inputs)
+        outputs = [result.as_numpy("text_output") for result in stream.responses()]
+        return [output.reshape(-1)[0].decode() for output in outputs if output is not None]
+    finally:
+        stream.close()
+
+
+def log_probs(url: str, inputs: list[triton.InferInput]) -> NDArray[np.float32]:
+    stream = Stream(url)
+    try:
+        stream.send("ensemble", inputs)
+        found: NDArray[np.float32] = next(stream.responses()).as_numpy("output_log_probs")
+        return found
+    finally:
+        stream.close()
 
 
 def test_openais_api_asks_for_what_it_knows(published: ServerProcess, demo_engine: Path) -> None:
@@ -186,10 +235,4 @@ def test_word_lists_go_through_the_tokenizer_of_transformers(published: ServerPr
     whole = streamed_text(published.grpc, PROMPTS[0], max_tokens=12, stream=False)[-1]
     inputs = [one for one in client_inputs(PROMPTS[0], max_tokens=12, stream=False) if one.name() != "bad_words"]
     banned = tensor("bad_words", whole.split()[0].encode(), object)
-    stream = Stream(published.grpc)
-    try:
-        stream.send("ensemble", [*inputs, banned])
-        outputs = [result.as_numpy("text_output") for result in stream.responses()]
-    finally:
-        stream.close()
-    assert [output.reshape(-1)[0].decode() for output in outputs if output is not None] != [whole]
+    assert texts_of(published.grpc, [*inputs, banned]) != [whole]

@@ -6,14 +6,18 @@ import asyncio
 import sys
 import threading
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from llmserve.backends.identity import IdentityBackend
 from llmserve.errors import InternalError, InvalidArgument
+from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.core import InferenceCore
+from llmserve.serving.settings import ServerSettings
 from llmserve.serving.types import Tensor
 from tests.serving.models import (
     appears,
@@ -356,6 +360,31 @@ async def test_what_does_not_fit_is_refused_at_load(tmp_path: Path, config: str,
         reason = failure(core)
         assert [problem for problem in problems if problem not in reason] == []
         assert core.model_ready("m")
+
+
+class Incomplete(IdentityBackend):
+    """Never makes an output Y."""
+
+    def load(self, context: LoadContext) -> LoadedModel:
+        return replace(super().load(context), missing_outputs={"Y"})
+
+
+async def test_a_step_that_requires_what_is_never_made_is_refused_at_load(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", identity_config())
+    write_model(tmp_path, "easy", identity_config().replace('name: "X"', 'name: "X" optional: true'))
+    steps = step("m", {"X": "X"}, {"Y": "t"})
+    write_model(tmp_path, "ens", ensemble(steps, step("m", {"X": "t"}, {"Y": "Y"})))
+    write_model(tmp_path, "fine", ensemble(steps, step("easy", {"X": "t"}, {"Y": "Y"})))
+    core = InferenceCore(ServerSettings((tmp_path,)), {"identity": Incomplete()})
+    await core.start()
+    try:
+        assert core.model_ready("fine")
+        assert failure(core) == (
+            "ensemble 'ens' cannot be loaded: step 'm': input 'X' is required, but the backend never makes output 'Y' "
+            "of 'm'; mark the input as optional"
+        )
+    finally:
+        await core.stop()
 
 
 async def test_ensembles_that_contain_each_other(tmp_path: Path) -> None:

@@ -148,6 +148,21 @@ async def test_what_is_not_wanted_does_not_run() -> None:
     assert script.started == ["first", "stream"]
 
 
+async def test_what_a_later_step_reads_is_needed_though_nobody_has_named_it() -> None:
+    script = Script()
+    steps = (step("first", "X", "a b"), step("last", "a", "c"))
+    target = ensemble(script, *steps, outputs="b c")
+
+    async def asked(**fields: object) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        script.requests.clear()
+        await ask(target, **fields)
+        return [(sent.requested_outputs, sent.needed_outputs) for sent in script.requests]
+
+    assert await asked() == [((), ("a",)), ((), ())]
+    assert await asked(needed_outputs=("b",)) == [((), ("a", "b")), ((), ())]  # in an ensemble around this one
+    assert await asked(requested_outputs=("c",)) == [(("a",), ()), (("c",), ())]
+
+
 async def test_output_that_was_asked_for_and_is_not_made() -> None:
     script = Script(silent=frozenset({"quiet"}))
     target = ensemble(script, step("quiet", "X", "Y"), step("loud", "X", "Z"), outputs="Y Z")

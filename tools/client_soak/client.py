@@ -30,7 +30,7 @@ def answer(client: Any, prompt: str, max_tokens: int) -> str:
         tensor("max_tokens", np.array([[max_tokens]], dtype=np.int32)),
         tensor("stream", np.array([[True]])),
     ]
-    client.async_stream_infer("ensemble", inputs, outputs=[triton.InferRequestedOutput("text_output")])
+    client.async_stream_infer("ensemble", inputs)
     client.stop_stream()  # which waits for the end of the stream
     text = b""
     while not answers.empty():

@@ -20,7 +20,7 @@ from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, GPU, ModelParameters
 from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
-from llmserve.backends.tensorrtllm.responses import ResponseEvents, asked_outputs, response_tensors
+from llmserve.backends.tensorrtllm.responses import ALWAYS_TOLD, MAKERS, ResponseEvents, asked_outputs, response_tensors
 from llmserve.backends.tensorrtllm.tenant_answers import counted
 from llmserve.engine.artifact import read_manifest
 from llmserve.engine.base import Engine, MeteringEngine
@@ -89,6 +89,7 @@ class TensorrtLlmBackend:
         return LoadedModel(
             [instance],
             batches_itself=True,
+            missing_outputs={output.name for output in config.output} - MAKERS.keys(),
             gauges=samples,
             facts=identity.document(gates) if identity is not None and identity.digest == engine.info.digest else {},
             allowance=engine.allowance if isinstance(engine, MeteringEngine) else no_limits,
@@ -156,6 +157,7 @@ class EngineInstance:
             echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
             tokens_per_block = self.engine.stats().tokens_per_block
             asked = asked_outputs(job.generate)
+            needed = [name for name in request.needed_outputs if name not in ALWAYS_TOLD]
             receipts = self._receipts(job)
             with (
                 self._active.running(request.request_id) as active,
@@ -172,7 +174,7 @@ class EngineInstance:
                             events.warning = self._warning(job, request)
                         if receipts is not None:
                             events.receipt = receipts.take(beams[0])
-                        outputs = response_tensors(events, request.requested_outputs)
+                        outputs = response_tensors(events, request.requested_outputs, needed)
                         yield self._response(request, outputs, final=answer.is_complete)
         except LlmserveError as error:
             yield self._response(request, error=error, final=True)

@@ -12,7 +12,7 @@ A request that names its outputs gets them in every response: log-probs are 0, a
 unless it asked for them; counts, blocks and times are 0 until the last event. One that names none gets what says
 something: what it asked for, of the prompt in the first response of sequence 0; counts, blocks and times in the last
 event, where they are real however the answer ended (only a request that was stopped from outside has no times), and a
-warning and a receipt there if there is one.
+warning and a receipt there if there is one. What a later step of an ensemble reads is in every response even so.
 """
 
 from __future__ import annotations
@@ -80,15 +80,18 @@ def asked_outputs(request: GenerateRequest) -> tuple[str, ...]:
     return tuple([name for group, is_asked in names if is_asked for name in group])
 
 
-def response_tensors(events: ResponseEvents, wanted: Collection[str] = ()) -> tuple[Tensor, ...]:
-    """`wanted`: names of outputs; empty: none in particular. In the order of MAKERS."""
+def response_tensors(
+    events: ResponseEvents, wanted: Collection[str] = (), needed: Collection[str] = ()
+) -> tuple[Tensor, ...]:
+    """`wanted`: names of outputs; empty: none in particular, and the `needed` ones. In the order of MAKERS."""
     if wanted:
         return tuple([make(events) for name, make in MAKERS.items() if name in wanted])
     names = ALWAYS_TOLD if events.beams[0].tokens.usage is None else TOLD_AT_THE_END
-    if events.asked or events.warning or events.receipt:
+    if needed or events.asked or events.warning or events.receipt:
         has_prompt = events.beams[0].tokens.prompt is not None
         also = {name for name in events.asked if has_prompt or name not in OF_PROMPT}
         also |= {name for name in ("warning", "receipt") if getattr(events, name)}
+        also.update(needed)
         return tuple([make(events) for name, make in MAKERS.items() if name in names or name in also])
     return tuple([MAKERS[name](events) for name in names])
 

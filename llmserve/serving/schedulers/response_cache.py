@@ -93,8 +93,8 @@ def response_key(prefix: bytes, request: InferRequest) -> bytes:
                 _feed(digest.update, element)
         else:
             digest.update(np.ascontiguousarray(tensor.data).data)
-    for name in sorted(request.requested_outputs):
-        _feed(digest.update, name.encode())
+    for names in (request.requested_outputs, request.needed_outputs):
+        _feed(digest.update, "\0".join(sorted(names)).encode())
     return prefix + digest.digest()
 
 

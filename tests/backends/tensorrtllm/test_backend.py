@@ -118,6 +118,23 @@ async def test_what_is_named_is_told_in_every_response(engine: InflightEngine) -
     assert [value(part, "num_prompt_tokens") for part in parts] == [0] * (len(ANSWER) - 1) + [len(PROMPT)]
 
 
+async def test_what_a_later_step_needs_is_told_in_every_response_beside_what_says_something(
+    engine: InflightEngine,
+) -> None:
+    needed = ("output_ids", "cum_log_probs", "context_logits", "num_prompt_tokens")
+    parts = await responses(instance_over(engine), replace(request(PROMPT, streaming=True), needed_outputs=needed))
+    *before, last = [{tensor.name for tensor in part.outputs} for part in parts]
+    assert all(names == TELLING | set(needed) for names in before)
+    assert last == TELLING | set(needed) | KNOWN_AT_THE_END
+
+
+def test_outputs_that_no_answer_has_are_known_at_load(engine: InflightEngine) -> None:
+    config = read_config("tensorrt_llm")
+    assert not load_model(engine, config).missing_outputs
+    config.output.add(name="context_phase_params")
+    assert load_model(engine, config).missing_outputs == {"context_phase_params"}
+
+
 def _declared_order(name: str) -> int:
     return [output.name for output in read_config("tensorrt_llm").output].index(name)
 

@@ -142,6 +142,7 @@ def test_what_makes_a_request_another_one() -> None:
         request("m", Tensor("X", "FP32", np.array([[1, 2]], np.float32))),
         request("m", Tensor("X", "INT32", np.array([1], np.float32).view(np.int32))),
         request("m", floats(1), requested_outputs=("Y",)),
+        request("m", floats(1), needed_outputs=("Y",)),
         request("m", texts(b"ab", b"c")),
         request("m", texts(b"a", b"bc")),
         request("m", Tensor("X", "FP32", np.zeros((0, 3), np.float32))),

@@ -6,8 +6,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from transformers import AutoTokenizer
 
-PASSED_ON = {"CUM_LOG_PROBS": 2, "OUTPUT_LOG_PROBS": 3, "CONTEXT_LOGITS": 3, "GENERATION_LOGITS": 4}  # name -> rank
-
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -21,19 +19,28 @@ class TritonPythonModel:
         self.tokenizer.pad_token = self.tokenizer.eos_token
         output = pb_utils.get_output_config_by_name(config, "OUTPUT")
         self.output_dtype = pb_utils.triton_string_to_numpy(output["data_type"])
+        self.has_lengths = pb_utils.get_input_config_by_name(config, "SEQUENCE_LENGTH") is not None
+        read = ("TOKENS_BATCH", "SEQUENCE_LENGTH")
+        self.passed_on = [given for given in config["input"] if given["name"] not in read]
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
         tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
-        lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
+        lengths = np.full(tokens.shape[:2], tokens.shape[2])
+        if self.has_lengths:
+            lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
         texts = np.array(self.texts(tokens, lengths))
         tensors = [pb_utils.Tensor("OUTPUT", texts.astype(self.output_dtype))]
-        for name, rank in PASSED_ON.items():
-            given = pb_utils.get_input_tensor_by_name(request, name)
-            array = given.as_numpy() if given else np.zeros((1,) * rank, dtype=np.float32)
-            tensors.append(pb_utils.Tensor(f"OUT_{name}", array))
+        for config in self.passed_on:
+            given = pb_utils.get_input_tensor_by_name(request, config["name"])
+            if given is None and config.get("optional"):
+                dtype = pb_utils.triton_string_to_numpy(config["data_type"])
+                array = np.zeros((1,) * (1 + len(config["dims"])), dtype=dtype)
+            else:
+                array = given.as_numpy()  # a required one is there
+            tensors.append(pb_utils.Tensor(f"OUT_{config['name']}", array))
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
     def texts(self, tokens, lengths):

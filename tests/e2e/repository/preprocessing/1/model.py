@@ -7,10 +7,6 @@ import triton_python_backend_utils as pb_utils
 from transformers import AutoTokenizer, T5Tokenizer
 
 NO = ("false", "0", "f", "n", "no")
-OUTPUTS = (
-    "INPUT_ID", "DECODER_INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_DECODER_INPUT_LEN", "BAD_WORDS_IDS",
-    "STOP_WORDS_IDS", "OUT_END_ID", "OUT_PAD_ID",
-)  # fmt: skip
 
 
 class TritonPythonModel:
@@ -30,11 +26,9 @@ class TritonPythonModel:
         self.end_id = self.tokenizer.encode(self.tokenizer.eos_token, add_special_tokens=False)[0]
         self.pad_id = self.tokenizer.encode(self.tokenizer.pad_token, add_special_tokens=False)[0]
         self.vocab_size = self.tokenizer.vocab_size
-        weights = pb_utils.get_input_config_by_name(config, "EMBEDDING_BIAS_WEIGHTS")
-        self.weights_dtype = pb_utils.triton_string_to_numpy(weights["data_type"])
-        for name in OUTPUTS:
-            output = pb_utils.get_output_config_by_name(config, name)
-            setattr(self, name.lower() + "_dtype", pb_utils.triton_string_to_numpy(output["data_type"]))
+        self.dtypes = {
+            output["name"]: pb_utils.triton_string_to_numpy(output["data_type"]) for output in config["output"]
+        }
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]
@@ -57,18 +51,21 @@ class TritonPythonModel:
             decoder_ids, decoder_lengths = self.ids(given("DECODER_QUERY"))
         bias = self.bias(given("EMBEDDING_BIAS_WORDS"), given("EMBEDDING_BIAS_WEIGHTS"), count)
         tensors = {
-            "INPUT_ID": ids.astype(self.input_id_dtype),
-            "DECODER_INPUT_ID": decoder_ids.astype(self.decoder_input_id_dtype),
+            "INPUT_ID": ids,
+            "DECODER_INPUT_ID": decoder_ids,
             "BAD_WORDS_IDS": self.words(given("BAD_WORDS_DICT"), count),
             "STOP_WORDS_IDS": self.words(given("STOP_WORDS_DICT"), count),
-            "REQUEST_INPUT_LEN": lengths.astype(self.request_input_len_dtype),
-            "REQUEST_DECODER_INPUT_LEN": decoder_lengths.astype(self.request_decoder_input_len_dtype),
+            "REQUEST_INPUT_LEN": lengths,
+            "REQUEST_DECODER_INPUT_LEN": decoder_lengths,
             "REQUEST_OUTPUT_LEN": given("REQUEST_OUTPUT_LEN"),
             "EMBEDDING_BIAS": bias,
-            "OUT_END_ID": np.array(end_id, dtype=np.int32),
-            "OUT_PAD_ID": np.array(pad_id, dtype=np.int32),
+            "OUT_END_ID": np.array(end_id),
+            "OUT_PAD_ID": np.array(pad_id),
         }
-        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(*entry) for entry in tensors.items()])
+        made = [
+            pb_utils.Tensor(name, tensors[name].astype(dtype)) for name, dtype in self.dtypes.items() if name in tensors
+        ]
+        return pb_utils.InferenceResponse(output_tensors=made)
 
     def ids(self, query):
         rows = [
@@ -98,7 +95,7 @@ class TritonPythonModel:
 
     def bias(self, word_rows, weight_rows, count):
         if word_rows is None or weight_rows is None:
-            return np.empty([count, 0], dtype=self.weights_dtype)
+            return np.empty([count, 0], dtype=np.float32)
         made = []
         for words, weights in zip(word_rows, weight_rows, strict=True):
             row = [0.0] * len(self.tokenizer.vocab)
@@ -106,7 +103,7 @@ class TritonPythonModel:
                 for one in self.tokenizer.encode(word.decode()):
                     row[one] += weight
             made.append(np.array(row))
-        return np.array(made, dtype=self.weights_dtype)
+        return np.array(made, dtype=np.float32)
 
     def finalize(self):
         print("Cleaning up...")
