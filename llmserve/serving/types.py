@@ -63,6 +63,11 @@ class InferRequest:
     tenant: Final[Tenant] = EVERYBODY
     trace: Final[Trace | None] = field(default=None, compare=False, repr=False)  # of requests that are being recorded
 
+    @property
+    def tenant_request_id(self) -> tuple[str, str]:
+        """What names a request that runs. Clients choose ids, so an id names only requests of the same tenant."""
+        return self.tenant.name, self.request_id
+
     def with_inputs(self, inputs: Mapping[str, Tensor]) -> InferRequest:
         return replace(self, inputs=inputs)
 

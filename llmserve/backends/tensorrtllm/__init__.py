@@ -5,7 +5,7 @@ that name in both generations of its contract.
     tensors.py      a request's tensors -> GenerateRequest, every problem reported at once
     responses.py    an event -> the response's tensors
     compared_answers.py    what of two answers to one request has to be equal
-    active.py       running requests by the client's id, for `stop`
+    active.py       running requests by tenant and the client's id, for `stop`
     gauges.py       engine statistics -> `nv_trt_llm_*`
     backend.py      the backend and its one instance
     triton_model.py the same in a Triton server, behind its Python backend

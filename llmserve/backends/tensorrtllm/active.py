@@ -1,4 +1,4 @@
-"""Requests that run, by the id that the client gave them: what `stop` ends. Ids need not be unique."""
+"""Requests that run, by tenant and the id that the client gave them: what `stop` ends. Ids need not be unique."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
+
+from llmserve.serving.types import InferRequest
 
 Item = TypeVar("Item")
 
@@ -43,12 +45,12 @@ class ActiveRequest:
 
 class ActiveRequests:
     def __init__(self) -> None:
-        self._by_id: dict[str, set[ActiveRequest]] = {}
+        self._by_id: dict[tuple[str, str], set[ActiveRequest]] = {}
 
     @contextmanager
-    def running(self, request_id: str) -> Iterator[ActiveRequest]:
+    def running(self, request: InferRequest) -> Iterator[ActiveRequest]:
         """Registered while the block runs."""
-        active = ActiveRequest()
+        active, request_id = ActiveRequest(), request.tenant_request_id
         self._by_id.setdefault(request_id, set()).add(active)
         try:
             yield active
@@ -58,7 +60,7 @@ class ActiveRequests:
             if not same_id:
                 del self._by_id[request_id]
 
-    def cancel(self, request_id: str) -> None:
-        """Every running request of that id; none is fine, it may just have ended."""
-        for active in tuple(self._by_id.get(request_id, ())):
+    def cancel_like(self, request: InferRequest) -> None:
+        """Every running request of the same tenant and id; none is fine, it may just have ended."""
+        for active in tuple(self._by_id.get(request.tenant_request_id, ())):
             active.cancel()

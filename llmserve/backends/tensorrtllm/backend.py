@@ -160,7 +160,7 @@ class EngineInstance:
             needed = [name for name in request.needed_outputs if name not in ALWAYS_TOLD]
             receipts = self._receipts(job)
             with (
-                self._active.running(request.request_id) as active,
+                self._active.running(request) as active,
                 counted(answer, job.generate, self.config.name) as ended,
             ):
                 async with aclosing(_sent(stream, answer, active, request.trace)) as sent:
@@ -199,7 +199,7 @@ class EngineInstance:
     def _stop(self, request: InferRequest) -> None:
         if not request.request_id:
             raise InvalidArgument("Trying to stop a request but request ID is not provided")
-        self._active.cancel(request.request_id)
+        self._active.cancel_like(request)
 
     def _read(self, request: InferRequest) -> TensorRequest:
         # The client's id need not be unique; the engine's is.

@@ -129,8 +129,8 @@ class Split:
         self._unwatched = unwatched
         self._watch = watch
         self._chance = chance
-        self._of_stable: Counter[str] = Counter()  # requests that run, by the client's id
-        self._of_candidate: Counter[str] = Counter()
+        self._of_stable: Counter[tuple[str, str]] = Counter()  # requests that run, by tenant and the client's id
+        self._of_candidate: Counter[tuple[str, str]] = Counter()
 
     async def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         responses = self._canary(request) if self._is_canary(request) else self._plain(self._stable, request)
@@ -142,26 +142,26 @@ class Split:
         """Sequences stay with the stable version, and what has the id of a request that runs goes where that is: it may
         want to stop it."""
         share = self._watch.canary_share
-        if request.request_id and self._of_candidate[request.request_id]:
+        if request.request_id and self._of_candidate[request.tenant_request_id]:
             return True
-        if not share or request.sequence_id or (request.request_id and self._of_stable[request.request_id]):
+        if not share or request.sequence_id or (request.request_id and self._of_stable[request.tenant_request_id]):
             return False
         return self._chance.random() < share
 
     async def _plain(self, model: Answering, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        self._of_stable[request.request_id] += 1
+        self._of_stable[request.tenant_request_id] += 1
         try:
             async with aclosing(model.infer(request)) as stream:
                 async for response in stream:
                     yield response
         finally:
-            _less(self._of_stable, request.request_id)
+            _less(self._of_stable, request.tenant_request_id)
 
     async def _canary(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         began = time.monotonic()
         failure: LlmserveError | None = None
         has_begun = is_told = False  # is_told: the watch knows how it has ended, or will hear it from the rescue
-        self._of_candidate[request.request_id] += 1
+        self._of_candidate[request.tenant_request_id] += 1
         try:
             async with aclosing(self._candidate.infer(request)) as stream:
                 response, error = await self._first(stream)
@@ -178,7 +178,7 @@ class Split:
             self._ended(raised)
             raise
         finally:
-            _less(self._of_candidate, request.request_id)
+            _less(self._of_candidate, request.tenant_request_id)
             if not is_told:
                 self._watch.canary_left(0.0 if has_begun else time.monotonic() - began)
         if not has_begun:
@@ -234,7 +234,7 @@ class Split:
                 yield response
 
 
-def _less(counts: Counter[str], request_id: str) -> None:
+def _less(counts: Counter[tuple[str, str]], request_id: tuple[str, str]) -> None:
     counts[request_id] -= 1
     if not counts[request_id]:
         del counts[request_id]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmserve.core import Tenant
 from llmserve.errors import InvalidArgument, NotFound, RateLimited, ResourceExhausted, Unavailable, Unsupported
 from llmserve.serving.core import InferenceCore
 from llmserve.serving.rollout.rollouts import Asked
@@ -483,6 +484,19 @@ async def test_a_request_with_the_id_of_one_that_runs_goes_where_that_is(tmp_pat
         for number in range(10):
             first, *others = await asyncio.gather(*(answers(core, ask(1.0, request_id=str(number))) for _ in range(8)))
             assert all(other == first for other in others)
+
+
+async def test_an_id_says_nothing_of_where_the_request_of_another_tenant_runs(
+    tmp_path: Path, versions: Versions
+) -> None:
+    versions[1].delay_s = versions[2].delay_s = 0.02
+    versions[2].shift = 100.0
+    async with serving_versions(write_repository(tmp_path, versions=(1,)), versions) as core:
+        write_m(tmp_path, versions=(2,))
+        await core.start_rollout("m", Asked(rules={**ALL_CANARY, "canary": [0.5]}))
+        tenants = [Tenant(f"tenant-{number}") for number in range(40)]
+        first = await asyncio.gather(*(answers(core, ask(1.0, request_id="1", tenant=each)) for each in tenants))
+        assert {tuple(each) for each in first} == {tuple(whole(1.0)), tuple(whole(1.0, 100.0))}
 
 
 async def test_sequences_stay_with_the_stable_version(tmp_path: Path, versions: Versions) -> None:
