@@ -68,6 +68,11 @@ class InferRequest:
         """What names a request that runs. Clients choose ids, so an id names only requests of the same tenant."""
         return self.tenant.name, self.request_id
 
+    @property
+    def tenant_sequence_id(self) -> tuple[str, int | str]:
+        """What names a sequence, likewise."""
+        return self.tenant.name, self.sequence_id
+
     def with_inputs(self, inputs: Mapping[str, Tensor]) -> InferRequest:
         return replace(self, inputs=inputs)
 

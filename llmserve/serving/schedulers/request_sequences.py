@@ -1,7 +1,7 @@
 """Sequences and the slots of instances that they hold: bookkeeping without a clock or a loop.
 
-A sequence is known by its correlation ID from its START to its END. It holds one slot of one instance all that time;
-when none is free it waits in the backlog, first come first served, and its requests with it.
+A sequence is known by its tenant and its correlation ID from its START to its END. It holds one slot of one instance
+all that time; when none is free it waits in the backlog, first come first served, and its requests with it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from llmserve.serving.schedulers.queued_request import QueuedRequest
 from llmserve.serving.types import Tensor
+
+SequenceKey: TypeAlias = tuple[str, int | str]  # tenant, correlation ID
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +35,7 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class RequestSequence:
-    sequence_id: int | str
+    key: SequenceKey
     waiting: deque[QueuedRequest] = field(default_factory=deque)
     running: QueuedRequest | None = None
     is_open: bool = True  # more requests may come
@@ -50,7 +53,7 @@ class SequenceTable:
         self.instances = [
             [Slot(instance, number) for number in range(slots_per_instance)] for instance in range(num_instances)
         ]
-        self._open: dict[int | str, RequestSequence] = {}
+        self._open: dict[SequenceKey, RequestSequence] = {}
         self._backlog: dict[RequestSequence, None] = {}
 
     def __iter__(self) -> Iterator[RequestSequence]:
@@ -59,13 +62,13 @@ class SequenceTable:
             yield from (slot.sequence for slot in slots if slot.sequence is not None)
         yield from self._backlog
 
-    def find(self, sequence_id: int | str) -> RequestSequence | None:
+    def find(self, key: SequenceKey) -> RequestSequence | None:
         """One that is open."""
-        return self._open.get(sequence_id)
+        return self._open.get(key)
 
-    def open(self, sequence_id: int | str) -> RequestSequence:
+    def open(self, key: SequenceKey) -> RequestSequence:
         """A new sequence, without a slot."""
-        sequence = self._open[sequence_id] = RequestSequence(sequence_id)
+        sequence = self._open[key] = RequestSequence(key)
         self._backlog[sequence] = None
         return sequence
 
@@ -73,7 +76,7 @@ class SequenceTable:
         """No request will be added."""
         if sequence.is_open:
             sequence.is_open = False
-            del self._open[sequence.sequence_id]
+            del self._open[sequence.key]
 
     def release(self, sequence: RequestSequence) -> None:
         """It is over: nothing waits and nothing will come."""

@@ -87,7 +87,7 @@ class SequenceScheduler:
         if self._stopped:
             raise Rejected(f"{request_label(request)}model '{self._name}' is being unloaded")
         if self._is_iterative and not request.sequence_id:
-            request = replace(request, sequence_id=self._unused_number(), sequence_start=True)
+            request = replace(request, sequence_id=self._unused_number(request.tenant.name), sequence_start=True)
         sequence = self._sequence_of(request)
         key = batch_key(self._signature, request)
         queued = QueuedRequest(request, timing, level=1, batch_size=1, key=key, arrival_ns=time.monotonic_ns())
@@ -100,8 +100,8 @@ class SequenceScheduler:
         self._wake()
         return queued
 
-    def _unused_number(self) -> int:
-        return next(number for number in self._numbers if self._table.find(number) is None)
+    def _unused_number(self, tenant: str) -> int:
+        return next(number for number in self._numbers if self._table.find((tenant, number)) is None)
 
     def _reschedule(self, queued: QueuedRequest) -> None:
         """The model wants the request again: it waits once more, in the slot that it has."""
@@ -130,7 +130,7 @@ class SequenceScheduler:
                 "batcher"
             )
         self._controls.check(sequence_id)
-        sequence = self._table.find(sequence_id)
+        sequence = self._table.find(request.tenant_sequence_id)
         if sequence is not None:
             return sequence
         if not request.sequence_start:
@@ -138,7 +138,7 @@ class SequenceScheduler:
                 f"inference request for sequence {sequence_id} to model '{self._name}' must specify the START flag on "
                 "the first request of the sequence"
             )
-        return self._table.open(sequence_id)
+        return self._table.open(request.tenant_sequence_id)
 
     def _pump_soon(self) -> None:
         if self._soon is None:
@@ -247,7 +247,7 @@ class SequenceScheduler:
         """One of its requests has been cancelled."""
         for queued in sequence.waiting:
             label = request_label(queued.request)
-            queued.fail(Cancelled(f"{label}a request of sequence {sequence.sequence_id} has been cancelled"))
+            queued.fail(Cancelled(f"{label}a request of sequence {queued.request.sequence_id} has been cancelled"))
         sequence.waiting.clear()
         self._end(sequence)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.core import Tenant
 from llmserve.errors import Cancelled, InternalError, InvalidArgument
 from llmserve.serving.config.sequence_batching import fill_sequence_defaults, sequence_problems
 from llmserve.serving.observe.model_statistics import ModelStatistics
@@ -76,6 +78,22 @@ async def test_requests_of_a_sequence_run_one_after_the_other_on_one_instance() 
     opened(one, two)
     await client.wait()
     assert (one.batches, two.batches) == ([["a1"], ["a2"], ["a3"]], [["b1"], ["b2"]])
+
+
+async def test_an_id_names_nothing_of_another_tenant() -> None:
+    (instance,) = opened(Instance())
+    client = Client(scheduler(instance, batching=f"direct {{ }} {CONTROLS}"))
+    one, two = Tenant("one"), Tenant("two")
+    await client.send("a1", sequence_id=7, sequence_start=True, tenant=one)
+    await client.send("b1", sequence_id=7, tenant=two)
+    assert "must specify the START flag" in str(client.error("b1"))
+    await client.send("b2", sequence_id=7, sequence_start=True, tenant=two)
+    await client.send("b3", sequence_id=7, sequence_end=True, tenant=two)
+    await client.send(
+        "a2", sequence_id=7, sequence_end=True, tenant=replace(one, weight=2.0)
+    )  # the keys were read again
+    assert instance.batches == [["a1"], ["", "b2"], ["", "b3"], ["a2"]]
+    assert [requests[-1].inputs["ID"].data.item() for requests in instance.requests] == [7] * 4
 
 
 async def test_sequence_without_a_slot_waits_until_one_has_ended() -> None:
