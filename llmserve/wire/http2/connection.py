@@ -29,6 +29,7 @@ from llmserve.wire.request_memory import RequestMemory
 
 MAX_CALLS = 4096  # at the same time
 CONNECTION_WINDOW = 64 * 1024 * 1024
+CALLS_PER_COST = 64  # whose windows are resized in about the time of another frame without a use
 PREFACE_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 2.0  # for a client to read what it has been told at the end
 OUR_PING = b"llmserve"
@@ -257,20 +258,25 @@ class Connection(asyncio.Protocol):
         if flags & frames.ACK:
             return
         self._flood_limit.spend("settings")
+        window = self._send_window
         for name, value in frames.SETTING.iter_unpack(payload):
             if name == frames.INITIAL_WINDOW_SIZE:
-                self._resize_windows(value)
+                if value > frames.LARGEST_WINDOW:
+                    raise ConnectionFailed(frames.FLOW_CONTROL_ERROR, "the initial window is too large")
+                window = value
             elif name == frames.MAX_FRAME_SIZE:
                 if not frames.DEFAULT_MAX_FRAME <= value <= frames.LARGEST_FRAME:
                     raise ConnectionFailed(frames.PROTOCOL_ERROR, f"frames of at most {value} bytes")
                 self._sender.max_frame = value
             elif name == frames.ENABLE_PUSH and value > 1:
                 raise ConnectionFailed(frames.PROTOCOL_ERROR, f"pushing that is neither on nor off: {value}")
+        if window != self._send_window:  # only the last of a frame counts
+            self._resize_windows(window)
         self._sender.write(frame(frames.SETTINGS, frames.ACK, 0))
 
     def _resize_windows(self, size: int) -> None:
-        if size > frames.LARGEST_WINDOW:
-            raise ConnectionFailed(frames.FLOW_CONTROL_ERROR, "the initial window is too large")
+        """Looks at every call: a client may have that done as often as the calls are few."""
+        self._flood_limit.spend("resized windows", cost=len(self._calls) // CALLS_PER_COST)
         for call in self._calls:
             call.send_window += size - self._send_window
             if call.send_window > frames.LARGEST_WINDOW:

@@ -25,6 +25,7 @@ DEFAULT_WINDOW = 65_535
 DEFAULT_MAX_FRAME = 16_384
 LARGEST_FRAME = 2**24 - 1
 LARGEST_WINDOW = 2**31 - 1
+MAX_SETTINGS = 64  # in one frame; RFC 9113 has six
 
 HEAD = struct.Struct(">HBBBI")  # length in 24 bits, type, flags, stream
 WORD = struct.Struct(">I")
@@ -64,6 +65,8 @@ def check_form(kind: int, flags: int, stream: int, size: int) -> None:
         raise ConnectionFailed(FRAME_SIZE_ERROR, f"a frame of kind {kind} with {size} bytes")
     if kind == SETTINGS and (size % SETTING.size or (flags & ACK and size)):
         raise ConnectionFailed(FRAME_SIZE_ERROR, f"settings of {size} bytes")
+    if kind == SETTINGS and size > MAX_SETTINGS * SETTING.size:
+        raise ConnectionFailed(ENHANCE_YOUR_CALM, f"{size // SETTING.size} settings in one frame")
 
 
 def word(payload: bytes) -> int:

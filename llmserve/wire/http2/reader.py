@@ -47,16 +47,17 @@ class FrameReader:
             length = high << 8 | low
             if length > MAX_FRAME:
                 raise ConnectionFailed(frames.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+            stream &= frames.LARGEST_WINDOW
+            frames.check_form(kind, flags, stream, length)  # before anything of it is kept
             end = offset + frames.HEAD.size + length
             if end > len(buffer):
                 break
             payload = bytes(buffer[offset + frames.HEAD.size : end])
             offset = end
-            self._take_frame(kind, flags, stream & frames.LARGEST_WINDOW, payload)
+            self._take_frame(kind, flags, stream, payload)
         del buffer[:offset]
 
     def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        frames.check_form(kind, flags, stream, len(payload))
         if not self._has_settings:
             if kind != frames.SETTINGS or flags & frames.ACK:
                 raise ConnectionFailed(frames.PROTOCOL_ERROR, "a client begins with its settings")

@@ -9,7 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from llmserve.wire.http2 import calls, frames
+from llmserve.wire.http2 import calls, flood_limits, frames
+from llmserve.wire.http2.call import Call
+from llmserve.wire.http2.flood_limits import BURST
 from llmserve.wire.http2.frames import ENHANCE_YOUR_CALM, ConnectionFailed, frame
 from llmserve.wire.http2.headers import MAX_BLOCK_BYTES, MAX_REMEMBERED_BYTES, HeadDecoder
 from tests.frontends.server import RunningServer
@@ -65,6 +67,57 @@ def test_large_headers_are_limited_in_number(client: RawClient) -> None:
     block = client.headers("ServerReady") + FILLER[: 8 * 8008]
     client.flood(b"".join(frame(frames.HEADERS, WHOLE | END, stream, block) for stream in range(1, 301, 2)))
     assert client.goaway() == ENHANCE_YOUR_CALM
+
+
+def resizing(*sizes: int) -> bytes:
+    entries = b"".join(frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, size) for size in sizes)
+    return frame(frames.SETTINGS, 0, 0, entries)
+
+
+@pytest.fixture
+def visits(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Calls that have been looked at because of all calls."""
+    seen: list[Call] = []
+
+    def visited(self: calls.Calls) -> Iterator[Call]:
+        for call in self._calls.values():
+            seen.append(call)
+            yield call
+
+    monkeypatch.setattr(calls.Calls, "__iter__", visited)
+    return seen
+
+
+def opened(client: RawClient, num_calls: int) -> bytes:
+    heads = [frame(frames.HEADERS, WHOLE, 2 * n + 1, client.headers("ModelStreamInfer")) for n in range(num_calls)]
+    return b"".join(heads)
+
+
+def test_only_the_last_window_of_a_settings_frame_is_applied(client: RawClient, visits: list[Call]) -> None:
+    client.send(opened(client, 100) + resizing(*range(1, 64), 0) + resizing(0, 7, 0))
+    client.send(frame(frames.PING, 0, 0, bytes(8)))
+    client.until(frames.PING)
+    assert len(visits) == 100
+    assert {call.send_window for call in visits} == {0}
+
+
+def test_every_window_of_a_settings_frame_has_to_be_possible(client: RawClient) -> None:
+    client.send(resizing(frames.LARGEST_WINDOW + 1, 0))
+    assert client.goaway() == frames.FLOW_CONTROL_ERROR
+
+
+def test_settings_of_one_frame_are_limited_and_are_refused_by_its_head(client: RawClient) -> None:
+    client.send(resizing(*range(65))[: frames.HEAD.size])
+    assert client.goaway() == ENHANCE_YOUR_CALM
+
+
+def test_windows_of_many_calls_are_not_resized_without_end(
+    client: RawClient, visits: list[Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flood_limits, "PER_SECOND", 0)
+    client.flood(opened(client, 2000) + b"".join(resizing(size) for size in range(4000)))
+    assert client.goaway() == ENHANCE_YOUR_CALM
+    assert len(visits) <= 64 * BURST
 
 
 @pytest.mark.parametrize("update", [b"\x20", b"\x3e", b"\x3f\x00", b"\x3f\x80\x01"])
