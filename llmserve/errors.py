@@ -27,6 +27,8 @@ from typing import ClassVar, Self
 
 from llmserve.tenant_counters import MAX_ANSWERS
 
+MAX_PROBLEMS = 99  # that one error lists
+
 
 class Code(Enum):
     """gRPC's canonical codes, by name only: the neutral vocabulary of the core."""
@@ -131,9 +133,10 @@ class InternalError(LlmserveError):
 
 
 def raise_problems(error: Callable[[str], LlmserveError], headline: str, problems: Sequence[str]) -> None:
-    """Raise one `error` that lists every problem, or return when there is none."""
+    """Raise one `error` that lists the problems, many of them at most; return when there is none."""
     if not problems:
         return
     if len(problems) == 1:
         raise error(f"{headline}: {problems[0]}")
-    raise error(f"{headline} ({len(problems)} problems):\n" + "\n".join(f"  - {p}" for p in problems))
+    listed = [*problems[:MAX_PROBLEMS], *([f"and {left} more"] if (left := len(problems) - MAX_PROBLEMS) > 0 else [])]
+    raise error(f"{headline} ({len(problems)} problems):\n" + "\n".join(f"  - {p}" for p in listed))

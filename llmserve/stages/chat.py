@@ -207,9 +207,9 @@ class RoleIdFormat:
         system = messages[0].content if messages[0].role == "system" else ""
         dialogue = messages[1:] if messages[0].role == "system" else messages
         problems = [
-            f"message {messages.index(message)} has role {message.role!r}; this checkpoint knows user and assistant"
+            f"message {number} has role {message.role!r}; this checkpoint knows user and assistant"
             " (and system, in the first message only)"
-            for message in dialogue
+            for number, message in enumerate(dialogue, len(messages) - len(dialogue))
             if message.role not in ("user", "assistant")
         ]
         if any("tool_calls" in message.more for message in dialogue):

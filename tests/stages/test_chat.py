@@ -215,6 +215,11 @@ def test_unknown_roles_are_listed(baichuan: Path) -> None:
         encode(baichuan, [Message("system", "b")])
 
 
+def test_equal_messages_are_told_apart(baichuan: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"(?s)message 1 has.*message 2 has.*and 4901 more"):
+        encode(baichuan, [Message("user", "a"), *[Message("tool", "b")] * 5000])
+
+
 def test_messages_come_as_json() -> None:
     text = json.dumps([{"role": "user", "content": "Hello"}])
     assert parse_messages(text) == [Message("user", "Hello")]
