@@ -1,34 +1,42 @@
-"""A checkpoint's jinja chat template, rendered in a sandbox with the names that transformers gives to templates."""
+"""A checkpoint's jinja chat template, rendered in a process of its own with limits of time and memory.
+
+A checkpoint is data from elsewhere, and its template is a program: two nested loops, or a width in a format, take hours
+or gigabytes. The process (`template_process.py`) is started with the template, and again after one that was ended.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from llmserve.errors import CheckpointError, InvalidArgument
+from llmserve.errors import CheckpointError, InvalidArgument, Unavailable
+from llmserve.stages.template_process import MAX_WORK_S
 
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
+PROCESS = "llmserve.stages.template_process"
+MAX_SOURCE_BYTES = 1 << 20
 
 
 class ChatTemplate:
+    """Threads take turns. They wait while the template runs, so the event loop must not be one of them."""
+
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        environment.filters["tojson"] = _to_json
+        """Raises `CheckpointError` for a template that cannot be compiled, or not within the limits."""
+        if (size := len(source.encode(errors="replace"))) > MAX_SOURCE_BYTES:
+            raise CheckpointError(f"the chat template has {size} bytes, more than {MAX_SOURCE_BYTES}")
+        self._source = source
         self._special_tokens = dict(special_tokens)
-        try:
-            self._template = environment.from_string(source)
-            self.names = frozenset(meta.find_undeclared_variables(environment.parse(source)))  # that it reads
-        except TemplateSyntaxError as error:
-            raise CheckpointError(f"the chat template has a syntax error in line {error.lineno}: {error}") from error
+        self._turn = threading.Lock()
+        self._process = TemplateProcess()
+        self.names = self._compile()  # that it reads
 
     def render(
         self,
@@ -50,22 +58,66 @@ class ChatTemplate:
         }
         if taken := sorted(values.keys() & more.keys()):
             raise InvalidArgument(f"chat_template_kwargs must not have {', '.join(taken)}: the server says that")
-        values |= more
+        with self._turn:
+            if self._process.has_ended():
+                self._process = TemplateProcess()
+                self._compile()
+            answer = self._process.ask(values | dict(more))
+        if "problem" in answer:
+            raise InvalidArgument(f"the chat template refuses these messages: {answer['problem']}")
+        text: str = answer["text"]
+        return text
+
+    def _compile(self) -> frozenset[str]:
+        answer = self._process.ask(self._source)
+        if "problem" in answer:
+            raise CheckpointError(f"the chat template cannot be compiled: {answer['problem']}")
+        return frozenset(answer["names"])
+
+
+class TemplateProcess:
+    """Answers a line of JSON with another one. It ends with this object, or by a question that takes too much."""
+
+    def __init__(self) -> None:
         try:
-            return self._template.render(values)
-        except (TemplateError, TypeError, LookupError, ValueError, ArithmeticError, RecursionError) as error:
-            raise InvalidArgument(f"the chat template refuses these messages: {error}") from error
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", PROCESS],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                start_new_session=True,  # Ctrl-C in a terminal is not meant for it
+            )
+        except OSError as error:
+            raise Unavailable(f"no process can be started for the chat template: {error}") from error
+        self._end = weakref.finalize(self, _end, self._process)
+
+    def ask(self, question: Any) -> Mapping[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = json.dumps(question).encode()
+        try:
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        if answer.endswith(b"\n"):
+            found: Mapping[str, Any] = json.loads(answer)
+            return found
+        code = self._process.wait()
+        self._end()
+        return {"problem": _how_it_ended(code)}
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
 
-def _raise_exception(message: str) -> None:
-    """What templates call for messages that they were not made for."""
-    raise TemplateError(message)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """As transformers has it: no HTML escapes, no `\\u` escapes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _how_it_ended(code: int) -> str:
+    if code == -signal.SIGPROF:
+        return f"more than {MAX_WORK_S:g} s of processor time are needed"
+    return f"the process that works on it ended with code {code}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import InvalidArgument, raise_problems
-from llmserve.stages.chat import ChatFormat, Message, Tools, chat_format, require_chat_format
+from llmserve.stages.chat import ChatFormat, Message, TemplateFormat, Tools, chat_format, require_chat_format
 from llmserve.stages.chat_style import AUTO, ChatStyle
 from llmserve.stages.files import TextFiles
 from llmserve.stages.text import is_unicode
@@ -119,6 +119,11 @@ class Preprocessor:
             tool_format=tool_format,
             reasoning_format=reasoning_format,
         )
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether a short prompt takes microseconds: not where the checkpoint has a program of its own for it."""
+        return not isinstance(self._chat, TemplateFormat)
 
     def chat_style(self, values: Mapping[str, Any]) -> ChatStyle:
         """How answers to messages are to be read; `values`: further names in the chat template."""

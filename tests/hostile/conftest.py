@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import pytest
 
 from tests.e2e.conftest import ROOT, ServerProcess, start_server
 from tests.hostile.prober import Seen
+from tests.tiny_tokenizers import write_byte_level_tokenizer
 
 IS_STRICT = bool(os.environ.get("HOSTILE_STRICT"))
 MIB = 1024 * 1024
@@ -37,6 +39,10 @@ input {{ name: "IN" data_type: TYPE_{datatype} dims: [ -1 ] }}
 output {{ name: "OUT" data_type: TYPE_{datatype} dims: [ -1 ] }}
 """
 DATATYPES = {"texts": "STRING", "floats": "FP32", "integers": "INT32"}
+TEMPLATES = {  # of models that prepare prompts
+    "loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "widths": "{{ '%999999999d' % messages|length }}",
+}
 
 
 def full_only(*names: Any, among: Iterable[Any]) -> list[Any]:
@@ -78,12 +84,22 @@ class Target:
         assert seen.peak_bytes - before < LIMIT_BYTES + SLACK_BYTES, seen
 
 
+def write_preprocessing(path: Path, template: str) -> None:
+    shutil.copytree(ROOT / "pipelines/preprocessing", path)
+    config = (path / "config.pbtxt").read_text().replace("engines/default", str(path))
+    (path / "config.pbtxt").write_text(config.replace('name: "preprocessing"', f'name: "{path.name}"'))
+    write_byte_level_tokenizer(path, 320)
+    (path / "chat_template.jinja").write_text(template)
+
+
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     repository = tmp_path_factory.mktemp("models")
     for name, datatype in DATATYPES.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(MODEL.format(datatype=datatype))
+    for name, template in TEMPLATES.items():
+        write_preprocessing(repository / name, template)
     with tempfile.TemporaryDirectory() as temporary:
         server = start_server(
             "--model-repository", str(repository), "--model-control-mode", "explicit", "--load-model", "*",

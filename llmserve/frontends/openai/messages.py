@@ -81,7 +81,7 @@ class Conversations:
         listed = tools.documents() if tools is not None and tools.functions else []
         if not ensemble.takes_messages:
             chat = await self._format(ensemble)
-            return {"text_input": [chat.text(messages, template_values or {}, listed)]}
+            return {"text_input": [await chat.text_in_thread(messages, template_values or {}, listed)]}
         values: dict[str, Sequence[str]] = {"messages": [json.dumps(messages, ensure_ascii=False)]}
         if template_values:
             values["chat_template_kwargs"] = [json.dumps(template_values, ensure_ascii=False)]
@@ -105,7 +105,7 @@ class Conversations:
         self, ensemble: Ensemble, config: ModelConfig, template_values: Mapping[str, Json]
     ) -> ChatStyle:
         if not ensemble.takes_messages:
-            return (await self._format(ensemble)).format.style(template_values)
+            return await (await self._format(ensemble)).style_in_thread(template_values)
         if any(entry.name == "RETURN_CHAT_STYLE" for entry in config.input):
             return ChatStyle.from_json(await self._ensembles.chat_style(ensemble, template_values))
         return ChatStyle()

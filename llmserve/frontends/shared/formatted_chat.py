@@ -5,8 +5,11 @@ It is that of the tokenizer which the model's own steps read, as far as its dire
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Unsupported
 from llmserve.stages.chat import TemplateFormat, chat_format, messages_of
+from llmserve.stages.chat_style import ChatStyle
 from llmserve.stages.files import TextFiles
 from llmserve.stages.tokenizer import tokenizer_of
 
@@ -23,17 +27,32 @@ NO = ("false", "0", "f", "n", "no")
 
 @dataclass(frozen=True, slots=True)
 class FormattedChat:
-    """`begin` is what the model's own tokenizer puts before every text."""
+    """`begin` is what the model's own tokenizer puts before every text.
+
+    A template runs as long as it may, so the event loop leaves it to one thread, where others wait until they give up.
+    """
 
     format: TemplateFormat
     begin: str
     directory: Path
+    _thread: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, 1, thread_name_prefix="llmserve-chat"), compare=False
+    )
 
     def text(
         self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
         """`values`: further names that the template may read. `tools`: as OpenAI's API describes them."""
         return self.format.text(messages_of(messages), values, tools).removeprefix(self.begin)
+
+    async def text_in_thread(
+        self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    ) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.text, messages, values, tools)
+
+    async def style_in_thread(self, values: Mapping[str, Any]) -> ChatStyle:
+        """How answers are to be read."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.format.style, values)
 
 
 def tokenizer_dirs(steps: Sequence[ModelConfig]) -> list[Path]:

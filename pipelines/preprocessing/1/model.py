@@ -18,6 +18,8 @@ class TritonPythonModel:
             tool_format=text_parameter(args, "tool_format", "auto"),
             reasoning_format=text_parameter(args, "reasoning_format", "auto"),
         )
+        if not self.stage.is_brief:
+            self.llmserve_inline_bytes = 0
 
     def execute(self, requests):
         return [self.respond(request) for request in requests]
