@@ -82,9 +82,15 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """As transformers has it: no HTML escapes, no `\\u` escapes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it, with all its arguments: no HTML escapes, no `\\u` escapes unless asked for."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 if __name__ == "__main__":

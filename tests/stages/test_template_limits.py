@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -93,3 +94,25 @@ def test_the_process_is_started_again_and_ends_with_its_template() -> None:
     del template
     gc.collect()
     assert not second.is_running()
+
+
+ARGUMENTS = {
+    "": {"a": "é", "b": [1, None, 2.5]},
+    "ensure_ascii=True": "é",
+    "ensure_ascii=False": {"a": "<é>"},
+    "indent=4": {"a": [1]},
+    "indent=none, separators=(',', ':')": {"a": [1, 2]},
+    "separators=(', ', ': '), sort_keys=true": {"b": 1, "a": 2},
+    "ensure_ascii=False, indent=2, separators=(',', ':'), sort_keys=True": {"b": ["é"], "a": 2},
+    "true, 2": {"a": "é"},
+}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_tojson_takes_what_transformers_does(arguments: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = "{{ messages[0].value | tojson" + (f"({arguments})" if arguments else "") + " }}"
+    messages: list[dict[str, Any]] = [{"role": "user", "value": ARGUMENTS[arguments]}]
+    (expected,), _ = render_jinja_template([messages], chat_template=source)
+    assert ChatTemplate(source, {}).render(messages) == expected
