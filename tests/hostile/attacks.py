@@ -54,8 +54,12 @@ def at_once(act: Callable[[], Any], count: int) -> list[Any]:
 
 
 def post(model: str, body: bytes, *headers: str) -> Iterator[bytes | memoryview]:
+    return post_to(f"/v2/models/{model}/infer", body, *headers)
+
+
+def post_to(path: str, body: bytes, *headers: str) -> Iterator[bytes | memoryview]:
     lines = [
-        f"POST /v2/models/{model}/infer HTTP/1.1",
+        f"POST {path} HTTP/1.1",
         "Connection: close",
         f"Content-Length: {len(body)}",
         *headers,

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, JsonValue
 
 from llmserve.frontends.openai.failures import NO_THREADS, Refused
-from llmserve.frontends.openai.fields import MAX_STOPS, MAX_TOKENS, StopText
+from llmserve.frontends.openai.fields import MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, StopText
 from llmserve.frontends.openai.generation import Sampling
 from llmserve.frontends.openai.messages import OFF, ON, Talk
 from llmserve.frontends.openai.tools import MAX_TOOLS, Choice, Function, Schema, ToolName, ToolUse, tool_use
-from llmserve.frontends.openai.validation import Strict, refused
+from llmserve.frontends.openai.validation import Strict, at_most, refused
 
 NO_BUDGET = "a budget of thinking cannot be kept: ask for adaptive, or limit max_tokens"
 
@@ -48,7 +48,7 @@ class ToolUseBlock(Strict):
 class ToolResultBlock(Strict):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Annotated[list[TextBlock], at_most(MAX_MESSAGES)] | None = None
     is_error: bool | None = Field(None, description="The content has to say so: templates know no errors.")
     cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
     toolset_name: Annotated[Any, refused("there are no sets of tools here")] = None
@@ -57,7 +57,7 @@ class ToolResultBlock(Strict):
         return {"role": "tool", "content": _text(self.content or ""), "tool_call_id": self.tool_use_id}
 
 
-Blocks: TypeAlias = str | Annotated[list[TextBlock], Field(min_length=1)]
+Blocks: TypeAlias = str | Annotated[list[TextBlock], Field(min_length=1), at_most(MAX_MESSAGES)]
 
 
 def _text(blocks: str | Sequence[TextBlock]) -> str:
@@ -78,7 +78,7 @@ class SystemTurn(Strict):
 
 class UserTurn(Strict):
     role: Literal["user"]
-    content: str | Annotated[list[UserBlock], Field(min_length=1)]
+    content: str | Annotated[list[UserBlock], Field(min_length=1), at_most(MAX_MESSAGES)]
 
     def listed(self) -> list[dict[str, JsonValue]]:
         if isinstance(self.content, str):
@@ -90,7 +90,7 @@ class UserTurn(Strict):
 
 class AssistantTurn(Strict):
     role: Literal["assistant"]
-    content: str | Annotated[list[AssistantBlock], Field(min_length=1)]
+    content: str | Annotated[list[AssistantBlock], Field(min_length=1), at_most(MAX_MESSAGES)]
 
     def listed(self) -> list[dict[str, JsonValue]]:
         if isinstance(self.content, str):
@@ -163,7 +163,7 @@ class OutputConfig(Strict):
 
 class CountRequest(Strict):
     model: str
-    messages: Annotated[list[Turn], Field(min_length=1)]
+    messages: Annotated[list[Turn], Field(min_length=1), at_most(MAX_MESSAGES)]
     system: Blocks | None = None
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None

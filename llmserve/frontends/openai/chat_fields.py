@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, JsonValue, model_validator
 
 from llmserve.frontends.openai.ensembles import Values
-from llmserve.frontends.openai.fields import MAX_TOKENS, MAX_TOP, Sampled, TemplateValues
+from llmserve.frontends.openai.fields import MAX_MESSAGES, MAX_TOKENS, MAX_TOP, Labels, Sampled, TemplateValues
 from llmserve.frontends.openai.log_probs import log_prob_values
 from llmserve.frontends.openai.messages import Talk
 from llmserve.frontends.openai.tools import ToolChoice, ToolName, Tools, chosen, tool_use
-from llmserve.frontends.openai.validation import Strict, refused
+from llmserve.frontends.openai.validation import Strict, at_most, refused
 
 OLD_TOOLS = "functions are called tools now: give tools and tool_choice"
 
@@ -21,7 +21,7 @@ class TextPart(Strict):
     text: str
 
 
-Content: TypeAlias = str | Annotated[list[TextPart], Field(min_length=1)]
+Content: TypeAlias = str | Annotated[list[TextPart], Field(min_length=1), at_most(MAX_MESSAGES)]
 
 
 def text_of(content: Content | None) -> str:
@@ -68,7 +68,7 @@ class AssistantMessage(Strict):
     refusal: Annotated[Any, refused("refusals are not given to the model")] = None
     audio: Annotated[Any, refused("there is no audio here")] = None
     annotations: Annotated[Any, refused("annotations are not given to the model", [])] = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], at_most(MAX_MESSAGES)] | None = None
     function_call: Annotated[Any, refused(OLD_TOOLS)] = None
 
     @model_validator(mode="after")
@@ -100,11 +100,12 @@ class ToolMessage(Strict):
 Message: TypeAlias = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
 ]
+Messages: TypeAlias = Annotated[list[Message], Field(min_length=1), at_most(MAX_MESSAGES)]
 
 
 class ChatRequest(Sampled):
     model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
@@ -123,7 +124,7 @@ class ChatRequest(Sampled):
     web_search_options: Annotated[Any, refused("there is no web search here")] = None
     store: Annotated[Any, refused("nothing is stored here", False)] = None
     service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
-    metadata: dict[str, str] | None = Field(None, description="Labels of what is stored; nothing is.")
+    metadata: Labels | None = Field(None, description="Labels of what is stored; nothing is.")
     safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
     prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
 

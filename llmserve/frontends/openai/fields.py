@@ -10,16 +10,20 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from llmserve.frontends.openai.ensembles import Values
 from llmserve.frontends.openai.generation import NO_END, Sampling
-from llmserve.frontends.openai.validation import Strict, refused
+from llmserve.frontends.openai.validation import Strict, at_most, refused
 
 ANY_OBJECT: Mapping[str, JsonValue] = {"type": "object"}
 MAX_STOPS = 32
 MAX_ANSWERS = 128  # to one prompt: the engine's limit
 MAX_TOP = 20  # alternatives of a token
 MAX_TOKENS = 2**31 - 1
+MAX_BIASES = 64 * 1024  # tokens of logit_bias
+MAX_LABELS = 64
+MAX_MESSAGES = 16 * 1024  # of a conversation, and parts of one of them
 
 StopText: TypeAlias = Annotated[str, Field(min_length=1)]
 Stops: TypeAlias = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
+Labels: TypeAlias = Annotated[dict[str, str], at_most(MAX_LABELS)]
 TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Further names for the chat template.")]
 
 
@@ -87,6 +91,10 @@ def format_schema(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> 
     return ANY_OBJECT if isinstance(wanted, JsonFormat) else None
 
 
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(name[:20] for name in names[:5])
+
+
 def stop_list(stop: str | Sequence[str] | None) -> list[str]:
     if stop is None:
         return []
@@ -108,7 +116,7 @@ class Sampled(Strict):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_BIASES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stops = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
@@ -129,11 +137,22 @@ class Sampled(Strict):
             raise ValueError("response_format and structured_outputs both say what an answer looks like: give one")
         return self
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _has_biases(cls, value: Any) -> Any:
+        """One problem, however many there are."""
+        if not isinstance(value, dict):
+            return value
+        wrong = [key for key, bias in value.items() if type(bias) not in (int, float) or not -100 <= bias <= 100]
+        if wrong:
+            raise ValueError(f"biases must be numbers from -100 to 100, which {len(wrong)} are not: {_few(wrong)}")
+        return value
+
     @field_validator("logit_bias")
     @classmethod
     def _keys_are_ids(cls, value: Mapping[str, float] | None) -> Mapping[str, float] | None:
         if wrong := [key for key in value or {} if not (key.isascii() and key.isdigit() and len(key) < 10)]:
-            raise ValueError(f"keys must be token ids, got {', '.join(wrong[:5])}")
+            raise ValueError(f"keys must be token ids, got {_few(wrong)}")
         return value
 
     def sampling(self, max_tokens: int | None, num_answers: int, more: Values) -> Sampling:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Self
 
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
 from llmserve.frontends.http.json_fields import Json
-from llmserve.frontends.openai.chat_fields import Message
+from llmserve.frontends.openai.chat_fields import Messages
 from llmserve.frontends.openai.completions import Ids
 from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.openai.event_stream import json_answer
@@ -25,7 +25,7 @@ OWNER = "llmserve"
 class TokenizeRequest(Strict):
     model: str | None = Field(None, description="Needed where there are several.")
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="To a prompt. As the model is configured by default.")
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateValues | None = None

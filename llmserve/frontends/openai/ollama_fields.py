@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, JsonValue
 
-from llmserve.frontends.openai.fields import ANY_OBJECT, MAX_STOPS, MAX_TOKENS, StopText, stop_list
+from llmserve.frontends.openai.fields import ANY_OBJECT, MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, StopText, stop_list
 from llmserve.frontends.openai.generation import Sampling
 from llmserve.frontends.openai.messages import OFF, ON, Talk
 from llmserve.frontends.openai.tools import Choice, Function, Schema, ToolName, Tools, tool_use
-from llmserve.frontends.openai.validation import Strict, refused
+from llmserve.frontends.openai.validation import Strict, at_most, refused
 
 NO_IMAGES = "there are no models here that see images"
 LOADING = "How a model is loaded is the server's matter; nothing depends on it."
@@ -115,7 +115,7 @@ class OllamaMessage(Strict):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    tool_calls: list[OllamaCall] | None = None
+    tool_calls: Annotated[list[OllamaCall], at_most(MAX_MESSAGES)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -123,7 +123,7 @@ class OllamaMessage(Strict):
 
 
 class OllamaChatRequest(_Asked):
-    messages: list[OllamaMessage] = Field(default_factory=list)
+    messages: Annotated[list[OllamaMessage], at_most(MAX_MESSAGES)] = Field(default_factory=list)
     tools: Tools | None = None
 
     def talk(self) -> Talk:

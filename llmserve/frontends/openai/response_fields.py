@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, field_validator
 
 from llmserve.frontends.http.json_fields import Json
-from llmserve.frontends.openai.fields import ANY_OBJECT, MAX_TOKENS, JsonFormat, TextFormat
+from llmserve.frontends.openai.fields import ANY_OBJECT, MAX_MESSAGES, MAX_TOKENS, JsonFormat, Labels, TextFormat
 from llmserve.frontends.openai.generation import Sampling
 from llmserve.frontends.openai.messages import Talk
 from llmserve.frontends.openai.tools import (
@@ -21,7 +21,7 @@ from llmserve.frontends.openai.tools import (
     ToolUse,
     tool_use,
 )
-from llmserve.frontends.openai.validation import Strict, refused
+from llmserve.frontends.openai.validation import Strict, at_most, refused
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -33,10 +33,13 @@ class InputText(Strict):
     logprobs: Annotated[Any, refused("log probs are not given to the model", [])] = None
 
 
+Texts: TypeAlias = Annotated[list[InputText], Field(min_length=1), at_most(MAX_MESSAGES)]
+
+
 class InputMessage(Strict):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[InputText], Field(min_length=1)]
+    content: str | Texts
     id: str | None = None
     status: str | None = None
     phase: Annotated[Any, refused("phases are not given to the model")] = None
@@ -65,7 +68,7 @@ class CallItem(Strict):
 class CallOutput(Strict):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[InputText], Field(min_length=1)]
+    output: str | Texts
     id: str | None = None
     status: Status | None = None
     caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
@@ -82,13 +85,24 @@ class ReasoningText(Strict):
 class ReasoningItem(Strict):
     type: Literal["reasoning"]
     id: str | None = None
-    content: list[ReasoningText] | None = None
+    content: Annotated[list[ReasoningText], at_most(MAX_MESSAGES)] | None = None
     summary: Annotated[Any, refused("summaries are not given to the model", [])] = None
     encrypted_content: Annotated[Any, refused("nothing is encrypted here")] = None
     status: Status | None = None
 
 
-Item: TypeAlias = InputMessage | CallItem | CallOutput | ReasoningItem
+def _item_type(item: Any) -> Any:
+    """A message need not say that it is one."""
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+Item: TypeAlias = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_item_type),
+]
 
 
 def _text(content: str | Sequence[InputText]) -> str:
@@ -108,7 +122,7 @@ class TextOptions(Strict):
     verbosity: Annotated[Any, refused("these models have no verbosity", "medium")] = None
 
 
-Input: TypeAlias = str | Annotated[list[Item], Field(min_length=1)]
+Input: TypeAlias = str | Annotated[list[Item], Field(min_length=1), at_most(MAX_MESSAGES)]
 
 
 class ResponseTool(Strict):
@@ -137,7 +151,7 @@ class ResponseNamedTool(Strict):
 class ResponseAllowedTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ResponseNamedTool], Field(min_length=1)]
+    tools: Annotated[list[ResponseNamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class Reasoning(Strict):
@@ -156,7 +170,7 @@ class ResponseRequest(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
     text: TextOptions | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Labels | None = None
     user: str | None = Field(None, description="A label; nothing depends on it.")
     safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
     prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")

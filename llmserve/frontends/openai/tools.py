@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
@@ -14,6 +15,7 @@ from llmserve.frontends.openai.validation import Strict
 from llmserve.stages.tool_formats.tool_format import Tool
 
 MAX_TOOLS = 128
+MAX_SCHEMA_BYTES = 256 * 1024  # of all tools, as JSON: they are looked through on the event loop
 MAX_DEPTH = 64  # of schemas in schemas
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -55,7 +57,7 @@ class NamedTool(Strict):
 
 class AllowedTools(Strict):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedChoice(Strict):
@@ -114,6 +116,8 @@ def chosen(choice: ToolChoice | None) -> Choice:
 
 def tool_use(functions: Sequence[Function], choice: Choice, *, several: bool | None) -> ToolUse:
     """Raises `Refused` with all that is wrong. Tools that are not to be called are not given to the model."""
+    if (size := len(json.dumps([each.parameters for each in functions]))) > MAX_SCHEMA_BYTES:
+        raise Refused(f"tools: their parameters are {size} bytes of JSON, more than {MAX_SCHEMA_BYTES}", "tools")
     names = [each.name for each in functions]
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
     problems = [f"tools: there are several of the name '{name}'" for name in twice]

@@ -1,18 +1,30 @@
 """Bodies to pydantic models: every problem at once, in the protocol's words.
 
 FastAPI makes the schema of these routes from the endpoints' signatures. The bodies are read here: within the server's
-limits, off the event loop when they are large.
+limits, off the event loop when they are large. A client chooses how many problems its body has, and each costs far more
+than the bytes that cause it: a list stops at its first one, and documents of very many values are not read at all.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
+import numpy as np
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.http import asgi
@@ -22,16 +34,45 @@ from llmserve.frontends.openai.event_stream import error_response
 from llmserve.frontends.openai.failures import Refused, failure_of
 from llmserve.wire.http1 import request as wire
 
-MOST_PROBLEMS = 10  # that are told; a list of a thousand wrong items has as many
-EXPANSION = 16  # bytes that a document may take for each of its text
+MOST_PROBLEMS = 10  # that are told
+MOST_UNKNOWN = 16  # fields of an object that are told by name
+MAX_VALUES = 256 * 1024  # of a document: a list of as many empty objects takes a tenth of a second
+UNCOUNTED_BYTES = 2 * MAX_VALUES  # a body that cannot have more values
+EXPANSION = 32  # bytes that it may take for each of its text: as Python's objects, then as models
+TEXT_EXPANSION, VALUE_BYTES = 8, 256  # of a larger one, for each byte and for each value
 BODY = "body"  # what endpoints call theirs
 Body = TypeVar("Body", bound=BaseModel)
+
+
+def _stop_at_first_problem(schema: Any) -> None:
+    """Of every list in a schema, as `pydantic.FailFast` does for one."""
+    if isinstance(schema, list):
+        for each in schema:
+            _stop_at_first_problem(each)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for each in schema.values():
+            _stop_at_first_problem(each)
 
 
 class Strict(BaseModel):
     """Nothing is converted, and nothing is ignored: an unknown field is a problem."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_at_first_problem(schema)
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_unknown_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > len(cls.model_fields) + MOST_UNKNOWN:
+            raise ValueError(f"an object of {len(value)} fields, of which at most {len(cls.model_fields)} are known")
+        return value
 
 
 def refused(reason: str, *harmless: Any) -> AfterValidator:
@@ -43,6 +84,20 @@ def refused(reason: str, *harmless: Any) -> AfterValidator:
         return None
 
     return AfterValidator(check)
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Of a list, or an object with names of the client's choice: said before anything in it can be a problem.
+
+    Not in the schema of the routes, from which tests of clients make as long lists as there may be.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict | list) and len(value) > count:
+            raise ValueError(f"has {len(value)} entries, more than {count}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def wire_request(request: Request) -> wire.Request:
@@ -74,9 +129,12 @@ async def _validated(request: Request, model: type[Body]) -> Body:
     """Raises `LlmserveError`."""
     raw = await request.body()
     asked = wire_request(request)
-    asked.share.grow(EXPANSION * len(raw))
+    is_counted = len(raw) > UNCOUNTED_BYTES
+    asked.share.grow((TEXT_EXPANSION if is_counted else EXPANSION) * len(raw))
 
     def work() -> Body:
+        if is_counted:
+            asked.share.grow(VALUE_BYTES * _num_values(raw))
         try:
             return model.model_validate(_document(raw))
         except ValidationError as error:
@@ -88,7 +146,7 @@ async def _validated(request: Request, model: type[Body]) -> Body:
 def _document(raw: bytes) -> Json:
     try:
         text = raw.decode()
-        document = json.loads(text, parse_constant=_no_number)
+        document = json.loads(text, parse_constant=_no_number, parse_float=_finite)
         if "\\u" in text:
             ENCODER.encode(document).encode()  # half a character has no UTF-8 form
     except RecursionError:
@@ -98,6 +156,27 @@ def _document(raw: bytes) -> Json:
     if not isinstance(document, dict):
         raise InvalidArgument("the request body must be a JSON object")
     return document
+
+
+def _num_values(raw: bytes) -> int:
+    """Of a JSON text; an empty list counts twice. Raises `InvalidArgument` for too many."""
+    marks = np.frombuffer(raw.replace(rb"\\", b"").replace(b'\\"', b""), np.uint8)
+    is_outside = ~np.logical_xor.accumulate(marks == ord('"'))
+    counted = (marks == ord(",")) | (marks == ord("[")) | (marks == ord("{"))
+    count = int(np.count_nonzero(counted & is_outside)) + 1  # and not those in strings
+    if count > MAX_VALUES:
+        raise InvalidArgument(
+            f"the request body has {count} JSON values, more than {MAX_VALUES}: send less at once, or long lists of "
+            "numbers as binary tensors over /v2"
+        )
+    return count
+
+
+def _finite(text: str) -> float:
+    """As a value of any JSON it would be a problem each time."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is too large for a number")
+    return number
 
 
 def _no_number(name: str) -> NoReturn:
