@@ -12,56 +12,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import ClassVar
-from weakref import WeakKeyDictionary
+
+from llmserve.wire.turns import Turns
 
 SLICE_BYTES = 8 * 1024
 TURN_S = 0.001  # of parsing, for one connection in one turn of the loop
-ALL_TURN_S = 0.005  # for all of them
-
-
-class Turns:
-    """Of one event loop: which connections have more to parse, and how long all have parsed in this turn."""
-
-    _of_loops: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]] = WeakKeyDictionary()
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._spent_s = 0.0
-        self._due: deque[Incoming] = deque()  # who waited longest comes first
-        self._is_counting = False  # the end of this turn will be noticed
-
-    @classmethod
-    def here(cls) -> Turns:
-        return cls._of_loops.setdefault(asyncio.get_running_loop(), cls())
-
-    @property
-    def is_over(self) -> bool:
-        return self._spent_s >= ALL_TURN_S
-
-    def spend(self, seconds: float) -> None:
-        self._spent_s += seconds
-        self._count()
-
-    def wait(self, incoming: Incoming) -> None:
-        self._due.append(incoming)
-        self._count()
-
-    def _count(self) -> None:
-        if not self._is_counting:
-            self._is_counting = True
-            asyncio.get_running_loop().call_soon(self._next)
-
-    def _next(self) -> None:
-        self._is_counting = False
-        self.number += 1
-        self._spent_s = 0.0
-        for _ in range(len(self._due)):
-            if self.is_over:
-                break
-            self._due.popleft().go_on()
-        if self._due:
-            self._count()
 
 
 class Incoming:
@@ -78,8 +33,10 @@ class Incoming:
         self._spent_s = 0.0  # in that turn
 
     def take(self, data: bytes) -> None:
-        if len(data) <= SLICE_BYTES and not self._waiting and not self._is_held:
+        if len(data) <= SLICE_BYTES and not self._waiting and not self._is_held and not self._turns.is_over:
+            started = time.monotonic()
             self._parse(data)
+            self._turns.spend(time.monotonic() - started)
             return
         self._waiting.append(memoryview(data))
         if not self._is_due:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.wire.incoming import ALL_TURN_S, SLICE_BYTES, TURN_S, Incoming
+from llmserve.wire.incoming import SLICE_BYTES, TURN_S, Incoming
+from llmserve.wire.turns import ALL_TURN_S
 
 
 class Transport(asyncio.Transport):

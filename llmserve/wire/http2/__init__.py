@@ -12,6 +12,7 @@ grpcio's server for 32 clients, 1.9 times for one. `hpack` reads the header bloc
     sender.py        what goes out: one piece per turn of the loop, within the client's windows
     call.py          one call, which is its handler's context
     calls.py         those of one connection: heads to handlers, handlers to statuses
+    expiry.py        when the time of calls is over
     keepalive.py     how long a connection may be silent, and live
     connection.py    one connection: what its frames mean
     server.py        the methods, the listening socket, the end

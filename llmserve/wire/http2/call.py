@@ -64,8 +64,8 @@ class Received:
 class Call:
     __slots__ = (
         "_assembler", "_callbacks", "_compressor", "_deadline", "_has_begun", "_heard_at", "_held", "_memory",
-        "_messages", "_method", "_reader", "_sender", "_window", "answer_metadata", "context", "expiry", "has_ended",
-        "head", "is_closed", "send_window", "share", "status", "stream", "task",
+        "_messages", "_method", "_reader", "_sender", "_window", "answer_metadata", "context", "has_ended",
+        "head", "is_closed", "is_started", "send_window", "share", "status", "stream", "task",
     )  # fmt: skip
 
     def __init__(
@@ -76,8 +76,8 @@ class Call:
         self.send_window = send_window  # bytes that the client lets us send
         self.has_ended = False  # the client has sent everything
         self.is_closed = False  # nothing more can be sent
+        self.is_started = False  # its handler runs, or is about to
         self.task: asyncio.Task[None] | None = None
-        self.expiry: asyncio.TimerHandle | None = None
         self.answer_metadata: Sequence[tuple[str, str]] = ()
         self.context: Context | None = None
         self.status: StatusCode | None = None  # when it has one
@@ -156,7 +156,7 @@ class Call:
 
         It owes what it has begun, and a unary call's one message.
         """
-        owes = self._assembler.is_in_message or (self.task is None and not self.has_ended)
+        owes = self._assembler.is_in_message or (not self.is_started and not self.has_ended)
         if not owes or self._messages:  # those have to be read first: until then its window may be closed
             self._heard_at = now_s
         return now_s - self._heard_at
@@ -219,16 +219,8 @@ class Call:
             self.is_closed = True
             self.status = code
 
-    def cancel(self) -> None:
-        """The client has gone, or wants no more."""
-        self.is_closed = True
-        if self.task is not None:
-            self.task.cancel()
-
     def forget(self) -> None:
         """The call is over, and so is everything that waits for its end."""
-        if self.expiry is not None:
-            self.expiry.cancel()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)

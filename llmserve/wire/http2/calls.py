@@ -6,17 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from grpc import StatusCode
 
 from llmserve.errors import ResourceExhausted
 from llmserve.wire.http2.call import Aborted, Call
+from llmserve.wire.http2.expiry import Expiry
 from llmserve.wire.http2.headers import RequestHead
 from llmserve.wire.http2.messages import BadMessage
 from llmserve.wire.http2.method import Method
 from llmserve.wire.http2.sender import CallClosed, Sender
 from llmserve.wire.request_memory import RequestMemory
+from llmserve.wire.turns import Pace
 
 DEADLINE_GRACE_S = 0.5  # for a handler to end by itself when its client's time is over
 MESSAGE_PAUSE_S = 60.0  # longest time without a byte of a message that has begun
@@ -33,15 +36,23 @@ NO_METHOD = Method(_nothing, bytes)
 
 class Calls:
     def __init__(
-        self, methods: Mapping[str, Method], sender: Sender, memory: RequestMemory, *, on_empty: Callable[[], None]
+        self,
+        methods: Mapping[str, Method],
+        sender: Sender,
+        memory: RequestMemory,
+        *,
+        pace: Pace,
+        on_empty: Callable[[], None],
     ) -> None:
         """`methods` by path; `on_empty` is called when the last call that was there is over."""
         self._memory = memory
         self._methods = methods
         self._sender = sender
         self._on_empty = on_empty
+        self._pace = pace
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}
+        self._expiry = Expiry(self._calls, self._expire)
         self._pause_timer: asyncio.TimerHandle | None = None  # while there are calls
 
     def __len__(self) -> int:
@@ -82,8 +93,7 @@ class Calls:
         if self._pause_timer is None:
             self._pause_timer = self._loop.call_later(MESSAGE_PAUSE_S, self._end_silent)
         if head.timeout_s is not None:
-            late = BadMessage(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-            call.expiry = self._loop.call_later(head.timeout_s + DEADLINE_GRACE_S, self._refuse, call, late)
+            self._expiry.add(stream, head.timeout_s + DEADLINE_GRACE_S)
         if method.streams:
             self._start(call)
         elif has_ended:
@@ -93,7 +103,7 @@ class Calls:
         """Data that took `size` bytes of the window."""
         try:
             call.receive(data, size)
-            if call.num_messages > 1 and call.task is None:
+            if call.num_messages > 1 and not call.is_started:
                 raise BadMessage(StatusCode.INTERNAL, "the call has more than one message")
         except BadMessage as problem:
             self._refuse(call, problem)
@@ -104,7 +114,7 @@ class Calls:
     def end(self, call: Call) -> None:
         """The client has sent everything."""
         call.end()
-        if call.task is not None:
+        if call.is_started:
             return
         if call.num_messages != 1:
             problem = f"the call has {call.num_messages} complete messages instead of one"
@@ -113,19 +123,24 @@ class Calls:
         self._start(call)
 
     def cancel(self, call: Call) -> None:
-        call.cancel()
-        self._sender.wake()
-        if call.task is None:
-            self._forget(call)
+        call.is_closed = True
+        self._pace.do(partial(self._cancel, call))
 
     def cancel_all(self) -> None:
         """Of a connection that is over."""
         for call in list(self._calls.values()):
             self.cancel(call)
+        self._expiry.stop()
         if self._pause_timer is not None:
             self._pause_timer.cancel()
 
     def _start(self, call: Call) -> None:
+        call.is_started = True
+        self._pace.do(partial(self._run_soon, call))
+
+    def _run_soon(self, call: Call) -> None:
+        if call.is_closed:  # it has been cancelled meanwhile
+            return
         call.task = self._loop.create_task(self._run(call), context=call.context)
         call.task.add_done_callback(lambda _: self._forget(call))  # not at its end: one cancelled at once has none
 
@@ -169,9 +184,20 @@ class Calls:
         if self._calls:
             self._pause_timer = self._loop.call_later(MESSAGE_PAUSE_S, self._end_silent)
 
+    def _expire(self, stream: int) -> None:
+        self._refuse(self._calls[stream], BadMessage(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+
     def _refuse(self, call: Call, problem: BadMessage) -> None:
         call.finish(problem.code, str(problem))
         self.cancel(call)
+
+    def _cancel(self, call: Call) -> None:
+        if self._calls.get(call.stream) is not call:  # it has ended meanwhile
+            return
+        if call.task is None:
+            self._forget(call)
+        else:
+            call.task.cancel()
 
     def _forget(self, call: Call) -> None:
         self._calls.pop(call.stream, None)

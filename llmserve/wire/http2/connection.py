@@ -26,6 +26,7 @@ from llmserve.wire.http2.reader import MAX_FRAME, FrameReader
 from llmserve.wire.http2.sender import Sender
 from llmserve.wire.incoming import Incoming
 from llmserve.wire.request_memory import RequestMemory
+from llmserve.wire.turns import Pace
 
 MAX_CALLS = 4096  # at the same time
 CONNECTION_WINDOW = 64 * 1024 * 1024
@@ -62,7 +63,8 @@ class Connection(asyncio.Protocol):
         self._incoming = Incoming(self._parse)
         self._decoder = HeadDecoder()
         self._flood_limit = FloodLimit()
-        self._calls = Calls(methods, self._sender, memory, on_empty=self._close_if_leaving)
+        pace = Pace(self._incoming.hold, self._incoming.release)
+        self._calls = Calls(methods, self._sender, memory, pace=pace, on_empty=self._close_if_leaving)
         self._last_stream = 0
         self._received = 0  # bytes of data that the connection's window does not have back
         self._send_window = frames.DEFAULT_WINDOW  # of a new call

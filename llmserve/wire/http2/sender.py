@@ -111,7 +111,7 @@ class Sender:
         self.wake()
 
     def wake(self) -> None:
-        """A window has opened, or a call has closed: those who wait look again."""
+        """A window has opened: those who wait look again."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
