@@ -13,7 +13,9 @@ from llmserve.errors import CheckpointError
 from llmserve.stages.files import TextFiles
 from llmserve.stages.text import without_incomplete_character
 from llmserve.stages.token_bytes import byte_level_bytes, piece_bytes
+from llmserve.stages.token_lengths import longest_json_token
 
+MOST_HELD = 16 * 1024  # characters that are encoded holding the interpreter lock: `encode_batch_fast` does not
 BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -39,9 +41,16 @@ class JsonTokenizer:
             raise CheckpointError(f"{path} is not a tokenizer file ({error}); copy it again") from error
         return cls(library, files)
 
+    @cached_property
+    def longest_token(self) -> int | None:
+        return longest_json_token(self._library)
+
     def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
         library = self._without_specials if banned else self._library
-        ids: list[int] = library.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) > MOST_HELD:
+            ids: list[int] = library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        else:
+            ids = library.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_marked(self, text: str) -> list[int]:

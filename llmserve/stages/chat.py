@@ -6,15 +6,17 @@ Two forms: role tokens inserted as ids (Baichuan), or the jinja template that co
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from llmserve.errors import InvalidArgument, Unsupported, raise_problems
+from llmserve.errors import InvalidArgument, PromptTooLong, Unsupported, raise_problems
 from llmserve.stages.chat_style import AUTO, NONE, SWITCHES, ChatStyle, check_formats
 from llmserve.stages.chat_template import NO_VALUES, ChatTemplate
 from llmserve.stages.files import TextFiles
 from llmserve.stages.reasoning import BEGIN, END, found_reasoning, is_open_after
+from llmserve.stages.token_lengths import check_length
 from llmserve.stages.tokenizer import Tokenizer
 from llmserve.stages.tool_formats.registry import TOOL_FORMATS, found_tool_format
 
@@ -83,7 +85,7 @@ def chat_format(
     if is_baichuan or (user and assistant):
         user_id = user[0] if user else BAICHUAN_USER_ID
         found: ChatFormat | None = RoleIdFormat(
-            tokenizer, user_id, assistant[0] if assistant else BAICHUAN_ASSISTANT_ID
+            tokenizer, user_id, assistant[0] if assistant else BAICHUAN_ASSISTANT_ID, files.max_seq_len
         )
     elif files.chat_template:
         return _template_format(tokenizer, files, tool_format, reasoning_format)
@@ -101,7 +103,12 @@ def _template_format(tokenizer: Tokenizer, files: TextFiles, tool_format: str, r
     calls = found_tool_format(files.tool_template) if tool_format == AUTO else tool_format
     thoughts = found_reasoning(files.chat_template) if reasoning_format == AUTO else reasoning_format
     return TemplateFormat(
-        tokenizer, template, for_tools, calls if calls != NONE else "", thoughts if thoughts != NONE else ""
+        tokenizer,
+        template,
+        for_tools,
+        calls if calls != NONE else "",
+        thoughts if thoughts != NONE else "",
+        files.max_seq_len,
     )
 
 
@@ -177,6 +184,7 @@ class RoleIdFormat:
     tokenizer: Tokenizer
     user_id: int
     assistant_id: int
+    max_seq_len: int | None = None
 
     def encode(
         self,
@@ -195,13 +203,29 @@ class RoleIdFormat:
         system, dialogue = self._split(messages)
         ids = self._content(system)
         rounds = _rounds(dialogue)
-        encoded = [self._round_ids(one) for one in rounds]
         opening = [self.assistant_id] if messages[-1].role != "assistant" else []
         room = max_ids - len(ids) - len(opening) if max_ids is not None else None
-        first = _first_that_fits(encoded, room)
-        prompt = [*ids, *(one for round_ids in encoded[first:] for one in round_ids), *opening]
+        encoded = self._that_fit(rounds, room)
+        prompt = [*ids, *(one for round_ids in encoded for one in round_ids), *opening]
         num_cut = 0 if max_ids is None else max(0, len(prompt) - max(1, max_ids))
-        return ChatPrompt(prompt[num_cut:], sum(map(len, rounds[:first])), num_cut)
+        return ChatPrompt(prompt[num_cut:], sum(map(len, rounds[: len(rounds) - len(encoded)])), num_cut)
+
+    def _that_fit(self, rounds: Sequence[Sequence[Message]], room: int | None) -> list[list[int]]:
+        """The ids of the newest rounds; of the last one at least. Older ones are not even looked at."""
+        kept: deque[list[int]] = deque()
+        num_ids = 0
+        for one in reversed(rounds):
+            try:
+                ids = self._round_ids(one)
+            except PromptTooLong:
+                if room is None or not kept:
+                    raise
+                break
+            num_ids += len(ids)
+            if room is not None and num_ids > room and kept:
+                break
+            kept.appendleft(ids)
+        return list(kept)
 
     def _split(self, messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:
         system = messages[0].content if messages[0].role == "system" else ""
@@ -227,6 +251,7 @@ class RoleIdFormat:
         return ids
 
     def _content(self, text: str) -> list[int]:
+        check_length(text, self.tokenizer, self.max_seq_len)
         return self.tokenizer.encode(text, banned=(self.user_id, self.assistant_id))
 
     def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
@@ -242,16 +267,6 @@ def _rounds(dialogue: Sequence[Message]) -> list[list[Message]]:
     return rounds
 
 
-def _first_that_fits(rounds: Sequence[list[int]], room: int | None) -> int:
-    """The oldest round to keep: from it on all fit, or it is the last."""
-    num_ids = 0
-    for place in range(len(rounds) - 1, -1, -1):
-        num_ids += len(rounds[place])
-        if room is not None and num_ids > room and place < len(rounds) - 1:
-            return place + 1
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class TemplateFormat:
     """A rendered template; the special tokens in it become ids. Too long a dialogue is not cut.
@@ -264,6 +279,7 @@ class TemplateFormat:
     tool_template: ChatTemplate  # for conversations with tools
     tool_format: str = ""  # how they are called; empty: in no form that is known
     reasoning: str = ""  # how thoughts are written; empty: likewise
+    max_seq_len: int | None = None
 
     def encode(
         self,
@@ -272,7 +288,9 @@ class TemplateFormat:
         values: Mapping[str, Any] = NO_VALUES,
         tools: Tools = (),
     ) -> ChatPrompt:
-        return ChatPrompt(self.tokenizer.encode_marked(self.text(messages, values, tools)))
+        text = self.text(messages, values, tools)
+        check_length(text, self.tokenizer, self.max_seq_len)
+        return ChatPrompt(self.tokenizer.encode_marked(text))
 
     def text(self, messages: Sequence[Message], values: Mapping[str, Any] = NO_VALUES, tools: Tools = ()) -> str:
         """The prompt with its special tokens spelled out."""

@@ -18,6 +18,7 @@ from llmserve.errors import CheckpointError
 from llmserve.stages.files import TextFiles, read_json
 from llmserve.stages.text import without_incomplete_character
 from llmserve.stages.token_bytes import piece_bytes
+from llmserve.stages.token_lengths import longest_piece
 
 # A serialized `normalizer_spec { add_dummy_prefix: false }`. Appended to a model it overrides that one field, because
 # protobuf merges a message that occurs twice.
@@ -54,6 +55,12 @@ class PieceTokenizer:
         except (RuntimeError, OSError) as error:
             raise CheckpointError(f"{path} is not a sentencepiece model ({error}); copy it again") from error
         return cls(model, files)
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        if self._right_stripping:
+            return None  # such a token takes any amount of white space along
+        return longest_piece(self._model.serialized_model_proto(), list(self._marks))
 
     def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
         ids: list[int] = self._model.encode(text)

@@ -13,6 +13,7 @@ from llmserve.stages.chat import ChatFormat, Message, TemplateFormat, Tools, cha
 from llmserve.stages.chat_style import AUTO, ChatStyle
 from llmserve.stages.files import TextFiles
 from llmserve.stages.text import is_unicode
+from llmserve.stages.token_lengths import check_length
 from llmserve.stages.tokenizer import Tokenizer, tokenizer_of
 
 NEVER = -1  # an end_id or pad_id that no token has
@@ -65,7 +66,7 @@ class TextPrompt:
             found.append("the text has lone surrogates (half a UTF-16 character), which no UTF-8 text can have")
         for name, weights in (("embedding", self.bias_weights), ("logit", self.id_weights)):
             if not all(map(math.isfinite, weights)):
-                found.append(f"{name} bias weights must be finite, got {list(weights)}")
+                found.append(f"{name} bias weights must be finite")
         return found
 
 
@@ -150,6 +151,7 @@ class Preprocessor:
             return list(prompt.ids), ""
         if prompt.text is not None:
             adds = self._add_special_tokens if prompt.add_special_tokens is None else prompt.add_special_tokens
+            check_length(prompt.text, self.tokenizer, self.max_seq_len)
             return self.tokenizer.encode(prompt.text, add_special_tokens=adds), ""
         chat = self._chat or require_chat_format(self.tokenizer, self._files)
         room = self._room(prompt.max_tokens)

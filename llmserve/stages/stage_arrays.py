@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 from llmserve.stages.chat import Message, parse_messages
+from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
 from llmserve.stages.text import text_from_bytes
@@ -24,6 +25,17 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 UNSUPPORTED_INPUTS = {  # refused rather than swallowed; the name that the ensemble has for each
     "DECODER_QUERY": "decoder_text_input",
     "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
+}
+
+
+WORD_INPUTS = ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
+BIAS_INPUTS = ("EMBEDDING_BIAS_WEIGHTS", "LOGIT_BIAS_IDS", "LOGIT_BIAS_WEIGHTS")
+MAX_WORDS = 16 * 1024  # of a list: engines take no more tokens in all of them
+MAX_WORDS_BYTES = 1024 * 1024
+JSON_INPUTS = {  # bytes: texts of JSON that hold the interpreter lock while they are read
+    "MESSAGES": 8 * 1024 * 1024,
+    "TOOLS": 1024 * 1024,
+    "CHAT_TEMPLATE_KWARGS": 64 * 1024,
 }
 
 
@@ -51,6 +63,7 @@ def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any
             if _is_given(inputs, name)
         ],
     )
+    raise_problems(InvalidArgument, "the prompt cannot be used", _size_problems(inputs, stage.tokenizer.vocab_size))
     return _to_arrays(stage.prepare(_to_prompt(inputs)), inputs["REQUEST_OUTPUT_LEN"], stage.tokenizer.vocab_size)
 
 
@@ -128,6 +141,30 @@ def _to_arrays(prompt: PreparedPrompt, max_tokens: NDArray[Any], vocab_size: int
         "OUT_PAD_ID": np.array([[prompt.pad_id]], np.int32),
         "PROMPT_WARNING": np.array([[prompt.warning.encode()]], dtype=object),
     }
+
+
+def _size_problems(inputs: Arrays, vocab_size: int) -> list[str]:
+    """Said before anything is made of what is too much."""
+    most = dict.fromkeys(WORD_INPUTS, MAX_WORDS) | dict.fromkeys(BIAS_INPUTS, max(MAX_WORDS, vocab_size))
+    found = [
+        f"{name} has {inputs[name].size} entries, more than {count}"
+        for name, count in most.items()
+        if name in inputs and inputs[name].size > count
+    ]
+    if found:
+        return found
+    limits = dict.fromkeys(WORD_INPUTS, MAX_WORDS_BYTES) | JSON_INPUTS
+    sizes = {name: sum(map(len, inputs[name].flat)) for name in limits if name in inputs}
+    found = [
+        f"{name} has {size} bytes, more than {limits[name]}" for name, size in sizes.items() if size > limits[name]
+    ]
+    large = [] if found else [name for name in JSON_INPUTS if may_have_many(sizes.get(name, 0))]
+    counts = {name: sum(map(num_values, inputs[name].flat)) for name in large}
+    return found + [
+        f"{name} has {count} JSON values, more than {MAX_VALUES}"
+        for name, count in counts.items()
+        if count > MAX_VALUES
+    ]
 
 
 def _is_given(inputs: Arrays, name: str) -> bool:

@@ -21,6 +21,10 @@ def byte_level_bytes(text: str) -> bytes:
     return b"".join(table.get(character, character.encode()) for character in text)
 
 
+def byte_level_alphabet() -> frozenset[str]:
+    return frozenset(_byte_of_character())
+
+
 @cache
 def _byte_of_character() -> dict[str, bytes]:
     """Bytes that are printable in Latin-1 stand for themselves; the others follow from character 256 on."""

@@ -31,6 +31,11 @@ class Tokenizer(Protocol):
     @property
     def pad_id(self) -> int | None: ...
 
+    @property
+    def longest_token(self) -> int | None:
+        """Bytes of a text that may become one token; None: any number."""
+        ...
+
     def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
         """Ids of `text`. An id in `banned` (a role token, say) never comes out of text: its spelling in `text` becomes
         ordinary characters.

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from llmserve.errors import InvalidArgument
 
+MAX_COLUMNS = 64 * 1024  # more ids than engines take in words
+
 
 def pack_word_list(words: Sequence[Sequence[int]]) -> NDArray[np.int32]:
     """`[2, N]`; `[2, 0]` for no words. Words without ids are skipped."""
@@ -29,7 +31,9 @@ def unpack_word_list(array: NDArray[np.int32], name: str) -> tuple[tuple[int, ..
     rows = array[0] if array.ndim == 3 and array.shape[0] == 1 else array
     if rows.ndim != 2 or rows.shape[0] != 2:
         raise InvalidArgument(f"{name} must have shape [1, 2, N], got {list(array.shape)}")
+    if rows.shape[1] > MAX_COLUMNS:
+        raise InvalidArgument(f"{name} has {rows.shape[1]} columns, more than {MAX_COLUMNS}")
     ends = [int(end) for end in rows[1] if end > 0]
     if ends != sorted(set(ends)) or (ends and ends[-1] > rows.shape[1]):
-        raise InvalidArgument(f"{name}: row 1 must hold rising end offsets up to {rows.shape[1]}, got {ends}")
+        raise InvalidArgument(f"{name}: row 1 must hold rising end offsets up to {rows.shape[1]}")
     return tuple(tuple(rows[0, start:end].tolist()) for start, end in pairwise([0, *ends]))

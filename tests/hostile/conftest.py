@@ -38,6 +38,7 @@ backend: "identity"
 input {{ name: "IN" data_type: TYPE_{datatype} dims: [ -1 ] }}
 output {{ name: "OUT" data_type: TYPE_{datatype} dims: [ -1 ] }}
 """
+MAX_SEQ_LEN = 4096  # of the engine that preprocessing is for
 DATATYPES = {"texts": "STRING", "floats": "FP32", "integers": "INT32"}
 TEMPLATES = {  # of models that prepare prompts
     "loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
@@ -84,12 +85,15 @@ class Target:
         assert seen.peak_bytes - before < LIMIT_BYTES + SLACK_BYTES, seen
 
 
-def write_preprocessing(path: Path, template: str) -> None:
+def write_preprocessing(path: Path, template: str = "") -> None:
+    """That of the pipelines under another name, for an engine of MAX_SEQ_LEN tokens."""
     shutil.copytree(ROOT / "pipelines/preprocessing", path)
     config = (path / "config.pbtxt").read_text().replace("engines/default", str(path))
     (path / "config.pbtxt").write_text(config.replace('name: "preprocessing"', f'name: "{path.name}"'))
-    write_byte_level_tokenizer(path, 320)
-    (path / "chat_template.jinja").write_text(template)
+    write_byte_level_tokenizer(path, 400)
+    (path / "config.json").write_text(json.dumps({"build_config": {"max_seq_len": MAX_SEQ_LEN}}))
+    if template:
+        (path / "chat_template.jinja").write_text(template)
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +102,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     for name, datatype in DATATYPES.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(MODEL.format(datatype=datatype))
-    for name, template in TEMPLATES.items():
+    for name, template in {**TEMPLATES, "preprocessing": ""}.items():
         write_preprocessing(repository / name, template)
     with tempfile.TemporaryDirectory() as temporary:
         server = start_server(

@@ -35,6 +35,7 @@ UNSUPPORTED_INPUTS = (  # refused rather than swallowed
     "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
     "retention_token_range_durations_ms", "retention_decode_priority", "retention_decode_duration_ms",
 )  # fmt: skip
+MAX_TEXTS = 16 * 1024  # of one input
 DECODER_INPUTS = ("decoder_input_ids", "decoder_input_lengths")  # one id is what preprocessing makes of no text
 
 
@@ -95,7 +96,7 @@ def read_request(
     if request.generate.num_sequences < 1:
         reader.problems.append(f"num_return_sequences must be at least 1, got {request.generate.num_sequences}")
     problems = reader.problems + unsupported
-    error = prompt_error(len(request.generate.prompt_ids), limit=max_seq_len - 1) if reader.problems else Unsupported
+    error = prompt_error(reader.num_prompt_ids, limit=max_seq_len - 1) if reader.problems else Unsupported
     raise_problems(error, "the request cannot be answered", problems)
     return request
 
@@ -161,6 +162,7 @@ class _Reader:
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
         self._inputs = inputs
         self.problems: list[str] = []
+        self.num_prompt_ids = 0
 
     def has(self, name: str) -> bool:
         return self.size(name) > 0
@@ -195,7 +197,8 @@ class _Reader:
             self.problems.append(
                 f"the prompt is too long: it has {length} tokens, and this engine takes at most {max_seq_len - 1}"
             )
-        return tuple(ids[: max(0, length)].tolist())
+        self.num_prompt_ids = max(0, min(length, ids.size))
+        return tuple(ids[: max(0, min(length, max_seq_len))].tolist())  # of too long a prompt no more are looked at
 
     def words(self, name: str) -> tuple[tuple[int, ...], ...]:
         return self._tried(lambda: unpack_word_list(self._inputs[name].data, name), ()) if self.has(name) else ()
@@ -204,6 +207,9 @@ class _Reader:
         if not self.has(name):
             return ()
         values = self._inputs[name].data.reshape(-1)
+        if len(values) > MAX_TEXTS:
+            self.problems.append(f"{name} has {len(values)} entries, more than {MAX_TEXTS}")
+            return ()
         return self._tried(lambda: tuple(text for value in values if (text := text_from_bytes(value, name))), ())
 
     def bias(self, name: str) -> tuple[tuple[int, float], ...]:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
-import numpy as np
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import (
@@ -32,13 +31,12 @@ from llmserve.frontends.http.bodies import off_loop
 from llmserve.frontends.http.json_fields import ENCODER, Json
 from llmserve.frontends.openai.event_stream import error_response
 from llmserve.frontends.openai.failures import Refused, failure_of
+from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
 from llmserve.wire.http1 import request as wire
 
 MOST_PROBLEMS = 10  # that are told
 MOST_UNKNOWN = 16  # fields of an object that are told by name
-MAX_VALUES = 256 * 1024  # of a document: a list of as many empty objects takes a tenth of a second
-UNCOUNTED_BYTES = 2 * MAX_VALUES  # a body that cannot have more values
-EXPANSION = 32  # bytes that it may take for each of its text: as Python's objects, then as models
+EXPANSION = 32  # bytes that a document may take for each of its text: as Python's objects, then as models
 TEXT_EXPANSION, VALUE_BYTES = 8, 256  # of a larger one, for each byte and for each value
 BODY = "body"  # what endpoints call theirs
 Body = TypeVar("Body", bound=BaseModel)
@@ -129,7 +127,7 @@ async def _validated(request: Request, model: type[Body]) -> Body:
     """Raises `LlmserveError`."""
     raw = await request.body()
     asked = wire_request(request)
-    is_counted = len(raw) > UNCOUNTED_BYTES
+    is_counted = may_have_many(len(raw))
     asked.share.grow((TEXT_EXPANSION if is_counted else EXPANSION) * len(raw))
 
     def work() -> Body:
@@ -159,12 +157,8 @@ def _document(raw: bytes) -> Json:
 
 
 def _num_values(raw: bytes) -> int:
-    """Of a JSON text; an empty list counts twice. Raises `InvalidArgument` for too many."""
-    marks = np.frombuffer(raw.replace(rb"\\", b"").replace(b'\\"', b""), np.uint8)
-    is_outside = ~np.logical_xor.accumulate(marks == ord('"'))
-    counted = (marks == ord(",")) | (marks == ord("[")) | (marks == ord("{"))
-    count = int(np.count_nonzero(counted & is_outside)) + 1  # and not those in strings
-    if count > MAX_VALUES:
+    """Raises `InvalidArgument` for too many."""
+    if (count := num_values(raw)) > MAX_VALUES:
         raise InvalidArgument(
             f"the request body has {count} JSON values, more than {MAX_VALUES}: send less at once, or long lists of "
             "numbers as binary tensors over /v2"

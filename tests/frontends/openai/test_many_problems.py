@@ -19,7 +19,7 @@ from llmserve.frontends.openai.models import DetokenizeRequest, TokenizeRequest
 from llmserve.frontends.openai.ollama_fields import OllamaChatRequest, OllamaGenerateRequest
 from llmserve.frontends.openai.response_fields import ResponseRequest
 from llmserve.frontends.openai.tools import Choice, Function, tool_use
-from llmserve.frontends.openai.validation import MAX_VALUES
+from llmserve.stages.json_values import MAX_VALUES
 
 MANY = 2000
 FEW = 16
