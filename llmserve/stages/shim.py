@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from llmserve.errors import Code, LlmserveError
 from llmserve.stages.files import resolve_path
@@ -28,6 +29,14 @@ def flag_parameter(args: Mapping[str, str], key: str, default: bool) -> bool:
 
 def text_parameter(args: Mapping[str, str], key: str, default: str) -> str:
     return _parameter(args, key, default).strip()
+
+
+def triton_error(utils: Any, error: LlmserveError) -> Any:
+    """What a model answers with. On our server `error` itself comes out of it; Triton keeps its code and its text."""
+    made = utils.TritonError(str(error), getattr(utils.TritonError, triton_code(error)))
+    if hasattr(made, "cause"):
+        made.cause = error.with_traceback(None)  # whose frames hold the request
+    return made
 
 
 def triton_code(error: LlmserveError) -> str:

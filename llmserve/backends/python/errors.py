@@ -35,11 +35,12 @@ class TritonError:
     ALREADY_EXISTS: ClassVar[int] = 6
     CANCELLED: ClassVar[int] = 7
 
-    __slots__ = ("_code", "_message")
+    __slots__ = ("_code", "_message", "cause")
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
         self._message = str(message)
         self._code = code
+        self.cause: LlmserveError | None = None  # one of ours that it stands for: it says more than a code
 
     def code(self) -> int:
         return self._code
@@ -74,7 +75,7 @@ _CODES = {
 
 
 def to_server_error(error: TritonError) -> LlmserveError:
-    return _ERRORS.get(error.code(), InternalError)(error.message())
+    return error.cause or _ERRORS.get(error.code(), InternalError)(error.message())
 
 
 def to_triton_error(error: LlmserveError) -> TritonError:

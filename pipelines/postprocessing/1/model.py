@@ -4,7 +4,7 @@ import triton_python_backend_utils as pb_utils
 
 from llmserve.errors import LlmserveError
 from llmserve.stages.postprocess import Postprocessor
-from llmserve.stages.shim import flag_parameter, path_parameter, triton_code
+from llmserve.stages.shim import flag_parameter, path_parameter, triton_error
 from llmserve.stages.stage_arrays import text_arrays
 
 
@@ -26,6 +26,5 @@ class TritonPythonModel:
         try:
             outputs = self.llmserve_execute_arrays(inputs)
         except LlmserveError as error:
-            code = getattr(pb_utils.TritonError, triton_code(error))
-            return pb_utils.InferenceResponse([], pb_utils.TritonError(str(error), code))
+            return pb_utils.InferenceResponse([], triton_error(pb_utils, error))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])

@@ -92,6 +92,10 @@ def test_too_long_a_prompt_has_openais_code(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="ensemble", prompt=list(range(200, 500)))
     assert caught.value.code == "context_length_exceeded"
+    for text in ("fox " * 1000, "x" * 500_000):  # seen by the engine, and before it is tokenized
+        with pytest.raises(openai.BadRequestError, match="the prompt is too long") as caught:
+            client.completions.create(model="ensemble", prompt=text)
+        assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_model_that_is_not_there(client: openai.OpenAI) -> None:
