@@ -13,6 +13,8 @@ from typing import NoReturn, Protocol
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.serving.types import ParameterValue
 
+MAX_PARAMETERS = 1024  # of a request: they are sorted on the event loop, and told one by one in warnings
+
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 # parameters of tensors
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
@@ -49,6 +51,8 @@ def sort_parameters(
 
     `values` has no `triton_` name that is allowed; `allowed` says which would be.
     """
+    if len(values) > MAX_PARAMETERS:
+        raise InvalidArgument(f"the request has {len(values)} parameters, more than {MAX_PARAMETERS}")
     custom: dict[str, ParameterValue] = {}
     sequence_id: int | str = 0
     flags = {"sequence_start": False, "sequence_end": False}
