@@ -1,8 +1,8 @@
 """Structured output: a schema, a regular expression or a grammar, compiled to what an engine asks before each token.
 
-`GuideCompiler` belongs to one engine: a guide is in terms of its tokenizer's bytes. It compiles in a thread of its own,
-one guide at a time, and keeps the latest. What a client sends may be anything, so sizes, waiting guides and the work of
-compiling and of each token are limited.
+`GuideCompiler` belongs to one engine: a guide is in terms of its tokenizer's bytes. It compiles in a few threads, where
+the library lets go of the interpreter, and keeps the latest guides and refusals. What a client sends may be anything,
+so sizes, waiting guides and the work of compiling and of each token are limited.
 
 llguidance is imported when the first guide arrives. Its tokenizer is given one token more than the engine has, as the
 end: whether an answer may end is a bit of each mask, whichever tokens end it.
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +34,16 @@ from llmserve.stages.tool_formats.grammars import WHITE_SPACE, special_name
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+Kept = TypeVar("Kept")
+
 MAX_TEXT_BYTES = 64 << 10
+MAX_GBNF_BYTES = 32 << 10  # these and rules, since the library reads GBNF in a time that grows with their product
+MAX_RULES = 500  # of a grammar
+LARK_RULE = re.compile(r"(?m)^[^\S\n]*[?!]?\w.*:")
+NUM_THREADS = 4
+STACK_BYTES = 256 << 20  # of each: the library recurses over a grammar, and 64 KiB of one have taken 70 MiB
 MAX_WAITING = 64  # guides to be compiled
-MAX_KEPT = 64  # compiled ones
+MAX_KEPT = 64  # compiled ones, and as many refused ones
 ANY_OBJECT = '{"type": "object"}'
 MAX_MESSAGE = 500
 NUM_TRIED = 4  # tokens
@@ -64,27 +73,47 @@ class GuideCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._kept: OrderedDict[GuideText, Guide] = OrderedDict()
+        self._refused: OrderedDict[GuideText, str] = OrderedDict()
         self._num_waiting = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmserve-guides")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="llmserve-guides")
+        self._vocabulary_lock = threading.Lock()
 
     async def compiled(self, text: GuideText) -> Guide:
-        """`InvalidArgument` for a guide that is wrong, too large, or that no answer can follow."""
+        """`InvalidArgument` for a guide that is wrong, too large, or that no answer can follow. Who is cancelled gives
+        up its place."""
         if (guide := self._kept.get(text)) is not None:
             self._kept.move_to_end(text)
             return guide
-        if (size := len(text.text.encode(errors="replace"))) > MAX_TEXT_BYTES:
-            raise InvalidArgument(f"the {text.kind.value} guide has {size} bytes, more than {MAX_TEXT_BYTES}")
+        if (reason := self._refused.get(text)) is not None:
+            self._refused.move_to_end(text)
+            raise InvalidArgument(reason)
+        _check_size(text)
         if self._num_waiting >= MAX_WAITING:
             raise ResourceExhausted(f"{MAX_WAITING} guides are waiting to be compiled; try again later")
         self._num_waiting += 1
         try:
-            guide = await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, text)
+            guide = await asyncio.wrap_future(self._submit(text))
+        except InvalidArgument as error:
+            _keep(self._refused, text, str(error))
+            raise
         finally:
             self._num_waiting -= 1
-        self._kept[text] = guide
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        _keep(self._kept, text, guide)
         return guide
+
+    def _submit(self, text: GuideText) -> Future[Guide]:
+        """A thread is started here if one is needed, with the stack that it takes."""
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            return self._threads.submit(self._compile_once, text)
+        finally:
+            threading.stack_size(before)
+
+    def _compile_once(self, text: GuideText) -> Guide:
+        """One that several have waited for may have been compiled meanwhile."""
+        if (reason := self._refused.get(text)) is not None:
+            raise InvalidArgument(reason)
+        return self._kept.get(text) or self.compile(text)
 
     def compile(self, text: GuideText) -> Guide:
         """The same here and now."""
@@ -94,10 +123,12 @@ class GuideCompiler:
             grammar = _grammar(text)
         except (ValueError, RecursionError) as error:
             raise _invalid(text, str(error)) from error
-        matcher = LLMatcher(self._vocabulary.library, grammar, limits=_limits(), log_level=0)
+        with self._vocabulary_lock:  # the first guide makes it
+            vocabulary = self._vocabulary
+        matcher = LLMatcher(vocabulary.library, grammar, limits=_limits(), log_level=0)
         if matcher.is_error():
             raise _invalid(text, matcher.get_error())
-        guide = TokenGuide(matcher, self._vocabulary, (text.kind.value, text.text))
+        guide = TokenGuide(matcher, vocabulary, (text.kind.value, text.text))
         if guide.state is GuideState.STUCK:
             raise _invalid(text, "no answer of this model can follow it")
         if guide.state is GuideState.COMPLETE:
@@ -107,7 +138,7 @@ class GuideCompiler:
 
     def close(self) -> None:
         """Guides that wait are given up."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -194,6 +225,23 @@ class TokenMatcher:
             self.reason = self._matcher.get_error()
 
 
+def _keep(kept: OrderedDict[GuideText, Kept], text: GuideText, what: Kept) -> None:
+    kept[text] = what
+    if len(kept) > MAX_KEPT:
+        kept.popitem(last=False)
+
+
+def _check_size(text: GuideText) -> None:
+    """Refuse what would take long to compile, or much memory, whatever it says."""
+    is_gbnf = text.kind is GuideKind.EBNF_GRAMMAR and "::=" in text.text
+    size, most = len(text.text.encode(errors="replace")), MAX_GBNF_BYTES if is_gbnf else MAX_TEXT_BYTES
+    if size > most:
+        raise InvalidArgument(f"the {text.kind.value} guide has {size} bytes, more than {most}")
+    num_rules = max(text.text.count("::="), len(LARK_RULE.findall(text.text)))
+    if text.kind is GuideKind.EBNF_GRAMMAR and num_rules > MAX_RULES:
+        raise InvalidArgument(f"the {text.kind.value} guide has {num_rules} rules, more than {MAX_RULES}")
+
+
 def _check_work(text: GuideText, guide: TokenGuide) -> None:
     """Refuse what would hold up other answers in every step. A few tokens are tried; the least time counts, of this
     thread's own."""
@@ -238,11 +286,12 @@ def _grammar(text: GuideText) -> str:
 
 
 def _limits() -> LLParserLimits:
-    """Compiling takes at most about a second, and a token tens of milliseconds; ordinary guides take microseconds."""
+    """Compiling takes at most about a second and 200 MiB, and a token tens of milliseconds; ordinary guides take
+    microseconds."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        initial_lexer_fuel=200_000,
+        initial_lexer_fuel=60_000,
         step_lexer_fuel=50_000,
         step_max_items=20_000,
         max_lexer_states=20_000,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +59,18 @@ def is_valid(schema: dict[str, Any]) -> Callable[[str], bool]:
         return True
 
     return check
+
+
+def gbnf_chain(length: int) -> str:
+    rules = "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(length))
+    return f'root ::= r0\n{rules}r{length} ::= "b"\n'
+
+
+def lark_chain(length: int, depth: int) -> str:
+    """The rules nest in each other, and each in itself."""
+    begin, end = '("a" ' * depth, ")?" * depth
+    rules = "".join(f"r{i}: {begin}r{i + 1}{end}\n" for i in range(length))
+    return f'start: r0\n{rules}r{length}: "b"\n'
 
 
 GUIDES: dict[str, tuple[GuideText, Callable[[str], bool]]] = {
@@ -157,10 +170,14 @@ WRONG: dict[str, tuple[GuideText, str]] = {
     "no character": (GuideText(GuideKind.REGEX, r"[^\s\S]"), "no answer of this model can follow it"),
     "nothing at all": (GuideText(GuideKind.REGEX, "x{0}"), "nothing but an empty answer"),
     "explosion": (GuideText(GuideKind.REGEX, "(a{1000}){1000}{1000}"), "cannot be followed"),
-    "work": (GuideText(GuideKind.REGEX, "(a{200}){200}"), "ms of work"),
+    "work": (GuideText(GuideKind.REGEX, "b" * 20_000), "ms of work"),
     "no rule": (GuideText(GuideKind.EBNF_GRAMMAR, "root ::= other"), "other"),
     "no root": (GuideText(GuideKind.EBNF_GRAMMAR, 'thing ::= "a"'), "root"),
     "no end": (GuideText(GuideKind.EBNF_GRAMMAR, 'root ::= "a" root'), ""),
+    "many bytes": (GuideText(GuideKind.EBNF_GRAMMAR, f'root ::= "{"a" * 40_000}"'), "bytes, more than 32768"),
+    "a chain of rules": (GuideText(GuideKind.EBNF_GRAMMAR, gbnf_chain(1200)), "1202 rules, more than 500"),
+    "a chain of Lark": (GuideText(GuideKind.EBNF_GRAMMAR, lark_chain(4000, 0)), "4002 rules, more than 500"),
+    "options": (GuideText(GuideKind.REGEX, "a?" * 20_000), "too big"),
     "parentheses": (GuideText(GuideKind.EBNF_GRAMMAR, "root ::= " + "(" * 20000), "cannot be followed"),
 }
 
@@ -187,6 +204,54 @@ async def test_guides_are_compiled_once_and_the_latest_are_kept(
     await compiler.compiled(texts[2])
     assert await compiler.compiled(texts[0]) is first
     assert await compiler.compiled(texts[1]) is not second
+
+
+async def test_what_was_refused_is_not_compiled_again(compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = GuideText(GuideKind.REGEX, "[")
+    with pytest.raises(InvalidArgument) as first:
+        await compiler.compiled(text)
+    monkeypatch.setattr(compiler, "compile", None)
+    with pytest.raises(InvalidArgument) as again:
+        await compiler.compiled(text)
+    assert str(again.value) == str(first.value)
+
+
+async def test_one_that_is_slow_does_not_hold_up_others_and_who_leaves_gives_up_its_place(
+    compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_, go_on, compiled = compiler.compile, threading.Event(), []
+
+    def slow(text: GuideText) -> Guide:
+        compiled.append(text.text)
+        if text.text.startswith("slow"):
+            assert go_on.wait(60)
+        return compile_(text)
+
+    monkeypatch.setattr(compiler, "compile", slow)
+
+    def begun(*texts: str) -> list[asyncio.Task[Guide]]:
+        return [asyncio.create_task(compiler.compiled(GuideText(GuideKind.REGEX, text))) for text in texts]
+
+    running = begun(*[f"slow{number}" for number in range(guides.NUM_THREADS - 1)])
+    await asyncio.gather(*begun("quick"))
+    running += begun("slow")
+    (left,) = begun("left")
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    go_on.set()
+    await asyncio.gather(*running)
+    await asyncio.gather(*begun("later"))
+    assert "left" not in compiled
+    assert "later" in compiled
+
+
+async def test_the_deepest_grammar_is_compiled_and_followed(compiler: GuideCompiler) -> None:
+    """Eight MiB of stack, which threads have, are not enough for it: the library ended the process. Its tokens are
+    chosen in threads like that."""
+    guide = await compiler.compiled(GuideText(GuideKind.EBNF_GRAMMAR, lark_chain(498, 15)))
+    answer = await asyncio.to_thread(walk, guide, compiler._vocab_size, random.Random(1), end_id=None, most=20)
+    assert answer is None
 
 
 async def test_so_many_wait_at_most(compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
