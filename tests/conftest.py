@@ -1,10 +1,14 @@
-"""Front ends on free ports over a stub core, for whoever tests the wire or a client."""
+"""Which tiers are run and how long each takes; front ends on free ports over a stub core, for whoever tests the wire
+or a client.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,7 +16,9 @@ from hypothesis import HealthCheck, settings
 from llmserve.frontends.shared.tracer import Tracer
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
+from tests.tiers import TIERS, chosen_tiers, tier_of
 
+TESTS = Path(__file__).parent
 LONGEST_FIRST = ("test_sanitizers.py", "test_docs.py", "test_check_gpu.py", "test_server_benchmark.py")
 
 # A busy machine takes as long as it takes.
@@ -20,10 +26,47 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tiers", default="", help="of the tests, by comma: those of tests/tiers.py, first, rest")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Programs under test hear Ctrl-C, even if this one was started in the background, which ignores it."""
+    try:
+        tiers = chosen_tiers(config.getoption("--tiers"))
+    except LookupError as error:
+        raise pytest.UsageError(f"--tiers: {error}") from error
+    config.pluginmanager.register(Tiers(frozenset(tiers)))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Tiers:
+    """Leaves out the files of other tiers, and says at the end what that was and how long each tier took."""
+
+    def __init__(self, chosen: frozenset[str]) -> None:
+        self._chosen = chosen
+        self._seconds = dict.fromkeys(TIERS, 0.0)
+        self._counts: Counter[str] = Counter()
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        if not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
+            return None
+        is_ours = collection_path.is_relative_to(TESTS)
+        return True if is_ours and tier_of(collection_path.relative_to(TESTS).as_posix()) not in self._chosen else None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        tier = tier_of(report.nodeid.partition("::")[0].removeprefix("tests/"))
+        self._seconds[tier] += report.duration
+        self._counts[tier] += report.when == "call"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for tier in filter(self._counts.get, TIERS):
+            minutes, seconds = divmod(round(self._seconds[tier]), 60)
+            line = f"{tier:12} {self._counts[tier]:6} tests {minutes:4}:{seconds:02} of a worker's time"
+            terminalreporter.write_line(line)
+        if left_out := [tier for tier in TIERS if tier not in self._chosen]:
+            terminalreporter.write_line(f"left out: {', '.join(left_out)} (make test-all runs every tier)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

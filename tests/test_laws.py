@@ -13,6 +13,7 @@ import pytest
 
 from llmserve.builder.targets.registry import TARGETS
 from tests.target_branches import REGISTRIES, branches, rooms
+from tests.tiers import PLACES, TIERS, tier_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "llmserve"
@@ -246,3 +247,11 @@ def test_no_relics() -> None:
         if marks.search(line)
     ]
     assert wrong == []
+
+
+def test_every_test_file_is_in_one_tier() -> None:
+    files = [path.removeprefix("tests/") for path in tracked("tests/*test_*.py") if "/repository/" not in path]
+    assert {tier_of(path) for path in files} == set(TIERS)
+    places = [place for listed in PLACES.values() for place in listed.split()]
+    assert sorted(set(places)) == sorted(places)
+    assert [place for place in places if not (ROOT / "tests" / place).exists()] == []

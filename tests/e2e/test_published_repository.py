@@ -60,9 +60,11 @@ def own_code_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(engine: Path, folder: Path, release: str = LATER) -> Iterator[ServerProcess]:
     repository = write_published_repository(folder / "repository", release=release)
     server = start_server(str(engine), "--model-repository", str(repository), env=apart(folder))
-    yield server
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(timeout=60) == 0
+    try:
+        yield server
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
 
 
 @pytest.fixture(scope="module")
