@@ -171,12 +171,13 @@ def test_what_is_wrong_only_among_others_fails_as_it_is_served(
     bad = run_served(*arguments)
     assert bad.exit_code == 1, bad.output
     assert "FAIL: as served, " in bad.output
-    told = json.loads(report.read_text())
-    assert told["served"]["conditions"]["alone"]["verdict"] == "pass"
-    assert told["served"]["conditions"]["in flight"]["differences"]
+    conditions = json.loads(report.read_text())["served"]["conditions"]
+    different = {name for name, found in conditions.items() if found["differences"]}
+    assert different  # by which of them depends on which requests met
+    assert "alone" not in different
     passed, failed = records_of(EngineDirectory.open(engine))[-2:]
     assert (passed.passed, failed.passed) == (True, False)
-    assert failed.line.content["served"]["in flight"]["verdict"] == "fail"
+    assert {name for name, kept in failed.line.content["served"].items() if kept["verdict"] == "fail"} == different
 
 
 def test_a_damaged_layer_fails_by_the_evidence_alone(

@@ -106,17 +106,21 @@ def test_a_killed_engine_ends_its_answers_and_comes_back(server: ServerProcess) 
     assert before
     assert metric(server, "llmserve_engine_restarts_total") == 0
     (child,) = psutil.Process(server.process.pid).children()
-    streams = [Stream(server.grpc) for _ in range(8)]  # so that they take seconds
-    for stream in streams:
+    streams = [Stream(server.grpc) for _ in range(8)]
+    for stream in streams[:4]:
         stream.ask(max_tokens=440, stream=True, end_id=-1)
-    for stream in streams:
-        assert stream.next()[2] is None
+    begun = [stream.next() for stream in streams[:4]]
+    assert [error for _, _, error in begun] == [None] * 4
+    os.kill(child.pid, signal.SIGSTOP)  # whoever asks now is certainly not answered before it dies
+    for stream in streams[4:]:
+        stream.ask(max_tokens=440, stream=True, end_id=-1)
     os.kill(child.pid, signal.SIGKILL)
+    ends = [stream.rest()[1] for stream in streams]
     for stream in streams:
-        _, error = stream.rest()
         stream.close()
-        assert isinstance(error, triton.InferenceServerException)
-        assert "the engine's process has ended" in error.message()
+    assert all(isinstance(error, triton.InferenceServerException) for error in ends[4:])
+    failed = [error for error in ends if error is not None]  # on a slow machine some of the first four have ended
+    assert all("the engine's process has ended" in error.message() for error in failed)
 
     client = triton.InferenceServerClient(server.grpc)
     assert client.is_server_live()

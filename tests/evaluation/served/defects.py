@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from llmserve.scheduler.plan import StepPlan
 from llmserve.stages.postprocess import Postprocessor
 
 PROGRAM = "from tests.evaluation.served import defects; defects.{}; from llmserve.cli.owned_server import main; main()"
+STEP_S = 0.003
 
 
 def command(plant: str) -> tuple[str, ...]:
@@ -30,10 +32,12 @@ def command(plant: str) -> tuple[str, ...]:
 
 
 def swap_blocks() -> None:
-    """Where there are two sequences, the KV blocks that they write change places, in every other step."""
+    """Where there are two sequences, the KV blocks that they write change places, in every other step. Steps take as
+    long as a larger network's, so that requests meet."""
     step, numbers = CpuRunner.step, itertools.count()
 
     def swapping(self: CpuRunner, plan: StepPlan) -> StepResult:
+        time.sleep(STEP_S)
         if len(plan.chunks) < 2 or next(numbers) % 2:
             return step(self, plan)
         one, other, *rest = plan.chunks
