@@ -89,7 +89,7 @@ qa: $(VENV)/.qa ## Triton's own tests against llmserve: make qa QA=DIR (a clone 
 cluster-env: .venv-cluster/.created ## Make .venv-cluster: NVIDIA Dynamo, locked, and llmserve beside it, for llmserve worker
 	@echo "== .venv-cluster is there: .venv-cluster/bin/llmserve worker ENGINE; docs/cluster.md says more"
 
-demo-cluster: $(DEMO_ENGINE)/manifest.json .venv-cluster/.created ## A front end of Dynamo, two workers of the demo engine; one is killed in mid-stream
+demo-cluster: $(DEMO_ENGINE)/manifest.json .venv-cluster/.created ## Dynamo's front end, a server of ours and four workers of the demo engine; three are killed in mid-stream
 	$(BIN)/python -m tools.demo_cluster $(DEMO_ENGINE)
 
 bench-cluster: $(DEMO_ENGINE)/manifest.json .venv-cluster/.created ## What routing by cached prefixes is worth: four workers, beside taking them in turn

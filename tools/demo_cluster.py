@@ -1,25 +1,38 @@
 """A cluster on one machine: `make demo-cluster`. A worker is killed in mid-stream, and nobody who reads notices.
 
-Behind a front end of Dynamo, which gives every worker its share, three workers answer with one engine. A question is
-asked once undisturbed, and then six times at once while a worker is killed: greedily, and by chance.
+Behind a front end of Dynamo, which gives every worker its share, four workers answer with one engine. A question is
+asked once undisturbed, and then six times at once while a worker is killed: greedily, and by chance. Then tritonclient
+asks the same workers through a server of ours, with parameters that Dynamo's own front end does not take.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import queue
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
 from tools.cluster.local import LocalCluster
 
 PROMPT = "Summarize:\nIf the key is in the dictionary, its value is returned; otherwise the default, which is None."
 NEW_TOKENS, KILLED_AFTER, NUM_STREAMS = 160, 40, 6
+STREAMED_TOKENS = 800  # enough for it to be seen which worker answers
 ASKED: Mapping[str, Mapping[str, Any]] = {"greedy": {"temperature": 0}, "by chance": {"temperature": 1.0, "seed": 7}}
+TENSORS: tuple[tuple[str, Any, Any], ...] = (
+    ("text_input", PROMPT.encode(), np.object_), ("max_tokens", STREAMED_TOKENS, np.int32), ("stream", True, np.bool_),
+    ("min_tokens", STREAMED_TOKENS, np.int32), ("temperature", 1.0, np.float32), ("seed", 7, np.uint64),
+    ("presence_penalty", 0.5, np.float32), ("frequency_penalty", 0.2, np.float32),
+)  # fmt: skip
 
 
 def pieces(url: str, fields: Mapping[str, Any]) -> Iterator[str]:
@@ -50,11 +63,53 @@ def interrupted(cluster: LocalCluster, fields: Mapping[str, Any], worker: int) -
         return [text, *(other.result() for other in others)]
 
 
+def stream(url: str, killed: Callable[[], None] = lambda: None) -> str:
+    """The text of a stream as tritonclient reads it; `killed` is called in the middle."""
+    results: queue.Queue[Any] = queue.Queue()
+    with triton.InferenceServerClient(url) as client:
+        client.start_stream(callback=lambda result, error: results.put(error or result))
+        client.async_stream_infer("ensemble", [tensor(*each) for each in TENSORS], enable_empty_final_response=True)
+        text, number, is_last = "", 0, False
+        while not is_last:
+            result = results.get(timeout=60)
+            if isinstance(result, Exception):
+                raise result
+            is_last = result.get_response().parameters["triton_final_response"].bool_param
+            if (piece := result.as_numpy("text_output")) is not None:
+                text, number = text + piece.reshape(-1)[0].decode(), number + 1
+            if number == KILLED_AFTER:
+                number += 1
+                killed()
+    return text
+
+
+def tensor(name: str, value: Any, dtype: Any) -> Any:
+    made = triton.InferInput(name, [1, 1], np_to_triton_dtype(np.dtype(dtype)))
+    made.set_data_from_numpy(np.array([[value]], dtype))
+    return made
+
+
+def streamed(cluster: LocalCluster, engine: Path) -> bool:
+    """A stream of tritonclient while the worker that answers it is killed."""
+    server = cluster.add_server(engine)
+    undisturbed = stream(server.grpc)
+    print(f"== tritonclient, with penalties: {undisturbed[:70]!r} ... {STREAMED_TOKENS} tokens", flush=True)
+
+    def kill() -> None:
+        worker = next(number for number in itertools.cycle((2, 3)) if cluster.is_busy(number))
+        print(f"   token {KILLED_AFTER}: kill -9 of worker {worker}, which answers it", flush=True)
+        cluster.kill(worker)
+
+    is_equal = stream(server.grpc, kill) == undisturbed
+    print(f"   the answer is {'the undisturbed one, to the last token' if is_equal else 'ANOTHER ONE'}")
+    return is_equal
+
+
 def main(engine: str) -> int:
     is_equal = True
     with TemporaryDirectory(prefix="llmserve-cluster-") as folder:
-        print("== a front end of Dynamo and three workers", flush=True)
-        cluster = LocalCluster(Path(folder) / "cluster", Path(engine), num_workers=3, router="round-robin")
+        print("== a front end of Dynamo and four workers", flush=True)
+        cluster = LocalCluster(Path(folder) / "cluster", Path(engine), num_workers=4, router="round-robin")
         try:
             for worker, (name, fields) in enumerate(ASKED.items()):
                 undisturbed = text_of(cluster.url, fields)
@@ -63,6 +118,7 @@ def main(engine: str) -> int:
                 num_equal = found.count(undisturbed)
                 print(f"   {num_equal} of {len(found)} answers are the undisturbed one, to the last token")
                 is_equal &= num_equal == len(found)
+            is_equal &= streamed(cluster, Path(engine))
         finally:
             cluster.close()
     return 0 if is_equal else 1

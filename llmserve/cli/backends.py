@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from llmserve.backends.identity import IdentityBackend
 from llmserve.backends.onnxruntime import OnnxRuntimeBackend
@@ -24,6 +25,7 @@ from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument
 from llmserve.serving.backend import Backend
 
+OpenEngine: TypeAlias = Callable[[Path, EngineSettings], Engine]
 MAX_BATCH_SIZE = "default-max-batch-size"
 ENGINE_PROCESS = (sys.executable, "-P", "-m", "llmserve.cli.engine_process")  # -P: no modules of the folder it is in
 SETTINGS = {("", MAX_BATCH_SIZE), (OnnxRuntimeBackend.name, MAX_BATCH_SIZE)}  # (backend, or "" for all; key)
@@ -58,9 +60,10 @@ def parse_backend_settings(texts: Sequence[str]) -> BackendSettings:
     return BackendSettings(values)
 
 
-def open_gated(gate: GateRule, path: Path, settings: EngineSettings) -> Engine:
-    require_gate(EngineDirectory.open(path), gate)
-    return open_engine(path, settings)
+def open_gated(gate: GateRule | None, opened: OpenEngine, path: Path, settings: EngineSettings) -> Engine:
+    if gate is not None:
+        require_gate(EngineDirectory.open(path), gate)
+    return opened(path, settings)
 
 
 def open_process(gate: GateRule | None, engine_dir: Path, tokenizer_dir: Path, settings: EngineSettings) -> Engine:
@@ -70,10 +73,20 @@ def open_process(gate: GateRule | None, engine_dir: Path, tokenizer_dir: Path, s
     return ProcessEngine(ENGINE_PROCESS, engine_dir, tokenizer_dir, settings)
 
 
-def make_backends(settings: BackendSettings, gate: GateRule | None = None) -> dict[str, Backend]:
-    """By the name that `config.pbtxt` gives in `backend`. With `gate`, engines open that have what it asks for."""
+def open_elsewhere(opened: OpenEngine, engine_dir: Path, tokenizer_dir: Path, settings: EngineSettings) -> Engine:
+    """For a model whose config asks for a process of its own: workers are that already."""
+    return opened(engine_dir, settings)
+
+
+def make_backends(
+    settings: BackendSettings, gate: GateRule | None = None, open_cluster: OpenEngine | None = None
+) -> dict[str, Backend]:
+    """By the name that `config.pbtxt` gives in `backend`. With `gate`, engines open that have what it asks for.
+    `open_cluster`: makes a client of a cluster's workers in place of every engine."""
+    opened = partial(open_gated, gate, open_cluster or open_engine)
+    apart = partial(open_elsewhere, opened) if open_cluster else partial(open_process, gate)
     backends: tuple[Backend, ...] = (
-        TensorrtLlmBackend(open_engine if gate is None else partial(open_gated, gate), partial(open_process, gate)),
+        TensorrtLlmBackend(opened, apart),
         PythonBackend(),
         PyTorchBackend(),
         OnnxRuntimeBackend(settings.max_batch_size(OnnxRuntimeBackend.name)),

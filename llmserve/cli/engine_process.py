@@ -15,19 +15,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import cached_property
-from pathlib import Path
 
 import uvloop
 
-from llmserve.core import Guide
 from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
 from llmserve.engine.remote.child import LOG_FORMAT, ChildSpec, ready_line
 from llmserve.engine.remote.server import CompileGuide, EngineServer
 from llmserve.errors import InternalError, LlmserveError, Unavailable
-from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
-from llmserve.stages.tokenizer import load_tokenizer
+from llmserve.stages.guides import GuidesOfDirectory
 
 HEALTH_PERIOD_S = 0.5
 END_TIMEOUT_S = 30.0  # a step cannot be interrupted
@@ -36,24 +32,9 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 logger = logging.getLogger(__name__)
 
 
-class Guides:
-    """Compiled where they are asked for; the tokenizer is read with the first."""
-
-    def __init__(self, tokenizer_dir: Path, vocab_size: int) -> None:
-        self._tokenizer_dir = tokenizer_dir
-        self._vocab_size = vocab_size
-
-    async def compiled(self, kind: str, text: str) -> Guide:
-        return await self._compiler.compiled(GuideText(GuideKind(kind), text))
-
-    @cached_property
-    def _compiler(self) -> GuideCompiler:
-        return GuideCompiler(load_tokenizer(self._tokenizer_dir), self._vocab_size)
-
-
 def open_guided(spec: ChildSpec) -> tuple[Engine, CompileGuide]:
     engine = open_engine(spec.engine_dir, spec.settings)
-    return engine, Guides(spec.tokenizer_dir, engine.info.vocab_size).compiled
+    return engine, GuidesOfDirectory(spec.tokenizer_dir, engine.info.vocab_size).compiled
 
 
 def main(opened: Callable[[ChildSpec], tuple[Engine, CompileGuide]] = open_guided) -> int:

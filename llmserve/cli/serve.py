@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from llmserve.cli.tritonserver_flags import translate
 from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 
 if TYPE_CHECKING:
+    from llmserve.cli.backends import OpenEngine
     from llmserve.cli.server import Listen, ServerProcess
     from llmserve.engine.gate_record import GateRule
     from llmserve.frontends.shared.extension_state import Extensions
@@ -63,7 +66,7 @@ def serve(options: ServeOptions) -> None:
     gate = gate_rule(options)
     process = ServerProcess(
         settings,
-        make_backends(backend_settings, gate),
+        make_backends(backend_settings, gate, cluster_opener(options) if options.cluster else None),
         listen_settings(options),
         options.exit_timeout_secs,
         options.shutdown_delay_secs,
@@ -171,6 +174,29 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         ),
         server_name=options.id,
     )
+
+
+def cluster_opener(options: ServeOptions) -> OpenEngine:
+    """Opens, in place of an engine, a client of the workers that `--cluster` names."""
+    from llmserve.cluster.address import parse_address
+
+    if options.engine_process:
+        raise InvalidArgument("--cluster and --engine-process: with --cluster no engine runs here; leave one out")
+    address = parse_address(options.cluster)
+    limits = {
+        "--threads": options.threads,
+        "--max-kv-tokens": options.max_kv_tokens,
+        "--kv-cache-fraction": options.kv_cache_fraction,
+    }
+    say_without_effect([f"{flag} (with --cluster)" for flag, value in limits.items() if value is not None])
+    if find_spec("dynamo") is None:
+        raise Unsupported(
+            "--cluster needs NVIDIA Dynamo, in an environment of its own: docs/cluster.md says how to make it"
+        )
+    os.environ.setdefault("DYN_LOG", "error")  # read when Dynamo is imported; it logs several lines a request otherwise
+    from llmserve.cluster.client import open_cluster
+
+    return partial(open_cluster, address)
 
 
 def gate_rule(options: ServeOptions) -> GateRule | None:

@@ -276,6 +276,14 @@ class EngineOptions:
             rich_help_panel=ENGINE,
         ),
     ] = False
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="NAMESPACE.NAME[,KEY=VALUE]: get tokens from these llmserve workers; open no engine here.",
+            show_default=False,
+            rich_help_panel=ENGINE,
+        ),
+    ] = ""
     parameter: Annotated[
         list[str] | None,
         typer.Option(help="MODEL.KEY=VALUE: a model's parameter; may be repeated.", rich_help_panel=ENGINE),

@@ -8,13 +8,19 @@ from typing import Annotated
 
 import typer
 
+from llmserve.cluster.address import PLANES
 from llmserve.cluster.settings import WorkerSettings
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.scheduler.settings import SchedulerSettings
 
 CLUSTER, ENGINE = "Cluster", "Engine"
-DISCOVERY, REQUEST_PLANES, EVENT_PLANES = ("file", "mem", "etcd", "kubernetes"), ("tcp", "nats"), ("zmq", "nats")
+DISCOVERY, REQUEST_PLANES, EVENT_PLANES = PLANES["discovery"], PLANES["request_plane"], PLANES["event_plane"]
 MISSING = "llmserve worker needs NVIDIA Dynamo, in an environment of its own: docs/cluster.md says how it is made"
+MAX_QUEUE_SIZE = SchedulerSettings().max_queue_size
+QueueSize = Annotated[
+    int, typer.Option(help="Requests that may wait for room; more are passed on.", min=0, rich_help_panel=ENGINE)
+]
 
 
 def command(
@@ -51,6 +57,7 @@ def command(
     max_kv_tokens: Annotated[
         int, typer.Option(help="Of the KV cache; 0: what the batch can use.", rich_help_panel=ENGINE)
     ] = 0,
+    max_queue_size: QueueSize = MAX_QUEUE_SIZE,
     kv_cache_fraction: Annotated[
         float, typer.Option(help="Of the memory left after the weights, at most.", rich_help_panel=ENGINE)
     ] = 0.9,
@@ -63,7 +70,10 @@ def command(
     settings = WorkerSettings(
         engine=engine, name=name, namespace=namespace, component=component, discovery=discovery_backend,
         request_plane=request_plane, event_plane=event_plane, migrates=not without_migration, drain_s=drain_s,
-        settings=EngineSettings(threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction),
+        settings=EngineSettings(
+            threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction,
+            scheduler=SchedulerSettings(max_queue_size=max_queue_size),
+        ),
     )  # fmt: skip
     logging.getLogger("llmserve").setLevel(logging.INFO)
     try:

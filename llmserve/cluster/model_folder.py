@@ -15,13 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from tokenizers import Tokenizer
+
 from llmserve import __version__
+from llmserve.cluster.role_template import role_template
 from llmserve.cluster.tokenizer_json import converted
 from llmserve.engine.artifact import HF_CONFIG_FILE, EngineDirectory, hash_file
 from llmserve.errors import AlreadyExists, NotFound
 
 DIGEST = "llmserve_engine_digest"
 DIGEST_CHARS = 16
+FORM = 2  # of what is written here: another one makes other folders
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MADE_OF = (HF_CONFIG_FILE, "tokenizer.json", "tokenizer.model")
 TEMPLATE = "chat_template.jinja"
@@ -53,7 +57,7 @@ def model_folder(directory: EngineDirectory) -> Path:
 
 def _identity(directory: EngineDirectory) -> str:
     """Of the engine, and of all that its folder is made of: the same weights may have another tokenizer or template."""
-    digest = hashlib.sha256(directory.manifest.engine_digest.encode())
+    digest = hashlib.sha256(f"{FORM} {directory.manifest.engine_digest}".encode())
     for name in (*COPIED, *MADE_OF):
         if (directory.path / name).is_file():
             digest.update(f"\0{name}\0{hash_file(directory.path / name)}".encode())
@@ -69,9 +73,10 @@ def _write(directory: EngineDirectory, folder: Path) -> None:
     for name in COPIED:
         if (directory.path / name).is_file():
             shutil.copyfile(directory.path / name, folder / name)
-    if not _has_chat_template(folder):
-        (folder / TEMPLATE).write_text(NO_TEMPLATE)
     _write_tokenizer(directory.path, folder / "tokenizer.json")
+    if not _has_chat_template(folder):
+        made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        (folder / TEMPLATE).write_text(role_template(directory.path, made) or NO_TEMPLATE)
     config = json.loads((directory.path / HF_CONFIG_FILE).read_text())
     config[DIGEST] = directory.manifest.engine_digest
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))

@@ -12,18 +12,21 @@ from typing import Any
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
 from dynamo.common.backend.run import run
-from dynamo.llm.exceptions import EngineShutdown, HttpError
+from dynamo.llm.exceptions import EngineShutdown
 from dynamo.llm.exceptions import InvalidArgument as InvalidRequest
 
 from llmserve.cluster.block_events import BlockEvents
 from llmserve.cluster.model_folder import DIGEST, model_folder
+from llmserve.cluster.own_requests import LAST, asked, error_chunk, event_chunk, hello_chunk, read_request
 from llmserve.cluster.requests import chunk_of, request_of
 from llmserve.cluster.settings import WorkerSettings
-from llmserve.core import TokenEvent
+from llmserve.core import GenerateRequest, TokenEvent
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.registry import runtime_for
-from llmserve.errors import InvalidArgument, ResourceExhausted, Unavailable
+from llmserve.engine.remote.frames import Frame, Kind, ProtocolError
+from llmserve.errors import InternalError, InvalidArgument, LlmserveError, ResourceExhausted, Unavailable
+from llmserve.stages.guides import GuidesOfDirectory
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.1  # between two reports of how full the cache is
@@ -67,6 +70,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
         settings = replace(given, scheduler=replace(given.scheduler, block_listener=self._events))
         runtime = runtime_for(self._directory.manifest.target)
         self._engine = engine = await loop.run_in_executor(None, runtime.open, self._directory, settings)
+        self._guides = GuidesOfDirectory(self._directory.path, engine.info.vocab_size)
         info, stats = engine.info, engine.stats()
         self._ticks = loop.create_task(self._report())
         logger.info("worker %d answers with %s, engine %s", worker_id, info.name, info.digest)
@@ -93,6 +97,16 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
         self._snapshots = publisher
 
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """For a front end of Dynamo's, or for a server of ours, which asks in its own words."""
+        try:
+            frame = asked(request)
+        except ProtocolError as error:
+            raise InvalidRequest(f"what an llmserve server asks is not understood: {error}") from error
+        async with aclosing(self._own(request, frame, context) if frame else self._theirs(request, context)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _theirs(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
         assert self._engine is not None
         limit, migrates = self._engine.info.max_seq_len, self._settings.migrates
         try:
@@ -100,28 +114,59 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
             stream = self._engine.submit(asked)
         except InvalidArgument as error:
             raise InvalidRequest(str(error)) from error
-        chunks: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
-        answer = asyncio.create_task(self._answer(stream, chunks))
-        self._answers[asked.request_id] = answer
+        async with aclosing(self._events_of(stream, context)) as events:
+            async for event in events:
+                if isinstance(event, Exception):
+                    raise _told(event)
+                yield chunk_of(event)
+
+    async def _own(self, request: Any, frame: Frame, context: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The border: errors keep class and words, which they would not as Dynamo's."""
+        assert self._engine is not None
+        if frame.kind is Kind.HELLO:
+            yield hello_chunk(self._engine)
+        else:
+            try:
+                stream = self._engine.submit(await self._read(request, frame, context))
+            except LlmserveError as error:
+                yield error_chunk(error)
+            else:
+                async with aclosing(self._events_of(stream, context)) as events:
+                    async for event in events:
+                        yield _own_chunk(event)
+        yield dict(LAST)
+
+    async def _read(self, request: Any, frame: Frame, context: Any) -> GenerateRequest:
         try:
-            while (chunk := await chunks.get()) is not END:
-                if isinstance(chunk, Exception):
-                    raise _told(chunk)
-                yield chunk
+            asked, guide = read_request(request, frame, context.id())
+        except ProtocolError as error:
+            raise InvalidArgument(str(error)) from error
+        return asked if guide is None else replace(asked, guide=await self._guides.compiled(*guide))
+
+    async def _events_of(
+        self, stream: AsyncGenerator[TokenEvent, None], context: Any
+    ) -> AsyncGenerator[TokenEvent | Exception, None]:
+        """Of one answer; an exception is the last."""
+        events: asyncio.Queue[TokenEvent | Exception | None] = asyncio.Queue()
+        answer = asyncio.create_task(self._answer(stream, events))
+        self._answers[context.id()] = answer
+        try:
+            while (event := await events.get()) is not END:
+                yield event
         finally:
             answer.cancel()
-            self._answers.pop(asked.request_id, None)
+            self._answers.pop(context.id(), None)
 
-    async def _answer(self, stream: AsyncGenerator[TokenEvent, None], chunks: asyncio.Queue[Any]) -> None:
+    async def _answer(self, stream: AsyncGenerator[TokenEvent, None], events: asyncio.Queue[Any]) -> None:
         """Reads one stream; closing it, which this task's end does, is what frees its blocks."""
         try:
             async with aclosing(stream):
                 async for event in stream:
-                    chunks.put_nowait(chunk_of(event))
+                    events.put_nowait(event)
         except Exception as error:  # the border: whoever reads hears of it
-            chunks.put_nowait(error)
+            events.put_nowait(error)
         finally:
-            chunks.put_nowait(END)
+            events.put_nowait(END)
 
     async def abort(self, context: Any) -> None:
         if (answer := self._answers.get(context.id())) is not None:
@@ -156,14 +201,19 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
             await asyncio.sleep(TICK_S)
 
 
+def _own_chunk(event: TokenEvent | Exception) -> dict[str, Any]:
+    if isinstance(event, LlmserveError):
+        return error_chunk(event)
+    if isinstance(event, Exception):
+        return error_chunk(InternalError(f"the worker failed: {event!r}"))
+    return event_chunk(event)
+
+
 def _told(error: Exception) -> Exception:
-    """As Dynamo's front end answers it."""
-    told: Exception = error
-    if isinstance(error, Unavailable):  # the engine is gone: the answer goes on at another worker
-        told = EngineShutdown(str(error))
-    elif isinstance(error, ResourceExhausted):
-        told = HttpError(429, str(error))
-    return told
+    """As Dynamo's front end understands it: what another worker could answer goes there, and is a 503 where none can.
+    That the engine is gone, or full, is nothing that the client could do better."""
+    is_elsewhere = isinstance(error, Unavailable | ResourceExhausted)
+    return EngineShutdown(str(error)) if is_elsewhere else error
 
 
 def serve_worker(settings: WorkerSettings) -> None:

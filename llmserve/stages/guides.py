@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from llmserve.core import Guide, GuideState
 from llmserve.errors import InvalidArgument, ResourceExhausted
-from llmserve.stages.tokenizer import Tokenizer
+from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from llmserve.stages.tool_formats.grammars import WHITE_SPACE, special_name
 
 if TYPE_CHECKING:
@@ -143,6 +144,21 @@ class GuideCompiler:
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary(self._tokenizer, self._vocab_size)
+
+
+class GuidesOfDirectory:
+    """Guides that arrive as text where the engine runs. The first one reads the tokenizer."""
+
+    def __init__(self, tokenizer_dir: Path, vocab_size: int) -> None:
+        self._tokenizer_dir = tokenizer_dir
+        self._vocab_size = vocab_size
+
+    async def compiled(self, kind: str, text: str) -> Guide:
+        return await self._compiler.compiled(GuideText(GuideKind(kind), text))
+
+    @cached_property
+    def _compiler(self) -> GuideCompiler:
+        return GuideCompiler(load_tokenizer(self._tokenizer_dir), self._vocab_size)
 
 
 class Vocabulary:

@@ -174,10 +174,51 @@ async def all_of(
     return await asyncio.gather(*(text(number, prompt, fields) for number, (prompt, fields) in enumerate(asked)))
 
 
-async def test_chat_without_a_template_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError):
-        await client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x"}], max_tokens=2)
-    assert await text_of(client, PROMPTS[0], max_tokens=2)
+async def test_chat_is_that_of_our_own_server(client: openai.AsyncOpenAI, server: ServerProcess) -> None:
+    """With role tokens, which no chat template of the checkpoint tells of."""
+    own = openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0)
+    model = (await own.models.list()).data[0].id
+    for number in range(4):
+        messages: list[Any] = [{"role": "user", "content": DOCUMENTS[number]}]
+        if number % 2:
+            messages.insert(0, {"role": "system", "content": "Summarize:\n"})
+            messages += [{"role": "assistant", "content": "It is a function."}, {"role": "user", "content": "Go on"}]
+        asked: dict[str, Any] = {"messages": messages, "max_tokens": 24, "temperature": 0}
+        wanted = (await own.chat.completions.create(model=model, **asked)).choices[0].message.content
+        assert (await client.chat.completions.create(model="demo", **asked)).choices[0].message.content == wanted
+    await own.close()
+
+
+async def test_full_workers_pass_requests_on(tmp_path: Path, demo_engine: Path) -> None:
+    """All prompts begin alike, so all go to one worker, which has no room for them; then neither has."""
+    flags = ("--max-queue-size", "1")
+    cluster = LocalCluster(tmp_path / "cluster", demo_engine, num_workers=2, worker_flags=flags)
+
+    async def statuses(client: openai.AsyncOpenAI, model: str, count: int) -> list[int]:
+        async def status(number: int) -> int:
+            asked: dict[str, Any] = {"max_tokens": 100, "extra_body": {"ignore_eos": True}}
+            try:
+                await client.completions.create(model=model, prompt=f"{PROMPTS[0]}{number}", **asked)
+            except openai.APIStatusError as error:
+                return error.status_code
+            return 200
+
+        return await asyncio.gather(*map(status, range(count)))
+
+    try:
+        room = 65  # a batch, and one that waits
+        for url, model, full in (
+            (cluster.url, "demo", {500, 503}),
+            (cluster.add_server(demo_engine).http, "ensemble", {429}),
+        ):
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+                await text_of(client, PROMPTS[0], model, max_tokens=2)
+                assert await statuses(client, model, room + 25) == [200] * (room + 25)
+                refused = set(await statuses(client, model, 2 * room + 60)) - {200}
+                assert refused
+                assert refused <= full
+    finally:
+        cluster.close()
 
 
 @pytest.mark.parametrize("differs", ["weights", "words"])

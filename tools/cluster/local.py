@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +20,24 @@ ENVIRONMENT = ROOT / ".venv-cluster"
 MIGRATION_LIMIT = 3  # workers that a stream may lose
 READY_S, END_S = 60, 30
 LOCAL = "127.0.0.1"
+BLOCKS_IN_USE = "dynamo_component_gpu_cache_usage_percent"
+LISTENS = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at \S+?:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    process: subprocess.Popen[bytes]
+    grpc_port: int
+    http_port: int
+    metrics_port: int
+
+    @property
+    def grpc(self) -> str:
+        return f"{LOCAL}:{self.grpc_port}"
+
+    @property
+    def http(self) -> str:
+        return f"http://{LOCAL}:{self.http_port}"
 
 
 def is_there() -> bool:
@@ -33,7 +53,7 @@ class LocalCluster:
     ) -> None:  # fmt: skip
         self._folder = folder
         self._name = name
-        records = folder / "discovery"
+        self.records = records = folder / "discovery"
         records.mkdir(parents=True)
         hosts = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
         self._environment = os.environ | dict.fromkeys(hosts, LOCAL) | {"DYN_FILE_KV": str(records)}
@@ -64,10 +84,30 @@ class LocalCluster:
         self._system_ports.append(port)
         return self.workers[-1]
 
+    def add_server(self, engine: Path, *flags: str) -> Server:
+        """Ours, whose tokens come from the workers. It prints where it listens when it is ready."""
+        number = sum(path.name.startswith("server") for path in self._folder.iterdir())
+        ports = ("--host", LOCAL, "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+        command = ["llmserve", "serve", str(engine), "--cluster", f"dynamo.{self._name}", *ports, *flags]
+        process = self._start(f"server{number}", command)
+        deadline = time.monotonic() + READY_S
+        while len(found := dict(LISTENS.findall(self.said(f"server{number}")))) < 3:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start:\n{self.said(f'server{number}')}")
+            time.sleep(0.05)
+        return Server(
+            process, *(int(found[name]) for name in ("GRPCInferenceService", "HTTPService", "Metrics Service"))
+        )
+
     def metrics(self, number: int) -> str:
         """Of one worker, as Prometheus reads them."""
         with urllib.request.urlopen(f"http://{LOCAL}:{self._system_ports[number]}/metrics", timeout=5) as answer:
             return str(answer.read().decode())
+
+    def is_busy(self, number: int) -> bool:
+        """Whether a worker holds blocks, as it said a tenth of a second ago."""
+        lines = [line for line in self.metrics(number).splitlines() if line.startswith(BLOCKS_IN_USE)]
+        return any(float(line.split()[-1]) > 0 for line in lines)
 
     def said(self, name: str) -> str:
         """By "frontend", "worker0" and so on, until now."""

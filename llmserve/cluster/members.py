@@ -1,0 +1,138 @@
+"""The workers of a cluster, as its client knows them.
+
+Each one that discovery tells of is asked who it is, and left out where that is another engine; from then on it is asked
+regularly, which finds those that hang. Lives on one event loop, but for what says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from llmserve.cluster.address import ClusterAddress
+from llmserve.cluster.own_requests import hello_fields, read_hello_chunk
+from llmserve.engine.base import EngineInfo
+from llmserve.engine.remote.frames import ProtocolError
+from llmserve.engine.remote.messages import State
+
+ASK_S, ASK_AGAIN_S = 5.0, 1.0  # between two questions to a worker; after one without an answer
+ANSWER_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """Dynamo's `Client`, as far as we use it here."""
+
+    def instance_ids(self) -> list[int]: ...
+
+    async def direct(self, request: Any, instance_id: int, annotated: bool) -> AsyncIterator[Any]: ...
+
+
+class WorkerLost(Exception):
+    """What was asked of a worker is to be asked of another."""
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One that has said who it is."""
+
+    worker_id: int
+    state: State
+    heard_at: float  # of it, or from it; of the loop's clock
+    readers: set[asyncio.Task[None]] = field(default_factory=set)  # of the answers that it gives
+
+
+class Members:
+    """Those with the engine that `info` tells of."""
+
+    def __init__(self, info: EngineInfo, address: ClusterAddress) -> None:
+        self.info = info  # with the workers' kernels, once one is known and as long as all have the same
+        self.has_met = threading.Event()  # the first
+        self._address = address
+        self._workers: dict[int, Worker] = {}
+        self._attended: dict[int, asyncio.Task[None]] = {}
+
+    def there(self) -> list[Worker]:
+        """From any thread."""
+        return list(self._workers.values())
+
+    def look(self, client: Client) -> None:
+        """To be called regularly. A task attends to each that discovery tells of."""
+        listed = set(client.instance_ids())
+        for worker_id in listed - self._attended.keys():
+            self._attended[worker_id] = asyncio.create_task(self._attend(worker_id, client))
+        for worker_id in self._attended.keys() - listed:
+            self._attended.pop(worker_id).cancel()
+            logger.warning("worker %d of the cluster %s has left", worker_id, self._address.name)
+        for worker_id in self._workers.keys() - listed:
+            worker = self._workers[worker_id]
+            if not worker.readers:  # else it may be finishing what it has begun
+                del self._workers[worker_id]
+            elif asyncio.get_running_loop().time() - worker.heard_at > ANSWER_S:
+                self._lose(worker_id, f"it has left, and said nothing for {ANSWER_S:g} s")
+
+    async def _attend(self, worker_id: int, client: Client) -> None:
+        """Ask it who it is, and again and again whether it is there, as long as discovery tells of it."""
+        while True:
+            try:
+                info, state = await self._hello(worker_id, client)
+            except (ProtocolError, WorkerLost) as error:
+                self._lose(worker_id, str(error))
+                await asyncio.sleep(ASK_AGAIN_S)
+                continue
+            if info.digest != self.info.digest:
+                logger.error(
+                    "worker %d of the cluster %s is left out: its engine is %s, and this server's %s; give every "
+                    "engine a name of its own", worker_id, self._address.name, info.digest, self.info.digest,
+                )  # fmt: skip
+                return
+            self._meet(worker_id, info, state)
+            await asyncio.sleep(ASK_S)
+
+    async def _hello(self, worker_id: int, client: Client) -> tuple[EngineInfo, State]:
+        """Raises `WorkerLost`, and `ProtocolError` where somebody else answers."""
+
+        async def ask() -> tuple[EngineInfo, State]:
+            found = None
+            async for chunk in await client.direct(hello_fields(self._address.component), worker_id, False):
+                found = found or read_hello_chunk(chunk)
+            if found is None:
+                raise WorkerLost("it said nothing")
+            return found
+
+        try:
+            return await asyncio.wait_for(ask(), ANSWER_S)
+        except (ProtocolError, WorkerLost):
+            raise
+        except TimeoutError:
+            raise WorkerLost(f"it said nothing for {ANSWER_S:g} s") from None
+        except Exception as error:  # of Dynamo's, of many kinds
+            raise WorkerLost(str(error)) from error
+
+    def _meet(self, worker_id: int, info: EngineInfo, state: State) -> None:
+        now = asyncio.get_running_loop().time()
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.state, worker.heard_at = state, now
+            return
+        if not self.has_met.is_set():
+            self.info = replace(self.info, kernels=info.kernels)
+        elif info.kernels != self.info.kernels:
+            logger.warning(
+                "worker %d of the cluster %s computes with %r, others with %r: answers may differ in their last bits",
+                worker_id, self._address.name, info.kernels, self.info.kernels,
+            )  # fmt: skip
+            self.info = replace(self.info, kernels="")  # no promise
+        self._workers[worker_id] = Worker(worker_id, state, now)
+        self.has_met.set()
+        logger.info("worker %d of the cluster %s answers, engine %s", worker_id, self._address.name, info.digest)
+
+    def _lose(self, worker_id: int, why: str) -> None:
+        worker = self._workers.pop(worker_id, None)
+        logger.warning("worker %d of the cluster %s does not answer: %s", worker_id, self._address.name, why)
+        for reader in worker.readers if worker is not None else ():
+            reader.cancel()

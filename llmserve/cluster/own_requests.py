@@ -1,0 +1,122 @@
+"""What llmserve's own server and llmserve's workers say to each other inside of Dynamo's messages.
+
+Dynamo's requests say less than ours, and its chunks less than our events. So a frame as on an engine's socket travels
+in the one field of each that nobody on the way reads: a request with everything in it, or the question who is there;
+events and errors, or the answer to that question. Each begins with the preamble, so another version of it is told.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llmserve.core import GenerateRequest, TokenEvent
+from llmserve.engine.base import Engine, EngineInfo
+from llmserve.engine.remote.frames import MAX_ANSWER_BYTES, Frame, FrameReader, Kind, ProtocolError, preamble
+from llmserve.engine.remote.messages import (
+    EventWriter,
+    GuideSource,
+    Item,
+    State,
+    hello_frame,
+    read_events,
+    read_hello,
+    read_submit,
+    submit_frame,
+)
+from llmserve.errors import LlmserveError
+
+KEY = "llmserve"
+REQUEST_FIELD, CHUNK_FIELD = "extra_args", "engine_data"
+STREAM = 0  # a message has one
+LAST: Mapping[str, Any] = {"token_ids": [], "index": 0, "finish_reason": "stop"}  # without one a stream counts as cut
+
+Fields = Mapping[str, Any]
+
+
+def request_fields(request: GenerateRequest, model: str) -> dict[str, Any]:
+    """The prompt stays where Dynamo has it. Raises `Unsupported` for a guide that cannot travel."""
+    frame = submit_frame(replace(request, prompt_ids=()), STREAM)
+    return _fields(model, request.prompt_ids, frame)
+
+
+def hello_fields(model: str) -> dict[str, Any]:
+    """The question who is there."""
+    return _fields(model, (0,), Frame(Kind.HELLO))
+
+
+def asked(fields: Fields) -> Frame | None:
+    """What `request_fields` or `hello_fields` has put in; None in others' requests. Raises `ProtocolError`."""
+    return _taken_out(fields, REQUEST_FIELD)
+
+
+def read_request(fields: Fields, frame: Frame, request_id: str) -> tuple[GenerateRequest, GuideSource | None]:
+    """Raises `ProtocolError`."""
+    _, request, guide = read_submit(frame)
+    return replace(request, request_id=request_id, prompt_ids=tuple(fields["token_ids"])), guide
+
+
+def event_chunk(event: TokenEvent) -> dict[str, Any]:
+    events = EventWriter()
+    events.add(STREAM, event)
+    return _chunk(events.frame(), event.token_ids)
+
+
+def error_chunk(error: LlmserveError) -> dict[str, Any]:
+    events = EventWriter()
+    events.fail(STREAM, error)
+    return _chunk(events.frame())
+
+
+def hello_chunk(engine: Engine) -> dict[str, Any]:
+    return _chunk(hello_frame(engine.info, State(engine.stats(), engine.healthy(), {})))
+
+
+def read_chunk(chunk: Fields) -> list[Item]:
+    """Events, or the error that ends the answer; empty for the last chunk. Raises `ProtocolError`."""
+    frame = _taken_out(chunk, CHUNK_FIELD)
+    return [] if frame is None else [item for _, item in read_events(frame)]
+
+
+def read_hello_chunk(chunk: Fields) -> tuple[EngineInfo, State]:
+    """Raises `ProtocolError`."""
+    frame = _taken_out(chunk, CHUNK_FIELD)
+    if frame is None:
+        raise ProtocolError("it does not say who it is: it is no llmserve worker, or one of an older version")
+    return read_hello(frame)
+
+
+def _fields(model: str, prompt: Sequence[int], frame: Frame) -> dict[str, Any]:
+    return {
+        "model": model,
+        "token_ids": list(prompt),
+        "sampling_options": {},
+        "stop_conditions": {},
+        "output_options": {},
+        REQUEST_FIELD: {KEY: _text(frame)},
+    }
+
+
+def _chunk(frame: Frame, token_ids: Sequence[int] = ()) -> dict[str, Any]:
+    """With the tokens where Dynamo counts them, too."""
+    return {"token_ids": list(token_ids), "index": 0, CHUNK_FIELD: {KEY: _text(frame)}}
+
+
+def _text(frame: Frame) -> str:
+    return base64.b64encode(preamble() + frame.encoded()).decode()
+
+
+def _taken_out(fields: Fields, name: str) -> Frame | None:
+    text = (fields.get(name) or {}).get(KEY)
+    if text is None:
+        return None
+    try:
+        frames = list(FrameReader(MAX_ANSWER_BYTES).feed(base64.b64decode(text, validate=True)))
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise ProtocolError(f"no frame: {error}") from error
+    if len(frames) != 1:
+        raise ProtocolError(f"{len(frames)} frames where one should be")
+    return frames[0]

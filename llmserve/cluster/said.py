@@ -1,0 +1,76 @@
+"""An answer that goes on at another worker: computed again from its beginning, and told from where it was cut.
+
+Engines are deterministic, so what is computed again is what has been told; it is compared all the same, since nobody
+would notice a text that two different engines have written together. Whatever an answer's tokens depend on, penalties,
+least numbers of tokens, guides, other answers of the same request, is as it was, which it is not where the prompt grows
+by what was answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmserve.core import TokenEvent, Usage
+from llmserve.errors import Unavailable
+
+
+class Said:
+    """What the reader of one request has been told, of each of its answers."""
+
+    def __init__(self, num_answers: int) -> None:
+        self._tokens: list[list[int]] = [[] for _ in range(num_answers)]
+        self._places = [0] * num_answers  # in the answer that comes now
+        self._has_ended = [False] * num_answers
+        self._first_usage: dict[int, Usage] = {}
+        self._has_prompt = False
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self._tokens))
+
+    @property
+    def is_complete(self) -> bool:
+        return all(self._has_ended)
+
+    def begin_again(self) -> None:
+        """From now on all comes once more."""
+        self._places = [0] * len(self._places)
+
+    def news(self, event: TokenEvent) -> TokenEvent | None:
+        """What of the event has not been told; None: nothing. `Unavailable` where it is not what was told."""
+        index, token_ids = event.sequence_index, event.token_ids
+        told, place = self._tokens[index], self._places[index]
+        num_again = min(len(token_ids), max(0, len(told) - place))
+        more = token_ids[num_again:]
+        ends_early = event.finish_reason is not None and place + len(token_ids) < len(told)
+        goes_on = self._has_ended[index] and bool(more)
+        if list(token_ids[:num_again]) != told[place : place + num_again] or ends_early or goes_on:
+            raise Unavailable(
+                f"the answer cannot go on: the worker that was to continue it after {len(told)} tokens computes other "
+                "ones (llmserve inspect tells the kernels of two machines apart); ask again"
+            )
+        self._places[index] += len(token_ids)
+        told += more
+        if self._has_ended[index] or (num_again and not more and event.finish_reason is None):
+            return None
+        self._has_ended[index] = event.finish_reason is not None
+        if num_again:
+            event = event.with_tokens([event], num_again)
+        return self._with_first_facts(event)
+
+    def _with_first_facts(self, event: TokenEvent) -> TokenEvent:
+        """What the reader knows from the first worker is not told differently by the second."""
+        if event.prompt is not None and self._has_prompt:
+            event = replace(event, prompt=None)
+        self._has_prompt |= event.prompt is not None
+        if event.usage is None:
+            return event
+        first = self._first_usage.setdefault(event.sequence_index, event.usage)
+        usage = replace(
+            event.usage,
+            cached_tokens=first.cached_tokens,
+            arrival_ns=first.arrival_ns,
+            first_scheduled_ns=first.first_scheduled_ns,
+            first_token_ns=first.first_token_ns,
+        )
+        return replace(event, usage=usage)
