@@ -1,0 +1,1 @@
+"""An hour of steady load on one server: `make soak`."""
