@@ -28,7 +28,10 @@ PLACES = {
     ),
     "interpreted": "engine/cuda/ cli/test_cuda.py e2e/test_cuda.py tools/test_check_cuda.py tools/test_cuda_speed.py",
     "sanitized": "engine/cpu/test_sanitizers.py",
-    "cluster": "e2e/test_balancers.py e2e/test_cluster.py e2e/test_dashboards.py deploy/ wheels/",
+    "cluster": (
+        "e2e/test_balancers.py e2e/test_cluster.py e2e/test_cluster_server.py e2e/test_dashboards.py "
+        "e2e/test_rolling_update.py deploy/ wheels/"
+    ),
     "page": "page/",
 }
 _TIER_OF_PLACE = {place: tier for tier, places in PLACES.items() for place in places.split()}
