@@ -21,11 +21,12 @@ Exchange: TypeAlias = dict[str, Any]  # plain JSON values
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
+LLMSERVE = (str(Path(sys.executable).parent / "llmserve"), "serve", "--host", HOST)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A running server and the repository that it serves."""
+    """A running server and the repository, or engine, that it serves."""
 
     repository: Path
     http_port: int
@@ -106,9 +107,19 @@ def llmserve_server(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Endpoint]:
     """`ports`: of HTTP, gRPC and metrics; any that are free. `environment`: besides that of this process."""
-    command = [str(Path(sys.executable).parent / "llmserve"), "serve", "--host", HOST]
+    command = [*LLMSERVE, f"--model-repository={repository}"]
     whole = {**os.environ, **(environment or {})}
     with _running(command, repository, log, flags, environment=whole, ports=ports) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def engine_server(
+    engine: Path, log: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Endpoint]:
+    """`llmserve serve ENGINE`, without a repository."""
+    whole = {**os.environ, **(environment or {})}
+    with _running([*LLMSERVE, str(engine)], engine, log, flags, environment=whole, ports=None) as endpoint:
         yield endpoint
 
 
@@ -135,7 +146,7 @@ def triton_server(
     }
     addresses = [f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")]
     folders = [f"--backend-directory={root / 'backends'}", f"--cache-directory={root / 'caches'}"]
-    command = [str(root / "bin/tritonserver"), *addresses, *folders]
+    command = [str(root / "bin/tritonserver"), f"--model-repository={repository}", *addresses, *folders]
     with _running(command, repository, log, flags, environment=whole, ports=ports) as made:
         yield made
 
@@ -154,7 +165,7 @@ def _running(
     named = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, f"--model-repository={repository}", *named, *flags],
+            [*command, *named, *flags],
             stdout=output, stderr=subprocess.STDOUT, env=environment,
         )  # fmt: skip
     try:
