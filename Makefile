@@ -18,7 +18,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
-  format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients soak clean
+  format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients soak chaos clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -171,6 +171,11 @@ bench-agreement: $(VENV)/.base .venv-aiperf/.created ## llmserve bench beside NV
 SOAK_SECONDS ?= 3600
 soak: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## A steady load on one server: answers, memory, descriptors, latencies (SOAK_SECONDS=3600)
 	$(BIN)/python -m tools.soak $(DEMO_ENGINE) --seconds $(SOAK_SECONDS) --report docs/benchmarks/soak.md $(SOAK_ARGS)
+
+CHAOS_SECONDS ?= 600
+CHAOS_SEED ?= 1
+chaos: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Kills, stops, bad networks, full disks and clock jumps under load (CHAOS_SECONDS=600)
+	$(BIN)/python -m tools.chaos $(DEMO_ENGINE) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) --report docs/benchmarks/chaos.md $(CHAOS_ARGS)
 
 soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of streaming clients of a published repository: same text, and they end (about 40 minutes)
 	$(BIN)/python -m tools.soak_clients --engine $(DEMO_ENGINE) $(SOAK_ARGS)

@@ -1,0 +1,1 @@
+"""Faults under load: `make chaos`."""

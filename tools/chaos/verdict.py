@@ -1,0 +1,81 @@
+"""The checks of a chaos test: what faults may do to answers, and what they may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.chaos.plan import Fault
+from tools.soak.asking import Answer
+from tools.soak.verdict import Check
+
+MEMORY_SHARE = 0.05  # of the server's process, at rest before and after
+CLEAR_ERRORS = (  # the server is not there, or the connection broke
+    "Unavailable:", "HTTPStatusError: Server error '503", "ReadError:", "RemoteProtocolError:", "ConnectError:",
+    "WriteError:",
+)  # fmt: skip
+IN_STREAM = ("LlmserveError: ", "Unfinished: in the stream: ")  # an error in a stream has no status, so it has to say
+ENGINE_ENDED = "the engine's process has ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Times since the load began. `answer` is None for a request that has not ended."""
+
+    kind: str
+    expected: str
+    begin_s: float
+    end_s: float
+    answer: Answer | None
+
+
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """The server with nothing to do."""
+
+    rss_bytes: int
+    used_blocks: float
+    num_active: float
+
+
+def wrong(asked: Asked) -> str:
+    """What is wrong with how a request ended; empty: nothing."""
+    if asked.answer is None:
+        return f"{asked.kind}: it has not ended"
+    if not asked.answer.error:
+        return "" if asked.answer.text == asked.expected else f"{asked.kind}: another text: {asked.answer.text!r}"
+    if not asked.expected.startswith(asked.answer.text):
+        return f"{asked.kind}: the beginning of another text: {asked.answer.text!r}"
+    error = asked.answer.error
+    clear = error.startswith(CLEAR_ERRORS) or (error.startswith(IN_STREAM) and ENGINE_ENDED in error)
+    return "" if clear else f"{asked.kind}: {error}"
+
+
+def judge(plan: Sequence[Fault], asked: Sequence[Asked], before: AtRest, after: AtRest) -> list[Check]:
+    problems = [problem for one in asked if (problem := wrong(one))]
+    never = [fault.kind for fault in plan if recovery_s(fault, asked) is None]
+    held = f"{after.used_blocks:g} KV blocks, {after.num_active:g} requests"
+    share = after.rss_bytes / before.rss_bytes - 1
+    whole = sum(one.answer is not None and not one.answer.error for one in asked)
+    ended = f"{len(asked):,} requests: {whole:,} answered, {len(asked) - whole - len(problems):,} refused or broken off"
+    return [
+        Check(
+            "each request ends with its whole answer, or with a clear error after a part of it",
+            "; ".join([f"{ended}, {len(problems)} wrong", *problems[:5]]),
+            not problems,
+        ),
+        Check("nothing held afterwards", held, not after.used_blocks and not after.num_active),
+        Check(
+            f"memory of the server's process within {MEMORY_SHARE:.0%}",
+            f"{before.rss_bytes / 2**20:.1f} MiB, {share:+.1%}",
+            abs(share) <= MEMORY_SHARE,
+        ),
+        Check("recovers from each fault", ", ".join(never) or f"{len(plan)} faults", not never),
+    ]
+
+
+def recovery_s(fault: Fault, asked: Sequence[Asked]) -> float | None:
+    """From a fault's end until the first whole answer to what was asked after that; None: there was none."""
+    over_s = fault.begin_s + fault.lasts_s
+    ends = [one.end_s for one in asked if one.begin_s >= over_s and one.answer is not None and not one.answer.error]
+    return min(ends) - over_s if ends else None
