@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,19 @@ from llmserve.scheduler.settings import SchedulerSettings
 CLUSTER, ENGINE = "Cluster", "Engine"
 DISCOVERY, REQUEST_PLANES, EVENT_PLANES = PLANES["discovery"], PLANES["request_plane"], PLANES["event_plane"]
 MISSING = "llmserve worker needs NVIDIA Dynamo, in an environment of its own: docs/cluster.md says how it is made"
+
+
+def from_dynamo(variable: str, help: str) -> Any:
+    """An option whose default is a variable of Dynamo's, which its operator sets for every pod."""
+    return typer.Option(help=help, envvar=variable, rich_help_panel=CLUSTER)
+
+
+Namespace = Annotated[str, from_dynamo("DYN_NAMESPACE", "Of the cluster.")]
+Discovery = Annotated[str, from_dynamo("DYN_DISCOVERY_BACKEND", f"How workers are found: {', '.join(DISCOVERY)}.")]
+RequestPlane = Annotated[str, from_dynamo("DYN_REQUEST_PLANE", f"How requests come: {', '.join(REQUEST_PLANES)}.")]
+EventPlane = Annotated[
+    str, from_dynamo("DYN_EVENT_PLANE", f"How the router hears of blocks: {', '.join(EVENT_PLANES)}.")
+]
 MAX_QUEUE_SIZE = SchedulerSettings().max_queue_size
 QueueSize = Annotated[
     int, typer.Option(help="Requests that may wait for room; more are passed on.", min=0, rich_help_panel=ENGINE)
@@ -28,19 +41,13 @@ def command(
     name: Annotated[
         str, typer.Option(help="Under which clients ask.", show_default="the directory's", rich_help_panel=CLUSTER)
     ] = "",
-    namespace: Annotated[str, typer.Option(help="Of the cluster.", rich_help_panel=CLUSTER)] = "dynamo",
+    namespace: Namespace = "dynamo",
     component: Annotated[
         str, typer.Option(help="One for each model.", show_default="the name", rich_help_panel=CLUSTER)
     ] = "",
-    discovery_backend: Annotated[
-        str, typer.Option(help=f"How workers are found: {', '.join(DISCOVERY)}.", rich_help_panel=CLUSTER)
-    ] = "file",
-    request_plane: Annotated[
-        str, typer.Option(help=f"How requests come: {', '.join(REQUEST_PLANES)}.", rich_help_panel=CLUSTER)
-    ] = "tcp",
-    event_plane: Annotated[
-        str, typer.Option(help=f"How the router hears of blocks: {', '.join(EVENT_PLANES)}.", rich_help_panel=CLUSTER)
-    ] = "zmq",
+    discovery_backend: Discovery = "file",
+    request_plane: RequestPlane = "tcp",
+    event_plane: EventPlane = "zmq",
     without_migration: Annotated[
         bool,
         typer.Option(

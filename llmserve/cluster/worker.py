@@ -12,6 +12,7 @@ from typing import Any
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
 from dynamo.common.backend.run import run
+from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown
 from dynamo.llm.exceptions import InvalidArgument as InvalidRequest
 
@@ -54,7 +55,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
         settings = self._settings
         name = settings.name or self._directory.path.name
         return WorkerConfig(
-            namespace=settings.namespace,
+            namespace=get_worker_namespace(settings.namespace),  # an operator adds a suffix for a generation of pods
             component=settings.component or name,
             model_name=str(self._folder),
             served_model_name=name,

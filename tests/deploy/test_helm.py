@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.e2e.conftest import CHECKPOINT, ROOT, llmserve, start_server
+from tests.e2e.conftest import ROOT, llmserve, start_server
 
 CHART = ROOT / "deploy/helm/llmserve"
 TOOLS = ROOT / ".venv-kube/bin"
@@ -125,14 +125,6 @@ def test_values_that_cannot_be_are_refused_all_at_once(values: tuple[str, ...], 
     done = helm("template", "chat", str(CHART), *(flag for value in values for flag in ("--set", value)))
     assert done.returncode != 0
     assert all(problem in done.stderr for problem in problems), done.stderr
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("engines") / "chat"
-    done = llmserve("build", str(CHECKPOINT), "--dtype", "float16", "--output-dir", str(output))
-    assert done.returncode == 0, done.stderr
-    return output
 
 
 def test_what_a_pod_runs_serves_answers_its_probes_and_ends_in_time(engine: Path, tmp_path: Path) -> None:
