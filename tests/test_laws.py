@@ -40,6 +40,22 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("serving", "engine"), ("serving", "stages"), ("engine", "checkpoint"), ("frontends", "engine")}
+# The same inside `serving`, whose modules and folders may import their own floor and those above them in this table.
+SERVING_FLOORS = (
+    ("threads",),
+    ("instruments", "types"),  # a request carries its trace, and a trace shows tensors
+    ("answers", "collation", "settings", "signature", "streams", "tensor_data"),
+    ("backend",),
+    ("config",),
+    ("schedulers",),
+    ("model",),
+    ("ensemble_plan",),
+    ("ensemble",),
+    ("loading",),
+    ("observe", "rollout"),
+    ("lifecycle",),
+    ("core",),
+)
 LAZY = {
     "torch": {
         "evaluation/hf.py",
@@ -113,6 +129,20 @@ def test_imports_point_left_only() -> None:
             or (layer_of(path), layer(name)) in FORBIDDEN
         )
     ]  # fmt: skip
+    assert wrong == []
+
+
+def test_imports_inside_serving_point_down_only() -> None:
+    floors = {name: floor for floor, names in enumerate(SERVING_FLOORS) for name in names}
+    folder = PACKAGE / "serving"
+    files = {path: path.relative_to(folder).parts[0].removesuffix(".py") for path in folder.rglob("*.py")}
+    assert set(files.values()) - {"__init__"} == set(floors)
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path, own in files.items()
+        for name in imports(path)
+        if name.startswith("llmserve.serving.") and floors[name.split(".")[2]] > floors[own]
+    ]
     assert wrong == []
 
 

@@ -135,7 +135,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
 
 def server_settings(options: ServeOptions) -> ServerSettings:
     from llmserve.cli.pipelines import engine_parameters
-    from llmserve.serving.observe.metrics_settings import parse_metrics_config
+    from llmserve.serving.instruments.metrics_settings import parse_metrics_config
     from llmserve.serving.schedulers.response_cache import parse_cache_config
     from llmserve.serving.settings import ALL_MODELS, ControlMode, ServerSettings
 

@@ -19,9 +19,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.core import Allowance, Tenant
 from llmserve.serving.answers import ReadsAnswer, every_output
-from llmserve.serving.config.auto_complete import substitute_directory
-from llmserve.serving.observe.latencies import Histogram
+from llmserve.serving.instruments.latencies import Histogram
 from llmserve.serving.types import InferRequest, InferResponse
+
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 
 
 class ModelInstance(Protocol):
@@ -101,6 +102,13 @@ class ModelControl(Protocol):
     ) -> None: ...
 
     async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None: ...
+
+
+def substitute_directory(value: str, model_dir: Path) -> str:
+    """Triton's name for the model's directory at the beginning of a parameter."""
+    if value.startswith(MODEL_DIRECTORY):
+        return f"{model_dir}{value.removeprefix(MODEL_DIRECTORY)}"
+    return value
 
 
 @dataclass(frozen=True, slots=True)

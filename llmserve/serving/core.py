@@ -26,9 +26,9 @@ from llmserve.errors import (
     Unavailable,
 )
 from llmserve.serving.backend import Backend, MetricsSource
+from llmserve.serving.config.labels import Labels
+from llmserve.serving.lifecycle import ModelLifecycle
 from llmserve.serving.loading.deployment import Deployment
-from llmserve.serving.loading.labels import Labels
-from llmserve.serving.loading.lifecycle import ModelLifecycle
 from llmserve.serving.loading.loader import ServerContext
 from llmserve.serving.loading.table import READY, ModelStatus, ModelTable
 from llmserve.serving.observe.exposition import ServerCollector, metrics_text

@@ -18,7 +18,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument, LlmserveError
 from llmserve.serving.ensemble_plan import EnsemblePlan, Stage, Step, reads_from
-from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.instruments.model_statistics import ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.loop_turn import LoopTurn
 from llmserve.serving.signature import ModelSignature

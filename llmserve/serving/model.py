@@ -20,9 +20,9 @@ from llmserve.core import Allowance, Tenant
 from llmserve.errors import Cancelled, InternalError, LlmserveError, RateLimited, ResourceExhausted
 from llmserve.serving.answers import AnswerReader
 from llmserve.serving.backend import GaugeSample, InlineInstance, LoadedModel
-from llmserve.serving.loading.labels import Labels
-from llmserve.serving.observe.latencies import Histogram
-from llmserve.serving.observe.model_statistics import FailureReason, ModelStatistics, RequestTiming
+from llmserve.serving.config.labels import Labels
+from llmserve.serving.instruments.latencies import Histogram
+from llmserve.serving.instruments.model_statistics import FailureReason, ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import ModelScheduler, Rejected, SequenceError
 from llmserve.serving.schedulers.inline import fits_inline
 from llmserve.serving.schedulers.loop_turn import LoopTurn

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.observe.metrics_settings import DEFAULT_METRICS, MetricsSettings
+from llmserve.serving.instruments.metrics_settings import DEFAULT_METRICS, MetricsSettings
 
 
 class ControlMode(StrEnum):

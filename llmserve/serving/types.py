@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmserve.core import EVERYBODY, Tenant
 from llmserve.errors import LlmserveError
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 
 ParameterValue: TypeAlias = str | int | bool | float
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner, Result
 from llmserve.cli.main import app
 from llmserve.cli.rollout import RolloutOptions
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailable
+from llmserve.serving.config.rollout_rules import make_rules
 from llmserve.serving.loading.repository import ModelSource
 from llmserve.serving.rollout.report import rollout_report
 from llmserve.serving.rollout.rollout import Candidate, Rollout
-from llmserve.serving.rollout.rules import make_rules
 from tests.frontends.server import RunningServer
 from tests.frontends.stub_core import StubCore
 from tests.serving.rollout.test_rollouts import QUICK

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.serving.backend import Execution, Released
-from llmserve.serving.observe.model_statistics import RequestTiming
+from llmserve.serving.instruments.model_statistics import RequestTiming
 from llmserve.serving.schedulers.base import ModelScheduler
 from llmserve.serving.types import InferRequest, InferResponse, Rescheduled, Tensor
 from tests.serving.models import request

@@ -20,7 +20,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.serving.ensemble import EnsembleScheduler
 from llmserve.serving.ensemble_plan import EnsemblePlan, Step
-from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.instruments.model_statistics import ModelStatistics, RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 from tests.serving.instances import settle
 from tests.serving.models import floats, request, tensors

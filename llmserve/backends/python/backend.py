@@ -22,8 +22,7 @@ from llmserve.backends.python.services import Services
 from llmserve.backends.python.thread_host import ThreadHost
 from llmserve.backends.versions import newest_version_file
 from llmserve.errors import ModelConfigError
-from llmserve.serving.backend import LoadContext, LoadedModel
-from llmserve.serving.config.auto_complete import substitute_directory
+from llmserve.serving.backend import LoadContext, LoadedModel, substitute_directory
 from llmserve.serving.config.proto_json import message_to_dict
 
 DEFAULT_FILENAME = "model.py"

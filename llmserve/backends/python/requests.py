@@ -13,7 +13,7 @@ from llmserve.backends.python.bls import Cancel, ResponseIterator, ServerApi, ca
 from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Reply, checked_parameters
 from llmserve.backends.python.tensors import Tensor
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferRequest, ParameterValue
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from llmserve.core import Usage
-from llmserve.serving.observe.latencies import Histogram
+from llmserve.serving.instruments.latencies import Histogram
 
 NS_PER_S = 1e9
 # up to what a laptop takes for a long prompt

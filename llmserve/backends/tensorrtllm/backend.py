@@ -29,7 +29,7 @@ from llmserve.engine.identity import EngineIdentity
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound, Unsupported
 from llmserve.serving.backend import GaugeSample, LoadContext, LoadedModel, no_limits
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 from llmserve.stages.files import resolve_path
 from llmserve.stages.generate import GeneratedEvent, generate

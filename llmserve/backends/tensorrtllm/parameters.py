@@ -18,7 +18,7 @@ from llmserve.engine.identity import PREFIX
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
 from llmserve.scheduler.settings import Policy, SchedulerSettings
-from llmserve.serving.rollout.rules import PARAMETER as RULES
+from llmserve.serving.config.rollout_rules import PARAMETER as RULES
 from llmserve.stages.files import resolve_path
 
 logger = logging.getLogger(__name__)

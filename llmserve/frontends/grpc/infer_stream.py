@@ -41,7 +41,7 @@ from llmserve.frontends.shared.forwarded_headers import accompanied
 from llmserve.frontends.shared.raw_tensors import num_bytes
 from llmserve.frontends.shared.request_context import enter_part
 from llmserve.frontends.shared.server_core import Core, is_decoupled
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferResponse
 from llmserve.wire.event_loop import INLINE_BYTES
 from llmserve.wire.http2.call import Received

@@ -56,7 +56,7 @@ from llmserve.frontends.shared.request_context import name_model
 from llmserve.frontends.shared.restrictions import API_OF_PATH, Api
 from llmserve.frontends.shared.server_core import Core, is_decoupled, single_response
 from llmserve.serving.config.proto_json import message_to_dict
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferRequest, InferResponse
 from llmserve.wire.event_loop import INLINE_BYTES
 from llmserve.wire.http1.answers import Answer, Reply, WholeAnswer

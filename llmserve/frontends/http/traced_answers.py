@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmserve.errors import LlmserveError
 from llmserve.frontends.http.error_answers import error_response
 from llmserve.frontends.shared.tracer import Tracer
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 from llmserve.wire.http1.answers import Answer, Reply
 
 

@@ -19,7 +19,7 @@ from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
 from llmserve.frontends.shared.request_context import name_model
 from llmserve.frontends.shared.server_core import Core
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferRequest
 from llmserve.wire.http1.request import Request
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from llmserve.core import EVERYBODY, Tenant
 from llmserve.errors import InvalidArgument
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferRequest
 
 FLAGS_AT_START = re.compile(r"\(\?([a-z]*-[a-z]+)\)(.*)", re.DOTALL)

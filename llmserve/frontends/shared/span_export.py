@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from llmserve import __version__
 from llmserve.errors import InvalidArgument
-from llmserve.serving.observe.spans import Span
+from llmserve.serving.instruments.spans import Span
 
 EXPORT_TIMEOUT_S = 5.0  # of one request to the collector, with all tries
 CLOSE_TIMEOUT_S = 3.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llmserve.frontends.shared.api_keys import HeaderOf
 from llmserve.frontends.shared.request_context import RequestContext
-from llmserve.serving.observe.spans import RequestSpan, SpanIds, new_id
+from llmserve.serving.instruments.spans import RequestSpan, SpanIds, new_id
 
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 MAX_STATE = 512  # characters

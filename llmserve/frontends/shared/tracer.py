@@ -26,8 +26,8 @@ from llmserve.frontends.shared.trace_settings import (
     parse_update,
     with_values,
 )
-from llmserve.serving.observe.spans import Span, spans_of
-from llmserve.serving.observe.trace import Record, Trace
+from llmserve.serving.instruments.spans import Span, spans_of
+from llmserve.serving.instruments.trace import Record, Trace
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-TRITON_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
@@ -61,10 +59,3 @@ def _agrees(config: ModelConfig, known: FileFormat) -> bool:
     if config.platform and config.platform != known.platform:
         return False
     return config.default_model_filename in ("", known.filename) or bool(config.backend or config.platform)
-
-
-def substitute_directory(value: str, model_dir: Path) -> str:
-    """Triton's name for the model's directory at the beginning of a parameter."""
-    if value.startswith(TRITON_MODEL_DIRECTORY):
-        return f"{model_dir}{value.removeprefix(TRITON_MODEL_DIRECTORY)}"
-    return value

@@ -18,9 +18,9 @@ from tritonclient.grpc.model_config_pb2 import (
 )
 
 from llmserve.serving.config.features import refused_features
+from llmserve.serving.config.rollout_rules import rollout_problems
 from llmserve.serving.config.scheduling import scheduling_problems
 from llmserve.serving.config.sequence_batching import fill_sequence_defaults
-from llmserve.serving.rollout.rules import rollout_problems
 
 
 def is_ensemble(config: ModelConfig) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tritonclient.grpc.model_config_pb2 import BatchOutput, DataType, ModelConfig
 
 from llmserve.serving.config.sequence_batching import sequence_problems
-from llmserve.serving.loading.warmup import warmup_problems
 
 _BATCH_INPUT_TYPES = (DataType.TYPE_INT32, DataType.TYPE_FP32)
 
@@ -16,7 +15,7 @@ def scheduling_problems(config: ModelConfig) -> list[str]:
     return [
         *_ragged_problems(config),
         *_cache_problems(config),
-        *warmup_problems(config),
+        *_warmup_problems(config),
         *sequence_problems(config),
     ]
 
@@ -84,3 +83,24 @@ def _batch_tensors(config: ModelConfig) -> list[str]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
+
+
+def _warmup_problems(config: ModelConfig) -> list[str]:
+    """What is wrong with the declarations; whether they fit the model is known when they are made."""
+    problems = []
+    for declared in config.model_warmup:
+        label = f"model_warmup '{declared.name}'"
+        if not declared.name:
+            problems.append("a model_warmup has no name")
+        if not 1 <= declared.batch_size <= max(1, config.max_batch_size):
+            problems.append(
+                f"{label}: batch_size must be in 1 .. {max(1, config.max_batch_size)}, got {declared.batch_size}"
+            )
+        for name, given in declared.inputs.items():
+            if given.data_type == DataType.TYPE_INVALID:
+                problems.append(f"{label}: input '{name}' has no data_type")
+            if given.WhichOneof("input_data_type") is None:
+                problems.append(f"{label}: input '{name}' has none of zero_data, random_data and input_data_file")
+            if any(dim < 0 for dim in given.dims):
+                problems.append(f"{label}: input '{name}': dims must not be negative, got {list(given.dims)}")
+    return problems

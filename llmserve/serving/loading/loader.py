@@ -15,6 +15,7 @@ from llmserve.serving.backend import Backend, LoadContext, LoadedModel, ModelCon
 from llmserve.serving.config.auto_complete import complete_backend
 from llmserve.serving.config.features import ignored_features
 from llmserve.serving.config.files import path_problems
+from llmserve.serving.config.labels import Labels, labels_of_steps, read_labels
 from llmserve.serving.config.model_config import (
     absent_versions,
     apply_overrides,
@@ -27,11 +28,10 @@ from llmserve.serving.config.model_config import (
 from llmserve.serving.config.scheduling import scheduling_problems
 from llmserve.serving.ensemble import EnsembleScheduler, StepModel
 from llmserve.serving.ensemble_plan import plan_ensemble
-from llmserve.serving.loading.labels import Labels, labels_of_steps, read_labels
+from llmserve.serving.instruments.model_statistics import ModelStatistics
 from llmserve.serving.loading.repository import CONFIG_NAME, ModelSource
 from llmserve.serving.loading.warmup import warm_up
 from llmserve.serving.model import ServedModel
-from llmserve.serving.observe.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.choice import cached, make_scheduler
 from llmserve.serving.schedulers.controls import read_states
 from llmserve.serving.schedulers.inline import inline_instance

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelWarmup
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelWarmup
 
 from llmserve.errors import InternalError, LlmserveError, ModelConfigError, raise_problems
 from llmserve.serving.backend import ModelInstance
@@ -109,24 +109,3 @@ async def _run(instance: ModelInstance, sample: WarmupSample) -> None:
             async for response in stream:
                 if response.error is not None:
                     raise response.error
-
-
-def warmup_problems(config: ModelConfig) -> list[str]:
-    """What is wrong with the declarations; whether they fit the model is known when they are made."""
-    problems = []
-    for declared in config.model_warmup:
-        label = f"model_warmup '{declared.name}'"
-        if not declared.name:
-            problems.append("a model_warmup has no name")
-        if not 1 <= declared.batch_size <= max(1, config.max_batch_size):
-            problems.append(
-                f"{label}: batch_size must be in 1 .. {max(1, config.max_batch_size)}, got {declared.batch_size}"
-            )
-        for name, given in declared.inputs.items():
-            if given.data_type == DataType.TYPE_INVALID:
-                problems.append(f"{label}: input '{name}' has no data_type")
-            if given.WhichOneof("input_data_type") is None:
-                problems.append(f"{label}: input '{name}' has none of zero_data, random_data and input_data_file")
-            if any(dim < 0 for dim in given.dims):
-                problems.append(f"{label}: input '{name}': dims must not be negative, got {list(given.dims)}")
-    return problems

@@ -1,1 +1,1 @@
-"""What has been done and how long it took: statistics, traces, metrics."""
+"""What the server tells about itself: the metrics of models, tenants and the machine."""

@@ -16,11 +16,11 @@ from prometheus_client.registry import Collector
 
 from llmserve.metrics import METRICS
 from llmserve.serving.backend import GaugeSample
+from llmserve.serving.instruments.latencies import Histogram, Summary
+from llmserve.serving.instruments.metrics_settings import MetricsSettings
+from llmserve.serving.instruments.model_statistics import ModelStatistics
 from llmserve.serving.model import ServedModel
-from llmserve.serving.observe.latencies import Histogram, Summary
 from llmserve.serving.observe.machine import MachineSampler
-from llmserve.serving.observe.metrics_settings import MetricsSettings
-from llmserve.serving.observe.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.response_cache import ResponseCache
 from llmserve.tenant_counters import TenantCounters
 

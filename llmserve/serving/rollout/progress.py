@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
+from llmserve.serving.config.rollout_rules import AUTOMATIC, RolloutRules
 from llmserve.serving.rollout.evidence import RateTest, RatioTest, median_ratio
-from llmserve.serving.rollout.rules import AUTOMATIC, RolloutRules
 
 MAX_SAMPLES = 500  # of each kind, the last ones
 PATIENCE = 10  # times the requests of a step, before "not good enough" is "bad"

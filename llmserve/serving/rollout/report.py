@@ -8,9 +8,9 @@ from time import monotonic
 from typing import Any
 
 from llmserve.serving.backend import GaugeSample
+from llmserve.serving.config.rollout_rules import described
 from llmserve.serving.rollout.progress import Latencies, Progress
 from llmserve.serving.rollout.rollout import Rollout, State
-from llmserve.serving.rollout.rules import described
 
 KINDS = {"first": "first_response", "total": "total"}
 

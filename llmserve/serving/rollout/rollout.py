@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from llmserve.serving.loading.labels import Labels
+from llmserve.serving.config.labels import Labels
+from llmserve.serving.config.rollout_rules import RolloutRules
 from llmserve.serving.loading.repository import ModelSource
 from llmserve.serving.model import ServedModel
 from llmserve.serving.rollout.progress import Decision, Progress, Verdict
-from llmserve.serving.rollout.rules import RolloutRules
 from llmserve.serving.rollout.shadow import CopyOutcome, ShadowCopy, Stopwatch, Timing
 from llmserve.serving.types import InferRequest
 

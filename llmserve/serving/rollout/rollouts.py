@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported
+from llmserve.serving.config.labels import Labels
 from llmserve.serving.config.model_config import is_ensemble, served_versions
+from llmserve.serving.config.rollout_rules import Given, RolloutRules, given_rules, make_rules
 from llmserve.serving.loading.deployment import Deployment
-from llmserve.serving.loading.labels import Labels
 from llmserve.serving.loading.repository import ModelSource, Stamp
 from llmserve.serving.loading.table import ModelTable
 from llmserve.serving.model import ServedModel
@@ -24,7 +25,6 @@ from llmserve.serving.rollout.plans import make_splits
 from llmserve.serving.rollout.progress import Decision, Verdict
 from llmserve.serving.rollout.rollout import Candidate, Rollout, State
 from llmserve.serving.rollout.routing import Split
-from llmserve.serving.rollout.rules import Given, RolloutRules, given_rules, make_rules
 from llmserve.serving.schedulers.shared import SharedResources
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from contextlib import aclosing
 from typing import Protocol
 
 from llmserve.errors import LlmserveError, RateLimited, Unavailable
+from llmserve.serving.instruments.model_statistics import RequestTiming
 from llmserve.serving.model import ServedModel
-from llmserve.serving.observe.model_statistics import RequestTiming
 from llmserve.serving.rollout.shadow import ShadowCopy, Stopwatch, Timing
 from llmserve.serving.types import InferRequest, InferResponse
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from llmserve.errors import InvalidArgument, Unavailable
-from llmserve.serving.observe.model_statistics import RequestTiming
+from llmserve.serving.instruments.model_statistics import RequestTiming
 from llmserve.serving.types import InferRequest, InferResponse
 
 

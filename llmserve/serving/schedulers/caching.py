@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
 
-from llmserve.serving.observe.model_statistics import RequestTiming
+from llmserve.serving.instruments.model_statistics import RequestTiming
 from llmserve.serving.schedulers.base import ModelScheduler
 from llmserve.serving.schedulers.response_cache import ResponseCache, response_key
 from llmserve.serving.types import InferRequest, InferResponse

@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import ModelConfigError
 from llmserve.serving.backend import LoadedModel
-from llmserve.serving.observe.model_statistics import ModelStatistics
+from llmserve.serving.instruments.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.base import ModelScheduler
 from llmserve.serving.schedulers.caching import CachingScheduler
 from llmserve.serving.schedulers.controls import StateSpec

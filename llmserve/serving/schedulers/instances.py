@@ -18,7 +18,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InternalError
 from llmserve.serving.backend import Execution, ModelInstance, QueueingInstance, ReleasingInstance
-from llmserve.serving.observe.model_statistics import ModelStatistics
+from llmserve.serving.instruments.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.queued_request import QueuedRequest
 from llmserve.serving.schedulers.rate_limiter import Claim
 from llmserve.serving.schedulers.shared import SharedResources

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from llmserve.serving.backend import ModelInstance
-from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.instruments.model_statistics import ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.types import InferRequest, InferResponse
 

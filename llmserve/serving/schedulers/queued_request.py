@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmserve.errors import InvalidArgument
-from llmserve.serving.observe.model_statistics import RequestTiming
+from llmserve.serving.instruments.model_statistics import RequestTiming
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.signature import request_label
 from llmserve.serving.streams import ResponseStream

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.serving.backend import ModelInstance
-from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.instruments.model_statistics import ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.batching import BatchRule, batch_key
 from llmserve.serving.schedulers.instances import ScheduledInstance, schedule_instances

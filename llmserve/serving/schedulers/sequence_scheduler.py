@@ -20,7 +20,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Cancelled
 from llmserve.serving.backend import ModelInstance
-from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.instruments.model_statistics import ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import Rejected, SequenceError
 from llmserve.serving.schedulers.batching import batch_key
 from llmserve.serving.schedulers.controls import Controls, ImplicitState, StateSpec

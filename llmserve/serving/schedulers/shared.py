@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmserve.serving.observe.metrics_settings import DEFAULT_METRICS, MetricsSettings
+from llmserve.serving.instruments.metrics_settings import DEFAULT_METRICS, MetricsSettings
 from llmserve.serving.schedulers.loop_turn import LoopTurn
 from llmserve.serving.schedulers.rate_limiter import RateLimiter
 from llmserve.serving.schedulers.response_cache import ResponseCache

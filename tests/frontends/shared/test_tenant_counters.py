@@ -23,8 +23,8 @@ from llmserve.errors import (
     ResourceExhausted,
 )
 from llmserve.frontends.shared.api_keys import ApiKeys, owner_of_key
+from llmserve.serving.instruments.metrics_settings import MetricsSettings
 from llmserve.serving.observe.exposition import ServerCollector, metrics_text
-from llmserve.serving.observe.metrics_settings import MetricsSettings
 from llmserve.serving.observe.tenant_requests import CountedRequest, counted_request
 from llmserve.serving.schedulers.base import Rejected, SequenceError
 from llmserve.serving.types import InferResponse

@@ -8,8 +8,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.backend import LoadContext
-from llmserve.serving.config.auto_complete import complete_backend, substitute_directory
+from llmserve.serving.backend import LoadContext, substitute_directory
+from llmserve.serving.config.auto_complete import complete_backend
 from llmserve.serving.config.pbtxt import parse_config_text
 from tests.serving.models import floats, identity_config, request, serving, single, tensors, values, write_model
 

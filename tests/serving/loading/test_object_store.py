@@ -15,7 +15,8 @@ from llmserve.errors import InternalError, InvalidArgument, ModelConfigError
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.loading.object_store import ObjectStoreRepository, open_object_store
 from llmserve.serving.settings import ControlMode
-from tests.serving.loading.test_lifecycle import (
+from tests.serving.models import BACKENDS
+from tests.serving.test_lifecycle import (
     HEAD,
     PYTHON,
     answer,
@@ -26,7 +27,6 @@ from tests.serving.loading.test_lifecycle import (
     states,
     times,
 )
-from tests.serving.models import BACKENDS
 
 
 @pytest.fixture(scope="module")

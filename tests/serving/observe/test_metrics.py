@@ -13,10 +13,10 @@ import pytest
 
 from llmserve.errors import InvalidArgument
 from llmserve.serving.core import InferenceCore
+from llmserve.serving.instruments.latencies import Histogram, Summary
+from llmserve.serving.instruments.metrics_settings import MetricsSettings, parse_metrics_config
 from llmserve.serving.observe.gpu import Gpus
-from llmserve.serving.observe.latencies import Histogram, Summary
 from llmserve.serving.observe.machine import MachineSampler
-from llmserve.serving.observe.metrics_settings import MetricsSettings, parse_metrics_config
 from tests.serving.models import collect, floats, identity_config, request, serving, single, write_model
 
 # The expressions of the public dashboards for Triton, without what depends on how they are scraped.

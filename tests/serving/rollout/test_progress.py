@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmserve.serving.config.rollout_rules import RolloutRules, make_rules
 from llmserve.serving.rollout.progress import Decision, Progress, Verdict
-from llmserve.serving.rollout.rules import RolloutRules, make_rules
 
 QUICK: dict[str, Any] = {"shadow": 0.5, "canary": [0.1, 0.5], "requests": 10, "seconds": 0}
 

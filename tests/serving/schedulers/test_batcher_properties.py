@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.observe.model_statistics import ModelStatistics
+from llmserve.serving.instruments.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.queued_scheduler import QueuedScheduler
 from llmserve.serving.signature import ModelSignature
 from tests.serving.instances import Client, Instance, ReleasingOne, settle

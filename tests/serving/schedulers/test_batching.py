@@ -7,7 +7,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.observe.model_statistics import RequestTiming
+from llmserve.serving.instruments.model_statistics import RequestTiming
 from llmserve.serving.schedulers.batching import BatchRule, batch_key
 from llmserve.serving.schedulers.queued_request import QueuedRequest
 from llmserve.serving.schedulers.request_queue import QueuePolicies, QueuePolicy, RequestQueue

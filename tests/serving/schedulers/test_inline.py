@@ -14,7 +14,7 @@ import pytest
 from llmserve.backends.python.host import ARRAYS_METHOD, INLINE_ATTRIBUTE
 from llmserve.errors import InternalError, LlmserveError, NotFound, Unavailable
 from llmserve.serving.core import InferenceCore
-from llmserve.serving.observe.trace import Trace
+from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.schedulers import loop_turn
 from llmserve.serving.schedulers.loop_turn import MAX_TURN_NS, LoopTurn
 from llmserve.serving.types import Tensor

@@ -17,7 +17,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.errors import InvalidArgument
 from llmserve.serving.config.model_config import fill_defaults
 from llmserve.serving.core import InferenceCore, ServerSettings
-from llmserve.serving.observe.model_statistics import ModelStatistics
+from llmserve.serving.instruments.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.queued_scheduler import QueuedScheduler
 from llmserve.serving.schedulers.rate_limiter import RateLimiter, make_rate_limiter
 from llmserve.serving.schedulers.shared import SharedResources

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import Unavailable
 from llmserve.serving.backend import Execution
-from llmserve.serving.observe.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.instruments.model_statistics import ModelStatistics, RequestTiming
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.passthrough import PassThroughScheduler
 from llmserve.serving.schedulers.queued_scheduler import QueuedScheduler

@@ -16,7 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.core import Tenant
 from llmserve.errors import Cancelled, InternalError, InvalidArgument
 from llmserve.serving.config.sequence_batching import fill_sequence_defaults, sequence_problems
-from llmserve.serving.observe.model_statistics import ModelStatistics
+from llmserve.serving.instruments.model_statistics import ModelStatistics
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.controls import StateSpec
 from llmserve.serving.schedulers.sequence_scheduler import SequenceScheduler

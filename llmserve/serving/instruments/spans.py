@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llmserve.core import TokenEvent, Usage
 
 if TYPE_CHECKING:
-    from llmserve.serving.observe.trace import Trace
+    from llmserve.serving.instruments.trace import Trace
 
 Attributes: TypeAlias = Mapping[str, str | int]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from llmserve.errors import InternalError, InvalidArgument, ModelConfigError, Unavailable, raise_problems
 from llmserve.owned_directory import OwnedDirectory, new_temporary_directory
-from llmserve.serving.config.override import override_config, parse_config_json, write_override
 from llmserve.serving.ensemble_plan import step_models
 from llmserve.serving.loading.deployment import Deployment, Reasons
+from llmserve.serving.loading.override import override_config, parse_config_json, write_override
 from llmserve.serving.loading.repository import (
     Listing,
     ModelSource,

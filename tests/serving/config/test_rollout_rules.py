@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.errors import InvalidArgument
 from llmserve.serving.config.model_config import config_problems
-from llmserve.serving.rollout.rules import (
+from llmserve.serving.config.rollout_rules import (
     PARAMETER,
     RolloutRules,
     described,

@@ -13,8 +13,8 @@ from enum import Enum
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.serving.observe.latencies import Histogram, Summary
-from llmserve.serving.observe.metrics_settings import MetricsSettings
+from llmserve.serving.instruments.latencies import Histogram, Summary
+from llmserve.serving.instruments.metrics_settings import MetricsSettings
 
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)

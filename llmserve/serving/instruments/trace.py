@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmserve.core import TokenEvent
-from llmserve.serving.observe.model_statistics import RequestTiming
-from llmserve.serving.observe.spans import AnswerSteps, RequestSpan, SpanIds
+from llmserve.serving.instruments.model_statistics import RequestTiming
+from llmserve.serving.instruments.spans import AnswerSteps, RequestSpan, SpanIds
 
 if TYPE_CHECKING:
     from llmserve.serving.types import InferRequest, Tensor
