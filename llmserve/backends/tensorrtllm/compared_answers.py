@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from llmserve.core import FinishReason
+from llmserve.backends.tensorrtllm.request_tensors import top_k_meant
+from llmserve.core import FinishReason, SamplingParams
 from llmserve.serving.answers import AnswerReader
 from llmserve.serving.types import InferRequest, InferResponse
 
@@ -51,10 +52,10 @@ def answer_reader(request: InferRequest) -> AnswerReader | None:
 
 
 def _is_greedy(request: InferRequest) -> bool:
-    """As `request_tensors` reads it."""
-    top_k = _number(request, "runtime_top_k", 0)
-    draws = top_k or _number(request, "runtime_top_p", 0.0) or _number(request, "min_p", 0.0)
-    return not draws or top_k == 1 or _number(request, "temperature", 1.0) == 0.0
+    top_k = top_k_meant(
+        _number(request, "runtime_top_k", 0), _number(request, "runtime_top_p", 0.0), _number(request, "min_p", 0.0)
+    )
+    return SamplingParams(temperature=_number(request, "temperature", 1.0), top_k=top_k).is_greedy
 
 
 def _number(request: InferRequest, name: str, default: Any) -> Any:

@@ -134,6 +134,11 @@ def _guide(reader: _Reader) -> GuideText | None:
     return GuideText(kind, texts[0] if kind is not GuideKind.JSON else "")
 
 
+def top_k_meant(top_k: int, top_p: float, min_p: float) -> int:
+    """By `runtime_top_k`; 0 stands for what is not given."""
+    return 1 if top_k == 0 and top_p == 0 and min_p == 0 else top_k
+
+
 def _sampling(reader: _Reader) -> SamplingParams:
     top_k, top_p = reader.integer(("runtime_top_k",), 0), reader.number(("runtime_top_p",), 0.0)
     min_p = reader.number(("min_p",), 0.0)
@@ -141,7 +146,7 @@ def _sampling(reader: _Reader) -> SamplingParams:
         max_tokens=reader.integer(("request_output_len",), 0),
         min_tokens=reader.integer(("min_tokens", "min_length"), 0),
         temperature=reader.number(("temperature",), 1.0),
-        top_k=1 if top_k == 0 and top_p == 0 and min_p == 0 else top_k,
+        top_k=top_k_meant(top_k, top_p, min_p),
         top_p=1.0 if top_p == 0 else top_p,
         min_p=min_p,
         repetition_penalty=reader.number(("repetition_penalty",), 1.0),

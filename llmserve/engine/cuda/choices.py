@@ -18,7 +18,7 @@ from llmserve.engine.native.step import NO_MASK, FlatStep
 
 BLOCK_TOKENS = 64  # of a vocabulary
 RECORD_WORDS = 24
-SELECTED, TEMPERATURE, TOP_K, WANTS_LOG_PROB, NUM_TOP, FIRST_MASK = 5, 14, 13, 20, 21, 23
+SELECTED, TEMPERATURE, WANTS_LOG_PROB, NUM_TOP, FIRST_MASK = 5, 14, 20, 21, 23
 RANGES = ((6, 7), (9, 10), (11, 12))  # of history, bias and banned ids
 MOST_IDS = 1 << 20  # of a step's history, bias and banned ids
 ITEM_BYTES = 4
@@ -92,5 +92,5 @@ def step_choice(flat: FlatStep, header: EngineHeader) -> StepChoice:
         is_plain &= ~is_edited
     places = np.flatnonzero(is_plain)
     rows[records[places, SELECTED]] = places
-    is_drawn = (records[places, TEMPERATURE] != 0) & (records[places, TOP_K] != 1)
+    is_drawn = records[places, TEMPERATURE] != 0
     return StepChoice(records, rows, is_plain.tolist(), bool(is_edited[places].any()), bool(is_drawn.any()))

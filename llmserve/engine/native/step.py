@@ -288,9 +288,10 @@ class FlatStep:
 
 
 def _packed_draw(params: SamplingParams, vocab_size: int) -> bytes:
+    """Kernels draw where the temperature is not 0."""
     return SAMPLE_DRAW.pack(
         min(params.top_k, vocab_size),
-        _float32(params.temperature),
+        0.0 if params.is_greedy else _float32(params.temperature),
         max(params.top_p, LEAST_FLOAT),
         params.min_p,
         max(_float32(params.repetition_penalty), LEAST_FLOAT),
