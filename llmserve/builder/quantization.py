@@ -120,7 +120,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """Rows [begin, end) of a weight, and their number format."""
 
     scheme: Scheme
@@ -255,13 +255,13 @@ def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized:
     return kept
 
 
-def keeps_integers(parts: Sequence[Part], weight: Weight) -> bool:
+def keeps_integers(parts: Sequence[WeightPart], weight: Weight) -> bool:
     """Whether some of the weight is in the checkpoint as integers that are kept, if they fit."""
     first = ((part.scheme, integers(weight, slice(part.begin, part.begin + 1))) for part in parts)
     return any(stored is not None and scheme.keep(stored) is not None for scheme, stored in first)
 
 
-def round_weight(parts: Sequence[Part], weight: Weight, rows: slice) -> Matrix:
+def round_weight(parts: Sequence[WeightPart], weight: Weight, rows: slice) -> Matrix:
     """The values that rows of a weight have after quantization. `rows` has both ends.
 
     A few at a time: one copy of them and little more.
@@ -289,7 +289,9 @@ def round_to_steps(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
     return rounded
 
 
-def quantized_params(program: Program, params: Sequence[Param], options: BuildOptions) -> Mapping[str, Sequence[Part]]:
+def quantized_params(
+    program: Program, params: Sequence[Param], options: BuildOptions
+) -> Mapping[str, Sequence[WeightPart]]:
     """Parameters that are quantized, and how: quantizable ones that only linear layers read, as their matrix.
 
     With int4 the head stays int8: logits are compared with each other, and it is a small part of a model. So do the
@@ -309,15 +311,15 @@ def quantized_params(program: Program, params: Sequence[Param], options: BuildOp
     return {**found, **_with_more_bits(program, layers)}
 
 
-def _whole(scheme: Scheme, shape: Sequence[int]) -> tuple[Part, ...]:
-    return (Part(scheme, 0, shape[0]),)
+def _whole(scheme: Scheme, shape: Sequence[int]) -> tuple[WeightPart, ...]:
+    return (WeightPart(scheme, 0, shape[0]),)
 
 
-def _with_more_bits(program: Program, layers: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[Part]]:
+def _with_more_bits(program: Program, layers: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[WeightPart]]:
     """Of matrices that have four bits, those of which rows get eight."""
     total = sum(rows * cols for rows, cols in layers.values())
     used = sum(rows * cols * (Int4().bits + 32 / cols) for rows, cols in layers.values())
-    found: dict[str, Sequence[Part]] = {}
+    found: dict[str, Sequence[WeightPart]] = {}
     for name, begin, end in (*_value_rows(program), *_readers_of_attention(program)):
         if name not in layers or name in found:
             continue
@@ -325,7 +327,7 @@ def _with_more_bits(program: Program, layers: Mapping[str, Sequence[int]]) -> Ma
         more = (end - begin) * cols * (Int8().bits - Int4().bits)
         if used + more <= MOST_BITS * total:
             used += more
-            parts = (Part(Int4(), 0, begin), Part(Int8(), begin, end), Part(Int4(), end, rows))
+            parts = (WeightPart(Int4(), 0, begin), WeightPart(Int8(), begin, end), WeightPart(Int4(), end, rows))
             found[name] = tuple(part for part in parts if part.begin < part.end)
     return found
 

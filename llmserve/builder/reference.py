@@ -20,7 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
-from llmserve.builder.quantization import LINEAR_KINDS, Matrix, Part, round_activations, round_to_steps, round_weight
+from llmserve.builder.quantization import (
+    LINEAR_KINDS,
+    Matrix,
+    WeightPart,
+    round_activations,
+    round_to_steps,
+    round_weight,
+)
 from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
 
@@ -55,7 +62,7 @@ class ReferenceModel:
         program: Program,
         load: Load,
         *,
-        quantized: Mapping[str, Sequence[Part]] | None = None,
+        quantized: Mapping[str, Sequence[WeightPart]] | None = None,
         int8_cache: bool = False,
         each: Each = one_by_one,
         advance: Callable[[str, int], None] = lambda name, num_elements: None,

@@ -11,7 +11,7 @@ from llmserve.builder.calibration.encoder import Encoder, Ids
 from llmserve.builder.calibration.text import CalibrationText, read_calibration
 from llmserve.builder.loss import passage_ids
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Part, keeps_integers, quantized_params
+from llmserve.builder.quantization import WeightPart, keeps_integers, quantized_params
 from llmserve.builder.targets.base import Network, Target
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
@@ -32,7 +32,7 @@ class ResolvedBuild:
     target: Target
     weights: WeightPlan
     tokenizer_code: TokenizerCode
-    quantized: Mapping[str, Sequence[Part]]  # by parameter
+    quantized: Mapping[str, Sequence[WeightPart]]  # by parameter
     kept: Sequence[str]  # of these, the ones whose integers the checkpoint has
     encoder: Encoder
     calibration: CalibrationText | None = None
@@ -144,7 +144,7 @@ def _network(
     return spec, Network(program, params, options), target, problems
 
 
-def _kept(quantized: Mapping[str, Sequence[Part]], weights: WeightPlan, dtype: str) -> list[str]:
+def _kept(quantized: Mapping[str, Sequence[WeightPart]], weights: WeightPlan, dtype: str) -> list[str]:
     return [name for name, parts in quantized.items() if keeps_integers(parts, weights.rows(name, dtype))]
 
 

@@ -134,7 +134,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RunOutput:
     text: str
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -158,7 +158,7 @@ class OneShot:
     postprocessor: Postprocessor
     options: RunOptions
 
-    async def answer(self, index: int, prompt: RunPrompt, *, echo: bool) -> Answer:
+    async def answer(self, index: int, prompt: RunPrompt, *, echo: bool) -> RunOutput:
         """One prompt to its whole answer; `echo` prints each piece as it comes."""
         prepared = self._prepared(prompt)
         has_end = prepared.end_id >= 0 and self.options.benchmark is None
@@ -187,7 +187,7 @@ class OneShot:
                     times.append(time.perf_counter() - started)
         assert last.finish_reason is not None
         notes = (prepared.warning, request.length_warning(self.engine.info.max_seq_len))
-        return Answer(
+        return RunOutput(
             "".join(pieces),
             request.prompt_ids,
             tuple(ids),
@@ -216,7 +216,7 @@ class OneShot:
         )
 
 
-async def _timed(shot: OneShot, prompts: Sequence[RunPrompt]) -> tuple[list[Answer], float]:
+async def _timed(shot: OneShot, prompts: Sequence[RunPrompt]) -> tuple[list[RunOutput], float]:
     """With the seconds that they took. A benchmark's first prompt is asked before, backwards: whatever is done once is
     done then, and nothing of it is found in the prefix cache."""
     if shot.options.benchmark is not None:
@@ -226,7 +226,7 @@ async def _timed(shot: OneShot, prompts: Sequence[RunPrompt]) -> tuple[list[Answ
     return answers, time.perf_counter() - started
 
 
-async def _run(shot: OneShot, prompts: Sequence[RunPrompt]) -> list[Answer]:
+async def _run(shot: OneShot, prompts: Sequence[RunPrompt]) -> list[RunOutput]:
     """All prompts at once, batched in flight; when streaming one after the other, so that the output is readable."""
     if not shot.options.streaming:
         return list(await asyncio.gather(*(shot.answer(i, prompt, echo=False) for i, prompt in enumerate(prompts))))
@@ -238,7 +238,7 @@ async def _run(shot: OneShot, prompts: Sequence[RunPrompt]) -> list[Answer]:
     return answers
 
 
-def _report(shot: OneShot, prompts: Sequence[RunPrompt], answers: Sequence[Answer], seconds: float) -> None:
+def _report(shot: OneShot, prompts: Sequence[RunPrompt], answers: Sequence[RunOutput], seconds: float) -> None:
     options = shot.options
     if options.output_csv or options.output_npy:
         rows = [(*answer.prompt_ids, *answer.ids) for answer in answers]
@@ -258,7 +258,7 @@ def _report(shot: OneShot, prompts: Sequence[RunPrompt], answers: Sequence[Answe
             print(f"note: [{index}] {note}", file=sys.stderr)
 
 
-def _speed(answers: Sequence[Answer]) -> str:
+def _speed(answers: Sequence[RunOutput]) -> str:
     """Latencies are medians over the prompts."""
     told = [f"first token after {1e3 * statistics.median(answer.first_s for answer in answers):.1f} ms"]
     if between := [gap for gap in (answer.between_s for answer in answers) if gap is not None]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Int4, Int8, Part, keeps_integers, quantize_rows, round_weight
+from llmserve.builder.quantization import Int4, Int8, WeightPart, keeps_integers, quantize_rows, round_weight
 from llmserve.builder.resolve import resolve
 from llmserve.checkpoint.expanded import write_expanded
 from llmserve.checkpoint.integers import Integers
@@ -73,8 +73,8 @@ def test_steps_that_are_kept(steps: np.ndarray[Any, Any]) -> None:
     found = quantize_rows(Int8(), weight, slice(0, 40))
     np.testing.assert_array_equal(found.values, weight.integers(slice(0, 40)).values)
     np.testing.assert_array_equal(found.weight, weight[0:40])
-    assert keeps_integers([Part(Int8(), 0, 40)], weight)
-    assert not keeps_integers([Part(Int4(), 0, 40)], weight)
+    assert keeps_integers([WeightPart(Int8(), 0, 40)], weight)
+    assert not keeps_integers([WeightPart(Int4(), 0, 40)], weight)
 
 
 def test_rows_that_do_not_fit_are_rounded_and_their_neighbours_are_not() -> None:
@@ -82,11 +82,11 @@ def test_rows_that_do_not_fit_are_rounded_and_their_neighbours_are_not() -> None
     steps[3] = SPREAD[3]  # of more digits than float16 has
     weight = drawn(steps)
     weight.integers(slice(7, 8)).values[0, 5] = 200
-    whole = round_weight([Part(Int8(), 0, 40)], weight, slice(0, 40))
+    whole = round_weight([WeightPart(Int8(), 0, 40)], weight, slice(0, 40))
     expected = weight[0:40]
     expected[[3, 7]] = Int8().quantize(expected[[3, 7]]).weight
     np.testing.assert_array_equal(whole, expected)
-    np.testing.assert_array_equal(round_weight([Part(Int8(), 0, 40)], weight, slice(5, 9)), whole[5:9])
+    np.testing.assert_array_equal(round_weight([WeightPart(Int8(), 0, 40)], weight, slice(5, 9)), whole[5:9])
 
 
 def make_gguf_folder(path: Path, stored: str) -> Path:

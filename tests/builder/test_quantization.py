@@ -12,7 +12,7 @@ from llmserve.builder.quantization import (
     Int4,
     Int8,
     Matrix,
-    Part,
+    WeightPart,
     in_groups,
     quantized_params,
     round_activations,
@@ -77,7 +77,7 @@ def test_four_bits_of_groups_of_any_size(size: float) -> None:
     rows = np.random.default_rng(3).standard_normal((100, 96)).astype(np.float32) * np.float32(size)
     rows[:, 32:64] /= 300
     rows[5] = 0
-    error = in_groups(np.abs(round_weight([Part(Int4(), 0, 100)], rows, slice(0, 100)) - rows))
+    error = in_groups(np.abs(round_weight([WeightPart(Int4(), 0, 100)], rows, slice(0, 100)) - rows))
     largest = np.ptp(in_groups(rows), axis=2, keepdims=True)
     assert (error <= 0.15 * largest).all()  # a quarter of the range is cut off at most, from both sides
     assert (error.mean(axis=2) <= 0.03 * largest[:, :, 0]).all()
@@ -85,7 +85,7 @@ def test_four_bits_of_groups_of_any_size(size: float) -> None:
 
 def test_parts_of_a_weight_are_rounded_each_in_its_own_way() -> None:
     rows = np.random.default_rng(4).standard_normal((700, 40)).astype(np.float32)
-    parts = [Part(Int4(), 0, 300), Part(Int8(), 300, 340), Part(Int4(), 340, 700)]
+    parts = [WeightPart(Int4(), 0, 300), WeightPart(Int8(), 300, 340), WeightPart(Int4(), 340, 700)]
     whole = round_weight(parts, rows, slice(0, 700))
     for part in parts:
         place = slice(part.begin, part.end)
@@ -124,11 +124,11 @@ def test_values_have_eight_bits_and_then_what_reads_attention_as_long_as_there_i
         )
         assert 4.7 < bits / sum(rows * cols for rows, cols in shapes.values()) <= 4.9
         first = 512 + 64 * kv_heads
-        assert found["0.qkv"] == (Part(int4, 0, first), Part(int8, first, first + 64 * kv_heads))
-        assert found["0.up"] == (Part(int4, 0, 2048),)
-        assert found["head"] == (Part(int8, 0, 64),)
-        assert found["0.o"] == (Part(int8 if kv_heads == 1 else int4, 0, 512),)
-    assert found["3.o"] == (Part(int4, 0, 512),)
+        assert found["0.qkv"] == (WeightPart(int4, 0, first), WeightPart(int8, first, first + 64 * kv_heads))
+        assert found["0.up"] == (WeightPart(int4, 0, 2048),)
+        assert found["head"] == (WeightPart(int8, 0, 64),)
+        assert found["0.o"] == (WeightPart(int8 if kv_heads == 1 else int4, 0, 512),)
+    assert found["3.o"] == (WeightPart(int4, 0, 512),)
     assert all(found[name][0].scheme == int8 for name in ("1.o", "2.o"))
 
 
@@ -137,7 +137,7 @@ def test_weights_keep_the_largest_of_each_group(size: float) -> None:
     """Whatever the size of a row: float16 holds a group's scale relative to its row's largest."""
     rows = np.random.default_rng(0).standard_normal((600, 100)).astype(np.float32) * np.float32(size)
     rows[2, :32] = 0
-    rounded = round_weight([Part(Int8(), 0, 600)], rows, slice(0, 600))
+    rounded = round_weight([WeightPart(Int8(), 0, 600)], rows, slice(0, 600))
     error, groups = in_groups(np.abs(rounded - rows)), in_groups(rows)
     steps = np.abs(groups).max(axis=2, keepdims=True) / 127
     assert (error <= 0.56 * steps).all()

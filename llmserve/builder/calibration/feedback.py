@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import QUANTIZED_GROUP, Grid, Matrix, Part, Quantized, Scheme, Vector
+from llmserve.builder.quantization import QUANTIZED_GROUP, Grid, Matrix, Quantized, Scheme, Vector, WeightPart
 from llmserve.checkpoint.integers import Integers
 
 BLOCK_INPUTS = 256
@@ -137,8 +137,8 @@ class _Rounding:
 
 
 def with_feedback(
-    quantized: Mapping[str, Sequence[Part]], shares: Mapping[str, Shares]
-) -> Mapping[str, Sequence[Part]]:
+    quantized: Mapping[str, Sequence[WeightPart]], shares: Mapping[str, Shares]
+) -> Mapping[str, Sequence[WeightPart]]:
     """The same formats, rounded with feedback where shares are known."""
     return {
         name: [replace(part, scheme=WithFeedback(part.scheme, shares[name])) for part in parts]

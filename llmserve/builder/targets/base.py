@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmserve.builder.calibration.feedback import Shares, with_feedback
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Each, Weight, one_by_one
-from llmserve.builder.quantization import Part, quantized_params
+from llmserve.builder.quantization import WeightPart, quantized_params
 from llmserve.errors import Unsupported
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import Param
@@ -37,7 +37,7 @@ class CompileJob:
     threads: int = 1  # to work with, for what is not done piece by piece
 
     @property
-    def quantized(self) -> Mapping[str, Sequence[Part]]:
+    def quantized(self) -> Mapping[str, Sequence[WeightPart]]:
         """Parameters that are rounded to few bits, and how."""
         return with_feedback(quantized_params(self.program, self.params, self.options), self.shares)
 

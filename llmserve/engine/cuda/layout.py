@@ -55,7 +55,7 @@ class Address(NamedTuple):
     offset: int = 0  # bytes
 
 
-class Part(Enum):
+class StepPart(Enum):
     """Launches of the body run once over the step's tokens, the others over pieces of the selected rows: the head gives
     logits, edits change them as requests want, the best are found, and draws are made where one is wanted."""
 

@@ -21,8 +21,8 @@ from llmserve.engine.cuda.layout import (
     EngineHeader,
     Extent,
     Kernel,
-    Part,
     Room,
+    StepPart,
 )
 from llmserve.engine.cuda.tactics import is_product
 
@@ -148,7 +148,7 @@ def _launches(header: EngineHeader) -> Iterator[str]:
             yield f"launch {place} is of kernel {_shown(launch.kernel)}"
             continue
         kernel = header.kernels[launch.kernel]
-        if not isinstance(launch.part, str) or launch.part not in {part.value for part in Part}:
+        if not isinstance(launch.part, str) or launch.part not in {part.value for part in StepPart}:
             yield f"launch {place} ({kernel.function}) is of part {_shown(launch.part)}"
             continue
         rows = launch.least_rows, launch.most_rows
@@ -194,7 +194,7 @@ def _tactics(header: EngineHeader) -> Iterator[str]:
 def _is_grid(header: EngineHeader, part: str, grid: tuple[Extent, Extent, Extent], kernel: Kernel) -> bool:
     """Within the device's limits; and rows in tiles as large as the kernel's, that buffers have room for."""
     tile = dict(kernel.constants).get("TILE_ROWS", 1)
-    most = header.max_num_tokens if part == Part.BODY.value else header.head_rows
+    most = header.max_num_tokens if part == StepPart.BODY.value else header.head_rows
     return all(
         _is_extent(extent)
         and (not extent.rows or (extent.rows == tile and TILE_ROWS % extent.rows == 0))

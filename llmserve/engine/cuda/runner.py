@@ -20,7 +20,7 @@ from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cuda.choices import NOBODY, StepChoice, choice_offsets, step_choice
 from llmserve.engine.cuda.device import Device, Function, Graph
 from llmserve.engine.cuda.inputs import FIRST_UNSEEN, Inputs, bucket_of, buckets, max_tiles
-from llmserve.engine.cuda.layout import TILE_ROWS, Address, EngineHeader, Launch, Part, Room, read_header
+from llmserve.engine.cuda.layout import TILE_ROWS, Address, EngineHeader, Launch, Room, StepPart, read_header
 from llmserve.engine.cuda.pinned import Pinned
 from llmserve.engine.cuda.tactics import chosen, machine_of
 from llmserve.engine.native.choosers import Choice, Choosers
@@ -47,7 +47,7 @@ class CudaRunner:
         self._num_blocks = num_blocks
         self._inputs = Inputs(header)
         self._choice_offsets, self._choice_bytes = choice_offsets(header)
-        self._most_rows = dict.fromkeys(Part, header.head_rows) | {Part.BODY: header.max_num_tokens}
+        self._most_rows = dict.fromkeys(StepPart, header.head_rows) | {StepPart.BODY: header.max_num_tokens}
         self._unseen: Mapping[int, int] = {}  # sequence -> what stands for the token that the last step chooses for it
         self._close = ExitStack()
         self._close.callback(device.close)
@@ -93,7 +93,7 @@ class CudaRunner:
         num_rows = bucket_of(plan.num_tokens, self.header.max_num_tokens)
         num_bytes = self._inputs.fill(host.views, plan.chunks, num_rows, self._unseen)
         self.device.write(self._places[Room.INPUT], host.staged[:num_bytes])
-        self.device.run(self._graphs[Part.BODY, num_rows])
+        self.device.run(self._graphs[StepPart.BODY, num_rows])
         choice = self._choosers.begin(plan)
         step = step_choice(choice.flat, self.header)
         host.send_requests(step, choice.flat, self._places[Room.CHOICE])
@@ -116,13 +116,13 @@ class CudaRunner:
 
         No step is pending; positions and tokens are the last step's.
         """
-        body = self._graphs[Part.BODY, bucket_of(num_sequences, self.header.max_num_tokens)]
+        body = self._graphs[StepPart.BODY, bucket_of(num_sequences, self.header.max_num_tokens)]
         head_rows = self.header.head_rows
         pieces = [min(head_rows, num_sequences - begin) for begin in range(0, num_sequences, head_rows)]
         for _ in range(count):
             self.device.run(body)
             for rows in pieces:
-                for part in (Part.HEAD, Part.BEST):
+                for part in (StepPart.HEAD, StepPart.BEST):
                     self.device.run(self._graphs[part, bucket_of(rows, head_rows)])
         self.device.synchronize()
 
@@ -132,10 +132,10 @@ class CudaRunner:
         rows = step.rows[begin : begin + head_rows]
         num_rows = bucket_of(len(rows), head_rows)
         host.send_rows(step, choice.selected, begin, begin + head_rows, self._places[Room.CHOICE])
-        self.device.run(self._graphs[Part.HEAD, num_rows])
+        self.device.run(self._graphs[StepPart.HEAD, num_rows])
         is_ours = rows == NOBODY
         if not is_ours.all():
-            wanted = {Part.EDITS: step.has_edits, Part.BEST: True, Part.DRAWS: step.has_draws}
+            wanted = {StepPart.EDITS: step.has_edits, StepPart.BEST: True, StepPart.DRAWS: step.has_draws}
             for part in (part for part, is_wanted in wanted.items() if is_wanted):
                 self.device.run(self._graphs[part, num_rows])
         if is_ours.any():
@@ -200,7 +200,7 @@ class CudaRunner:
                 functions.append(self.device.load(content, binary.symbol, **limits))
         return functions
 
-    def _launches(self, part: Part, num_rows: int, cache: TacticCache) -> Iterator[Launch]:
+    def _launches(self, part: StepPart, num_rows: int, cache: TacticCache) -> Iterator[Launch]:
         for launch in self.header.launches:
             if launch.part == part.value and launch.least_rows <= num_rows <= launch.most_rows:
                 yield chosen(self.header, launch, num_rows, cache)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from llmserve.engine.cuda.device import Device
 from llmserve.engine.cuda.inputs import buckets
-from llmserve.engine.cuda.layout import EngineHeader, Kernel, Launch, Part
+from llmserve.engine.cuda.layout import EngineHeader, Kernel, Launch, StepPart
 from llmserve.engine.runtime import TacticChoice
 from llmserve.engine.tactics import Machine, TacticCache, choose_tactic
 
@@ -82,7 +82,7 @@ def choices(header: EngineHeader, cache: TacticCache) -> dict[str, list[TacticCh
 
 
 def _rows_of(header: EngineHeader, launch: Launch) -> list[int]:
-    most = header.max_num_tokens if launch.part == Part.BODY.value else header.head_rows
+    most = header.max_num_tokens if launch.part == StepPart.BODY.value else header.head_rows
     found = [rows for rows in buckets(most) if launch.least_rows <= rows <= launch.most_rows]
     return found[-1:] if launch.most_rows <= ONE_TILE_ROWS else found
 

@@ -32,7 +32,7 @@ from llmserve.engine.remote.frames import (
     preamble,
 )
 from llmserve.engine.remote.messages import (
-    State,
+    EngineState,
     guide_source,
     read_error,
     read_events,
@@ -225,7 +225,7 @@ class RemoteEngine:
             for loop in outbox.flush():
                 self._leave_loop(loop)
         elif frame.kind is Kind.STATE:
-            self._state, self._state_at = State.read(frame.document), time.monotonic()
+            self._state, self._state_at = EngineState.read(frame.document), time.monotonic()
         elif frame.kind is Kind.GOODBYE:
             self._shut(read_error(frame.document))
         else:
@@ -244,7 +244,7 @@ class RemoteEngine:
             outbox = self._end.say(error, self._streams.values())
             self._streams.clear()
             idle = replace(EngineStats(), tokens_per_block=self._state.stats.tokens_per_block)
-            self._state = State(idle, False, {})
+            self._state = EngineState(idle, False, {})
         outbox.flush()
 
 

@@ -264,7 +264,7 @@ def read_error(document: Mapping[str, Any]) -> LlmserveError:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class EngineState:
     """What an engine says of itself, when it has changed."""
 
     stats: EngineStats
@@ -276,7 +276,7 @@ class State:
         return {"stats": asdict(self.stats), "healthy": self.is_healthy, "allowances": allowances}
 
     @classmethod
-    def read(cls, document: Any) -> State:
+    def read(cls, document: Any) -> EngineState:
         try:
             allowances = {read_tenant(tenant): Allowance(**left) for tenant, left in document["allowances"]}
             return cls(EngineStats(**document["stats"]), bool(document["healthy"]), allowances)
@@ -284,14 +284,14 @@ class State:
             raise ProtocolError(f"an engine's state that cannot be read: {error!r}") from error
 
 
-def hello_frame(info: EngineInfo, state: State) -> Frame:
+def hello_frame(info: EngineInfo, state: EngineState) -> Frame:
     return Frame(Kind.HELLO, {"info": asdict(info), "state": state.document()})
 
 
-def read_hello(frame: Frame) -> tuple[EngineInfo, State]:
+def read_hello(frame: Frame) -> tuple[EngineInfo, EngineState]:
     if frame.kind is not Kind.HELLO:
         raise ProtocolError(f"the engine began with a frame of kind {frame.kind.name}")
     try:
-        return EngineInfo(**frame.document["info"]), State.read(frame.document["state"])
+        return EngineInfo(**frame.document["info"]), EngineState.read(frame.document["state"])
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"an engine's first frame that cannot be read: {error!r}") from error

@@ -21,9 +21,9 @@ from llmserve.core import Allowance, GenerateRequest, Guide, Tenant
 from llmserve.engine.base import Engine, MeteringEngine
 from llmserve.engine.remote.frames import MAX_REQUEST_BYTES, Frame, FrameReader, Kind, ProtocolError, preamble
 from llmserve.engine.remote.messages import (
+    EngineState,
     EventWriter,
     GuideSource,
-    State,
     error_document,
     hello_frame,
     read_submit,
@@ -84,12 +84,12 @@ class EngineServer:
         for client in tuple(self.clients):
             client.leave(reason or Unavailable("the engine has been closed"))
 
-    def state(self, tenants: set[Tenant]) -> State:
+    def state(self, tenants: set[Tenant]) -> EngineState:
         engine = self.engine
         allowances: dict[Tenant, Allowance] = {}
         if isinstance(engine, MeteringEngine):
             allowances = {tenant: engine.allowance(tenant) for tenant in tenants}
-        return State(engine.stats(), engine.healthy(), allowances)
+        return EngineState(engine.stats(), engine.healthy(), allowances)
 
     def _client(self) -> Client:
         self._numbers += 1
@@ -112,7 +112,7 @@ class Client(asyncio.Protocol):
         self._streams: dict[int, asyncio.Task[None]] = {}
         self._events: EventWriter | None = None  # of this turn of the loop
         self._tenants = set[Tenant]()
-        self._state: State | None = None  # that it was told last
+        self._state: EngineState | None = None  # that it was told last
         self._sent = self._taken = 0  # bytes
         self._taken_at = time.monotonic()
         self._is_gone = False

@@ -16,7 +16,7 @@ from llmserve.frontends.openai.event_stream import EventStream, Template, json_a
 from llmserve.frontends.openai.generation import Piece, Usage, answers
 from llmserve.frontends.openai.replies import LIMITS, new_id
 from llmserve.frontends.openai.spoken import Prepared, Said
-from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind
 
 DELTAS = {
@@ -28,7 +28,7 @@ DELTAS = {
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    state: State
+    state: ApiState
 
     async def create(self, body: MessagesRequest, request: Request) -> Response:
         """The assistant's next message."""

@@ -20,7 +20,7 @@ from llmserve.frontends.openai.messages import Conversations
 from llmserve.frontends.openai.models import Models
 from llmserve.frontends.openai.ollama import Ollama
 from llmserve.frontends.openai.responses import Responses
-from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.state import ApiState
 from llmserve.frontends.openai.validation import BodyRoute
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.server_core import Core
@@ -66,7 +66,7 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     app.router.route_class = BodyRoute
     app.router.redirect_slashes = False
     ensembles = Ensembles(core)
-    state = State(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
+    state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
     models, ollama = Models(state), Ollama(state)
     get: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/models", models.list),

@@ -24,7 +24,7 @@ from llmserve.frontends.openai.replies import (
     with_warning,
 )
 from llmserve.frontends.openai.spoken import Call, Prepared, Said
-from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind, PartReader
 
 OBJECT, CHUNK = "chat.completion", "chat.completion.chunk"
@@ -32,7 +32,7 @@ OBJECT, CHUNK = "chat.completion", "chat.completion.chunk"
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    state: State
+    state: ApiState
 
     async def create(self, body: ChatRequest, request: Request) -> Response:
         """The assistant's next message."""

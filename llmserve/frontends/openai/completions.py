@@ -35,7 +35,7 @@ from llmserve.frontends.openai.replies import (
     usage_document,
     with_warning,
 )
-from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.state import ApiState
 from llmserve.frontends.openai.validation import refused
 
 OBJECT = "text_completion"
@@ -111,7 +111,7 @@ class _Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    state: State
+    state: ApiState
 
     async def create(self, body: CompletionRequest, request: Request) -> Response:
         """A text that goes on where the prompt ends."""

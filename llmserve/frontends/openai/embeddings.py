@@ -9,7 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict
 
 from llmserve.frontends.openai.failures import Refused
-from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.state import ApiState
 
 
 class EmbeddingsRequest(BaseModel):
@@ -22,7 +22,7 @@ class EmbeddingsRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    state: State
+    state: ApiState
 
     async def create(self, body: EmbeddingsRequest, request: Request) -> NoReturn:
         """Not done here."""

@@ -15,7 +15,7 @@ from llmserve.frontends.openai.ensembles import Ensemble, Values
 from llmserve.frontends.openai.event_stream import json_answer
 from llmserve.frontends.openai.fields import TemplateValues
 from llmserve.frontends.openai.log_probs import Scored, token_text
-from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.state import ApiState
 from llmserve.frontends.openai.tools import Choice, Tools, tool_use
 from llmserve.frontends.openai.validation import Strict
 
@@ -49,7 +49,7 @@ class DetokenizeRequest(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    state: State
+    state: ApiState
 
     async def list(self) -> Response:
         """The models that can be asked."""

@@ -21,7 +21,7 @@ from llmserve.frontends.openai.generation import Piece, answers
 from llmserve.frontends.openai.ollama_fields import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from llmserve.frontends.openai.replies import LIMITS
 from llmserve.frontends.openai.spoken import Prepared
-from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind
 
 LINES = "application/x-ndjson"
@@ -109,7 +109,7 @@ def _whole(lines: Sequence[Mapping[str, Json]], end: dict[str, Json], *, is_chat
 
 @dataclass(frozen=True, slots=True)
 class Ollama:
-    state: State
+    state: ApiState
 
     async def chat(self, body: OllamaChatRequest, request: Request) -> Response:
         """The assistant's next message."""

@@ -18,7 +18,7 @@ from llmserve.frontends.openai.generation import Answer, Caller, Piece, Usage
 if TYPE_CHECKING:
     from llmserve.frontends.openai.ensembles import Ensemble
     from llmserve.frontends.openai.log_probs import Scored
-    from llmserve.frontends.openai.state import State
+    from llmserve.frontends.openai.state import ApiState
 
 LIMITS = ("length", "timed_out")  # finish reasons of an answer that something cut off
 TokenLists = Sequence[Sequence["Scored"]]  # of each choice
@@ -65,7 +65,7 @@ def with_warning(document: dict[str, Json], warnings: Iterator[str]) -> dict[str
 
 
 async def scored_reply(
-    state: State,
+    state: ApiState,
     caller: Caller,
     ensemble: Ensemble,
     found: Sequence[Answer],

@@ -16,7 +16,7 @@ from llmserve.frontends.openai.generation import Piece, Usage, answers
 from llmserve.frontends.openai.replies import LIMITS, new_id
 from llmserve.frontends.openai.response_fields import ResponseRequest
 from llmserve.frontends.openai.spoken import Prepared
-from llmserve.frontends.openai.state import State
+from llmserve.frontends.openai.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind
 
 PREFIXES = {PartKind.TEXT: "msg", PartKind.THOUGHT: "rs", PartKind.CALL: "fc"}
@@ -160,7 +160,7 @@ def _usage(usage: Usage | None) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    state: State
+    state: ApiState
 
     async def create(self, body: ResponseRequest, request: Request) -> Response:
         """The answer to a text or a conversation."""

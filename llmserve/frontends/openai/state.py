@@ -16,7 +16,7 @@ from llmserve.frontends.shared.extension_state import Extensions
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ApiState:
     """Of one server."""
 
     ensembles: Ensembles

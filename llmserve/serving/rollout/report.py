@@ -10,7 +10,7 @@ from typing import Any
 from llmserve.serving.backend import GaugeSample
 from llmserve.serving.config.rollout_rules import described
 from llmserve.serving.rollout.progress import Latencies, Progress
-from llmserve.serving.rollout.rollout import Rollout, State
+from llmserve.serving.rollout.rollout import Rollout, RolloutState
 
 KINDS = {"first": "first_response", "total": "total"}
 
@@ -57,7 +57,7 @@ def rollout_samples(rollouts: Iterable[Rollout]) -> Iterator[GaugeSample]:
     for rollout in rollouts:
         progress = rollout.progress
         labels = {"model": rollout.name, "version": rollout.candidate.version}
-        for state in State:
+        for state in RolloutState:
             yield "llmserve_rollout_state", {**labels, "state": state}, float(rollout.state is state)
         yield "llmserve_rollout_canary_share", labels, rollout.canary_share
         for role, counts in (("stable", progress.stable), ("canary", progress.canary), ("shadow", progress.shadow)):

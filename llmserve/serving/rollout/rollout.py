@@ -25,7 +25,7 @@ LOOK_S = 0.25  # between two looks at what no request tells: time, and whether t
 logger = logging.getLogger(__name__)
 
 
-class State(StrEnum):
+class RolloutState(StrEnum):
     LOADING = "loading"
     SHADOW = "shadow"
     CANARY = "canary"
@@ -35,7 +35,7 @@ class State(StrEnum):
     FAILED = "failed"  # the candidate was never ready
 
 
-ENDS = (State.PROMOTED, State.ROLLED_BACK, State.FAILED)
+ENDS = (RolloutState.PROMOTED, RolloutState.ROLLED_BACK, RolloutState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Rollout:
         self.name = name
         self.candidate = candidate
         self.rules = rules
-        self.state = State.LOADING
+        self.state = RolloutState.LOADING
         self.began = datetime.now(UTC)
         self.decisions: list[LoggedDecision] = []
         self.progress = Progress(rules, time.monotonic())
@@ -90,7 +90,7 @@ class Rollout:
     @property
     def is_on(self) -> bool:
         """Both versions are there, and requests may be divided between them."""
-        return self.is_active and self.state is not State.LOADING
+        return self.is_active and self.state is not RolloutState.LOADING
 
     def begin(self) -> None:
         """Both versions are ready, and requests are divided between them."""
@@ -104,10 +104,10 @@ class Rollout:
 
     def note(self, what: str, reason: str) -> None:
         self.decisions.append(LoggedDecision(datetime.now(UTC), what, reason))
-        level = logging.WARNING if what in (State.ROLLED_BACK, State.FAILED) else logging.INFO
+        level = logging.WARNING if what in (RolloutState.ROLLED_BACK, RolloutState.FAILED) else logging.INFO
         logger.log(level, "rollout of model '%s', %s: %s: %s", self.name, self.candidate, what, reason)
 
-    def end(self, state: State, reason: str, *, rescues: bool = False) -> None:
+    def end(self, state: RolloutState, reason: str, *, rescues: bool = False) -> None:
         """From here on no request reaches the candidate by this rollout but those that it answers already.
 
         `rescues`: those that still wait for it are answered by the stable version instead.
@@ -212,9 +212,9 @@ class Rollout:
     def _enter(self) -> None:
         """The state that the progress says."""
         if self.progress.is_waiting:
-            self.state = State.WAITING
+            self.state = RolloutState.WAITING
         else:
-            self.state = State.CANARY if self.progress.canary_share else State.SHADOW
+            self.state = RolloutState.CANARY if self.progress.canary_share else RolloutState.SHADOW
 
     async def _look(self) -> None:
         while True:

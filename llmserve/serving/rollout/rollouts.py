@@ -23,7 +23,7 @@ from llmserve.serving.model import ServedModel
 from llmserve.serving.rollout.memory import Remembered, digest_of, read_memory, write_memory
 from llmserve.serving.rollout.plans import make_splits
 from llmserve.serving.rollout.progress import Decision, Verdict
-from llmserve.serving.rollout.rollout import Candidate, Rollout, State
+from llmserve.serving.rollout.rollout import Candidate, Rollout, RolloutState
 from llmserve.serving.rollout.routing import Split
 from llmserve.serving.schedulers.shared import SharedResources
 
@@ -157,12 +157,12 @@ class Rollouts:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._current is not None and self._current.is_active:
-            self._end(self._current, State.ROLLED_BACK, "the server stops")
+            self._end(self._current, RolloutState.ROLLED_BACK, "the server stops")
 
     def _active(self, name: str) -> Rollout:
         rollout = self.find(name)
         if not rollout.is_active or rollout.is_promoting:
-            end = rollout.state if not rollout.is_active else State.PROMOTED
+            end = rollout.state if not rollout.is_active else RolloutState.PROMOTED
             raise InvalidArgument(f"the rollout of model '{name}' has ended: {end}")
         return rollout
 
@@ -209,7 +209,7 @@ class Rollouts:
 
     def _failed(self, rollout: Rollout, reason: str) -> None:
         if rollout.is_active:
-            rollout.end(State.FAILED, reason)
+            rollout.end(RolloutState.FAILED, reason)
 
     def _replan(self) -> None:
         """Something else is served than before."""
@@ -224,7 +224,7 @@ class Rollouts:
                 raise InvalidArgument(f"another version of model '{rollout.name}' was loaded meanwhile")
             self.splits.update(self._planned(rollout))
         except LlmserveError as error:
-            self._end(rollout, State.ROLLED_BACK, str(error))
+            self._end(rollout, RolloutState.ROLLED_BACK, str(error))
 
     def _decided(self, rollout: Rollout, decision: Decision) -> None:
         if decision.verdict is Verdict.ROLL_BACK:
@@ -244,9 +244,9 @@ class Rollouts:
         try:
             await self._deployment.promote(candidate.source, model, over=stable, kept=kept)
         except InvalidArgument as error:
-            self._end(rollout, State.ROLLED_BACK, str(error))
+            self._end(rollout, RolloutState.ROLLED_BACK, str(error))
             raise
-        rollout.end(State.PROMOTED, reason)
+        rollout.end(RolloutState.PROMOTED, reason)
         self._files[rollout.name, candidate.version] = candidate.files_version
         source = candidate.source
         self._refused[rollout.name] = digest_of(source) if _newest(source) > int(candidate.version) else ""
@@ -255,11 +255,11 @@ class Rollouts:
 
     def _roll_back(self, rollout: Rollout, reason: str) -> None:
         self._refused[rollout.name] = digest_of(rollout.candidate.source)
-        self._end(rollout, State.ROLLED_BACK, reason, rescues=True)
+        self._end(rollout, RolloutState.ROLLED_BACK, reason, rescues=True)
         if rollout.stable_version and not rollout.candidate.parameters:
             self._run(self._write(rollout.candidate.source, int(rollout.stable_version)))
 
-    def _end(self, rollout: Rollout, state: State, reason: str, *, rescues: bool = False) -> None:
+    def _end(self, rollout: Rollout, state: RolloutState, reason: str, *, rescues: bool = False) -> None:
         model = rollout.model
         self.splits.clear()
         rollout.end(state, reason, rescues=rescues)

@@ -49,7 +49,7 @@ class Aborted(Exception):
         self.details = details
 
 
-class Reply(Protocol):
+class ProtoMessage(Protocol):
     def SerializeToString(self) -> bytes: ...  # noqa: N802  # protobuf's
 
 
@@ -141,7 +141,7 @@ class Call:
         """Send messages compressed, if the client understands that; `level` is zlib's. Before the first one."""
         self._compressor = Compressor.accepted(self.head.accepted, level)
 
-    async def write(self, message: Reply | LargeMessage) -> None:
+    async def write(self, message: ProtoMessage | LargeMessage) -> None:
         """Send a message; returns when the connection has taken it. `CallClosed` when there is nobody to take it."""
         await self._send(message, b"")
 
@@ -206,7 +206,7 @@ class Call:
         self.has_ended = True
         self._wake()
 
-    async def answer(self, reply: Reply | LargeMessage) -> None:
+    async def answer(self, reply: ProtoMessage | LargeMessage) -> None:
         """The one message of a unary call, and OK."""
         await self._send(reply, self._last_frames(OK))
         self.status = StatusCode.OK
@@ -243,7 +243,7 @@ class Call:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def _send(self, reply: Reply | LargeMessage, tail: bytes) -> None:
+    async def _send(self, reply: ProtoMessage | LargeMessage, tail: bytes) -> None:
         if self.is_closed:
             raise CallClosed
         message = reply if isinstance(reply, LargeMessage) else reply.SerializeToString()

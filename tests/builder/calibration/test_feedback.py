@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmserve.builder.calibration.feedback import BLOCK_INPUTS, DAMPING, Moments, WithFeedback, shares_of, with_feedback
-from llmserve.builder.quantization import QUANTIZED_GROUP, Int4, Int8, Matrix, Part, Scheme, round_weight
+from llmserve.builder.quantization import QUANTIZED_GROUP, Int4, Int8, Matrix, Scheme, WeightPart, round_weight
 
 SCHEMES = (Int4(), Int8())
 
@@ -83,7 +83,7 @@ def test_a_row_depends_on_no_other(scheme: Scheme) -> None:
     rows = weight(70, 300) * np.logspace(-12, 12, 70, dtype=np.float32)[:, None]
     rows[3] = 0
     shares = shares_of(moments_of(correlated(300)))
-    parts = with_feedback({"a": [Part(scheme, 0, 70)]}, {"a": shares})["a"]
+    parts = with_feedback({"a": [WeightPart(scheme, 0, 70)]}, {"a": shares})["a"]
     whole = round_weight(parts, rows, slice(0, 70))
     for begin, end in ((0, 1), (1, 4), (4, 70)):
         np.testing.assert_array_equal(round_weight(parts, rows, slice(begin, end)), whole[begin:end])
@@ -103,7 +103,7 @@ def test_inputs_that_have_nothing_to_do_with_each_other_share_nothing(scheme: Sc
 
 
 def test_weights_of_which_nothing_is_known_keep_their_format() -> None:
-    parts = {"a": [Part(Int4(), 0, 3), Part(Int8(), 3, 9)], "b": [Part(Int8(), 0, 9)]}
+    parts = {"a": [WeightPart(Int4(), 0, 3), WeightPart(Int8(), 3, 9)], "b": [WeightPart(Int8(), 0, 9)]}
     found = with_feedback(parts, {"a": shares_of(moments_of(correlated(64)))})
     assert found["b"] == parts["b"]
     assert [(part.scheme.name, part.scheme.bits, part.begin, part.end) for part in found["a"]] == [

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Matrix, Part, Scheme, in_groups, quantized_params
+from llmserve.builder.quantization import Matrix, Scheme, WeightPart, in_groups, quantized_params
 from llmserve.builder.reference import ReferenceModel, Run, scaled_and_capped
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
@@ -79,7 +79,7 @@ class FakeQuantModel(ReferenceModel):
         arrays: Mapping[str, NDArray[Any]],
         options: BuildOptions,
         *,
-        quantized: Mapping[str, Sequence[Part]],
+        quantized: Mapping[str, Sequence[WeightPart]],
     ) -> None:
         rounded = {name: array.astype(FLOATS[options.dtype]).astype(np.float32) for name, array in arrays.items()}
         super().__init__(program, lambda name: rounded[name], int8_cache=CpuTarget().cache_dtype(options) == "int8")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmserve.core import SamplingParams
 from llmserve.engine.base import StepResult
 from llmserve.engine.cuda.choices import most_ids
-from llmserve.engine.cuda.layout import Part, Room
+from llmserve.engine.cuda.layout import Room, StepPart
 from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.engine.native.choosers import Choosers
 from llmserve.engine.native.step import FlatStep
@@ -98,7 +98,7 @@ def made_request(rng: random.Random) -> SampleRequest:
 def step(runner: CudaRunner, logits: NDArray[np.float32], requests: Sequence[SampleRequest]) -> StepResult:
     graph = GivenLogits(runner)
     graph.logits = logits
-    runner._graphs.update({key: graph for key in runner._graphs if key[0] is Part.HEAD})
+    runner._graphs.update({key: graph for key in runner._graphs if key[0] is StepPart.HEAD})
     return runner.step(plan_of(requests))
 
 

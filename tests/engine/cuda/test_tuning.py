@@ -18,7 +18,7 @@ from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.builder.targets.cuda.tiles import ProductTile, Tiles
 from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.cuda import tuning
-from llmserve.engine.cuda.layout import Part, read_header
+from llmserve.engine.cuda.layout import StepPart, read_header
 from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.cuda.tactics import chosen, machine_of, tile_of, tuned_launches
@@ -180,6 +180,6 @@ def test_every_product_of_a_real_engine_has_a_choice(tmp_path: Path) -> None:
     assert products
     assert {launch.kernel for launch in products} == set(header.tactics)
     assert {launch.part for _, launches in tuned_launches(header).values() for launch in launches} == {
-        Part.BODY.value, Part.HEAD.value,
+        StepPart.BODY.value, StepPart.HEAD.value,
     }  # fmt: skip
     assert machine_of(FakeDevice()).device == "Interpreter"

@@ -27,9 +27,9 @@ from llmserve.engine.base import EngineInfo, EngineStats
 from llmserve.engine.remote.child import ChildSpec
 from llmserve.engine.remote.frames import MAGIC, PREAMBLE, VERSION, Frame, FrameReader, Kind, ProtocolError, preamble
 from llmserve.engine.remote.messages import (
+    EngineState,
     EventWriter,
     Flag,
-    State,
     error_document,
     read_error,
     read_events,
@@ -140,8 +140,8 @@ def test_an_error_of_another_release_keeps_its_code() -> None:
 
 
 def test_statistics_and_settings_travel_whole() -> None:
-    state = State(EngineStats(3, total_ctx_tokens=None, num_restarts=2), True, {})
-    assert State.read(over_the_wire(Frame(Kind.STATE, state.document())).document) == state
+    state = EngineState(EngineStats(3, total_ctx_tokens=None, num_restarts=2), True, {})
+    assert EngineState.read(over_the_wire(Frame(Kind.STATE, state.document())).document) == state
     scheduler = SchedulerSettings(Policy.MAX_UTILIZATION, False, 7, 8)
     settings = EngineSettings(2, 0.5, 640, scheduler, GpuSettings(max_beam_width=2, instance_gpus=(0, 1)), 99)
     spec = ChildSpec(Path("/engine"), Path("/tokenizer"), settings, Path("/socket"), 10)

@@ -30,7 +30,7 @@ from llmserve.serving.types import InferRequest, InferResponse
 logger = logging.getLogger(__name__)
 
 
-class State(Enum):
+class ProcessState(Enum):
     STARTING = auto()
     OPEN = auto()
     FAILED = auto()  # the last attempt to start it again failed; there will be others
@@ -48,7 +48,7 @@ class ProcessHost:
         self._opened: Future[None] = Future()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._state = State.STARTING
+        self._state = ProcessState.STARTING
         self._life: Life | None = None
         self._waiting: list[Batch] = []  # for a process that can take them
         self._unreleased: list[Done] = []  # of batches that died with a process
@@ -67,27 +67,27 @@ class ProcessHost:
         for number, line in batch.lines.items():
             line.when_cancelled(partial(self._tell_cancelled, number))
         with self._lock:
-            if self._state is State.STARTING:
+            if self._state is ProcessState.STARTING:
                 self._waiting.append(batch)
-            elif self._state is State.OPEN and self._life is not None:
+            elif self._state is ProcessState.OPEN and self._life is not None:
                 self._life.execute(batch)
             else:
                 self._refuse([batch])
         return partial(self._end_batch, batch)
 
     def alive(self) -> bool:
-        return self._state is State.OPEN
+        return self._state is ProcessState.OPEN
 
     def problem(self) -> str:
         """A process that is being started takes requests already: they wait for it."""
-        return "" if self._state in (State.OPEN, State.STARTING) else self._problem
+        return "" if self._state in (ProcessState.OPEN, ProcessState.STARTING) else self._problem
 
     def abandon(self) -> None:
         threading.Thread(target=self.stop, args=(0.0,), daemon=True).start()
 
     def stop(self, timeout_s: float) -> bool:
         with self._lock:
-            self._state = State.ENDED
+            self._state = ProcessState.ENDED
             self._supervisor.end()
             if self._life is not None:
                 self._life.send(m.End())
@@ -119,14 +119,14 @@ class ProcessHost:
     def began(self, life: Life) -> None:
         with self._lock:
             self._life = life
-            if self._state is State.ENDED:
+            if self._state is ProcessState.ENDED:
                 life.kill()
 
     def opened(self, life: Life, is_async: bool) -> None:
         self.is_async = is_async
         with self._lock:
-            if self._state is not State.ENDED:
-                self._state = State.OPEN
+            if self._state is not ProcessState.ENDED:
+                self._state = ProcessState.OPEN
             waiting, self._waiting = self._waiting, []
             for batch in waiting:
                 life.execute(batch)
@@ -141,8 +141,8 @@ class ProcessHost:
             return
         with self._lock:
             self._problem = problem
-            if self._state is not State.ENDED:
-                self._state = State.FAILED
+            if self._state is not ProcessState.ENDED:
+                self._state = ProcessState.FAILED
             waiting, self._waiting = self._waiting, []
         logger.error("model instance '%s' could not be started again: %s", self._spec.instance_name, problem)
         self._refuse(waiting)
@@ -153,23 +153,23 @@ class ProcessHost:
         with self._lock:
             self._life = None
             state = self._state
-            if state is State.OPEN:
-                self._state = State.STARTING
+            if state is ProcessState.OPEN:
+                self._state = ProcessState.STARTING
                 self._problem = f"its process {how}, and is being started again"
-            elif state is State.ENDED:
+            elif state is ProcessState.ENDED:
                 self._problem = f"its process {how}"
             lines, unreleased = life.left()
             self._unreleased += unreleased
         for line in lines:
             line.post(self._failure())
-        if state is State.OPEN:
+        if state is ProcessState.OPEN:
             logger.warning("model instance '%s': %s", self._spec.instance_name, self._problem)
-        elif not (life.has_answered or state is State.ENDED):
+        elif not (life.has_answered or state is ProcessState.ENDED):
             self.failed(f"its process {how} while the model was loaded")
 
     def goes_on(self) -> bool:
         """Not after its end, nor when the model could not be opened even once."""
-        return self._state is not State.ENDED and self._opened.exception() is None
+        return self._state is not ProcessState.ENDED and self._opened.exception() is None
 
     def ended(self) -> None:
         self._release()

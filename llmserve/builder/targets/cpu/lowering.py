@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Part, Scheme, stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Scheme, WeightPart, stored_names
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Buffers, Place
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
@@ -83,7 +83,7 @@ class Lowering:
     """One pass over the Program, in order."""
 
     def __init__(
-        self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[Part]]
+        self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[WeightPart]]
     ) -> None:
         self._program = program
         self._params = {param.name: param for param in params}
@@ -294,7 +294,7 @@ class Lowering:
         self._keep(stored, Rows(stored, 0, rows))
         return self._tensor(stored, self._dtype, rows, cols, layout)
 
-    def _grouped(self, weight: str, part: Part) -> tuple[int, int, int]:
+    def _grouped(self, weight: str, part: WeightPart) -> tuple[int, int, int]:
         """The tensors of a quantized part: its values, and what its groups and its outputs have."""
         rows, cols = part.end - part.begin, self._params[weight].shape[1]
         name, groups = self._keep_part(weight, part), -(-rows // PANEL_COLUMNS) * _num_groups(cols)
@@ -316,10 +316,10 @@ class Lowering:
         self._keep(name, Rows(name, 0, count))
         return self._tensor(name, DType.FLOAT32, 1, count)
 
-    def _bias(self, name: str, part: Part) -> int:
+    def _bias(self, name: str, part: WeightPart) -> int:
         return self._tensor(self._keep_part(name, part), DType.FLOAT32, 1, part.end - part.begin)
 
-    def _keep_part(self, name: str, part: Part) -> str:
+    def _keep_part(self, name: str, part: WeightPart) -> str:
         """The name of the tensor for these rows of a parameter: its own for all of them."""
         is_all = part.end - part.begin == self._params[name].shape[0]
         tensor = name if is_all else f"{name}[{part.begin}:{part.end}]"
@@ -347,7 +347,7 @@ class Lowering:
 
 
 def lower(
-    program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[Part]]
+    program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[WeightPart]]
 ) -> Lowered:
     return Lowering(program, params, dtype=dtype, quantized=quantized).run()
 

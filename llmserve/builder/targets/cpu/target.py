@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
-from llmserve.builder.quantization import Part, quantize_rows, quantized_params
+from llmserve.builder.quantization import WeightPart, quantize_rows, quantized_params
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, unknown_attributes
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Rows, lower
@@ -223,7 +223,7 @@ class TensorWriter:
 
 
 def _plan(
-    program: Program, params: Sequence[Param], options: BuildOptions, quantized: Mapping[str, Sequence[Part]]
+    program: Program, params: Sequence[Param], options: BuildOptions, quantized: Mapping[str, Sequence[WeightPart]]
 ) -> tuple[Lowered, Metadata]:
     lowered = lower(program, params, dtype=DType[options.dtype.upper()], quantized=quantized)
     header = EngineHeader(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from llmserve.builder.targets.cuda.recorder import ONE, ROWS, TYPES, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.values import Values
 from llmserve.engine.cuda.choices import BLOCK_TOKENS, num_blocks_of
-from llmserve.engine.cuda.layout import Address, Extent, Part, Room
+from llmserve.engine.cuda.layout import Address, Extent, Room, StepPart
 
 FLOATS = TYPES["float32"]
 NUM_WARPS = 8
@@ -27,7 +27,7 @@ class ChoiceLowering(Values):
         row_peaks, peaks = self._choice("row_peaks", FLOATS), self._choice("peaks", FLOATS)
         drawn = {name: self._choice(name, FLOATS) for name in ("weights", "block_weights")}
         request = ["records", "samples"]
-        self._record.part = Part.BEST
+        self._record.part = StepPart.BEST
         self._row_launch(
             "choosing.find_peaks", ["samples"], {"logits": self._logits_row, "peaks": peaks}, tiled, by_tile
         )
@@ -36,7 +36,7 @@ class ChoiceLowering(Values):
             {"logits": self._logits_row, "banned_logits": self._choice("banned_logits", FLOATS), "peaks": peaks,
              "row_peaks": row_peaks, "tokens": self._choice("tokens")}, {**whole, "TILE": tile},
         )  # fmt: skip
-        self._record.part = Part.DRAWS
+        self._record.part = StepPart.DRAWS
         found = {"row_peaks": row_peaks, "logits": self._logits_row, **drawn}
         self._row_launch("drawing.weigh", request, found, tiled, by_tile)
         tokens, lists = {"tokens": self._choice("tokens")}, {name: self._choice(name) for name in ("lists", "listed")}
@@ -50,7 +50,7 @@ class ChoiceLowering(Values):
         self._row_launch("drawing.draw", request, {**found, **tokens}, whole)
 
     def _edit(self, vocab_size: int, tile: int) -> None:
-        self._record.part = Part.EDITS
+        self._record.part = StepPart.EDITS
         constants = {"VOCAB": vocab_size, "TILE": tile}
         counts, logits = {"counts": self._choice("counts")}, {"logits": self._logits_row}
         of_history, of_vocabulary = (Extent(fixed=-(-count // tile)) for count in (self._max_seq_len, vocab_size))

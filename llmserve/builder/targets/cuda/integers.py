@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import QUANTIZED_GROUP, Part, Quantized
+from llmserve.builder.quantization import QUANTIZED_GROUP, Quantized, WeightPart
 from llmserve.engine.cuda.layout import PANEL_OUTPUTS, PlacedTensor
 
 FLOATS, INT8, INT4 = "float", "int8", "int4"  # formats of what is multiplied
@@ -30,7 +30,7 @@ class StoredPart(NamedTuple):
     """
 
     name: str  # of the tensor of values
-    part: Part
+    part: WeightPart
     num_inputs: int
 
     @property
@@ -67,7 +67,7 @@ class StoredPart(NamedTuple):
         yield from zip(names, map(np.ascontiguousarray, arrays), strict=True)
 
 
-def stored_parts(name: str, parts: Sequence[Part], num_inputs: int) -> list[StoredPart]:
+def stored_parts(name: str, parts: Sequence[WeightPart], num_inputs: int) -> list[StoredPart]:
     """Of a parameter. The first has its name."""
     names = [name if not part.begin else f"{name}.from_{part.begin}" for part in parts]
     return [StoredPart(each, part, num_inputs) for each, part in zip(names, parts, strict=True)]

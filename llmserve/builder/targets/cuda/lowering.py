@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmserve.builder.quantization import Part as WeightPart
+from llmserve.builder.quantization import WeightPart
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.attention import AttentionLowering
 from llmserve.builder.targets.cuda.choosing import ChoiceLowering
 from llmserve.builder.targets.cuda.products import ProductLowering
 from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Recorder, power_of_two
 from llmserve.builder.targets.cuda.tiles import Tiles
-from llmserve.engine.cuda.layout import Extent, Part
+from llmserve.engine.cuda.layout import Extent, StepPart
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
 
@@ -117,7 +117,7 @@ class Lowering(ProductLowering, AttentionLowering, ChoiceLowering):
 
     def _select_rows(self, op: Op) -> None:
         """The head runs once for each piece of the selected rows, so what it reads of the body is never overwritten."""
-        self._record.part = Part.HEAD
+        self._record.part = StepPart.HEAD
         self._uses[op.inputs[0]] += 1
         x, y = self._buffers[op.inputs[0]], self._new(op, is_wide=op.inputs[0] in self._wide)
         arguments = {

@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.targets.cuda.tiles import ProductTile
-from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Kernel, Launch, Part, PlacedTensor, Room, Tactic
+from llmserve.engine.cuda.layout import (
+    ITEM_BYTES,
+    Address,
+    Extent,
+    Kernel,
+    Launch,
+    PlacedTensor,
+    Room,
+    StepPart,
+    Tactic,
+)
 
 TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "uint8": "*u8"}
 STRIDE_BYTES = 16  # what a thread loads at once
@@ -43,7 +53,7 @@ class Recorder:
     def __init__(self, columns: int) -> None:
         self._columns = columns  # of a tile of what is done to each row by itself
         self._kernels: dict[Kernel, int] = {}
-        self.part = Part.BODY  # of what comes next
+        self.part = StepPart.BODY  # of what comes next
         self.launches: list[Launch] = []
         self.tactics: dict[int, tuple[Tactic, ...]] = {}  # of a kernel
         self.tensors: dict[str, PlacedTensor] = {}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
-from llmserve.builder.quantization import Part, quantize_rows, quantized_params
+from llmserve.builder.quantization import WeightPart, quantize_rows, quantized_params
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Network, Target, unknown_attributes
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.integers import StoredPart, stored_parts
@@ -184,7 +184,11 @@ class CudaTarget:
         ]
 
     def _lowered(
-        self, program: Program, params: Sequence[Param], options: BuildOptions, quantized: Mapping[str, Sequence[Part]]
+        self,
+        program: Program,
+        params: Sequence[Param],
+        options: BuildOptions,
+        quantized: Mapping[str, Sequence[WeightPart]],
     ) -> Lowered:
         return lower(
             program, params, quantized=quantized, dtype=options.dtype, cache_dtype=options.cache_dtype,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llmserve.builder.quantization import LINEAR_KINDS, Part, stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, stored_names
 from llmserve.builder.targets.buffers import Buffers, Place
 from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, TYPES, Argument, Recorder
 from llmserve.builder.targets.cuda.tiles import Tiles
@@ -36,7 +36,7 @@ class Values:
         program: Program,
         params: Sequence[Param],
         *,
-        quantized: Mapping[str, Sequence[Part]],
+        quantized: Mapping[str, Sequence[WeightPart]],
         dtype: str,
         cache_dtype: str,
         max_seq_len: int,
