@@ -30,10 +30,10 @@ from llmserve.engine.artifact import (
 )
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import AlreadyExists, Unsupported
+from llmserve.stages.files import MODEL_DIRECTORY
 
 CONFIG_PBTXT = "config.pbtxt"
 ENSEMBLE = "ensemble"
-MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 ENGINE_FOLDER, TOKENIZER_FOLDER = "1/engine", "1/tokenizer"
 TEXT_FILES = (*TOKENIZER_FILES, CONFIG_FILE, HF_CONFIG_FILE, GENERATION_CONFIG_FILE)
 

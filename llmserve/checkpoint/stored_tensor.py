@@ -13,6 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 
 Tensor: TypeAlias = NDArray[Any]
 
+STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
+
 FLOAT_DTYPES: Mapping[str, DTypeLike] = {
     "float64": np.float64,
     "float32": np.float32,

@@ -15,7 +15,7 @@ from llmserve.evaluation.gate import GateResult, LossResult, MetricResult, Verdi
 from llmserve.evaluation.plan import Plan
 from llmserve.evaluation.power import POWER, Flips
 from llmserve.evaluation.report import Report
-from llmserve.evaluation.served.table import served_notes, served_tables
+from llmserve.evaluation.served.table import STYLES, served_notes, served_tables
 from llmserve.evaluation.text_metrics import TEXT_METRICS
 
 NAMES = {name: metric.title for name, metric in TEXT_METRICS.items()} | {name: name for name in CHOICE_METRICS}
@@ -24,7 +24,6 @@ LOSS_NAMES = {
     Loss.FLIP: "flip, nat",
 }  # fmt: skip
 PLAIN_NAMES = NAMES | {loss.value: name.partition(",")[0] for loss, name in LOSS_NAMES.items()}  # without units
-STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.FAIL: "red"}
 
 
 def render(report: Report) -> RenderableType:

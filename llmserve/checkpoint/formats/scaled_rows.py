@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.checkpoint.integers import STEP_COLUMNS, Integers
-from llmserve.checkpoint.stored_tensor import Tensor
+from llmserve.checkpoint.stored_tensor import STRIP_ELEMENTS, Tensor
 
 Numbers = Callable[[slice], Tensor]  # some rows [rows, columns]; the slice has both ends
-STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
 
 
 @dataclass(frozen=True, slots=True)

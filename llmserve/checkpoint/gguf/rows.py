@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from llmserve.checkpoint.gguf.block_types import BlockType
 from llmserve.checkpoint.integers import Integers
-from llmserve.checkpoint.stored_tensor import Tensor
-
-STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
+from llmserve.checkpoint.stored_tensor import STRIP_ELEMENTS, Tensor
 
 
 @dataclass(frozen=True, slots=True)

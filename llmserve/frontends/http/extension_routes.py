@@ -16,7 +16,6 @@ from llmserve.frontends.http.json_fields import (
     as_object,
     as_string,
     as_unsigned,
-    is_unsigned,
     parse_json,
 )
 from llmserve.frontends.shared.extension_state import Extensions
@@ -28,6 +27,7 @@ from llmserve.frontends.shared.model_control import (
     check_repository_name,
     unknown_load_parameter,
 )
+from llmserve.frontends.shared.request_parameters import is_unsigned
 from llmserve.frontends.shared.server_core import Core, check_known_model
 from llmserve.frontends.shared.shared_memory import CUDA_REFUSAL
 from llmserve.frontends.shared.trace_settings import SETTINGS

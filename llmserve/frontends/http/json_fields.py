@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeGuard
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from llmserve.frontends.http.large_json import loads_large
 from llmserve.frontends.http.large_json_text import Malformed
 from llmserve.frontends.http.numbers import MAX_NESTING, Numbers, leaves_of
 from llmserve.frontends.shared.raw_tensors import Raw, object_array
+from llmserve.frontends.shared.request_parameters import is_unsigned
 from llmserve.serving.types import NUMPY_DTYPES, ParameterValue
 from llmserve.wire.request_memory import Share
 
@@ -117,10 +118,6 @@ def as_string(value: Json, member: str) -> str:
     if not isinstance(value, str):
         wrong_type(member, "string")
     return value
-
-
-def is_unsigned(value: Json) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64
 
 
 def as_unsigned(value: Json, member: str) -> int:

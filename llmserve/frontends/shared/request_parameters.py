@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeGuard
 
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.serving.types import ParameterValue
@@ -68,7 +68,7 @@ def sort_parameters(
                 wrong_type(name, "bool_param")
             flags[name] = value
         elif name in numbers:
-            if not _is_unsigned(value):
+            if not is_unsigned(value):
                 wrong_type(name, "int64_param or uint64_param" if name == "priority" else "int64_param")
             numbers[name] = int(value)
         else:
@@ -88,10 +88,10 @@ def _sequence_id(value: ParameterValue, wrong_type: WrongType) -> int | str:
         if len(value) > MAX_SEQUENCE_ID:
             raise Unsupported(f"string correlation ID cannot be longer than {MAX_SEQUENCE_ID} characters")
         return value
-    if not _is_unsigned(value):
+    if not is_unsigned(value):
         wrong_type("sequence_id", "int64_param or string_param")
     return int(value)
 
 
-def _is_unsigned(value: ParameterValue) -> bool:
+def is_unsigned(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_UINT64

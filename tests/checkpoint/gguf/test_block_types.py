@@ -11,8 +11,9 @@ import pytest
 from gguf.quants import dequantize
 
 from llmserve.checkpoint.gguf.block_types import TYPES, UNSUPPORTED, type_name
-from llmserve.checkpoint.gguf.rows import STRIP_ELEMENTS, ExpandedRows
+from llmserve.checkpoint.gguf.rows import ExpandedRows
 from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.stored_tensor import STRIP_ELEMENTS
 from tests.checkpoints import KINDS, random_tensors
 from tests.gguf_files import make_gguf
 
