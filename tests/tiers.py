@@ -15,9 +15,10 @@ TIERS = (*FIRST, *REST)
 # Paths below tests/. Of those that a file's path begins with, the longest decides.
 PLACES = {
     "unit": (
-        "backends/ benchmark/ checkpoint/ cluster/ compat/ contracts/ evaluation/ frontends/ fuzz/ models/ pipelines/ "
-        "scheduler/ serving/ stages/ tools/ wire/ test_client.py test_dependencies.py test_images.py test_laws.py "
-        "test_owned_directory.py test_project.py test_sealed_log.py"
+        "backends/ benchmark/ checkpoint/ cluster/ compat/ contracts/ evaluation/ frontends/ fuzz/ models/ "
+        "pipelines/ scheduler/ serving/ stages/ tools/ wire/ test_budgets.py test_client.py "
+        "test_dependencies.py test_images.py test_laws.py test_owned_directory.py test_project.py "
+        "test_sampling_borders.py test_sealed_log.py"
     ),
     "engine": "builder/ engine/ parity/",
     "process": "cli/ clients/ e2e/ hostile/",
@@ -29,8 +30,8 @@ PLACES = {
     "interpreted": "engine/cuda/ cli/test_cuda.py e2e/test_cuda.py tools/test_check_cuda.py tools/test_cuda_speed.py",
     "sanitized": "engine/cpu/test_sanitizers.py",
     "cluster": (
-        "e2e/test_balancers.py e2e/test_cluster.py e2e/test_cluster_server.py e2e/test_dashboards.py "
-        "e2e/test_rolling_update.py deploy/ wheels/"
+        "e2e/test_balancers.py e2e/test_chaos.py e2e/test_cluster.py e2e/test_cluster_server.py "
+        "e2e/test_dashboards.py e2e/test_rolling_update.py e2e/test_soak.py deploy/ wheels/"
     ),
     "page": "page/",
 }

@@ -17,7 +17,7 @@ from llmserve.cluster.address import ClusterAddress
 from llmserve.cluster.own_requests import hello_fields, read_hello_chunk
 from llmserve.engine.base import EngineInfo
 from llmserve.engine.remote.frames import ProtocolError
-from llmserve.engine.remote.messages import State
+from llmserve.engine.remote.messages import EngineState
 
 ASK_S, ASK_AGAIN_S = 5.0, 1.0  # between two questions to a worker; after one without an answer
 ANSWER_S = 10.0
@@ -42,7 +42,7 @@ class Worker:
     """One that has said who it is."""
 
     worker_id: int
-    state: State
+    state: EngineState
     heard_at: float  # of it, or from it; of the loop's clock
     readers: set[asyncio.Task[None]] = field(default_factory=set)  # of the answers that it gives
 
@@ -94,10 +94,10 @@ class Members:
             self._meet(worker_id, info, state)
             await asyncio.sleep(ASK_S)
 
-    async def _hello(self, worker_id: int, client: Client) -> tuple[EngineInfo, State]:
+    async def _hello(self, worker_id: int, client: Client) -> tuple[EngineInfo, EngineState]:
         """Raises `WorkerLost`, and `ProtocolError` where somebody else answers."""
 
-        async def ask() -> tuple[EngineInfo, State]:
+        async def ask() -> tuple[EngineInfo, EngineState]:
             found = None
             async for chunk in await client.direct(hello_fields(self._address.component), worker_id, False):
                 found = found or read_hello_chunk(chunk)
@@ -114,7 +114,7 @@ class Members:
         except Exception as error:  # of Dynamo's, of many kinds
             raise WorkerLost(str(error)) from error
 
-    def _meet(self, worker_id: int, info: EngineInfo, state: State) -> None:
+    def _meet(self, worker_id: int, info: EngineInfo, state: EngineState) -> None:
         now = asyncio.get_running_loop().time()
         if (worker := self._workers.get(worker_id)) is not None:
             worker.state, worker.heard_at = state, now

@@ -17,10 +17,10 @@ from llmserve.core import GenerateRequest, TokenEvent
 from llmserve.engine.base import Engine, EngineInfo
 from llmserve.engine.remote.frames import MAX_ANSWER_BYTES, Frame, FrameReader, Kind, ProtocolError, preamble
 from llmserve.engine.remote.messages import (
+    EngineState,
     EventWriter,
     GuideSource,
     Item,
-    State,
     hello_frame,
     read_events,
     read_hello,
@@ -72,7 +72,7 @@ def error_chunk(error: LlmserveError) -> dict[str, Any]:
 
 
 def hello_chunk(engine: Engine) -> dict[str, Any]:
-    return _chunk(hello_frame(engine.info, State(engine.stats(), engine.healthy(), {})))
+    return _chunk(hello_frame(engine.info, EngineState(engine.stats(), engine.healthy(), {})))
 
 
 def read_chunk(chunk: Fields) -> list[Item]:
@@ -81,7 +81,7 @@ def read_chunk(chunk: Fields) -> list[Item]:
     return [] if frame is None else [item for _, item in read_events(frame)]
 
 
-def read_hello_chunk(chunk: Fields) -> tuple[EngineInfo, State]:
+def read_hello_chunk(chunk: Fields) -> tuple[EngineInfo, EngineState]:
     """Raises `ProtocolError`."""
     frame = _taken_out(chunk, CHUNK_FIELD)
     if frame is None:
