@@ -155,6 +155,16 @@ def test_the_diffs_that_contributing_shows_are_in_the_files() -> None:
         "llmserve/models/phi3.py",
         "llmserve/models/registry.py",
         "tests/checkpoints.py",
+        "llmserve/models/graph.py",
+        "llmserve/builder/reference.py",
+        "llmserve/builder/targets/cpu/lowering.py",
+        "llmserve/engine/cpu/layout.py",
+        "llmserve/engine/cpu/kernels/format.h",
+        "llmserve/engine/cpu/kernels/program_check.cpp",
+        "llmserve/engine/cpu/kernels/executor.cpp",
+        "llmserve/engine/cpu/kernels/rowwise.cpp",
+        "tests/engine/cpu/kernels/test_main.cpp",
+        "tests/engine/cpu/networks.py",
     ]
     for path, diff in shown:
         rest = (ROOT / path).read_text()

@@ -58,15 +58,17 @@ def no_kernels(target: str) -> Unsupported:
     return Unsupported(f"engines for {target} carry no kernels of their own: leave out --kernels-only")
 
 
-def unknown_attributes(program: Program, known: Mapping[OpKind, Collection[str]]) -> list[str]:
-    """Attributes of ops that a target does nothing with, by name: leaving one out would compute something else."""
-    found = [
+def unknown_ops(program: Program, known: Mapping[OpKind, Collection[str]]) -> list[str]:
+    """Op kinds, and attributes of the others, that a target does nothing with, by name: leaving one out would compute
+    something else."""
+    kinds = [f"op {op.kind.value}" for op in program.ops if op.kind not in known]
+    attributes = [
         f"{name} of {op.kind.value}: {op.attrs[name]}"
         for op in program.ops
         for name in op.attrs
-        if name not in known.get(op.kind, ())
+        if op.kind in known and name not in known[op.kind]
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(kinds + attributes))
 
 
 class Target(Protocol):

@@ -7,16 +7,16 @@ buffer is given to the next value as soon as its last reader has run.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Scheme, WeightPart, stored_names
-from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Buffers, Place
+from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
+from llmserve.builder.targets.op_lowering import OpLowering, Rule
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
@@ -79,36 +79,29 @@ class Lowered:
         return records
 
 
-class Lowering:
-    """One pass over the Program, in order."""
-
+class Lowering(OpLowering):
     def __init__(
         self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[WeightPart]]
     ) -> None:
-        self._program = program
+        super().__init__(program, stride_bytes=4)
         self._params = {param.name: param for param in params}
         self._stored = stored_names(params, quantized)
         matrices = {op.weights[0] for op in program.ops if op.kind in LINEAR_KINDS}
         self._packed = {self._stored[name] for name in matrices}
         self._dtype = dtype
         self._quantized = quantized
-        self._uses = Counter(name for op in program.ops for name in op.inputs)
-        self._buffers = Buffers(self._uses)
         self._ops: list[DeviceOp] = []
         self._tensors: dict[str, TensorEntry] = {}
         self._rows: dict[str, list[Rows]] = {}
         self._constants: dict[str, tuple[float, ...]] = {}
         self._offsets: dict[str, float] = {}
         self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
-        self._selected: set[str] = set()  # values after select_rows
+        self._selected = _selected_values(program)
         self._before: dict[str, Op] = {}  # value -> the op that makes it, left to the quantization of its only reader
         self._turned: dict[str, Place] = {}  # value -> rope table: its place holds what is still to be turned
 
     def run(self) -> Lowered:
-        ops = self._program.ops
-        index = 0
-        while index < len(ops):
-            index += self._lower(ops[index], ops[index + 1] if index + 1 < len(ops) else None)
+        self._lower_ops()
         return Lowered(
             tuple(self._ops),
             tuple(self._tensors.values()),
@@ -119,31 +112,14 @@ class Lowering:
             tuple(self._buffers.bytes_per_row),
         )
 
-    def _lower(self, op: Op, following: Op | None) -> int:
-        """Lower `op`, fused with the one after it where that is possible; returns how many ops are done."""
-        if op.kind is OpKind.SELECT_ROWS or any(name in self._selected for name in op.inputs):
-            self._selected.add(op.output)
-        if following is not None and self._is_only_quantized(op, following):
+    def _fuse(self, op: Op, following: Op) -> int:
+        if self._is_only_quantized(op, following):
             self._before[op.output] = op
             return 1
-        if op.kind is OpKind.LINEAR and following is not None and self._adds_to(op, following):
+        if op.kind is OpKind.LINEAR and self._adds_to(op, following):
             self._fused_linear(op, following)
             return 2
-        handlers = {
-            OpKind.EMBED: self._embed,
-            OpKind.RMS_NORM: self._rms_norm,
-            OpKind.LINEAR: self._linear,
-            OpKind.SLICE: self._slice,
-            OpKind.ROPE: self._rope,
-            OpKind.ATTENTION: self._attention,
-            OpKind.GATED_ACTIVATION: self._gated_activation,
-            OpKind.ADD: self._add,
-            OpKind.SELECT_ROWS: self._select_rows,
-            OpKind.LOGITS: self._logits,
-        }
-        handlers[op.kind](op)
-        self._buffers.read(op.inputs)
-        return 1
+        return 0
 
     def _is_only_quantized(self, op: Op, following: Op) -> bool:
         """Whether nobody but the quantized linear layer `following` reads what `op` makes of each row."""
@@ -235,8 +211,6 @@ class Lowering:
     def _fused_linear(self, op: Op, add: Op) -> None:
         """y = residual + x @ W.T in one pass, over the residual's own place when nobody else needs it."""
         residual = next(name for name in add.inputs if name != op.output)
-        if add.inputs[0] in self._selected or residual in self._selected:
-            self._selected.add(add.output)
         place = self._buffers[residual]
         self._product(op, lambda: self._buffers.over(add.output, residual), place)
         self._buffers.read((*op.inputs, *add.inputs))
@@ -345,11 +319,36 @@ class Lowering:
         assert self._tensors.setdefault(name, entry) == entry
         return list(self._tensors).index(name)
 
+    RULES: ClassVar[Mapping[OpKind, Rule]] = {
+        OpKind.EMBED: Rule(_embed, ("scale",)),
+        OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset")),
+        OpKind.LINEAR: Rule(_linear),
+        OpKind.SLICE: Rule(_slice, ("start",)),
+        OpKind.ROPE: Rule(_rope, ("head_dim", "inv_freq", "scale")),
+        OpKind.ATTENTION: Rule(
+            _attention,
+            ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes"),
+        ),
+        OpKind.GATED_ACTIVATION: Rule(_gated_activation, ("activation",)),
+        OpKind.ADD: Rule(_add),
+        OpKind.SELECT_ROWS: Rule(_select_rows),
+        OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap")),
+    }
+
 
 def lower(
     program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[WeightPart]]
 ) -> Lowered:
     return Lowering(program, params, dtype=dtype, quantized=quantized).run()
+
+
+def _selected_values(program: Program) -> set[str]:
+    """Those with a row for each selected row."""
+    found: set[str] = set()
+    for op in program.ops:
+        if op.kind is OpKind.SELECT_ROWS or not found.isdisjoint(op.inputs):
+            found.add(op.output)
+    return found
 
 
 def _num_groups(width: int) -> int:

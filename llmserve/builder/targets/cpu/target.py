@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from llmserve.builder.options import DTYPES, QUANTIZATIONS, BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.quantization import WeightPart, quantize_rows, quantized_params
-from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, unknown_attributes
+from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, unknown_ops
 from llmserve.builder.targets.cpu.large_pages import LargePages
-from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Rows, lower
+from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, Lowered, Lowering, Rows, lower
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
@@ -56,19 +56,6 @@ NUMPY_TYPES: Mapping[DType, Any] = {
     DType.INT8: np.int8,
     DType.INT4: np.uint8,
 }
-
-
-ATTRIBUTES: Mapping[OpKind, Collection[str]] = {  # what the lowering does something with
-    OpKind.EMBED: ("scale",),
-    OpKind.RMS_NORM: ("eps", "groups", "offset"),
-    OpKind.SLICE: ("start",),
-    OpKind.ROPE: ("head_dim", "inv_freq", "scale"),
-    OpKind.ATTENTION: (
-        "layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes",
-    ),
-    OpKind.GATED_ACTIVATION: ("activation",),
-    OpKind.LOGITS: ("scale", "soft_cap"),
-}  # fmt: skip
 
 
 class CpuTarget:
@@ -268,7 +255,7 @@ def _option_problems(options: BuildOptions) -> list[str]:
 
 
 def _program_problems(program: Program) -> list[str]:
-    found = [f"the cpu target has no {text}" for text in unknown_attributes(program, ATTRIBUTES)]
+    found = [f"the cpu target has no {text}" for text in unknown_ops(program, Lowering.known_ops())]
     turned = {op.output for op in program.ops if op.kind is OpKind.ROPE}
     for op in program.ops:
         if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] not in ACTIVATIONS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llmserve.builder.quantization import WeightPart
 from llmserve.builder.targets.buffers import Place
@@ -17,6 +18,7 @@ from llmserve.builder.targets.cuda.choosing import ChoiceLowering
 from llmserve.builder.targets.cuda.products import ProductLowering
 from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Recorder, power_of_two
 from llmserve.builder.targets.cuda.tiles import Tiles
+from llmserve.builder.targets.op_lowering import Rule
 from llmserve.engine.cuda.layout import Extent, StepPart
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
@@ -34,41 +36,21 @@ class Lowered:
 
 
 class Lowering(ProductLowering, AttentionLowering, ChoiceLowering):
-    """One pass over the Program, in order."""
-
     def run(self) -> Lowered:
-        ops = self._program.ops
-        index = 0
-        while index < len(ops):
-            index += self._lower(ops[index], ops[index + 1] if index + 1 < len(ops) else None)
+        self._lower_ops()
         self._choose_tokens()
         buffers = tuple(self._buffers.bytes_per_row)
         return Lowered(self._record, buffers, self._stored, self._offsets, self._query_tokens)
 
-    def _lower(self, op: Op, following: Op | None) -> int:
-        """Lower `op`, fused with the one after it where that is possible; returns how many ops are done."""
-        if op.kind is OpKind.LINEAR and following is not None and self._uses[op.output] == 1:
+    def _fuse(self, op: Op, following: Op) -> int:
+        if op.kind is OpKind.LINEAR and self._uses[op.output] == 1:
             if following.kind is OpKind.ADD and following.inputs.count(op.output) == 1:
                 self._linear_and_add(op, following)
                 return 2
             if self._can_be_gated(op, following):
                 self._gated_linear(op, following)
                 return 2
-        handlers = {
-            OpKind.EMBED: self._embed,
-            OpKind.RMS_NORM: self._rms_norm,
-            OpKind.LINEAR: self._linear,
-            OpKind.SLICE: self._slice,
-            OpKind.ROPE: self._rope,
-            OpKind.ATTENTION: self._attention,
-            OpKind.GATED_ACTIVATION: self._gated_activation,
-            OpKind.ADD: self._add,
-            OpKind.SELECT_ROWS: self._select_rows,
-            OpKind.LOGITS: self._logits,
-        }
-        handlers[op.kind](op)
-        self._buffers.read(op.inputs)
-        return 1
+        return 0
 
     def _embed(self, op: Op) -> None:
         y = self._new(op, is_wide=True)
@@ -135,6 +117,22 @@ class Lowering(ProductLowering, AttentionLowering, ChoiceLowering):
         )
         if op.inputs[0] in self._wide:
             self._wide.add(op.output)
+
+    RULES: ClassVar[Mapping[OpKind, Rule]] = {
+        OpKind.EMBED: Rule(_embed, ("scale",)),
+        OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset")),
+        OpKind.LINEAR: Rule(ProductLowering._linear),
+        OpKind.SLICE: Rule(_slice, ("start",)),
+        OpKind.ROPE: Rule(AttentionLowering._rope, ("head_dim", "inv_freq", "scale")),
+        OpKind.ATTENTION: Rule(
+            AttentionLowering._attention,
+            ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes"),
+        ),
+        OpKind.GATED_ACTIVATION: Rule(_gated_activation, ("activation",)),
+        OpKind.ADD: Rule(_add),
+        OpKind.SELECT_ROWS: Rule(_select_rows),
+        OpKind.LOGITS: Rule(ProductLowering._logits, ("scale", "soft_cap")),
+    }
 
 
 def lower(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.quantization import WeightPart, quantize_rows, quantized_params
-from llmserve.builder.targets.base import COMPUTES, CompileJob, Network, Target, unknown_attributes
+from llmserve.builder.targets.base import COMPUTES, CompileJob, Network, Target, unknown_ops
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.integers import StoredPart, stored_parts
 from llmserve.builder.targets.cuda.kernel_file import StoredKernels, write_kernels
-from llmserve.builder.targets.cuda.lowering import Lowered, lower
+from llmserve.builder.targets.cuda.lowering import Lowered, Lowering, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
 from llmserve.engine.artifact import ENGINE_FILE
@@ -50,18 +50,6 @@ HEADER_BYTES = 1 << 20  # about, for a plan: with kernels for one architecture
 MOST_HEAD_ROWS = 64
 QUANTIZATIONS = ("", "int8", "int4")
 
-ATTRIBUTES: Mapping[OpKind, Collection[str]] = {  # what the lowering does something with
-    OpKind.EMBED: ("scale",),
-    OpKind.RMS_NORM: ("eps", "groups", "offset"),
-    OpKind.SLICE: ("start",),
-    OpKind.ROPE: ("head_dim", "inv_freq", "scale"),
-    OpKind.ATTENTION: (
-        "layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes",
-    ),
-    OpKind.GATED_ACTIVATION: ("activation",),
-    OpKind.LOGITS: ("scale", "soft_cap"),
-}  # fmt: skip
-
 
 class CudaTarget:
     """Engines for `llmserve.engine.cuda`."""
@@ -78,8 +66,7 @@ class CudaTarget:
         found = [*_gpu_problems(options), *self._group_problems(program, options)]
         if options.quantization not in QUANTIZATIONS:
             found.append(f"quantization {options.quantization} is not known; use int8 or int4")
-        unknown = unknown_attributes(program, ATTRIBUTES)
-        found += [f"the cuda target does not compute {attribute}" for attribute in unknown]
+        found += [f"the cuda target does not compute {text}" for text in unknown_ops(program, Lowering.known_ops())]
         return found or self._kernel_problems(program, params, options)
 
     def notes(self, options: BuildOptions) -> list[str]:

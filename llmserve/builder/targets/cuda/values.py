@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, stored_names
-from llmserve.builder.targets.buffers import Buffers, Place
+from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, TYPES, Argument, Recorder
 from llmserve.builder.targets.cuda.tiles import Tiles
+from llmserve.builder.targets.op_lowering import OpLowering
 from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Room
 from llmserve.models.graph import Op, Program
 from llmserve.models.spec import Param
@@ -27,7 +28,7 @@ class Turning:
     rotary_dim: int
 
 
-class Values:
+class Values(OpLowering):
     """Values that are added up over the layers, or only rounded to integers, are `_wide`, in float32; the others have
     the engine's dtype."""
 
@@ -43,7 +44,7 @@ class Values:
         block_size: int,
         tiles: Tiles,
     ) -> None:
-        self._program = program
+        super().__init__(program, stride_bytes=STRIDE_BYTES)
         self._params = {param.name: param for param in params}
         self._quantized = quantized
         self._names = stored_names(params, quantized)
@@ -52,10 +53,8 @@ class Values:
         self._max_seq_len = max_seq_len
         self._block_size = block_size
         self._tiles = tiles
-        self._uses = Counter(name for op in program.ops for name in op.inputs)
         self._rounded_uses = Counter(op.inputs[0] for op in program.ops if self._is_quantized(op))
         self._only_rounded = {name for name, count in self._rounded_uses.items() if count == self._uses[name]}
-        self._buffers = Buffers(self._uses, STRIDE_BYTES)
         self._wide: set[str] = set()  # values in float32
         self._record = Recorder(tiles.columns)
         self._stored: set[str] = set()  # parameters that have a tensor of their own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from llmserve.builder.targets.base import unknown_attributes
+from llmserve.builder.targets.base import unknown_ops
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import DecoderSpec, Param
 
@@ -12,12 +12,17 @@ ARCHITECTURES = (
     "BaichuanForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
 )  # fmt: skip
 QWEN_TYPES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-ATTRIBUTES: Mapping[OpKind, Collection[str]] = {  # other ones, and other values than those below, cannot be said
+OPS: Mapping[OpKind, Collection[str]] = {  # with their attributes; others, and other values than below, cannot be said
+    OpKind.EMBED: (),
     OpKind.RMS_NORM: ("eps", "groups"),
+    OpKind.LINEAR: (),
     OpKind.SLICE: ("start",),
     OpKind.ROPE: ("head_dim", "inv_freq", "scale"),
     OpKind.ATTENTION: ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "alibi_slopes"),
     OpKind.GATED_ACTIVATION: ("activation",),
+    OpKind.ADD: (),
+    OpKind.SELECT_ROWS: (),
+    OpKind.LOGITS: (),
 }
 
 
@@ -27,7 +32,7 @@ def network_problems(spec: DecoderSpec, program: Program, params: Sequence[Param
     if spec.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         found.append(f"architecture {spec.architecture} is not among those that can be written for it: {known}")
-    found += unknown_attributes(program, ATTRIBUTES)
+    found += unknown_ops(program, OPS)
     found += dict.fromkeys(text for op in program.ops if (text := _value_problem(op)))
     if spec.architecture in QWEN_TYPES and any(param.name.endswith("attn.output.bias") for param in params):
         found.append("its Qwen3 has no attention_bias; this checkpoint has one")

@@ -235,8 +235,11 @@ void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size
       return attention_of<float>(args, kv_head, row_begin, row_end, scratch);
     case DType::kF16:
       return attention_of<Half>(args, kv_head, row_begin, row_end, scratch);
-    default:
+    case DType::kBF16:
       return attention_of<BFloat16>(args, kv_head, row_begin, row_end, scratch);
+    case DType::kI8:  // attention_int8
+    case DType::kI4:
+      break;
   }
 }
 

@@ -93,10 +93,12 @@ void cache_write(const CacheWriteArgs& args) {
       return Writer<float>(args).run();
     case DType::kF16:
       return Writer<Half>(args).run();
+    case DType::kBF16:
+      return Writer<BFloat16>(args).run();
     case DType::kI8:
       return Writer<int8_t>(args).run();
-    default:
-      return Writer<BFloat16>(args).run();
+    case DType::kI4:  // of no cache
+      break;
   }
 }
 

@@ -38,16 +38,21 @@ void Executor::run() {
 void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
   const size_t count = num_rows(op);
   const size_t grain = std::max<size_t>(1, count / (engine_.threads_->size() * 4));
-  const auto over_rows = [&](auto member) {
-    tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { (this->*member)(op, begin, end); });
+  const auto over_rows = [&](auto member, auto... kernel) {
+    tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { (this->*member)(op, begin, end, kernel...); });
   };
-  switch (static_cast<OpKind>(op.kind)) {
+  const KernelTable& kernels = *engine_.kernels_;
+  switch (static_cast<OpKind>(op.kind)) {  // without a default: the compiler names what is missing
+    case OpKind::kEmbed:
+      return over_rows(&Executor::embed);
+    case OpKind::kRmsNorm:
+      return over_rows(&Executor::rms_norm);
     case OpKind::kLinear:
       return linear(op, tasks);
     case OpKind::kLinearInt8:
-      return linear_grouped(op, tasks, engine_.kernels_->linear_int8);
+      return linear_grouped(op, tasks, kernels.linear_int8);
     case OpKind::kLinearInt4:
-      return linear_grouped(op, tasks, engine_.kernels_->linear_int4);
+      return linear_grouped(op, tasks, kernels.linear_int4);
     case OpKind::kAttention:
       return attention(op, tasks);
     case OpKind::kQuantize:
@@ -58,73 +63,85 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
       return over_rows(&Executor::cache_write);
     case OpKind::kSelectRows:
       return over_rows(&Executor::select_rows);
+    case OpKind::kGatedSilu:
+      return over_rows(&Executor::gated, kernels.gated_silu);
+    case OpKind::kGatedGeluTanh:
+      return over_rows(&Executor::gated, kernels.gated_gelu_tanh);
+    case OpKind::kGatedGelu:
+      return over_rows(&Executor::gated, kernels.gated_gelu);
+    case OpKind::kAdd:
+      return over_rows(&Executor::add);
     case OpKind::kScale:
+      return in_place(op, tasks, kernels.scale);
     case OpKind::kSoftCap:
-      return in_place(op, tasks);
-    default:
-      return over_rows(&Executor::rows);
+      return in_place(op, tasks, kernels.soft_cap);
   }
 }
 
-void Executor::rows(const OpRecord& op, size_t begin, size_t end) {
-  const KernelTable& kernels = *engine_.kernels_;
-  const size_t count = end - begin, width = op.out.width;
+void Executor::embed(const OpRecord& op, size_t begin, size_t end) {
+  const TensorRecord& table = engine_.file_.record(op.tensors[0]);
+  const EmbedArgs args = {engine_.file_.tensor<void>(op.tensors[0]), static_cast<DType>(table.dtype),
+                          static_cast<Layout>(table.layout), op.out.width};
+  engine_.kernels_->embed(args, step_.token_ids + begin, end - begin, view<float>(op.out, begin));
+}
+
+void Executor::rms_norm(const OpRecord& op, size_t begin, size_t end) {
   const auto x = view<const float>(op.in[0], first_row(op) + begin);
-  const auto second = view<const float>(op.in[1], first_row(op) + begin);
+  const float* weight = engine_.file_.tensor<float>(op.tensors[0]);
   const auto y = view<float>(op.out, begin);
-  switch (static_cast<OpKind>(op.kind)) {
-    case OpKind::kEmbed: {
-      const TensorRecord& table = engine_.file_.record(op.tensors[0]);
-      const EmbedArgs args = {engine_.file_.tensor<void>(op.tensors[0]), static_cast<DType>(table.dtype),
-                              static_cast<Layout>(table.layout), width};
-      return kernels.embed(args, step_.token_ids + begin, count, y);
-    }
-    case OpKind::kRmsNorm:
-      return kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, op.groups, width, count, y);
-    case OpKind::kGatedSilu:
-      return kernels.gated_silu(x, width, count, y);
-    case OpKind::kGatedGeluTanh:
-      return kernels.gated_gelu_tanh(x, width, count, y);
-    case OpKind::kGatedGelu:
-      return kernels.gated_gelu(x, width, count, y);
-    default:
-      return kernels.add(x, second, width, count, y);
-  }
+  engine_.kernels_->rms_norm(x, weight, op.scalar, op.groups, op.out.width, end - begin, y);
+}
+
+void Executor::gated(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::gated_silu) kernel) {
+  kernel(view<const float>(op.in[0], first_row(op) + begin), op.out.width, end - begin, view<float>(op.out, begin));
+}
+
+void Executor::add(const OpRecord& op, size_t begin, size_t end) {
+  const auto a = view<const float>(op.in[0], first_row(op) + begin);
+  const auto b = view<const float>(op.in[1], first_row(op) + begin);
+  engine_.kernels_->add(a, b, op.out.width, end - begin, view<float>(op.out, begin));
 }
 
 // One row at a time, so that what happens before stays in the nearest cache.
 void Executor::quantize(const OpRecord& op, size_t begin, size_t end, float* scratch) {
-  const KernelTable& kernels = *engine_.kernels_;
-  const size_t width = op.out.width;
   for (size_t row = begin; row < end; ++row) {
-    View<const float> x = view<const float>(op.in[0], row);
-    if (const auto before = static_cast<Before>(op.before); before != Before::kNothing) {
-      const View<float> made = {scratch, width};
-      if (before == Before::kRmsNorm) {
-        kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, 1, width, 1, made);
-      } else if (before == Before::kGatedSilu) {
-        kernels.gated_silu(x, width, 1, made);
-      } else if (before == Before::kGatedGeluTanh) {
-        kernels.gated_gelu_tanh(x, width, 1, made);
-      } else {
-        kernels.gated_gelu(x, width, 1, made);
-      }
-      x = {scratch, width};
-    }
-    kernels.quantize(x, width, 1, quantized_rows(op.out, op.in[1], row));
+    const View<const float> x = before_quantization(op, view<const float>(op.in[0], row), scratch);
+    engine_.kernels_->quantize(x, op.out.width, 1, quantized_rows(op.out, op.in[1], row));
   }
 }
 
-// Rows of logits are long and few, so they are cut too.
-void Executor::in_place(const OpRecord& op, TaskCounter& tasks) {
-  constexpr size_t kColumns = 8192;
+// The row x itself, or what is made of it, in scratch.
+View<const float> Executor::before_quantization(const OpRecord& op, View<const float> x, float* scratch) const {
   const KernelTable& kernels = *engine_.kernels_;
-  const auto apply = static_cast<OpKind>(op.kind) == OpKind::kScale ? kernels.scale : kernels.soft_cap;
+  const size_t width = op.out.width;
+  const View<float> made = {scratch, width};
+  switch (static_cast<Before>(op.before)) {
+    case Before::kNothing:
+      return x;
+    case Before::kRmsNorm:
+      kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, 1, width, 1, made);
+      break;
+    case Before::kGatedSilu:
+      kernels.gated_silu(x, width, 1, made);
+      break;
+    case Before::kGatedGeluTanh:
+      kernels.gated_gelu_tanh(x, width, 1, made);
+      break;
+    case Before::kGatedGelu:
+      kernels.gated_gelu(x, width, 1, made);
+      break;
+  }
+  return {scratch, width};
+}
+
+// Rows of logits are long and few, so they are cut too.
+void Executor::in_place(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::scale) kernel) {
+  constexpr size_t kColumns = 8192;
   const size_t pieces = (op.out.width + kColumns - 1) / kColumns;
   tasks.for_pieces(num_rows(op) * pieces, 1, [&](size_t index, size_t) {
     const size_t begin = index % pieces * kColumns;
     const auto row = view<float>(op.out, index / pieces);
-    apply({row.data + begin, row.stride}, op.scalar, std::min<size_t>(kColumns, op.out.width - begin), 1);
+    kernel({row.data + begin, row.stride}, op.scalar, std::min<size_t>(kColumns, op.out.width - begin), 1);
   });
 }
 

@@ -25,9 +25,13 @@ class Executor {
   void rope_table(const OpRecord& op, size_t begin, size_t end);
   void attention(const OpRecord& op, TaskCounter& tasks);
   void select_rows(const OpRecord& op, size_t begin, size_t end);
-  void rows(const OpRecord& op, size_t begin, size_t end);
+  void embed(const OpRecord& op, size_t begin, size_t end);
+  void rms_norm(const OpRecord& op, size_t begin, size_t end);
+  void gated(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::gated_silu) kernel);
+  void add(const OpRecord& op, size_t begin, size_t end);
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
-  void in_place(const OpRecord& op, TaskCounter& tasks);
+  View<const float> before_quantization(const OpRecord& op, View<const float> x, float* scratch) const;
+  void in_place(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::scale) kernel);
   void cache_write(const OpRecord& op, size_t begin, size_t end);
   void use_logits(TaskCounter& tasks);
 

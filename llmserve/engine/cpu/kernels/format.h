@@ -30,9 +30,9 @@ inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint32_t kMaxHeadDim = 4096;
 
-enum class Layout : uint32_t { kRows, kPanels, kCount };
+enum class Layout : uint32_t { kRows, kPanels };
 
-enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI4, kCount };
+enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI4 };
 
 constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
   if (type == DType::kF32) return 4;
@@ -57,7 +57,6 @@ enum class OpKind : uint32_t {
   kGatedGelu,
   kScale,    // -> f32, in place; scalar = factor
   kSoftCap,  // -> f32, in place; scalar = cap
-  kCount,
 };
 
 // What a quantization does to its rows first.
@@ -67,7 +66,6 @@ enum class Before : uint32_t {
   kGatedSilu,  // gate and up side by side
   kGatedGeluTanh,
   kGatedGelu,
-  kCount,
 };
 
 // Numbers that share a scale: inputs of activations and of weights, dimensions of keys.

@@ -78,8 +78,11 @@ void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t pa
       return run_tactic<kFloatTactics>(FloatProduct<float>(args), tactic, panel_begin, panel_end);
     case DType::kF16:
       return run_tactic<kFloatTactics>(FloatProduct<Half>(args), tactic, panel_begin, panel_end);
-    default:
+    case DType::kBF16:
       return run_tactic<kFloatTactics>(FloatProduct<BFloat16>(args), tactic, panel_begin, panel_end);
+    case DType::kI8:  // linear_int8
+    case DType::kI4:  // linear_int4
+      break;
   }
 }
 

@@ -17,75 +17,79 @@ class OpCheck {
 
   bool run() {
     require(op_.selected <= 1 && std::isfinite(op_.scalar) && std::isfinite(op_.soft_cap) && op_.soft_cap >= 0.0f);
+    if (!check_kind()) return false;
+    for (size_t i = 0; i < 3; ++i) require(used_[i] || op_.in[i].buffer == kNoBuffer);
+    return ok_;
+  }
+
+ private:
+  // Operands, tensors and fields of the op's kind; false for a number that is none.
+  bool check_kind() {
     switch (static_cast<OpKind>(op_.kind)) {
       case OpKind::kEmbed:
         output(4);
         matrix(op_.tensors[0], header_.vocab_size, op_.out.width);  // in rows, or in the panels of a tied head
         require(!op_.selected);
-        break;
+        return true;
       case OpKind::kRmsNorm:
         same_width();
         require(op_.groups > 0 && op_.out.width % op_.groups == 0);
         if (ok_) vector(op_.tensors[0], DType::kF32, op_.out.width / op_.groups);
-        break;
+        return true;
       case OpKind::kLinear:
         linear(4);
-        break;
+        return true;
       case OpKind::kQuantize:
         quantize();
-        break;
+        return true;
       case OpKind::kLinearInt8:
         linear_grouped(DType::kI8);
-        break;
+        return true;
       case OpKind::kLinearInt4:
         linear_grouped(DType::kI4);
-        break;
+        return true;
       case OpKind::kRopeTable:
         output(4);
         require(op_.out.width == op_.head_dim && op_.head_dim % 2 == 0 && op_.head_dim > 0);
         vector(op_.tensors[0], DType::kF32, op_.head_dim / 2);
-        break;
+        return true;
       case OpKind::kCacheWrite:
         operand(op_.in[0], 4);
         operand(op_.in[1], 4);
         require(op_.in[0].width == kv_width() && op_.in[1].width == kv_width());
         rope_table(op_.in[2]);
         require(op_.layer < header_.num_layers && !op_.selected);
-        break;
+        return true;
       case OpKind::kAttention:
         attention();
-        break;
+        return true;
       case OpKind::kGatedSilu:
       case OpKind::kGatedGeluTanh:
       case OpKind::kGatedGelu:
         operand(op_.in[0], 4);
         output(4);
         require(op_.in[0].width == uint64_t{op_.out.width} * 2);
-        break;
+        return true;
       case OpKind::kAdd:
         same_width();
         operand(op_.in[1], 4);
         require(op_.in[1].width == op_.out.width);
-        break;
+        return true;
       case OpKind::kScale:
         output(4);
-        break;
+        return true;
       case OpKind::kSoftCap:
         output(4);
         require(op_.scalar > 0.0f);
-        break;
+        return true;
       case OpKind::kSelectRows:
         same_width();
         require(op_.selected == 1);
-        break;
-      default:
-        return false;
+        return true;
     }
-    for (size_t i = 0; i < 3; ++i) require(used_[i] || op_.in[i].buffer == kNoBuffer);
-    return ok_;
+    return false;
   }
 
- private:
   void require(bool holds) { ok_ = ok_ && holds; }
 
   uint64_t kv_width() const { return uint64_t{header_.num_kv_heads} * header_.head_dim; }
@@ -148,13 +152,27 @@ class OpCheck {
     optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
   }
 
+  // How many times as wide as what is quantized the input is; 0 for a number that names nothing to do before.
+  static uint64_t num_parts(Before before) {
+    switch (before) {
+      case Before::kNothing:
+      case Before::kRmsNorm:
+        return 1;
+      case Before::kGatedSilu:
+      case Before::kGatedGeluTanh:
+      case Before::kGatedGelu:
+        return 2;
+    }
+    return 0;
+  }
+
   void quantize() {
     operand(op_.in[0], 4);
     operand(op_.in[1], 4);
     operand(op_.out, 1);
     const auto before = static_cast<Before>(op_.before);
-    const uint64_t parts = before == Before::kNothing || before == Before::kRmsNorm ? 1 : 2;
-    require(before < Before::kCount && op_.in[0].width == parts * op_.out.width);
+    const uint64_t parts = num_parts(before);
+    require(parts > 0 && op_.in[0].width == parts * op_.out.width);
     require(op_.in[1].width == 2 * num_quantized_groups(op_.out.width));
     if (before == Before::kRmsNorm) vector(op_.tensors[0], DType::kF32, op_.out.width);
   }

@@ -116,8 +116,11 @@ void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<floa
       return embed_of<float>(args, ids, num_rows, y);
     case DType::kF16:
       return embed_of<Half>(args, ids, num_rows, y);
-    default:
+    case DType::kBF16:
       return embed_of<BFloat16>(args, ids, num_rows, y);
+    case DType::kI8:  // of no table
+    case DType::kI4:
+      break;
   }
 }
 

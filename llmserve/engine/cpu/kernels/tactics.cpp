@@ -81,9 +81,8 @@ std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weig
       return kernels.int8_tactics;
     case DType::kI4:
       return kernels.int4_tactics;
-    default:
-      return {};
   }
+  return {};
 }
 
 // Few rows: wide tiles, for few broadcasts. More: what reads and converts a weight for more rows.

@@ -1,0 +1,51 @@
+"""Program -> a target's own operations, op by op: the table of what it lowers, and the walk through the Program."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from llmserve.builder.targets.buffers import Buffers
+from llmserve.models.graph import Op, OpKind, Program
+
+
+class Rule(NamedTuple):
+    """How ops of a kind are lowered."""
+
+    lower: Callable[[Any, Op], None]  # a method of the lowering
+    attributes: tuple[str, ...] = ()  # that it does something with
+
+
+class OpLowering(ABC):
+    """One pass over a Program, in order. `RULES` is all that it lowers: its target refuses everything else."""
+
+    RULES: ClassVar[Mapping[OpKind, Rule]]
+
+    def __init__(self, program: Program, *, stride_bytes: int) -> None:
+        self._program = program
+        self._uses = Counter(name for op in program.ops for name in op.inputs)
+        self._buffers = Buffers(self._uses, stride_bytes)
+
+    @classmethod
+    def known_ops(cls) -> Mapping[OpKind, Collection[str]]:
+        """The op kinds that it lowers, with the attributes of each."""
+        return {kind: rule.attributes for kind, rule in cls.RULES.items()}
+
+    @abstractmethod
+    def _fuse(self, op: Op, following: Op) -> int:
+        """Lower `op` together with the op after it, or leave it to that one. Returns how many ops are done, 0: none."""
+
+    def _lower_ops(self) -> None:
+        ops = self._program.ops
+        index = 0
+        while index < len(ops):
+            index += self._lower(*ops[index : index + 2])
+
+    def _lower(self, op: Op, following: Op | None = None) -> int:
+        if following is not None and (done := self._fuse(op, following)):
+            return done
+        self.RULES[op.kind].lower(self, op)
+        self._buffers.read(op.inputs)
+        return 1

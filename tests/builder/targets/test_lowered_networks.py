@@ -1,0 +1,79 @@
+"""Networks stay what they are: what every kind of tests/checkpoints.py is lowered to, as digests.
+
+A change of these is a change of engines that are already in use. `program` is the engine digest without weights, the
+others are everything of an engine file but its numbers, in float16 without and with quantization.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmserve.builder.digest import engine_digest
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import quantized_params
+from llmserve.builder.targets.cpu import lowering as cpu
+from llmserve.builder.targets.cuda import lowering as cuda
+from llmserve.builder.targets.cuda.tiles import tiles_for
+from llmserve.engine.cpu.layout import DType
+from llmserve.models.graph import Program
+from llmserve.models.registry import architecture_for
+from tests.checkpoints import KINDS
+
+OPTIONS = BuildOptions(dtype="float16", max_batch_size=4, max_num_tokens=32, max_seq_len=96, tokens_per_block=16)
+QUANTIZATIONS = ("", "int8", "int4")
+DIGESTS = {  # kind: program, cpu, cuda
+    "baichuan1-7b": ("6e7b3a1923862566", "820f22f95f632681", "23b9d5d23d2765b8"),
+    "baichuan2-13b": ("0b6ff4295a627d2b", "aebc0930f8a7f6fe", "3c497554a1737d29"),
+    "baichuan2-7b": ("6e7b3a1923862566", "820f22f95f632681", "23b9d5d23d2765b8"),
+    "gemma2": ("27517b457ddfeea7", "5ff0ca361d2bb644", "f715d13b0faaf1e1"),
+    "gemma3": ("e4612489690b231e", "a822473fcffe6e09", "7a1ddf9cec034e9a"),
+    "llama": ("6517767b23d599e1", "fd928de15f6d1ce1", "3645a02510282f8e"),
+    "llama-tied": ("6517767b23d599e1", "e20425b86f88a9c3", "893c631d1dc96969"),
+    "llama3-rope": ("0b612295e34fe5d0", "fd928de15f6d1ce1", "3645a02510282f8e"),
+    "mistral": ("b5fd780e7f551691", "69b449938c8440fe", "1790490e6e764d8b"),
+    "phi3": ("e506635d50e86995", "8db6c42bbf074fe9", "997b0ab9917a75cb"),
+    "phi4-mini": ("693c3a7d45467413", "539070ff5d5be1aa", "9c911b3f11af2aac"),
+    "qwen2": ("ca1d146926906605", "103ef58181183b8e", "b49066907bd0dbf4"),
+    "qwen3": ("a3480f5838cc2db6", "e236df87432651bb", "7af599ee8cacb974"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_a_network_is_lowered_to_does_not_change(kind: str) -> None:
+    architecture = architecture_for(KINDS[kind])
+    spec = architecture.from_hf(KINDS[kind])
+    program, params = _with_short_numbers(architecture.program(spec)), architecture.params(spec)
+    on_cpu, on_cuda = [], []
+    for quantization in QUANTIZATIONS:
+        quantized = quantized_params(program, params, replace(OPTIONS, quantization=quantization))
+        lowered = cpu.lower(program, params, dtype=DType.FLOAT16, quantized=quantized)
+        on_cpu.append((lowered.op_records().tobytes(), lowered.tensors, lowered.buffers, sorted(lowered.offsets)))
+        for_gpu = cuda.lower(
+            program, params, quantized=quantized, dtype="float16", max_seq_len=OPTIONS.max_seq_len,
+            block_size=OPTIONS.tokens_per_block, tiles=tiles_for("float16"),
+        )  # fmt: skip
+        record = for_gpu.record
+        launched = record.kernels, record.launches, record.tactics, record.scratch_bytes
+        on_cuda.append((launched, list(record.tensors.values()), for_gpu.buffers, for_gpu.query_tokens))
+    found = engine_digest(program, OPTIONS, {})[:16], _digest(on_cpu), _digest(on_cuda)
+    assert found == DIGESTS[kind]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+
+
+def _with_short_numbers(program: Program) -> Program:
+    """Powers differ in their last bit from one C library to the next."""
+    ops = (replace(op, attrs={name: _short(value) for name, value in op.attrs.items()}) for op in program.ops)
+    return replace(program, ops=tuple(ops))
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_short, value))
+    return float(f"{value:.6g}") if isinstance(value, float) else value
