@@ -8,18 +8,17 @@ host.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.engine.cuda.layout import EngineHeader
+from llmserve.engine.native.records import SAMPLE, num_words
 from llmserve.engine.native.step import NO_MASK, FlatStep
 
 BLOCK_TOKENS = 64  # of a vocabulary
-RECORD_WORDS = 24
-SELECTED, TEMPERATURE, WANTS_LOG_PROB, NUM_TOP, FIRST_MASK = 5, 14, 20, 21, 23
-RANGES = ((6, 7), (9, 10), (11, 12))  # of history, bias and banned ids
+RANGES = ("history", "bias", "banned")  # of ids
 MOST_IDS = 1 << 20  # of a step's history, bias and banned ids
 ITEM_BYTES = 4
 ALIGNMENT = 64  # items
@@ -41,7 +40,7 @@ def choice_offsets(header: EngineHeader) -> tuple[dict[str, int], int]:
     rows, batch, ids = header.head_rows, header.max_batch_size, most_ids(header)
     vocab_size, blocks = header.vocab_size, num_blocks_of(header.vocab_size)
     sizes = {
-        "records": RECORD_WORDS * batch,
+        "records": num_words(SAMPLE) * batch,
         "ids": ids,
         "biases": ids,
         "selected": rows,  # of a piece: rows of the step's tokens, and behind them which sample each is for
@@ -66,7 +65,7 @@ def choice_offsets(header: EngineHeader) -> tuple[dict[str, int], int]:
 class StepChoice(NamedTuple):
     """Of one step."""
 
-    records: Words  # [samples, RECORD_WORDS]
+    records: NDArray[Any]  # of dtype SAMPLE
     rows: Words  # of each selected row: the sample that the device chooses there, or NOBODY
     is_chosen: Sequence[bool]  # of each sample, whether by the device
     has_edits: bool  # of those
@@ -81,16 +80,17 @@ class StepChoice(NamedTuple):
 def step_choice(flat: FlatStep, header: EngineHeader) -> StepChoice:
     records = flat.samples
     rows = np.full(len(flat.selected), NOBODY, np.int32)
-    wants_more = (records[:, WANTS_LOG_PROB] != 0) | (records[:, NUM_TOP] != 0)
-    is_plain = ~wants_more & (records[:, FIRST_MASK].view(np.uint32) == NO_MASK)
+    wants_more = (records["want_log_prob"] != 0) | (records["num_top"] != 0)
+    is_plain = ~wants_more & (records["first_mask"] == NO_MASK)
     if len(flat.kept):
-        is_plain &= ~np.isin(records[:, SELECTED], flat.kept)
+        is_plain &= ~np.isin(records["selected"], flat.kept)
     is_edited = np.zeros(len(records), bool)
-    for begin, end in RANGES:
-        is_edited |= records[:, begin] != records[:, end]
+    for name in RANGES:
+        is_edited |= records[f"{name}_begin"] != records[f"{name}_end"]
     if len(flat.sample_ids) > most_ids(header):
         is_plain &= ~is_edited
     places = np.flatnonzero(is_plain)
-    rows[records[places, SELECTED]] = places
-    is_drawn = records[places, TEMPERATURE] != 0
+    plain = records[places]
+    rows[plain["selected"]] = places
+    is_drawn = plain["temperature"] != 0
     return StepChoice(records, rows, is_plain.tolist(), bool(is_edited[places].any()), bool(is_drawn.any()))

@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.engine.cuda.layout import EngineHeader
+from llmserve.engine.native.records import num_words
 from llmserve.scheduler.plan import UNSEEN, Chunk
 
 ITEM_BYTES = 4
 ALIGNMENT = 64  # items
 NO_SLOT = -1
 FIRST_UNSEEN = -1  # stands for the first token that the step before chooses, -2 for the second
-TILE_FIELDS = 4  # first row, number of tokens, sequence, position of the first token
+# Tokens of one sequence that a program of attention takes; start: position of the first one
+TILE = np.dtype([(name, "i4") for name in ("first_row", "num_tokens", "sequence", "start")])
 
 
 def buckets(most: int) -> list[int]:
@@ -44,7 +46,7 @@ class Inputs:
             "token_ids": most,
             "positions": most,
             "slots": most,
-            "tiles": TILE_FIELDS * max_tiles(header, most),
+            "tiles": num_words(TILE) * max_tiles(header, most),
             "block_tables": header.max_batch_size * header.max_blocks,  # the last: only what is used is copied
         }
         self.offsets: dict[str, int] = {}  # bytes
@@ -69,7 +71,7 @@ class Inputs:
         """
         header, block_size = self._header, self._header.block_size
         tables = views["block_tables"].reshape(-1, header.max_blocks)
-        tiles = views["tiles"].reshape(-1, TILE_FIELDS)
+        tiles = views["tiles"].view(TILE)
         row = tile = 0
         for sequence, chunk in enumerate(chunks):
             count = len(chunk.token_ids)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.engine.cuda.choices import ITEM_BYTES, NOBODY, RECORD_WORDS, StepChoice, choice_offsets, most_ids
+from llmserve.engine.cuda.choices import ITEM_BYTES, NOBODY, StepChoice, choice_offsets, most_ids
 from llmserve.engine.cuda.device import Device
 from llmserve.engine.cuda.inputs import Inputs
 from llmserve.engine.cuda.layout import EngineHeader
+from llmserve.engine.native.records import SAMPLE, num_words
 from llmserve.engine.native.step import FlatStep
 
 
@@ -23,7 +24,7 @@ class Pinned:
         self.staged[:] = 0
         self.views = inputs.views(self.staged)
         batch, ids = header.max_batch_size, most_ids(header)
-        self._records = self._words(RECORD_WORDS * batch)
+        self._records = self._words(num_words(SAMPLE) * batch)
         self._ids, self._biases = self._words(ids), self._words(ids).view(np.float32)
         self.tokens = self._words(batch)  # that the device has chosen, in the order of the samples
         num_pieces = -(-header.max_num_tokens // header.head_rows)
@@ -33,7 +34,7 @@ class Pinned:
 
     def send_requests(self, choice: StepChoice, flat: FlatStep, place: int) -> None:
         """How tokens are chosen, to the arrays of CHOICE, which lie at `place`."""
-        self._send(self._records, choice.records.reshape(-1), place, "records")
+        self._send(self._records, choice.records.view(np.int32), place, "records")
         if choice.has_edits:
             self._send(self._ids, flat.sample_ids, place, "ids")
             self._send(self._biases, flat.bias_values, place, "biases")

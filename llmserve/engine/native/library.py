@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from llmserve.engine.native.records import StepRecord
 from llmserve.errors import (
     EngineFileError,
     InternalError,
@@ -32,29 +33,6 @@ ERRORS: dict[int, type[LlmserveError]] = {
 
 ELF_HEAD = struct.Struct("<4s14xH")  # magic, machine
 ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
-
-# Mirrors of the records in kernels/step.h
-CHUNK = struct.Struct("<5I")  # first_token, num_tokens, start, first_block, num_blocks
-SAMPLE = struct.Struct("<2Q10I6f4I")  # seed, position; stream to top_k; temperature to frequency penalty; the rest
-# In pieces: its place in the step (to banned_end), how to draw (to frequency penalty), and the rest.
-SAMPLE_PLACE, SAMPLE_DRAW, SAMPLE_WANTS = struct.Struct("<2Q9I"), struct.Struct("<I6f"), struct.Struct("<4I")
-SCORE = struct.Struct("<Ii2I")  # selected, token, num_top, first_top
-assert SAMPLE.size == SAMPLE_PLACE.size + SAMPLE_DRAW.size + SAMPLE_WANTS.size
-
-
-class StepRecord(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("token_ids", "chunks", "block_ids", "selected_rows", "kept_rows")),
-        *((name, ctypes.c_void_p) for name in ("samples", "scores", "sample_ids", "bias_values", "mask_words")),
-        ("masks_ready", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in ("tokens", "log_probs", "score_log_probs", "top_ids", "top_log_probs")),
-        ("logits", ctypes.c_void_p),
-        *((name, ctypes.c_uint32) for name in ("num_tokens", "num_chunks", "num_block_ids", "num_selected")),
-        *(
-            (name, ctypes.c_uint32)
-            for name in ("num_kept", "num_samples", "num_scores", "num_sample_ids", "num_top", "num_mask_words")
-        ),
-    )
 
 
 class Library:

@@ -5,7 +5,6 @@ Plain `array`s: the scheduler's own arrays (histories, block tables) are copied 
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,14 +14,21 @@ from numpy.typing import NDArray
 
 from llmserve.core import SamplingParams, TopTokens
 from llmserve.engine.base import StepResult
-from llmserve.engine.native.library import SAMPLE, SAMPLE_DRAW, SAMPLE_PLACE, SAMPLE_WANTS, SCORE, StepRecord
+from llmserve.engine.native.records import (
+    PACK_CHUNK,
+    PACK_DRAW,
+    PACK_PLACE,
+    PACK_SCORE,
+    PACK_WANTS,
+    SAMPLE,
+    StepRecord,
+)
 from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 
 LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 MAX_KNOWN_DRAWS = 4096
 NO_MASK = 2**32 - 1
-WANTS = SAMPLE_WANTS.pack(False, 0, 0, NO_MASK), SAMPLE_WANTS.pack(True, 0, 0, NO_MASK)
-assert sys.byteorder == "little", "the records are little endian"
+WANTS = PACK_WANTS.pack(False, 0, 0, NO_MASK), PACK_WANTS.pack(True, 0, 0, NO_MASK)
 
 
 class StepMemory:
@@ -74,7 +80,7 @@ class FlatStep:
         self._vocab_size = vocab_size
         self._memory = memory
         self._token_ids, self._blocks = array("i"), array("i")
-        self._chunks, self._rows, self._kept = array("I"), array("I"), array("I")
+        self._chunks, self._rows, self._kept = array("B"), array("I"), array("I")
         self._scores: list[bytes] = []
         self._num_top = 0
         self._masks: list[Callable[[], bytes]] = []
@@ -104,10 +110,9 @@ class FlatStep:
         return np.frombuffer(self._rows, np.uint32) if self._rows else np.empty(0, np.uint32)
 
     @property
-    def samples(self) -> NDArray[np.int32]:
-        """The records of the samples, one in each row; see `library.SAMPLE`."""
-        words = np.frombuffer(self._samples, np.int32) if self._samples else np.empty(0, np.int32)
-        return words.reshape(-1, SAMPLE.size // words.itemsize)
+    def samples(self) -> NDArray[Any]:
+        """The records of the samples, of dtype SAMPLE."""
+        return np.frombuffer(self._samples, SAMPLE) if self._samples else np.empty(0, SAMPLE)
 
     @property
     def kept(self) -> NDArray[np.uint32]:
@@ -188,7 +193,9 @@ class FlatStep:
     def _add(self, chunk: Chunk) -> None:
         """The chunk's tokens, blocks, record, and the token rows whose logits it wants: a sample needs the last one."""
         first, num_rows = len(self._token_ids), len(self._rows)
-        self._chunks.extend((first, len(chunk.token_ids), chunk.start, len(self._blocks), len(chunk.block_table)))
+        self._chunks.frombytes(
+            PACK_CHUNK.pack(first, len(chunk.token_ids), chunk.start, len(self._blocks), len(chunk.block_table))
+        )
         self._token_ids.extend(chunk.token_ids)
         self._blocks.extend(chunk.block_table)
         end = len(self._token_ids)
@@ -200,7 +207,7 @@ class FlatStep:
                 self._rows.append(end - 1)
         self._kept.extend(range(len(self._rows) - chunk.num_logits, len(self._rows)))
         for place, target in enumerate(chunk.targets):
-            self._scores.append(SCORE.pack(num_rows + place, target, chunk.num_top, self._add_top(chunk.num_top)))
+            self._scores.append(PACK_SCORE.pack(num_rows + place, target, chunk.num_top, self._add_top(chunk.num_top)))
 
     def _add_top(self, count: int) -> int:
         """Room for the `count` most likely tokens."""
@@ -212,7 +219,7 @@ class FlatStep:
         history_begin, history_end = self._add_ids(sample.history)
         bias_end = self._add_bias(sample.bias) if sample.bias else history_end
         banned_end = self._add_banned(sample.banned) if sample.banned else bias_end
-        place = SAMPLE_PLACE.pack(
+        place = PACK_PLACE.pack(
             sample.params.seed,
             sample.position,
             sample.stream,
@@ -228,7 +235,7 @@ class FlatStep:
         wants = WANTS[sample.log_prob]
         if sample.num_top or sample.mask is not None:
             first_top, first_mask = self._add_top(sample.num_top), self._add_mask(sample.mask)
-            wants = SAMPLE_WANTS.pack(sample.log_prob, sample.num_top, first_top, first_mask)
+            wants = PACK_WANTS.pack(sample.log_prob, sample.num_top, first_top, first_mask)
         return place + self._memory.draw(sample.params, self._vocab_size) + wants
 
     def _add_mask(self, mask: Callable[[], bytes] | None) -> int:
@@ -289,7 +296,7 @@ class FlatStep:
 
 def _packed_draw(params: SamplingParams, vocab_size: int) -> bytes:
     """Kernels draw where the temperature is not 0."""
-    return SAMPLE_DRAW.pack(
+    return PACK_DRAW.pack(
         min(params.top_k, vocab_size),
         0.0 if params.is_greedy else _float32(params.temperature),
         max(params.top_p, LEAST_FLOAT),

@@ -19,7 +19,8 @@ from pathlib import Path
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cpu.layout import read_header
 from llmserve.engine.cpu.runner import available_isas
-from llmserve.engine.native.library import CHUNK, ERRORS, SAMPLE, SCORE
+from llmserve.engine.native.library import ERRORS
+from llmserve.engine.native.records import CHUNK, SAMPLE, SCORE
 from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.scheduler.plan import StepPlan
 
@@ -59,9 +60,9 @@ class OtherRunner:
         flat.fill_masks()
         r = flat.record
         arrays = (
-            (r.token_ids, 4 * r.num_tokens), (r.chunks, CHUNK.size * r.num_chunks), (r.block_ids, 4 * r.num_block_ids),
-            (r.selected_rows, 4 * r.num_selected), (r.kept_rows, 4 * r.num_kept),
-            (r.samples, SAMPLE.size * r.num_samples), (r.scores, SCORE.size * r.num_scores),
+            (r.token_ids, 4 * r.num_tokens), (r.chunks, CHUNK.itemsize * r.num_chunks),
+            (r.block_ids, 4 * r.num_block_ids), (r.selected_rows, 4 * r.num_selected), (r.kept_rows, 4 * r.num_kept),
+            (r.samples, SAMPLE.itemsize * r.num_samples), (r.scores, SCORE.itemsize * r.num_scores),
             (r.sample_ids, 4 * r.num_sample_ids), (r.mask_words, 4 * r.num_mask_words),
         )  # fmt: skip
         counts = (

@@ -17,13 +17,12 @@ from llmserve.engine.cpu.layout import (
     CRC_BEGIN,
     FORMAT_VERSION,
     HEADER,
-    OP,
     TENSOR,
     EngineHeader,
     read_header,
 )
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block
-from llmserve.engine.native.library import CHUNK, SAMPLE, load_library
+from llmserve.engine.native.library import load_library
 from llmserve.errors import EngineFileError, InvalidArgument, NotFound, ResourceExhausted
 from tests.engine.cpu.conftest import EngineFile
 from tests.engine.cpu.mappings import mapping_of
@@ -75,11 +74,6 @@ def refusals(path: Path) -> list[str]:
         assert str(path) in str(error.value)
         texts.append(str(error.value))
     return texts
-
-
-def test_records_have_the_sizes_of_their_c_structs() -> None:
-    assert (HEADER.itemsize, OP.itemsize, TENSOR.itemsize) == (128, 120, 24)
-    assert (CHUNK.size, SAMPLE.size) == (20, 96)
 
 
 def test_header_says_what_was_built(engine_file: EngineFile) -> None:

@@ -8,11 +8,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.native import step as step_module
-from llmserve.engine.native.library import CHUNK, SAMPLE
+from llmserve.engine.native.records import CHUNK
 from llmserve.engine.native.step import NO_MASK, FlatStep, StepMemory
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import sequences_for
@@ -31,11 +32,13 @@ def sample_ids(flat: FlatStep) -> list[tuple[list[int], list[tuple[int, float]],
     ids = ids_at(record.sample_ids, record.num_sample_ids)
     found = []
     for index in range(record.num_samples):
-        fields = SAMPLE.unpack(ctypes.string_at(record.samples + index * SAMPLE.size, SAMPLE.size))
-        history_begin, history_end, _, bias_begin, bias_end, banned_begin, banned_end = fields[4:11]
-        biases = [ctypes.c_float.from_address(record.bias_values + 4 * i).value for i in range(bias_begin, bias_end)]
-        bias = list(zip(ids[bias_begin:bias_end], biases, strict=True))
-        found.append((ids[history_begin:history_end], bias, ids[banned_begin:banned_end]))
+        sample = flat.samples[index]
+        history, biased, banned = (
+            range(sample[f"{name}_begin"], sample[f"{name}_end"]) for name in ("history", "bias", "banned")
+        )
+        biases = [ctypes.c_float.from_address(record.bias_values + 4 * i).value for i in biased]
+        bias = list(zip([ids[i] for i in biased], biases, strict=True))
+        found.append(([ids[i] for i in history], bias, [ids[i] for i in banned]))
     return found
 
 
@@ -80,11 +83,11 @@ def test_what_a_request_decides_is_packed_once_and_as_the_kernel_reads_it(monkey
         samples = [SampleRequest(params, i, position, log_prob=i == 1) for i, params in enumerate(requests)]
         chunks = tuple(Chunk(i, (i,), 3, (i,), sample) for i, sample in enumerate(samples))
         flat = FlatStep(StepPlan(chunks), VOCAB, memory)
-        found = [*SAMPLE.iter_unpack(ctypes.string_at(flat.record.samples, 3 * SAMPLE.size))]
-        assert [row[:4] for row in found] == [(i, position, i, i) for i in range(3)]
-        assert [row[11:] for row in found] == [
-            (VOCAB, 0.5, 0.25, 0.0, 1.0, 0.0, 0.0, int(i == 1), 0, 0, NO_MASK) for i in range(3)
-        ]
+        wanted = {"position": position, "top_k": VOCAB, "temperature": 0.5, "top_p": 0.25, "repetition_penalty": 1.0}
+        wanted |= dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "num_top", "first_top"), 0)
+        for i, sample in enumerate(flat.samples):
+            own = {"seed": i, "stream": i, "selected": i, "want_log_prob": int(i == 1), "first_mask": NO_MASK}
+            assert {name: sample[name] for name in (*wanted, *own)} == wanted | own
     assert len(packed) == 3
     another = StepPlan((Chunk(0, (1,), 3, (0,), SampleRequest(SamplingParams(), 0, 4)),))
     FlatStep(another, VOCAB, memory)
@@ -104,12 +107,11 @@ def test_chunks_and_rows() -> None:
     assert ids_at(record.token_ids, record.num_tokens) == [5, 6, 7, 8, 9, 10]
     assert ids_at(record.block_ids, record.num_block_ids) == [3, 1, 4, 0, 2]
     assert ids_at(record.selected_rows, record.num_selected) == [3, 4, 5]
-    records = ctypes.string_at(record.chunks, record.num_chunks * CHUNK.size)
-    assert list(CHUNK.iter_unpack(records)) == [(0, 3, 2, 0, 2), (3, 1, 0, 2, 1), (4, 2, 4, 3, 2)]
-    selected = [
-        SAMPLE.unpack_from(ctypes.string_at(record.samples, 2 * SAMPLE.size), i * SAMPLE.size)[3] for i in (0, 1)
-    ]
-    assert selected == [0, 2]
+    records = np.frombuffer(ctypes.string_at(record.chunks, record.num_chunks * CHUNK.itemsize), CHUNK)
+    wanted = {"first_token": [0, 3, 4], "num_tokens": [3, 1, 2], "start": [2, 0, 4]}
+    wanted |= {"first_block": [0, 2, 3], "num_blocks": [2, 1, 2]}
+    assert {name: records[name].tolist() for name in CHUNK.names or ()} == wanted
+    assert flat.samples["selected"].tolist() == [0, 2]
     result = flat.result()
     assert (result.tokens, {i: x.shape for i, x in result.logits.items()}) == ([-1, 0, 0], {2: (2, VOCAB)})
 

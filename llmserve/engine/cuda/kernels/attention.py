@@ -14,9 +14,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from llmserve.engine.cuda.inputs import TILE
 from llmserve.engine.cuda.kernels.attention_int8 import rounded_queries, run_of_integers
 from llmserve.engine.cuda.kernels.rope import turned
 from llmserve.engine.cuda.kernels.softmax import merged, weights_of
+from llmserve.engine.native.records import num_words, word_of
+
+TILE_WORDS: tl.constexpr = tl.constexpr(num_words(TILE))
+FIRST_ROW: tl.constexpr = tl.constexpr(word_of(TILE, "first_row"))
+NUM_TOKENS: tl.constexpr = tl.constexpr(word_of(TILE, "num_tokens"))
+SEQUENCE: tl.constexpr = tl.constexpr(word_of(TILE, "sequence"))
+START: tl.constexpr = tl.constexpr(word_of(TILE, "start"))
 
 
 @triton.jit
@@ -65,9 +73,9 @@ def write_cache(
 def _tile(tiles, GROUP: tl.constexpr, TILE_QUERIES: tl.constexpr):
     """Of the tile of this program: its first row, sequence, first position, number of tokens, and for each of its rows
     the token in it, the head in the group, and whether there is one."""
-    at = tiles + tl.program_id(0) * 4
-    first_row, num_tokens = tl.load(at), tl.load(at + 1)
-    sequence, start = tl.load(at + 2), tl.load(at + 3)
+    at = tiles + tl.program_id(0) * TILE_WORDS
+    first_row, num_tokens = tl.load(at + FIRST_ROW), tl.load(at + NUM_TOKENS)
+    sequence, start = tl.load(at + SEQUENCE), tl.load(at + START)
     number = tl.arange(0, TILE_QUERIES)
     tokens = number // GROUP
     return first_row, num_tokens, sequence, start, tokens, number % GROUP, tokens < num_tokens

@@ -1,9 +1,9 @@
 """From rows of logits to tokens, as the library of the CPU engine does it (`cpu/kernels/sampling.h`, `draw.h`).
 
-`records` are that library's: WORDS integers for each sample of the step, `samples` says which of them a row's logits
-are for (negative: none, and they stay as they are). Order: penalties, bias, bans; the largest; one draw. Equal logits
-give equal tokens, but for sums of float64, which are taken in another order here: a draw that falls within 1e-13 of the
-border between two tokens may fall on the other side.
+`records` are that library's (`native/records.py`): WORDS integers for each sample of the step, `samples` says which of
+them a row's logits are for (negative: none, and they stay as they are). Order: penalties, bias, bans; the largest; one
+draw. Equal logits give equal tokens, but for sums of float64, which are taken in another order here: a draw that falls
+within 1e-13 of the border between two tokens may fall on the other side.
 
 A row's vocabulary is BLOCKS blocks of BLOCK tokens.
 """
@@ -13,21 +13,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-WORDS: tl.constexpr = tl.constexpr(24)  # of a record; `step.h: SampleRecord`
-SEED: tl.constexpr = tl.constexpr(0)
-POSITION: tl.constexpr = tl.constexpr(2)
-STREAM: tl.constexpr = tl.constexpr(4)
-HISTORY: tl.constexpr = tl.constexpr(6)
-NUM_PROMPT: tl.constexpr = tl.constexpr(8)
-BIAS: tl.constexpr = tl.constexpr(9)
-BANNED: tl.constexpr = tl.constexpr(11)
-TOP_K: tl.constexpr = tl.constexpr(13)
-TEMPERATURE: tl.constexpr = tl.constexpr(14)
-TOP_P: tl.constexpr = tl.constexpr(15)
-MIN_P: tl.constexpr = tl.constexpr(16)
-REPETITION: tl.constexpr = tl.constexpr(17)
-PRESENCE: tl.constexpr = tl.constexpr(18)
-FREQUENCY: tl.constexpr = tl.constexpr(19)
+from llmserve.engine.native.records import SAMPLE, num_words, word_of
+
+WORDS: tl.constexpr = tl.constexpr(num_words(SAMPLE))
+SEED: tl.constexpr = tl.constexpr(word_of(SAMPLE, "seed"))
+POSITION: tl.constexpr = tl.constexpr(word_of(SAMPLE, "position"))
+STREAM: tl.constexpr = tl.constexpr(word_of(SAMPLE, "stream"))
+HISTORY: tl.constexpr = tl.constexpr(word_of(SAMPLE, "history_begin"))
+HISTORY_END: tl.constexpr = tl.constexpr(word_of(SAMPLE, "history_end"))
+NUM_PROMPT: tl.constexpr = tl.constexpr(word_of(SAMPLE, "num_prompt"))
+BIAS: tl.constexpr = tl.constexpr(word_of(SAMPLE, "bias_begin"))
+BIAS_END: tl.constexpr = tl.constexpr(word_of(SAMPLE, "bias_end"))
+BANNED: tl.constexpr = tl.constexpr(word_of(SAMPLE, "banned_begin"))
+BANNED_END: tl.constexpr = tl.constexpr(word_of(SAMPLE, "banned_end"))
+TOP_K: tl.constexpr = tl.constexpr(word_of(SAMPLE, "top_k"))
+TEMPERATURE: tl.constexpr = tl.constexpr(word_of(SAMPLE, "temperature"))
+TOP_P: tl.constexpr = tl.constexpr(word_of(SAMPLE, "top_p"))
+MIN_P: tl.constexpr = tl.constexpr(word_of(SAMPLE, "min_p"))
+REPETITION: tl.constexpr = tl.constexpr(word_of(SAMPLE, "repetition_penalty"))
+PRESENCE: tl.constexpr = tl.constexpr(word_of(SAMPLE, "presence_penalty"))
+FREQUENCY: tl.constexpr = tl.constexpr(word_of(SAMPLE, "frequency_penalty"))
 
 SEEN: tl.constexpr = tl.constexpr(1 << 30)  # beside how often a token is in the output
 BLOCK: tl.constexpr = tl.constexpr(64)
@@ -57,7 +62,7 @@ def count_history(
     sample = tl.load(samples + row)
     if sample >= 0:
         record = records + sample * WORDS
-        begin, end = tl.load(record + HISTORY), tl.load(record + HISTORY + 1)
+        begin, end = tl.load(record + HISTORY), tl.load(record + HISTORY_END)
         first = begin + tl.program_id(1) * TILE
         if first < end:
             places = first + tl.arange(0, TILE)
@@ -78,7 +83,7 @@ def penalize(
     sample = tl.load(samples + row)
     if sample >= 0:
         record = records + sample * WORDS
-        if tl.load(record + HISTORY) < tl.load(record + HISTORY + 1):
+        if tl.load(record + HISTORY) < tl.load(record + HISTORY_END):
             tokens = tl.program_id(1) * TILE + tl.arange(0, TILE)
             at = row.to(tl.int64) * VOCAB + tokens
             found = tl.load(counts + at, mask=tokens < VOCAB, other=0)
@@ -103,7 +108,7 @@ def add_bias(
     sample = tl.load(samples + row)
     if sample >= 0:
         record = records + sample * WORDS
-        end = tl.load(record + BIAS + 1)
+        end = tl.load(record + BIAS_END)
         for first in range(tl.load(record + BIAS), end, TILE):
             places = first + tl.arange(0, TILE)
             at = logits + row.to(tl.int64) * VOCAB + tl.load(ids + places, mask=places < end, other=0)
@@ -122,7 +127,7 @@ def ban(
     sample = tl.load(samples + row)
     if sample >= 0:
         record = records + sample * WORDS
-        end = tl.load(record + BANNED + 1)
+        end = tl.load(record + BANNED_END)
         for first in range(tl.load(record + BANNED), end, TILE):
             places = first + tl.arange(0, TILE)
             at = logits + row.to(tl.int64) * VOCAB + tl.load(ids + places, mask=places < end, other=0)
@@ -173,7 +178,7 @@ def choose_best(
 @triton.jit
 def _best_banned(record, ids, banned_logits, TILE: tl.constexpr):
     """0 if there is none."""
-    begin, end = tl.load(record + BANNED), tl.load(record + BANNED + 1)
+    begin, end = tl.load(record + BANNED), tl.load(record + BANNED_END)
     best = float("-inf")
     token = 0
     for first in range(begin, end, TILE):
