@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from llmserve.frontends.http.error_answers import TEXT, refused
 from llmserve.frontends.http.routes import Guard
-from llmserve.frontends.shared.api_keys import ApiKeys, HeaderOf, Lack
+from llmserve.frontends.shared.api_keys import FOR_ADMINS, ApiKeys, HeaderOf, Lack
 from llmserve.frontends.shared.restrictions import Api, Key, Restrictions
 from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.http1.request import Request
@@ -22,8 +22,8 @@ STATUS_OF_LACK: Mapping[Lack, int] = {
 }
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 # A page that a browser shows can send a POST to any port that its machine reaches, loopback included, and needs no
-# permission for it. These calls let it run code and read memory there.
-NOT_FOR_PAGES = frozenset((Api.MODEL_REPOSITORY, Api.SHARED_MEMORY))
+# permission for it. These calls let it run code, read memory, and have others' requests written to files.
+NOT_FOR_PAGES = FOR_ADMINS
 
 
 Refuse: TypeAlias = Callable[[Request, int, str], WholeAnswer]  # the answer with a status, in words

@@ -72,8 +72,6 @@ class ApiKeys:
         self._next_check = 0.0
         self._version = None if file is None else _version(file)
         self._admit(() if file is None else read_owners(file))
-        if not self._owners:
-            raise InvalidArgument(f"{file} has no key: nobody could call this server")
 
     def lack(self, api: Api, header: HeaderOf) -> Lack | None:
         """What keeps a request with these headers from a group of calls; names are in lower case."""
@@ -109,8 +107,11 @@ class ApiKeys:
         return self._counters
 
     def _admit(self, owners: Sequence[KeyOwner]) -> None:
-        """From here on these and the fixed ones are all. A name that was there goes on counting."""
+        """From here on these and the fixed ones are all. A name that was there goes on counting. Raises
+        `InvalidArgument`, and changes nothing, where there is none."""
         owners = (*self._fixed, *owners)
+        if not owners:
+            raise InvalidArgument(f"{self._file} has no key: nobody could call this server")
         self._counters = {owner.name: self._counters.get(owner.name) or TenantCounters() for owner in owners}
         self._owners = tuple(
             [replace(each, tenant=replace(each.tenant, counters=self._counters[each.name])) for each in owners]

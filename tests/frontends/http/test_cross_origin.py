@@ -89,8 +89,14 @@ def test_every_page(every: Http) -> None:
     assert granted(every) == [None, None, None]
 
 
-def test_what_is_not_for_pages_stays_so(every: Http) -> None:
-    assert every("POST", "/v2/repository/models/add_two/unload", {}, {"origin": THEIRS})[0] == 403
+@pytest.mark.parametrize(
+    "path",
+    ["/v2/repository/models/add_two/unload", "/v2/logging", "/v2/trace/setting", "/v2/models/add_two/trace/setting"],
+)
+def test_what_is_not_for_pages_stays_so(every: Http, path: str) -> None:
+    """Not for one whose host name has been pointed at this server either: its browser sends an origin, too."""
+    for origin in (THEIRS, "http://rebound.example.org:8000"):
+        assert every("POST", path, {}, {"origin": origin, "host": "rebound.example.org:8000"})[0] == 403
 
 
 def test_origins_that_are_none() -> None:

@@ -197,6 +197,15 @@ def test_a_file_that_changes_is_read_again(
     assert known() == ["user", "admin", "fixed"]
 
 
+def test_a_file_without_keys_does_not_lock_everybody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_keys, "CHECK_INTERVAL_S", 0.0)
+    path = tmp_path / "keys.yaml"
+    path.write_text(ENTRIES)
+    keys = ApiKeys(path)
+    path.write_text("keys: []")
+    assert keys.owner(KEY.encode()) is not None
+
+
 def test_everything_that_is_wrong_with_a_file_is_said_and_no_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(
