@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmserve.builder.output import check_replaceable, staged_directory
-from llmserve.errors import AlreadyExists
+from llmserve.errors import AlreadyExists, InvalidArgument
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,6 +91,13 @@ def test_anything_else_is_refused_untouched(tmp_path: Path) -> None:
             pass
     assert (tmp_path / "precious/thesis.txt").read_text() == "years"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "precious"]
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "b" * 250, "file/engine", "/proc/engine"])
+def test_a_path_that_cannot_be_written_is_named_with_the_reason(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidArgument, match=r"cannot be written: .*; choose another --output-dir"):
+        staged_directory(tmp_path / path).__enter__()
 
 
 def test_a_killed_build_is_cleaned_up_by_the_next_one_of_the_same_output(tmp_path: Path) -> None:
