@@ -5,6 +5,8 @@
 A seal is the SHA-256 of the content and of the seal before it, so a line that is edited, dropped or moved shows, unless
 whoever did it sealed all that follows again. Against that a line can be signed: Ed25519 over its seal, with a key in a
 PEM file as `openssl genpkey -algorithm ed25519` writes it. `key` is the beginning of the SHA-256 of the public half.
+
+A full disk or a crash can cut the last line off. That line counts for nothing, and the next one takes its place.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import binascii
 import fcntl
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 KEY_CHARS = 16  # of a key's digest, in a line
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,10 @@ def require_cryptography() -> None:
 def read(path: Path) -> list[Line]:
     """Every line, the oldest first; none without a file. `InvalidArgument` names the first line that was changed."""
     try:
-        return _parse(path, path.read_text(encoding="utf-8"))
+        text, torn = _split(path.read_text(encoding="utf-8"))
+        if torn:
+            logger.warning("the last line of %s was cut off, by a full disk or a crash: it counts for nothing", path)
+        return _parse(path, text)
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
@@ -107,18 +116,39 @@ def read(path: Path) -> list[Line]:
 def append(path: Path, content: Mapping[str, Any], signer: Signer | None = None) -> Line:
     """Add a line, unless an earlier one was changed; processes that do so at once wait for each other."""
     try:
-        with path.open("a+", encoding="utf-8") as file:
+        with path.open("ab+", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            lines = _parse(path, file.read())
+            text, _ = _split(file.readall().decode())
+            lines = _parse(path, text)
             previous = lines[-1].seal if lines else ""
             seal = _seal(content, previous)
             line = Line(content, seal, signer.id if signer else "", signer.sign(seal) if signer else "")
-            file.write(_text(line, previous))
-            file.flush()
+            file.truncate(len(text.encode()))
+            try:
+                _write(file, ("" if not text or text.endswith("\n") else "\n") + _text(line, previous))
+            except OSError:
+                file.truncate(len(text.encode()))
+                raise
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be added to: {error}") from error
     return line
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The lines that are whole, and the beginning of one that was cut off."""
+    whole, end, last = text.rpartition("\n")
+    try:
+        json.loads(last or "{}")
+    except (ValueError, RecursionError):
+        return whole + end, last
+    return text, ""
+
+
+def _write(file: FileIO, text: str) -> None:
+    data = text.encode()
+    while data:  # a disk that gets full takes a part, and fails with the next one
+        data = data[file.write(data) :]
 
 
 def _parse(path: Path, text: str) -> list[Line]:

@@ -65,6 +65,35 @@ def test_a_change_is_seen(log: Path, change: Callable[[list[str]], list[str]], n
     assert log.read_text() == before
 
 
+@pytest.mark.parametrize("end", ['{"content": {"num', "\u00e9"])
+def test_a_line_that_was_cut_off_counts_for_nothing_and_makes_room(
+    log: Path, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = log.read_text()
+    log.write_text(whole + end)
+    assert [line.content["number"] for line in sealed_log.read(log)] == [0, 1, 2]
+    assert "was cut off, by a full disk or a crash" in caplog.text
+    sealed_log.append(log, {"number": 3})
+    assert log.read_text().startswith(whole)
+    assert [line.content["number"] for line in sealed_log.read(log)] == [0, 1, 2, 3]
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(log: Path) -> None:
+    """As a limit of the size of files, in a process of its own."""
+    whole = log.read_text()
+    program = (
+        "import pathlib, resource, signal, sys; from llmserve import sealed_log; from llmserve.errors import *\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))\n"
+        "try: sealed_log.append(pathlib.Path(sys.argv[1]), {'number': 3})\n"
+        "except InvalidArgument as error: print(error)"
+    )
+    command = [sys.executable, "-c", program, str(log), str(len(whole.encode()) + 20)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert f"{log} cannot be added to" in said
+    assert log.read_text() == whole
+
+
 def test_many_may_add_at_once(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     with ThreadPoolExecutor(8) as pool:
