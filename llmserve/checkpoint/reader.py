@@ -27,6 +27,7 @@ SINGLE_NAMES = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model")
 INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 DIGEST_CHUNK_BYTES = 1 << 20
+LFS_POINTER = b"version https://git-lfs."  # as such a file begins
 MAX_LISTED = 40  # a folder that is wrong has hundreds of problems of one kind
 
 
@@ -52,7 +53,8 @@ class Checkpoint:
         if path.is_file() and path.suffix == SUFFIX:
             return GgufCheckpoint(path, path)
         if not path.is_dir():
-            raise CheckpointError(f"checkpoint {path} is not a folder, and no {SUFFIX} file")
+            what = f"is neither a folder nor a {SUFFIX} file" if path.exists() else "does not exist"
+            raise CheckpointError(f"checkpoint {path} {what}; give a Hugging Face folder or a {SUFFIX} file")
         if (gguf := _only_gguf(path)) is not None:
             return GgufCheckpoint(path, gguf)
         problems: list[str] = []
@@ -235,6 +237,7 @@ class GgufCheckpoint(Checkpoint):
     """
 
     def __init__(self, path: Path, file: Path) -> None:
+        _check_downloaded(file)
         has_tokenizer = path.is_dir() and any((path / name).is_file() for name in TOKENIZER_NAMES)
         self._gguf = GgufFile(file, with_tokenizer=not has_tokenizer)
         self._file = file
@@ -333,6 +336,7 @@ def _open_files(path: Path, names: Sequence[str], problems: list[str]) -> dict[s
         try:
             if not (path / name).is_file():
                 raise CheckpointError(f"{name} is missing")
+            _check_downloaded(path / name)
             files[name] = SafetensorsFile(path / name) if name.endswith(".safetensors") else TorchFile(path / name)
         except CheckpointError as error:
             problems.append(str(error))
@@ -343,6 +347,15 @@ def _open_files(path: Path, names: Sequence[str], problems: list[str]) -> dict[s
             if owner.setdefault(tensor, name) != name
         )
     return files
+
+
+def _check_downloaded(file: Path) -> None:
+    """A clone without Git LFS has small texts in place of large files."""
+    with file.open("rb") as stream:
+        if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise CheckpointError(
+                f"{file.name} is a Git LFS pointer, not the weights: run `git lfs pull` in the folder, or download it"
+            )
 
 
 def _close_all(files: Mapping[str, TensorFile]) -> None:

@@ -94,7 +94,9 @@ def test_digest_depends_on_content_only(format: str, tmp_path: Path) -> None:
 
 
 def test_the_folder_is_missing_or_empty(tmp_path: Path) -> None:
-    assert "is not a folder" in problems_of(tmp_path / "nothing")
+    assert "does not exist; give a Hugging Face folder or a .gguf file" in problems_of(tmp_path / "nothing")
+    (tmp_path / "text").touch()
+    assert "is neither a folder nor a .gguf file" in problems_of(tmp_path / "text")
     message = problems_of(tmp_path)
     assert "config.json is missing" in message
     assert "no weights: none of model.safetensors, pytorch_model.bin, model.safetensors.index.json" in message
@@ -135,6 +137,13 @@ def test_a_truncated_file_is_refused_by_name(name: str, keep: float, tmp_path: P
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: int(len(content) * keep)])
     assert f"{name} is damaged" in problems_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.gguf"])
+def test_a_git_lfs_pointer_is_told_from_weights(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    assert f"{name} is a Git LFS pointer, not the weights: run `git lfs pull`" in problems_of(tmp_path)
 
 
 def test_trailing_bytes_are_refused(tmp_path: Path) -> None:
