@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from llmserve.cli.run import RunOptions
 from llmserve.cluster import requests as cluster
 from llmserve.core import FinishReason, GenerateRequest, SamplingParams
 from llmserve.engine.base import EngineInfo
+from llmserve.engine.native.records import SAMPLE, word_of
 from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.engine.remote.frames import FrameReader, preamble
 from llmserve.engine.remote.messages import read_submit, submit_frame
@@ -173,10 +174,9 @@ def words_of_kernels() -> dict[str, tuple[int, str]]:
     """What the kernels for CUDA read of the same record, by their names; the types are the record's."""
     text = (PACKAGE / "engine/cuda/kernels/choosing.py").read_text()
     kinds = dict(words_of_record().values())
-    places = {
-        name: int(place) for name, place in re.findall(r"^(\w+): tl\.constexpr = .*?\((\d+)\)", text, re.MULTILINE)
-    }
-    return {name: (place, kinds[place]) for name, place in places.items() if place in kinds}
+    found = re.findall(r'^(\w+): tl\.constexpr = .*?word_of\(SAMPLE, "(\w+)"\)', text, re.MULTILINE)
+    places = {name: word_of(SAMPLE, field) for name, field in found}
+    return {name: (place, kinds[place]) for name, place in places.items()}
 
 
 def at_places(words: Mapping[str, tuple[int, str]], sampling: SamplingParams = SENT) -> Values:
@@ -329,7 +329,13 @@ def test_one_place_says_whether_tokens_are_drawn() -> None:
     assert found == set(DECIDES)
 
 
+def _is_text(node: ast.expr) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def _names(expression: ast.expr) -> set[str]:
     nodes = list(ast.walk(expression))
     plain = {node.id.lower() for node in nodes if isinstance(node, ast.Name)}
+    texts = [node.slice.value for node in nodes if isinstance(node, ast.Subscript) and _is_text(node.slice)]
+    plain |= set(map(str, texts))
     return plain | {node.attr.lower() for node in nodes if isinstance(node, ast.Attribute)}
