@@ -136,7 +136,7 @@ def test_what_cannot_be_written_or_read_is_one_message(checkpoint: Path, tmp_pat
     target = CudaTarget(FakeCompiler(), SMALL_TILES)
     with pytest.raises(InvalidArgument, match=r"kernels\.zip cannot be written"):
         build_kernels(checkpoint, tmp_path / "nowhere/kernels.zip", options(), target=target)
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         build_kernels(tmp_path / "nothing", tmp_path / "kernels.zip", options(), target=target)
     too_long = BuildOptions(target="cuda", max_seq_len=1000000, given={"gpu": "sm_90"})
     with pytest.raises(RecipeError, match="max_seq_len is 1000000"):
