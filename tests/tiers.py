@@ -22,16 +22,18 @@ PLACES = {
     ),
     "engine": "builder/ engine/ parity/",
     "process": "cli/ clients/ e2e/ hostile/",
-    "docs": "test_docs.py",
+    "docs": "test_docs.py tools/test_site.py",
     "gate": (
         "cli/test_eval.py e2e/test_commands.py e2e/test_demo.py e2e/test_eval.py e2e/test_eval_harness.py "
-        "e2e/test_require_gate.py evaluation/served/ tools/test_check_gpu.py tools/test_server_benchmark.py"
+        "e2e/test_require_gate.py evaluation/served/ evaluation/test_gate_rates.py "
+        "evaluation/test_planted_defects.py evaluation/test_power.py frontends/openai/test_lm_eval.py "
+        "tools/test_check_gpu.py tools/test_server_benchmark.py"
     ),
     "interpreted": "engine/cuda/ cli/test_cuda.py e2e/test_cuda.py tools/test_check_cuda.py tools/test_cuda_speed.py",
     "sanitized": "engine/cpu/test_sanitizers.py",
     "cluster": (
         "e2e/test_balancers.py e2e/test_chaos.py e2e/test_cluster.py e2e/test_cluster_server.py "
-        "e2e/test_dashboards.py e2e/test_rolling_update.py e2e/test_soak.py deploy/ wheels/"
+        "e2e/test_dashboards.py e2e/test_rolling_update.py e2e/test_soak.py tools/test_bench_cluster.py deploy/ wheels/"
     ),
     "page": "page/",
 }

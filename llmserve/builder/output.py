@@ -32,7 +32,9 @@ def check_replaceable(output: Path) -> None:
                 return  # a part of the path is a file: creating it says so
             raise AlreadyExists(f"{output} is a file; choose another --output-dir") from None
         except OSError as error:
-            raise _unusable(output, error) from error
+            raise InvalidArgument(
+                f"{output} cannot be written: {error.strerror}; choose another --output-dir"
+            ) from error
         try:
             names = os.listdir(descriptor)
             if not names or MANIFEST_FILE in names:
@@ -59,25 +61,18 @@ def staged_directory(output: Path) -> Iterator[Path]:
     """Yield an empty directory beside `output`; on a clean exit it becomes `output`, on any exception it is removed."""
     output = output.resolve()
     check_replaceable(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
     for orphan in orphans(output.parent, _prefix(output)):
         _put_back(orphan, output)
         shutil.rmtree(orphan, ignore_errors=True)
     staging = OwnedDirectory(output.parent, _prefix(output), mode=SHARED)
     try:
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            staging.create()
-        except OSError as error:
-            raise _unusable(output, error) from error
+        staging.create()
         yield staging.path
         _flush_to_disk(staging.path)
         _put_in_place(staging.path, output)
     finally:
         staging.remove()
-
-
-def _unusable(output: Path, error: OSError) -> InvalidArgument:
-    return InvalidArgument(f"{output} cannot be written: {error.strerror}; choose another --output-dir")
 
 
 def _prefix(output: Path) -> str:

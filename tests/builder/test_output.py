@@ -93,11 +93,9 @@ def test_anything_else_is_refused_untouched(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "precious"]
 
 
-@pytest.mark.parametrize("path", ["a" * 300, "b" * 250, "file/engine", "/proc/engine"])
-def test_a_path_that_cannot_be_written_is_named_with_the_reason(tmp_path: Path, path: str) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InvalidArgument, match=r"cannot be written: .*; choose another --output-dir"):
-        staged_directory(tmp_path / path).__enter__()
+def test_a_path_that_cannot_be_looked_at_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be written: File name too long; choose another --output-dir"):
+        check_replaceable(tmp_path / ("a" * 300))
 
 
 def test_a_killed_build_is_cleaned_up_by_the_next_one_of_the_same_output(tmp_path: Path) -> None:
