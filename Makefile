@@ -293,5 +293,5 @@ $(VENV)/.qa: $(VENV)/.check
 
 $(VENV)/.check: $(VENV)/.base
 	@echo "== installing what the tests need (torch for the reference, a few minutes)"
-	$(PIP) install --editable '.[check]'
+	$(PIP) install --no-compile --editable '.[check]'
 	@touch $@

@@ -29,7 +29,10 @@ PLACES = {
         "evaluation/test_planted_defects.py evaluation/test_power.py frontends/openai/test_lm_eval.py "
         "tools/test_check_gpu.py tools/test_server_benchmark.py"
     ),
-    "interpreted": "engine/cuda/ cli/test_cuda.py e2e/test_cuda.py tools/test_check_cuda.py tools/test_cuda_speed.py",
+    "interpreted": (
+        "contracts/test_interpreted_engine.py engine/cuda/ cli/test_cuda.py e2e/test_cuda.py tools/test_check_cuda.py "
+        "tools/test_cuda_speed.py"
+    ),
     "sanitized": "engine/cpu/test_sanitizers.py",
     "cluster": (
         "e2e/test_balancers.py e2e/test_chaos.py e2e/test_cluster.py e2e/test_cluster_server.py "

@@ -117,7 +117,7 @@ FAKED: dict[str, EngineFactory] = {
     "tensorrt_llm-1.2": partial(open_gpu, "1.2"),
     "tensorrt_llm-1.3": partial(open_gpu, "1.3"),
 }
-INTERPRETED = ("cuda",)  # each step takes a tenth of a second
+INTERPRETED = ("cuda",)  # each step takes a tenth of a second; test_interpreted_engine.py has them
 INSTALLED = "tensorrt_llm"
 HERE: dict[str, dict[str, EngineFactory]] = {
     "installed": {INSTALLED: partial(open_here, INSTALLED)},

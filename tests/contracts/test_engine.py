@@ -25,8 +25,8 @@ REQUEST = GenerateRequest("contract", PROMPT, GREEDY)
 STATISTICS_S = 0.6  # so late may an engine say what it has done: some are asked for it now and then
 
 
-@pytest.fixture(scope="module", params=sorted(ENGINES))
-def name(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(name="name", scope="module", params=sorted(ENGINES.keys() - set(INTERPRETED)))
+def _name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
