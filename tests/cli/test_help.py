@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -31,3 +33,22 @@ def test_flags_are_grouped() -> None:
     options, _, panel = shown.partition("With --target tensorrt_llm:")
     assert "--max-batch-size" in options
     assert "--max-beam-width" in panel
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    """It is shown in a tenth of a second; with every command's imports it takes most of a second."""
+    program = "import sys; from llmserve.cli.main import app; app(['--help'], standalone_mode=False)"
+    command = [sys.executable, "-c", f"{program}; print(*sys.modules)"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert set(COMMANDS.commands) <= set(shown.split())
+    assert {"numpy", "llmserve.cli.build", "llmserve.cli.serve"} & set(shown.split()) == set()
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.commands))
+def test_flags_may_be_written_with_underscores(name: str) -> None:
+    takes_value = [
+        flag for one in COMMANDS.commands[name].params if not getattr(one, "is_flag", True) for flag in one.opts
+    ]
+    for flag in [flag for flag in takes_value if "-" in flag.removeprefix("--")][:3]:
+        done = CliRunner().invoke(app, [name, "--" + flag.removeprefix("--").replace("-", "_"), "1", "--help"])
+        assert done.exit_code == 0, done.output
