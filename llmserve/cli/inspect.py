@@ -99,7 +99,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
 def _records(directory: EngineDirectory) -> str:
     """The last complete record of each suite, a line each."""
     try:
-        return "\n".join(map(str, latest(records_of(directory)).values())) or "no suite was run on this engine"
+        return "\n".join(map(str, latest(records_of(directory)).values())) or "no suite has a record for this engine"
     except InvalidArgument as error:
         return str(error)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,22 @@ class ServeCommand(GroupedHelpCommand):
         translation = translate(args)
         raise_problems(Unsupported, "llmserve cannot stand in for tritonserver", translation.problems)
         say_without_effect(translation.without_effect)
-        return super().parse_args(ctx, translation.arguments)
+        return super().parse_args(ctx, with_any_suite(translation.arguments))
+
+
+def with_any_suite(arguments: Sequence[str]) -> list[str]:
+    """`--require-gate` before a flag, an engine or nothing asks for any suite: what follows is not its value."""
+    from llmserve.engine.artifact import MANIFEST_FILE
+    from llmserve.engine.gate_record import ANY_SUITE
+
+    found: list[str] = []
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="-"):
+        found.append(argument)
+        if argument == "--require-gate" and (
+            following.startswith("-") or os.sep in following or Path(following, MANIFEST_FILE).is_file()
+        ):
+            found.append(ANY_SUITE)
+    return found
 
 
 def say_without_effect(flags: Sequence[str]) -> None:

@@ -290,7 +290,10 @@ class EngineOptions:
     ] = None
     require_gate: Annotated[
         list[str] | None,
-        typer.Option(help="Suite that every engine must have passed, or any; may be repeated.", rich_help_panel=ENGINE),
+        typer.Option(
+            help="Suite that every engine must have passed; alone, or any: any suite; may be repeated.",
+            rich_help_panel=ENGINE,
+        ),
     ] = None
     gate_key: Annotated[
         list[Path] | None,

@@ -122,7 +122,7 @@ def require_gate(directory: EngineDirectory, rule: GateRule) -> None:
 
 def require_record(directory: EngineDirectory, rule: GateRule) -> None:
     """`GateClosed` unless the engine's records have what `rule` asks for; lists every reason."""
-    raise_problems(GateClosed, f"{directory.path} may not take traffic", gate_problems(directory, rule))
+    raise_problems(GateClosed, f"the gate refuses {directory.path}", gate_problems(directory, rule))
 
 
 def gate_problems(directory: EngineDirectory, rule: GateRule) -> list[str]:
@@ -137,7 +137,7 @@ def gate_problems(directory: EngineDirectory, rule: GateRule) -> list[str]:
     wanted = rule.suites or tuple(found or elsewhere)
     if not wanted:
         digest = directory.manifest.engine_digest[:12]
-        return [f"no suite was run on this engine (digest {digest}); {_command(directory, 'SUITE.yaml')}"]
+        return [f"no suite has a record for this engine (digest {digest}); {_command(directory, 'SUITE.yaml')}"]
     return [
         problem
         for suite in wanted

@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2
 from llmserve.cli.backends import make_backends, parse_backend_settings
 from llmserve.cli.main import main
 from llmserve.cli.pipelines import engine_parameters, packaged_repository
-from llmserve.cli.serve import parse_parameters
+from llmserve.cli.serve import parse_parameters, with_any_suite
 from llmserve.cli.server import model_table
 from llmserve.errors import InvalidArgument
 from llmserve.serving.core import ModelStatus
@@ -326,6 +326,18 @@ def test_engine_and_limits_become_parameters_of_the_right_models() -> None:
         "ensemble": {},
     }
     assert not any(engine_parameters(None, {}, config) for config in configs)
+
+
+@pytest.mark.parametrize("following", [[], ["--threads", "2"], ["./engine"], ["engine"], ["any"], ["docs", "engine"]])
+def test_a_gate_without_a_suite_takes_nothing_of_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, following: list[str]
+) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "manifest.json").touch()
+    monkeypatch.chdir(tmp_path)
+    names_a_suite = following[:1] in (["any"], ["docs"])
+    expected = following if names_a_suite else ["any", *following]
+    assert with_any_suite(["--require-gate", *following]) == ["--require-gate", *expected]
 
 
 def test_parameters_by_model() -> None:

@@ -21,6 +21,9 @@ def engine(demo_engine: Path, tmp_path: Path) -> Path:
 
 
 def test_an_engine_serves_after_its_gate_and_not_before(engine: Path, tmp_path: Path) -> None:
+    unjudged = llmserve("serve", "--require-gate", str(engine))
+    assert unjudged.returncode == 2
+    assert f"the gate refuses {engine}: no suite has a record for this engine" in unjudged.stderr
     gated = ("serve", str(engine), "--require-gate", "docstrings-smoke", "--http-port", "0", "--grpc-port", "0")
     refused = llmserve(*gated)
     assert refused.returncode == 2

@@ -51,14 +51,14 @@ def problems(directory: EngineDirectory, *suites: str, verifier: Verifier | None
 
 
 def test_a_passing_record_opens_the_gate(directory: EngineDirectory) -> None:
-    assert "no suite was run on this engine" in problems(directory)
+    assert "no suite has a record for this engine" in problems(directory)
     assert "suite docs has no complete record for its digest; make one with: llmserve eval" in problems(
         directory, "docs"
     )
     add(directory)
     require_gate(directory, GateRule())
     require_gate(directory, GateRule(("docs",)))
-    with pytest.raises(GateClosed, match=r"may not take traffic: suite chat has no complete record"):
+    with pytest.raises(GateClosed, match=r"the gate refuses .*: suite chat has no complete record"):
         require_gate(directory, GateRule(("docs", "chat")))
     assert str(latest(records_of(directory))["docs"]) == f"docs: passed (2026-01-02T03:04:05Z, {HERE})"
 
@@ -102,7 +102,7 @@ def test_margins_that_nobody_blessed_do_not_count(directory: EngineDirectory) ->
 
 def test_records_of_another_engine_do_not_count(directory: EngineDirectory) -> None:
     add(directory, digest="0" * 64)
-    assert "no suite was run on this engine" in problems(directory)
+    assert "no suite has a record for this engine" in problems(directory)
 
 
 def test_an_edited_record_opens_nothing(directory: EngineDirectory) -> None:
