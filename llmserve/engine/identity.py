@@ -10,8 +10,16 @@ from llmserve.engine.gate_record import GateRecord
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.registry import runtime_for
 
+SHOWN_CHARS = 12  # of a digest, in messages
 PREFIX = "engine_"  # of these facts among the parameters of a model's config
 UNQUANTIZED = "float"
+
+
+def told_apart(first: str, second: str) -> tuple[str, str]:
+    """Two digests for a message that says they differ: short, but as long as it takes to see where."""
+    first_difference = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
+    shown = max(SHOWN_CHARS, first_difference + 1)
+    return first[:shown], second[:shown]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from llmserve import sealed_log
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.gate_record import FORMAT, RECORDS_FILE, GateRecord
+from llmserve.engine.identity import told_apart
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.blessing import blessed_by, now
 from llmserve.evaluation.report import Report, side_facts
@@ -26,9 +27,10 @@ def add_record(
     directory.verify()
     digest = directory.manifest.engine_digest
     if report.engine.facts["engine_digest"] != digest:
+        then, now_is = told_apart(report.engine.facts["engine_digest"], digest)
         raise InvalidArgument(
-            f"the engine in {engine} changed during the run (digest {report.engine.facts['engine_digest'][:12]}, now "
-            f"{digest[:12]}): its answers belong to no engine that is there; run it again"
+            f"the engine in {engine} changed during the run (digest {then}, now {now_is}): its answers belong to no "
+            "engine that is there; run it again"
         )
     content = _content(report, hashlib.sha256(report_file.read_bytes()).hexdigest())
     content["suite"]["blessed_by"] = blessed_by(suite, report.rules)

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from llmserve.engine.identity import told_apart
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import Loss
 from llmserve.evaluation.gate import GateResult, LossResult, MetricResult, Verdict
@@ -176,9 +177,10 @@ def _source_notes(baseline: Mapping[str, str], engine: Mapping[str, str]) -> lis
     expected, actual = baseline.get("checkpoint_digest", ""), engine.get("checkpoint_digest", "")
     if not expected or not actual or expected == actual:
         return []
+    actual, expected = told_apart(actual, expected)
     return [
-        f"note: the engine was built from another checkpoint ({actual[:12]}) than the one compared with "
-        f"({expected[:12]}); build it again from this one unless that is intended"
+        f"note: the engine was built from another checkpoint ({actual}) than the one compared with "
+        f"({expected}); build it again from this one unless that is intended"
     ]
 
 

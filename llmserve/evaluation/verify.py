@@ -17,6 +17,7 @@ from typing import Any
 
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
+from llmserve.engine.identity import told_apart
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, raise_problems
@@ -113,7 +114,8 @@ async def _verify_all(claims: Sequence[Claim], engine: Engine, postprocessor: Po
 
 def _of_another(claim: Claim, digest: str) -> Finding:
     engine = claim.receipt.engine
-    words = f"the receipt is of {engine['name']}, digest {engine['digest'][:12]}, and this engine's is {digest[:12]}"
+    theirs, ours = told_apart(engine["digest"], digest)
+    words = f"the receipt is of {engine['name']}, digest {theirs}, and this engine's is {ours}"
     return Finding(claim, Standing.NOT_SAID, words)
 
 

@@ -9,7 +9,7 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.identity import EngineIdentity
+from llmserve.engine.identity import EngineIdentity, told_apart
 from tests.checkpoints import make_checkpoint
 from tests.gate_records import record_of
 
@@ -32,3 +32,8 @@ def test_an_identity_is_read_as_it_was_told(quantization: str, precision: str, t
 def test_a_server_that_does_not_tell() -> None:
     assert EngineIdentity.read({}) is None
     assert EngineIdentity.read({"engine_digest": "d", "gpt_model_path": "engine"}) is None
+
+
+def test_digests_that_differ_late_are_told_as_far_as_that() -> None:
+    assert told_apart("a" * 64, "b" * 64) == ("a" * 12, "b" * 12)
+    assert told_apart("a" * 20 + "b" * 44, "a" * 20 + "c" * 44) == ("a" * 20 + "b", "a" * 20 + "c")

@@ -20,7 +20,7 @@ from typing import Protocol
 from llmserve.client import Access, AsyncClient
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.build_time import BuildTime
-from llmserve.engine.identity import EngineIdentity
+from llmserve.engine.identity import EngineIdentity, told_apart
 from llmserve.errors import InvalidArgument, NotFound, Unavailable
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.candidates import TOKENS_MODEL
@@ -153,9 +153,10 @@ async def require_engine(url: str, access: Access, directory: EngineDirectory) -
     that was opened."""
     identity, digest = await server_identity(url, access), directory.manifest.engine_digest
     if identity is not None and identity.digest != digest:
+        theirs, ours = told_apart(identity.digest, digest)
         raise InvalidArgument(
-            f"{url} serves another engine (digest {identity.digest[:12]}) than {directory.path} had when this run "
-            f"began ({digest[:12]}): was it built anew? Then run this again"
+            f"{url} serves another engine (digest {theirs}) than {directory.path} had when this run "
+            f"began ({ours}): was it built anew? Then run this again"
         )
     return identity
 

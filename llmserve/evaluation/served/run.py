@@ -10,7 +10,7 @@ from pathlib import Path
 from llmserve.client import Access
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.gate_record import GateRecord, every_record
-from llmserve.engine.identity import EngineIdentity
+from llmserve.engine.identity import EngineIdentity, told_apart
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.report import Report
 from llmserve.evaluation.served.check import (
@@ -65,7 +65,7 @@ class Subject:
         now = self._identity_now()
         if now != self.identity:
             place = self.url or str(self.directory.path if self.directory else "")
-            told = [one.digest[:12] if one else "unknown" for one in (self.identity, now)]
+            told = told_apart(*(one.digest if one else "unknown" for one in (self.identity, now)))
             raise InvalidArgument(
                 f"the engine of {place} changed during the run (digest {told[0]}, now {told[1]}): its answers belong "
                 "to no engine that is there; run it again"
