@@ -28,12 +28,16 @@ MODEL_TYPES: Mapping[str, AnyArchitecture] = {each.model_type: each for each in 
 
 
 def architecture_for(config: HfConfig) -> AnyArchitecture:
-    """The architecture by `architectures[0]`, or by `model_type` where that is missing. Raises Unsupported."""
+    """The architecture by `architectures[0]`, or by `model_type` where that is missing. Raises Unsupported.
+
+    A model type that no file reads is refused even where the architecture is known: transformers goes by the type.
+    """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    found = ARCHITECTURES.get(str(name)) if name is not None else MODEL_TYPES.get(str(config.get("model_type")))
-    if found is None:
-        given = f"architecture {name!r}" if name is not None else f"model type {config.get('model_type')!r}"
+    model_type = config.get("model_type")
+    found = ARCHITECTURES.get(str(name)) if name is not None else MODEL_TYPES.get(str(model_type))
+    if found is None or (model_type is not None and str(model_type) not in MODEL_TYPES):
+        given = f"architecture {name!r}" if found is None and name is not None else f"model type {model_type!r}"
         raise Unsupported(f"{given} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}")
     return found
 

@@ -166,3 +166,10 @@ def test_gemma_3_with_a_vision_tower_is_refused_by_name() -> None:
     config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": KINDS["gemma3"], "vision_config": {}}
     with pytest.raises(Unsupported, match="vision tower"):
         architecture_for(config).from_hf(config)
+
+
+@pytest.mark.parametrize("architectures", [["InternLM3ForCausalLM"], ["LlamaForCausalLM"], None])
+def test_a_network_that_no_file_reads_is_refused_by_name(architectures: list[str] | None) -> None:
+    config = KINDS["llama"] | {"architectures": architectures, "model_type": "internlm3"}
+    with pytest.raises(Unsupported, match=r"(InternLM3ForCausalLM|internlm3)' is not supported; supported: "):
+        architecture_for(config)
