@@ -121,7 +121,11 @@ test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cr
 	LLMSERVE_STEPS_PROGRAM="$(ARM_EMULATOR) $(ARM_FOLDER)-sanitize/$(KERNEL_TESTS)/kernel_steps" ASAN_OPTIONS=detect_leaks=0 \
 	  $(BIN)/python -m pytest -q tests/engine/cpu/test_sanitizers.py
 
-# In .venv, or in the Python that GPU_PYTHON names, where nothing is installed.
+# In .venv, or in the Python that GPU_PYTHON names, where nothing is installed. NVIDIA's wheels of TensorRT-LLM are for
+# Python 3.10 and 3.12, and llmserve needs 3.11: check-gpu takes a python3.12 that has it.
+ifeq ($(MAKECMDGOALS),check-gpu)
+GPU_PYTHON ?= $(shell python3.12 -c 'from importlib.util import find_spec; import sys; find_spec("tensorrt_llm") and print(sys.executable)' 2> /dev/null)
+endif
 GPU_CHECK_PYTHON := $(or $(GPU_PYTHON),$(BIN)/python)
 check-gpu: $(if $(GPU_PYTHON),,$(VENV)/.gpu) ## On a machine with an NVIDIA GPU and TensorRT-LLM: does everything work? One report
 	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.main' || \

@@ -63,7 +63,9 @@ def test_the_default_target_works_without_a_gpu_and_the_other_says_what_it_needs
     assert "numpy" in found["machine"]["packages"]
     missing = unmet(found, "tensorrt_llm")
     assert "nvidia-smi" in missing["NVIDIA GPU and driver"]["found"]
-    assert "pip install" in missing["TensorRT-LLM"]["advice"]
+    advice = missing["TensorRT-LLM"]["advice"]
+    assert "pip install 'llmserve[tensorrt]' --extra-index-url https://pypi.nvidia.com" in advice
+    assert "Python 3.10 and 3.12 (cp310, cp312)" in advice
     assert all(check["advice"] for need, check in missing.items() if need != "TensorRT")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -61,6 +62,23 @@ def test_a_name_that_differs_is_found_and_the_rest_is_checked_all_the_same(tmp_p
     difference = "tensorrt_llm.llmapi.KvCacheConfig takes no parameter host_cache_size"
     assert report["steps"]["names"]["reason"] == difference
     assert f"| names | failed | {report['steps']['names']['seconds']:.1f} | {difference} |" in page
+
+
+def test_make_finds_the_python_that_has_tensorrt_llm(tmp_path: Path) -> None:
+    python = tmp_path / "python3.12"
+    python.write_text("#!/bin/sh\necho $0\n")
+    python.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    shown = subprocess.run(
+        ["make", "-n", "check-gpu"],
+        cwd=ROOT,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{python} -m tools.check_gpu" in shown.stdout
+    assert "pip" not in shown.stdout.replace(f"{python} -m pip", "")
 
 
 def test_without_a_gpu_there_is_one_clear_message_and_a_report(tmp_path: Path) -> None:

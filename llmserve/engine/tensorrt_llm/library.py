@@ -28,8 +28,9 @@ SAMPLER_FILES = (  # of the PyTorch sampler, in one release or another: what it 
 )  # fmt: skip
 VERSION = re.compile(r"__version__\s*=\s*[\"']([^\"']+)[\"']")
 INSTALL = (
-    "on a machine with an NVIDIA GPU: pip install 'llmserve[tensorrt]' (version 1.2.1, with NVIDIA's own package "
-    "index), or a newer tensorrt-llm; without one, build with --target cpu"
+    "on a machine with an NVIDIA GPU: pip install 'llmserve[tensorrt]' --extra-index-url https://pypi.nvidia.com "
+    "(version 1.2.1), or a newer tensorrt-llm; NVIDIA's wheels are for Python 3.10 and 3.12 (cp310, cp312), and "
+    "llmserve needs 3.11 or newer, so use 3.12; without a GPU, build with --target cpu"
 )
 
 
