@@ -1,8 +1,9 @@
 """Tokenizer over a sentencepiece `tokenizer.model`, as Baichuan, Llama 2 and Mistral ship it.
 
-Control symbols (`<s>`, role tokens) have no spelling in text: sentencepiece encodes them as ordinary characters. Chat
-templates do spell special tokens, so `encode_marked` looks for them first, as transformers does. Tokens that were added
-to the vocabulary after training (`added_tokens_decoder`, added_tokens.json) are known there, and decode to nothing.
+sentencepiece encodes control symbols (`<s>`, role tokens) as ordinary characters. Chat templates spell special tokens,
+and so do clients that write the markup of a chat themselves, so they are looked for first, as transformers does. Tokens
+that were added to the vocabulary after training (`added_tokens_decoder`, added_tokens.json) are known, too, and decode
+to nothing.
 """
 
 from __future__ import annotations
@@ -63,9 +64,7 @@ class PieceTokenizer:
         return longest_piece(self._model.serialized_model_proto(), list(self._marks))
 
     def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
-        ids: list[int] = self._model.encode(text)
-        if banned and not set(banned).isdisjoint(ids):
-            ids = [plain for token in ids for plain in (self._spelled(token) if token in banned else (token,))]
+        ids = self._without_specials(text, banned) if banned else self.encode_marked(text)
         if not add_special_tokens:
             return ids
         head = [self.bos_id] if self._add_bos and self.bos_id is not None else []
@@ -124,6 +123,12 @@ class PieceTokenizer:
         if text and self._model.id_to_piece(token) != text:
             token = self._added.get(text, default)
         return int(token) if token >= 0 else None
+
+    def _without_specials(self, text: str, banned: Collection[int]) -> list[int]:
+        ids: list[int] = self._model.encode(text)
+        if set(banned).isdisjoint(ids):
+            return ids
+        return [plain for token in ids for plain in (self._spelled(token) if token in banned else (token,))]
 
     def _spelled(self, token: int) -> list[int]:
         """A piece's spelling, character by character, with bytes for characters outside the vocabulary."""

@@ -30,9 +30,23 @@ def test_special_tokens_are_added_on_request_only(tokenizers_by_kind: dict[str, 
     assert llama.encode("fox", add_special_tokens=True) == [1, *llama.encode("fox")]
 
 
-def test_control_symbols_have_no_spelling_in_text(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
-    ids = tokenizers_by_kind["baichuan"].encode("<reserved_195></s>")
-    assert all(token > 196 for token in ids)
+def test_role_tokens_have_no_spelling_in_text_and_others_have_none_where_one_is_banned(
+    tokenizers_by_kind: dict[str, Tokenizer],
+) -> None:
+    baichuan = tokenizers_by_kind["baichuan"]
+    assert all(token > 196 for token in baichuan.encode("<reserved_195>"))
+    assert all(token > 196 for token in baichuan.encode("<reserved_195></s>", banned=[195, 196]))
+
+
+@pytest.mark.parametrize("kind", ["baichuan", "qwen", "llama-fast", "gemma", "metaspace"])
+def test_special_tokens_in_a_text_are_read_as_transformers_does(
+    kind: str, tokenizer_dirs: dict[str, Path], tokenizers_by_kind: dict[str, Tokenizer]
+) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(tokenizer_dirs[kind], trust_remote_code=False)
+    for text in ("<s>the fox</s>runs", "a<unk>b", "<|im_start|>user\nfox<|im_end|>", "The é <s>é", "<eos> the fox"):
+        assert tokenizers_by_kind[kind].encode(text, True) == theirs(text)["input_ids"], text
 
 
 def test_json_special_tokens_are_read_from_text_unless_banned(tokenizers_by_kind: dict[str, Tokenizer]) -> None:

@@ -49,7 +49,7 @@ def _settings(reader: MetadataReader, vocabulary: Vocabulary, tokenizer_class: s
         "clean_up_tokenization_spaces": False,
         "added_tokens_decoder": {
             str(token): {"content": text, "special": True, "rstrip": strips and text not in WITHOUT_STRIP}
-            for token, text in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN).items()
+            for token, text in vocabulary.of_type(TokenType.CONTROL).items()
         },
     }
     if reader.has(TEMPLATE_KEY):
