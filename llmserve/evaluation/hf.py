@@ -19,6 +19,7 @@ from llmserve.core import TopTokens
 from llmserve.errors import CheckpointError, Unsupported, raise_problems
 from llmserve.evaluation.decisions import NUM_TOP, Decision
 from llmserve.models.registry import architecture_for
+from llmserve.stages.chat import Message
 
 NO_TORCH = (
     "torch and transformers are not installed: pip install 'llmserve[baseline]' "
@@ -33,8 +34,12 @@ class HfAnswer:
     seconds: float
 
 
+def has_transformers() -> bool:
+    return find_spec("transformers") is not None
+
+
 def is_available() -> bool:
-    return find_spec("torch") is not None and find_spec("transformers") is not None
+    return find_spec("torch") is not None and has_transformers()
 
 
 def unavailable() -> Unsupported:
@@ -50,6 +55,31 @@ def _num_threads() -> int:
     import torch
 
     return torch.get_num_threads()
+
+
+class HfTokenizer:
+    """transformers' own tokenizer and chat template. `CheckpointError` where it has none without running code of the
+    checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._library: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise CheckpointError(f"transformers has no tokenizer for this checkpoint: {error}") from error
+
+    def ids(self, prompt: str | Sequence[Message]) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self._library(prompt)["input_ids"])
+        if not self._library.chat_template:
+            raise CheckpointError("transformers has no chat template for this checkpoint")
+        listed = [{"role": message.role, "content": message.content, **message.more} for message in prompt]
+        text = self._library.apply_chat_template(listed, add_generation_prompt=True, tokenize=False)
+        return list(self._library(text, add_special_tokens=False)["input_ids"])
+
+    def piece(self, token: int) -> str:
+        return str(self._library.convert_ids_to_tokens(token))
 
 
 class HfModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -41,9 +41,10 @@ from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.engine_baseline import engine_baseline, engine_facts
 from llmserve.evaluation.evidence import Evidence
 from llmserve.evaluation.folder import model_folder, text_folder
-from llmserve.evaluation.gate import GateResult, judge, judge_losses
+from llmserve.evaluation.gate import GateResult, GroupedResult, judge, judge_losses
 from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, timed
 from llmserve.evaluation.parity import compare_tokens
+from llmserve.evaluation.prompt_ids import PromptIds, second_opinion
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
 from llmserve.evaluation.report import Report, Side
 from llmserve.evaluation.scoring import require_metrics, scores_of
@@ -122,7 +123,9 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     with _kept(options, suite, questions, directory) as kept:
         run, decisions = asyncio.run(_run_engine(options, suite, questions, watcher, kept))
     engine_side = candidate_side(directory, options, run, subject.identity)
-    report = compare(suite, suite_digest(suite), questions.samples, baseline_side, engine_side, decisions)
+    report = compare(
+        suite, suite_digest(suite), questions.samples, baseline_side, engine_side, decisions, questions.prompt_ids
+    )
     asked = Asked(questions.samples, run.answers, suite.max_tokens)
     served = options.served if suite.is_plain else None
     return with_served(report, suite, subject, served, asked, watcher)
@@ -141,7 +144,9 @@ def _ask_hugging_face(
         dtype = options.dtype or usual_dtype(checkpoint, directory)
         key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
         side = _baseline_side(options, checkpoint, suite, key, prompts, watcher)
-    return Questions(samples, prompts, side.answers), side
+        ids = second_opinion(texts, samples, prompts)
+    side = replace(side, facts={**side.facts, "prompt_ids": str(ids)})
+    return Questions(samples, prompts, side.answers, (ids,)), side
 
 
 def _ask_engine(
@@ -185,6 +190,7 @@ def compare(
     baseline: Side,
     engine: Side,
     decisions: Decided,
+    others: Sequence[GroupedResult] = (),
 ) -> Report:
     """Both sides' answers, and what the engine says about the baseline's -> scores, verdict and report."""
     _require_same_prompts(samples, baseline.answers, engine.answers)
@@ -197,6 +203,7 @@ def compare(
     gate = GateResult(
         judge(*scores, margins=suite.margins, floors=suite.floors).metrics,
         judge_losses(evidence, loss_margins),
+        tuple(others),
     )
     return Report(
         suite=suite.name,
@@ -274,6 +281,7 @@ class Questions:
     samples: Sequence[Sample]
     prompts: Sequence[PreparedPrompt]
     baseline: Sequence[Answer]
+    prompt_ids: tuple[PromptIds, ...] = ()  # what transformers says of them; nothing of an engine's
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def with_served(
     part = served_part(suite, served, _records(subject, options))
     if part is None:
         return report
-    gate = replace(report.gate, others=part.judged)
+    gate = replace(report.gate, others=(*report.gate.others, *part.judged))
     return replace(report, gate=gate, served=part, passed=gate.passes(inconclusive=suite.inconclusive_passes))
 
 
