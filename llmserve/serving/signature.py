@@ -5,6 +5,7 @@ Made once per loaded model; every protocol's requests, ensemble steps and BLS ca
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -19,6 +20,7 @@ BATCH_NOTE = (
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
+logger = logging.getLogger(__name__)
 _CONFIG_NAMES = {"TYPE_STRING": "BYTES"}
 
 
@@ -89,6 +91,7 @@ class ModelSignature:
         self.reshapes_outputs = any(spec.reshape is not None for spec in self.outputs.values())
         self._reshapes_inputs = any(spec.reshape is not None for spec in self.inputs.values())
         names = sorted(self.outputs) if self.sorts_outputs else list(self.outputs)
+        self._reported: set[str] = set()  # outputs of other shapes than declared
         self._output_order = {name: place for place, name in enumerate(names)}
 
     def batch_size(self, request: InferRequest) -> int:
@@ -146,6 +149,7 @@ class ModelSignature:
         order = self._output_order
         places = [order.get(tensor.name, -1) for tensor in outputs]
         if not wanted and not self.reshapes_outputs and -1 not in places and places == sorted(places):
+            self._report_shapes(outputs)
             return outputs
         kept = []
         for tensor in outputs:
@@ -154,7 +158,26 @@ class ModelSignature:
                 continue
             kept.append(tensor if spec.reshape is None else self._restored(tensor, spec, spec.reshape))
         kept.sort(key=lambda tensor: order[tensor.name])
+        self._report_shapes(kept)
         return tuple(kept)
+
+    def _report_shapes(self, outputs: Iterable[Tensor]) -> None:
+        """A model may answer with any shape, as in Triton. One that its config does not declare is logged once; to
+        leave the batch dimension out is common, and published pipelines do it."""
+        for tensor in outputs:
+            spec = self.outputs[tensor.name]
+            shape = tensor.shape
+            if spec.accepts(shape, self._batch_dims) or spec.accepts(shape, 0) or spec.name in self._reported:
+                continue
+            self._reported.add(spec.name)
+            logger.warning(
+                "model '%s' answered with output '%s' of shape %s, which its config declares as %s; clients get it as "
+                "it is, as from Triton; later ones are not reported",
+                self.model_name,
+                spec.name,
+                format_shape(shape),
+                format_shape((-1,) * self._batch_dims + spec.dims),
+            )
 
     def _restored(self, tensor: Tensor, spec: TensorSpec, reshape: tuple[int, ...]) -> Tensor:
         if len(tensor.shape) != len(reshape) + self._batch_dims:

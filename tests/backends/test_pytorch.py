@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from llmserve.serving.config.features import has_gpu
 from llmserve.serving.core import InferenceCore
 from llmserve.serving.types import Tensor
 from tests.serving.models import collect, floats, request, serving, single, tensors, values, write_model
@@ -209,8 +210,8 @@ async def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:
         assert "script/1/model.pt cannot be loaded" in reason(core, "script")
         assert "exported/1/model.pt2 cannot be loaded" in reason(core, "exported")
         assert "none/1/model.pt does not exist" in reason(core, "none")
-        if not torch.cuda.is_available():
-            assert "torch sees no GPU 0" in reason(core, "gpu")
+        if not has_gpu():
+            assert "has kind KIND_GPU but no GPUs are available" in reason(core, "gpu")
 
 
 async def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

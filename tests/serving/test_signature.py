@@ -125,3 +125,12 @@ def test_outputs_come_in_the_order_of_the_config() -> None:
 def test_outputs_of_ensembles_come_alphabetically() -> None:
     model = signature(tensors("output", B="FP32 [ 1 ]", C="FP32 [ 1 ]", A="FP32 [ 1 ]") + "ensemble_scheduling { }")
     assert outputs(model) == ["A", "B", "C"]
+
+
+def test_an_output_of_another_shape_passes_as_from_triton_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = signature(tensors("output", C="FP32 [ -1, -1, 4 ]", D="FP32 [ -1 ]"))
+    outputs = (tensor("C", 8), tensor("D", 3))
+    for _ in range(2):
+        assert model.from_model(outputs, frozenset()) == outputs
+    (line,) = caplog.messages
+    assert line.startswith("model 'm' answered with output 'C' of shape [8], which its config declares as [-1,-1,4];")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelOptimizationPolicy
 
@@ -43,6 +45,11 @@ def _tunes_optimization(config: ModelConfig) -> bool:
 
 def _any_group(config: ModelConfig, *fields: str) -> bool:
     return any(bool(getattr(group, name)) for group in config.instance_group for name in fields)
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver is here; which of its GPUs a backend can use is the backend's to say."""
+    return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
 
 
 PLACED = ("onnxruntime", "pytorch", "tensorrtllm")  # they read the kind, and refuse or report what they cannot do

@@ -17,7 +17,7 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelQueuePolicy,
 )
 
-from llmserve.serving.config.features import refused_features
+from llmserve.serving.config.features import has_gpu, refused_features
 from llmserve.serving.config.rollout_rules import rollout_problems
 from llmserve.serving.config.scheduling import scheduling_problems
 from llmserve.serving.config.sequence_batching import fill_sequence_defaults
@@ -144,6 +144,11 @@ def _group_problems(config: ModelConfig) -> list[str]:
         f"instance_group '{group.name}': count must be at least 1, got {group.count}"
         for group in config.instance_group
         if group.count < 1
+    ]
+    problems += [  # in Triton's words
+        f"instance group {group.name} of model {config.name} has kind KIND_GPU but no GPUs are available; use KIND_CPU"
+        for group in config.instance_group
+        if group.kind == ModelInstanceGroup.KIND_GPU and not has_gpu()
     ]
     names = Counter(group.name for group in config.instance_group)
     return problems + [

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from llmserve.serving.config.features import ignored_features
+from llmserve.serving.config.features import has_gpu, ignored_features
 from llmserve.serving.config.model_config import (
     apply_overrides,
     config_problems,
@@ -108,6 +108,20 @@ def test_all_problems_at_once() -> None:
 def test_setting_without_effect_is_named(text: str, feature: str) -> None:
     (warning,) = ignored_features(completed(identity_config(text)))
     assert warning.startswith(f"{feature} has no effect: ")
+
+
+@pytest.mark.parametrize("backend", ["identity", "python", "onnxruntime", "pytorch", "tensorrtllm"])
+@pytest.mark.parametrize("gpus", ["", "gpus: [ 0 ]"])
+def test_a_gpu_that_is_not_there_is_refused_by_every_backend(
+    backend: str, gpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = completed(identity_config(f"instance_group {{ kind: KIND_GPU {gpus} }}").replace("identity", backend))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if not has_gpu():  # on a machine with a driver there is always one
+        (problem,) = config_problems(config)
+        assert problem.startswith("instance group m_0 of model m has kind KIND_GPU but no GPUs are available")
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    assert config_problems(config) == []
 
 
 def test_plain_config_ignores_nothing() -> None:
