@@ -128,12 +128,12 @@ GPU_PYTHON ?= $(shell python3.12 -c 'from importlib.util import find_spec; impor
 endif
 GPU_CHECK_PYTHON := $(or $(GPU_PYTHON),$(BIN)/python)
 check-gpu: $(if $(GPU_PYTHON),,$(VENV)/.gpu) ## On a machine with an NVIDIA GPU and TensorRT-LLM: does everything work? One report
-	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.main' || \
+	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.build' || \
 	  { echo "make check-gpu needs llmserve: $(GPU_CHECK_PYTHON) -m pip install -e '.[check-gpu]'"; exit 1; }
 	$(GPU_CHECK_PYTHON) -m tools.check_gpu $(CHECK_ARGS)
 
 check-cuda: $(if $(GPU_PYTHON),,$(VENV)/.cuda) ## On a machine with an NVIDIA GPU: do engines of --target cuda work? One report
-	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.main' || \
+	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.build' || \
 	  { echo "make check-cuda needs llmserve: $(GPU_CHECK_PYTHON) -m pip install -e '.[cuda,check-gpu]'"; exit 1; }
 	$(GPU_CHECK_PYTHON) -m tools.check_gpu --target cuda $(CHECK_ARGS)
 

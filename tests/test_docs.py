@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import typer
 
-from llmserve.cli.main import app
+from llmserve.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from llmserve.cli.main import app
+from llmserve.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "build/docker").glob("*.Dockerfile"))

@@ -1,109 +1,24 @@
-"""The `llmserve` program: one module for each command, with the name of the command.
-
-Exit codes: 0 done; 1 the work failed or the gate said no; 2 the input was wrong.
-"""
+"""Entry point. The rest is imported within, so that Ctrl-C meanwhile ends the program without a traceback."""
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib import import_module
-from typing import Any, cast
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
 
-import typer
-from typer.core import TyperGroup
-
-from llmserve import __version__
-from llmserve.errors import Code, LlmserveError
-
-INPUT_CODES = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED)
-
-COMMANDS = {
-    "build": "Compile a checkpoint (Hugging Face or GGUF) into an engine.",
-    "tune": "Time an engine's tactics on this machine; keep the fastest.",
-    "run": "Run an engine on prompts in this process and print the answers.",
-    "serve": "Serve models over gRPC, HTTP and OpenAI's API.",
-    "worker": "Run a worker of NVIDIA Dynamo.",
-    "rollout": "Roll out a new version of a model in a running server.",
-    "chat": "Chat with a served model.",
-    "bench": "Put load on a running server and measure it.",
-    "eval": "Compare an engine with the Hugging Face baseline: pass or fail.",
-    "verify": "Check served answers against their receipts.",
-    "inspect": "Print what an engine directory holds.",
-    "export": "Write a model repository for a Triton Inference Server.",
-    "api-key": "Make an API key.",
-    "doctor": "Show what this machine has and what each target needs.",
-    "completion": "Print the completion script of a shell.",
-}
-CLASSES = {"serve": "serve.ServeCommand", "run": "run_flags.RunCommand", "eval": "eval_bless.EvalCommand"}
-UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as TensorRT-LLM's commands write flags
-
-
-class Commands(Mapping[str, Any]):
-    """Each command, imported when it is asked for: all of them take most of a second."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in COMMANDS:
-            raise KeyError(name)
-        return _imported(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
-@cache
-def _imported(name: str) -> Any:
-    module, _, class_name = CLASSES.get(name, "help.GroupedHelpCommand").partition(".")
-    command_class = getattr(import_module(f"llmserve.cli.{module}"), class_name)
-    command = import_module(f"llmserve.cli.{name.replace('-', '_')}").command
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(name, cls=command_class, context_settings=UNDERSCORES)(command)
-    return typer.main.get_command(alone)
-
-
-class Program(TyperGroup):
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.commands = cast(Any, Commands())
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-app = typer.Typer(
-    name="llmserve",
-    cls=Program,
-    help="Compile a Hugging Face checkpoint into an engine, serve it like Triton, gate its quality.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # GroupedHelpCommand
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"llmserve {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
-) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+INTERRUPTED = 128 + signal.SIGINT  # a shell's exit code for it
 
 
 def main() -> None:
-    """Entry point: an error of ours is one readable message, never a traceback."""
-    try:
-        app()
-    except LlmserveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if error.code in INPUT_CODES else 1)
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is signal.default_int_handler:  # not where it is ignored, or somebody else's
+        signal.signal(signal.SIGINT, _leave)
+    from llmserve.cli.app import run_command
+
+    signal.signal(signal.SIGINT, previous)
+    run_command()
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    os._exit(INTERRUPTED)

@@ -21,6 +21,7 @@ from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.encryption import files_without_effect, grpc_tls, http_tls, metrics_tls
 from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.serve_options import ServeOptions
+from llmserve.cli.termination import EndPastThreads
 from llmserve.cli.tritonserver_flags import translate
 from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 
@@ -99,8 +100,10 @@ def run(process: ServerProcess) -> int:
     import uvloop
 
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    end = EndPastThreads()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(process.run())
+        end.code = runner.run(process.run())
+    return end.code
 
 
 def make_extensions(options: ServeOptions) -> Extensions:

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from llmserve.cli.main import app
+from llmserve.cli.app import app
 
 COMMANDS: Any = typer.main.get_command(app)
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from llmserve.cli.main import app
+from llmserve.cli.app import app
 
 COMMANDS: Any = typer.main.get_command(app)
 
@@ -37,7 +37,7 @@ def test_flags_are_grouped() -> None:
 
 def test_the_list_of_commands_imports_none_of_them() -> None:
     """It is shown in a tenth of a second; with every command's imports it takes most of a second."""
-    program = "import sys; from llmserve.cli.main import app; app(['--help'], standalone_mode=False)"
+    program = "import sys; from llmserve.cli.app import app; app(['--help'], standalone_mode=False)"
     command = [sys.executable, "-c", f"{program}; print(*sys.modules)"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert set(COMMANDS.commands) <= set(shown.split())

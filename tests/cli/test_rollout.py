@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 from typer.testing import CliRunner, Result
 
-from llmserve.cli.main import app
+from llmserve.cli.app import app
 from llmserve.cli.rollout import RolloutOptions
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailable
 from llmserve.serving.config.rollout_rules import make_rules

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from llmserve.cli.main import app
+from llmserve.cli.app import app
 from llmserve.cli.tritonserver_flags import BOOLEANS, NO_EFFECT, OWN_BOOLEANS, REFUSED, translate
 
 

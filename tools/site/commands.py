@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from llmserve.cli.main import app
+from llmserve.cli.app import app
 
 COLUMNS = 100
 
