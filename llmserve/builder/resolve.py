@@ -107,6 +107,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     quantized = quantized_params(program, params, options)
     kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
     encoder, calibration = Encoder(checkpoint, program.vocab_size), None
+    encoder.require_readable()
     if options.calibration_data and not quantized.keys() - kept:
         raise RecipeError(
             "calibration_data has no effect: every weight keeps the integers that the checkpoint has; leave it out"

@@ -254,3 +254,12 @@ def test_code_of_a_tokenizer_that_is_not_there_is_told(tmp_path: Path, caplog: p
     build(checkpoint, tmp_path / "e")
     assert "the tokenizer's own code (auto_map) is not copied whole: pieces.py is missing" in caplog.text
     assert (tmp_path / "e/tokenization_x.py").exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
+def test_a_tokenizer_that_cannot_be_read_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    checkpoint = make_checkpoint(tmp_path / "c", "llama")
+    (checkpoint / name).write_bytes(b"\x00\xff garbage")
+    with pytest.raises(CheckpointError, match=f"{name} is not a .*; copy it again"):
+        build(checkpoint, tmp_path / "e")
+    assert not (tmp_path / "e").exists()

@@ -37,10 +37,18 @@ class Encoder:
             raise InvalidArgument("prompt_ids must be a list of token ids")
         return self._known(tuple(ids))
 
+    def require_readable(self) -> None:
+        """Where the checkpoint has a tokenizer: an engine with one that cannot be read would not serve."""
+        if any(self._checkpoint.text_file(name) is not None for name in TOKENIZER_NAMES):
+            self._opened()
+
     def _encode(self, prompt: TextPrompt) -> Ids:
+        return self._known(self._opened().prepare(prompt).input_ids)
+
+    def _opened(self) -> Preprocessor:
         if self._preprocessor is None:
             self._preprocessor = _open_preprocessor(self._checkpoint)
-        return self._known(self._preprocessor.prepare(prompt).input_ids)
+        return self._preprocessor
 
     def _known(self, ids: Ids) -> Ids:
         if unknown := [token for token in ids if not 0 <= token < self._vocab_size]:
