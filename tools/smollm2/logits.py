@@ -26,7 +26,7 @@ from llmserve.engine.selftest import prompt_logits
 from llmserve.models.registry import architecture_for
 from llmserve.stages.tokenizer import load_tokenizer
 from tools.quality.divergence import Logits, divergences
-from tools.smollm2.source import gguf_file
+from tools.smollm2 import CHECKPOINT
 
 TEXTS = (
     "The capital of France is Paris. It lies on the Seine, and two million people live there.",
@@ -71,7 +71,7 @@ def mean_divergence(wanted: Logits, found: Logits) -> float:
 
 
 def main() -> None:
-    file = gguf_file()
+    file = CHECKPOINT
     with tempfile.TemporaryDirectory(prefix="smollm2-") as scratch, Checkpoint.open(file) as checkpoint:
         folder = Path(scratch)
         write_expanded(checkpoint, folder / "expanded")

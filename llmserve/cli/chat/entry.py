@@ -1,4 +1,4 @@
-"""`llmserve chat`: talk to a served model in the terminal, over gRPC, token by token.
+"""`llmserve chat`: talk to a model in the terminal, over gRPC, token by token.
 
 Answers are read on an asyncio loop, which turns Ctrl-C into the cancellation of one task. A KeyboardInterrupt inside
 gRPC's blocking client can leave its locks taken, and the next question would wait for ever.
@@ -7,6 +7,9 @@ gRPC's blocking client can leave its locks taken, and the next question would wa
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +18,20 @@ import typer
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.errors import InvalidArgument, raise_problems
 
+DEFAULT_URL = "localhost:8001"
+
 
 def command(
-    url: Annotated[str, typer.Option(help="The server's gRPC address; grpcs://HOST:PORT for TLS.")] = "localhost:8001",
+    model_path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[ENGINE|CHECKPOINT]",
+            help="Chat with this and no server: an engine directory; a Hugging Face folder or GGUF file, "
+            "which is built first; or a name that `llmserve pull` knows.",
+            show_default=False,
+        ),
+    ] = None,
+    url: Annotated[str, typer.Option(help="The server's gRPC address; grpcs://HOST:PORT for TLS.")] = DEFAULT_URL,
     once: Annotated[str | None, typer.Option(help="Ask this, print the answer and exit.", show_default=False)] = None,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
     model: Annotated[str, typer.Option(help="Model to talk to.")] = "ensemble",
@@ -44,35 +58,59 @@ def command(
     api_key: ApiKeyOption = "",
     root_certificates: RootCertificatesOption = None,
 ) -> None:
-    """Chat with a served model; the conversation so far is sent with every question. /help lists commands."""
-    # the other commands need no gRPC
+    """Chat with an engine, a checkpoint, or a running server (--url). /help lists the commands of a chat."""
     from llmserve.cli.chat.keyboard import history_file
     from llmserve.cli.chat.session import Place, open_session
     from llmserve.cli.chat.talk import Talk
     from llmserve.client import Access
 
-    pairs = [pair.partition("=") for pair in param or ()]
-    wrong = [f"{name}: expected NAME=VALUE" for name, equals, _ in pairs if not equals]
-    raise_problems(InvalidArgument, "--param", wrong)
+    wanted = _pairs(param or ())
     given = {
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "repetition_penalty": repetition_penalty, "seed": seed,
     }  # fmt: skip
-    place = Place(url, model, Access(api_key, root_certificates), tokenizer_dir)
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, _address(model_path, url, runner) as address:
+        place = Place(address, model, Access(api_key, root_certificates), tokenizer_dir)
         session = runner.run(open_session(place, {name: each for name, each in given.items() if each is not None}))
         try:
-            kept = history_file() if history and once is None else None
-            talk = Talk(session, runner, kept, markdown, stats)
-            talk.say(session.prompts.note)
-            if load is not None:
-                talk.load(load)
-            for name, _, text in pairs:
-                runner.run(session.set(name, text))
-            session.conversation.system = system or session.conversation.system
+            talk = Talk(session, runner, history_file() if history and once is None else None, markdown, stats)
+            talk.begin(load, wanted, system)
             if once is None:
                 talk.loop()
             else:
                 talk.ask(once)
         finally:
             runner.run(session.client.close())
+
+
+def _pairs(given: Sequence[str]) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in given]
+    wrong = [f"{name}: expected NAME=VALUE" for name, equals, _ in pairs if not equals]
+    raise_problems(InvalidArgument, "--param", wrong)
+    return {name: text for name, _, text in pairs}
+
+
+@contextmanager
+def _address(model_path: Path | None, url: str, runner: asyncio.Runner) -> Iterator[str]:
+    """Of a gRPC server: the one at `url`, or our own on a free port of this machine, which ends with us."""
+    if model_path is None:
+        yield url
+        return
+    if url != DEFAULT_URL:
+        raise InvalidArgument(f"{model_path} and --url {url}: give one of them")
+    from llmserve.evaluation.served.process import own_server
+
+    with own_server((sys.executable, "-m", "llmserve.cli.owned_server"), _engine(model_path), ()) as server:
+        runner.run(server.ready())
+        yield server.grpc
+
+
+def _engine(path: Path) -> Path:
+    from llmserve.engine.artifact import MANIFEST_FILE
+
+    if (path / MANIFEST_FILE).is_file():
+        return path
+    from llmserve.cli.build import built
+    from llmserve.cli.pull import CATALOGUE, pull
+
+    return built(pull(str(path)) if str(path) in CATALOGUE and not path.exists() else path)

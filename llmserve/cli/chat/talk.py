@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,15 @@ class Talk:
     wants_markdown: bool = True
     shows_statistics: bool = False
     is_terminal: bool = field(default_factory=sys.stdin.isatty)  # where the questions come from
+
+    def begin(self, conversation: Path | None, parameters: Mapping[str, str], system: str) -> None:
+        """As the command line asks. `parameters`: as `/params` takes them."""
+        self.say(self.session.prompts.note)
+        if conversation is not None:
+            self.load(conversation)
+        for name, text in parameters.items():
+            self.run(self.session.set(name, text))
+        self.session.conversation.system = system or self.session.conversation.system
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Ctrl-C cancels it, and raises `KeyboardInterrupt`."""

@@ -1,4 +1,4 @@
-"""A server of our own: started for the check on free ports of this machine, ended with it, whatever happens.
+"""A server of our own: started on free ports of this machine, ended with it, whatever happens.
 
 It reads its standard input, of which we hold the other end: should we be killed, it ends by itself.
 """
@@ -80,7 +80,7 @@ class OwnServer:
         if code is not None:
             self._reader.join(STOP_TIMEOUT_S)
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-            raise Unavailable(f"the server that was to be judged {what} ({how}); it said:\n{self._said()}")
+            raise Unavailable(f"the server {what} ({how}); it said:\n{self._said()}")
 
     def require_alive(self) -> None:
         """As `check`, when it no longer answers: it may just be ending."""

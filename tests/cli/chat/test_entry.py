@@ -206,3 +206,25 @@ def test_tab_completes_commands_parameters_and_files(terminal: Terminal, tmp_pat
     terminal.wait_for("temperature=0.5")
     terminal.type(f"/load {tmp_path}/unu\t\n")
     terminal.wait_for("unusual.json is no saved conversation")
+
+
+def test_a_checkpoint_is_built_served_and_asked(tmp_path: Path) -> None:
+    checkpoint = Path(__file__).resolve().parents[3] / "build/checkpoints/baichuan2-tiny-docsum"
+    question = "Summarize: The connection is closed. Any pending data is sent before."
+
+    def ask(path: Path) -> str:
+        command = [*LLMSERVE, "chat", str(path), "--once", question, "--temperature", "0"]
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert ask(checkpoint).endswith("\nClose the connection.\n")
+    assert ask(checkpoint) == "Close the connection.\n"  # its engine is there
+    assert ask(tmp_path / "engines/baichuan2-tiny-docsum-fp16") == "Close the connection.\n"
+
+
+def test_a_checkpoint_and_a_server_are_too_many(tmp_path: Path) -> None:
+    done = chat("localhost:1", str(tmp_path), "--once", "x")
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path} and --url localhost:1: give one of them\n")

