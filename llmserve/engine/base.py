@@ -33,10 +33,10 @@ class RunnerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One entry per chunk of the plan; token -1 and log-prob 0.0 where the chunk asked for no sample."""
+    """Tokens and log-probs: one per sample, in the order of the chunks and, in a chunk, of its tokens."""
 
     tokens: Sequence[int]
-    log_probs: Sequence[float]
+    log_probs: Sequence[float]  # 0.0 where it is not asked for
     scores: Mapping[int, ChunkScores] = field(default_factory=dict)  # chunk index -> what else it asked for
 
     @property

@@ -32,7 +32,6 @@ from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
-NO_TOKEN = -1  # of a chunk that asked for no sample
 CLOSE_TIMEOUT_S = 30.0  # a step cannot be interrupted; after this the thread is left to end by itself
 
 
@@ -245,8 +244,7 @@ class InflightEngine:
             self._ahead = self._begun(following)
         result = step.pending.result()
         self._num_steps += 1
-        chosen = zip(plan.chunks, result.tokens, strict=True)
-        self._num_gen_tokens += sum(token != NO_TOKEN for chunk, token in chosen if scheduler.runs(chunk.sequence_id))
+        self._num_gen_tokens += sum(chunk.num_samples for chunk in plan.chunks if scheduler.runs(chunk.sequence_id))
         updates = scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
         if self._ahead is not None and not scheduler.has_work:
             self._ahead.pending.result()  # of nobody any more

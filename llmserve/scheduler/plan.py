@@ -6,19 +6,24 @@ are the same thing with different lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from llmserve.core import Logits, SamplingParams, TopTokens
+from llmserve.errors import Unsupported, raise_problems
 
 UNSEEN = -1  # the last token of a chunk: the step before chooses it, and nobody has seen it yet
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """How to turn the logits after a chunk's last token into a token. Stateless: everything is in here.
+    """How to turn the logits after each of a chunk's last `num_samples` tokens into a token. Stateless: everything is
+    in here.
 
-    The random draw depends on `(params.seed, stream, position)` only, so it is the same in every batch.
+    The fields describe the last sample. An earlier sample is drawn as if the chunk ended at its token: its `position`
+    counts the tokens up to there, and its `history`, which penalties count, ends there. The random draw depends on
+    `(params.seed, stream, position)` only. So n samples of a chunk equal those of n steps of one token each, whatever
+    else is in the batch.
     """
 
     params: SamplingParams
@@ -32,6 +37,13 @@ class SampleRequest:
     log_prob: bool = False
     num_top: int = 0  # most likely tokens to tell beside the sampled one
     logits: bool = False  # also return the logits
+    num_samples: int = 1  # tokens, counted from the chunk's end, after each of which one is drawn
+
+    def before(self, num_tokens: int) -> SampleRequest:
+        """The one sample whose token stands so many tokens earlier in the chunk."""
+        history = self.history[: len(self.history) - num_tokens]
+        num_prompt, position = min(self.num_prompt, len(history)), self.position - num_tokens
+        return replace(self, position=position, history=history, num_prompt=num_prompt, num_samples=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +63,32 @@ class Chunk:
     targets: Sequence[int] = ()  # what follows each of the first tokens of this chunk; their log-probs are wanted
     num_top: int = 0  # most likely tokens to tell at each target
 
+    def __post_init__(self) -> None:
+        """Raises `Unsupported` for samples that no runner can draw: checked here only."""
+        sample = self.sample
+        if sample is not None and sample.num_samples != 1:
+            place = f"sequence {self.sequence_id}, chunk from position {self.start} on"
+            raise_problems(Unsupported, place, list(_sample_problems(sample, len(self.token_ids))))
+
+    @property
+    def num_samples(self) -> int:
+        return 0 if self.sample is None else self.sample.num_samples
+
+    @property
+    def samples(self) -> Sequence[SampleRequest]:
+        """One for each token that is drawn, in order."""
+        if self.sample is None:
+            return ()
+        if self.sample.num_samples == 1:
+            return (self.sample,)
+        return [self.sample.before(num_tokens) for num_tokens in reversed(range(self.sample.num_samples))]
+
     @property
     def num_logits(self) -> int:
         """Tokens whose logits come back, counted from the end."""
         if self.return_logits:
             return len(self.token_ids)
-        return int(self.sample is not None and self.sample.logits)
+        return self.num_samples if self.sample is not None and self.sample.logits else 0
 
     @property
     def wants_scores(self) -> bool:
@@ -66,13 +98,23 @@ class Chunk:
         )
 
 
+def _sample_problems(sample: SampleRequest, num_tokens: int) -> Iterator[str]:
+    """Of several samples, or none, for a chunk of so many tokens."""
+    if not 1 <= sample.num_samples <= num_tokens:
+        yield f"num_samples must be from 1 to {num_tokens}, the number of its tokens, got {sample.num_samples}"
+    if sample.mask is not None:
+        yield "a guide's mask applies to one sample; plan one sample in a chunk of a guided answer"
+    if sample.banned:
+        yield "banned tokens apply to one sample; plan one sample in a chunk while tokens are banned"
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkScores:
-    """What a chunk asked for beyond a token and its log-prob. Logits are of all its tokens, or of the sampled one."""
+    """What a chunk asked for beyond samples and their log-probs. Logits are of all its tokens, or of the samples."""
 
     log_probs: Sequence[float] = ()  # of the targets
     top: Sequence[TopTokens] = ()  # likewise
-    sampled_top: TopTokens | None = None
+    sampled_top: Sequence[TopTokens] = ()  # of the samples
     logits: Logits | None = None
 
 

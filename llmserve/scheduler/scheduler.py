@@ -40,6 +40,7 @@ from llmserve.scheduler.settings import Policy, SchedulerConfig
 Update = tuple[int, TokenEvent]  # sequence id, what it has to tell
 Order: TypeAlias = Callable[[Sequence], tuple[Rank, tuple[int, int]]]  # the last one gives way
 UNRANKED: Rank = (0.0, 0.0)
+NO_SAMPLE = -1, 0.0  # token and log-prob, where a chunk has none
 
 
 class Scheduler:
@@ -150,10 +151,13 @@ class Scheduler:
         log_probs: Seq[float],
         scores: Mapping[int, ChunkScores] = MappingProxyType({}),
     ) -> list[Update]:
-        """Record what the step computed and sampled, one entry per chunk of `plan`; `scores` of those that asked."""
+        """Record what the step computed and sampled: one entry per sample, and `scores` of the chunks that asked.
+        `schedule` plans at most one sample in a chunk."""
         now_ns = self._wall_clock_ns()
         updates: list[Update] = []
-        for index, (chunk, token, log_prob) in enumerate(zip(plan.chunks, tokens, log_probs, strict=True)):
+        samples = zip(tokens, log_probs, strict=True)
+        for index, chunk in enumerate(plan.chunks):
+            token, log_prob = next(samples) if chunk.sample else NO_SAMPLE
             sequence = self.running.get(chunk.sequence_id)
             if sequence is None:  # cancelled while the step ran, or it had ended before
                 continue
@@ -166,6 +170,7 @@ class Scheduler:
                 updates.append((sequence.id, event))
             if sequence.finish_reason:
                 self._remove(sequence)
+        assert next(samples, None) is None, "more samples than were planned"
         self._advanced = None
         return updates
 

@@ -196,8 +196,8 @@ class Sequence:
             self.token_ids.append(token)
         if self.request.return_log_probs:
             self.log_probs.append(log_prob)
-        if scores.sampled_top is not None:
-            self.top.append(scores.sampled_top)
+        if scores.sampled_top:
+            self.top += scores.sampled_top
         if self.request.return_generation_logits and scores.logits is not None:
             self.logits.append(scores.logits[-1])
         self.first_token_ns = self.first_token_ns or now_ns

@@ -168,6 +168,27 @@ async def test_log_probs_come_one_per_token(engine: Engine) -> None:
     assert all(not event.log_probs for event in await events_of(engine, REQUEST))
 
 
+async def test_an_event_may_tell_several_tokens_and_all_of_each(engine: Engine) -> None:
+    """Held back, since they begin a stop word, and told together when another token follows."""
+    asked = replace(REQUEST, return_log_probs=True)
+    if engine.info.target != "tensorrt_llm":
+        asked = replace(asked, num_top_log_probs=2, return_generation_logits=True)
+    alone = await events_of(engine, asked)
+    full = [token for event in alone for token in event.token_ids]
+    word = (full[3], full[4], next(token for token in range(13) if token not in full))
+    events = await events_of(engine, replace(asked, stop_ids=(word,)))
+    assert max(len(event.token_ids) for event in events) >= 3
+    assert all(len(event.log_probs) == len(event.token_ids) for event in events)
+    assert told(events) == told(alone)
+
+
+def told(events: list[TokenEvent]) -> tuple[list[object], ...]:
+    """Each token, and what belongs to it."""
+    names = ("token_ids", "log_probs", "top", "logits")
+    *lists, logits = ([each for event in events for each in getattr(event, name)] for name in names)
+    return (*lists, [row.tobytes() for row in logits])
+
+
 ASKED = ("return_prompt_log_probs", "num_top_log_probs", "return_context_logits", "return_generation_logits")
 
 

@@ -56,7 +56,7 @@ class KnownRunner:
         rows = logits_of(tokens)
         for position, error in self.errors.items():
             rows[position : position + 1, 0] += error
-        return StepResult([-1], [0.0], {0: ChunkScores(logits=rows[chunk.start :])})
+        return StepResult([], [], {0: ChunkScores(logits=rows[chunk.start :])})
 
     def close(self) -> None:
         pass

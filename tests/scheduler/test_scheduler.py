@@ -242,7 +242,7 @@ def test_cancelling_frees_the_blocks_at_once() -> None:
     assert bench.scheduler.pool.num_used < used
     bench.scheduler.cancel(waiting)
     bench.check()
-    assert bench.scheduler.commit(plan, [1] * len(plan.chunks), [0.0] * len(plan.chunks)) == []
+    assert bench.scheduler.commit(plan, [1], [0.0]) == []  # the second prompt goes on later
     assert not bench.scheduler.has_work
     assert bench.scheduler.pool.num_used == 0
 
@@ -317,5 +317,5 @@ def test_a_result_of_the_wrong_length_is_noticed() -> None:
     bench.add([1])
     plan = bench.scheduler.schedule()
     assert plan is not None
-    with pytest.raises(ValueError):
+    with pytest.raises(AssertionError, match="more samples"):
         bench.scheduler.commit(plan, [1, 2], [0.0, 0.0])

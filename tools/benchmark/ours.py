@@ -101,13 +101,14 @@ class RunnerModel:
     def _long_prompt(self, s: int, prompt: Sequence[int]) -> int:
         """Steps of as many tokens as the engine takes; the first new token of sequence `s`."""
         most, block_size = self._runner.info.max_num_tokens, self._runner.info.block_size
-        token = -1
+        tokens: Sequence[int] = ()
         for start in range(0, len(prompt), most):
             ids = prompt[start : start + most]
             end = start + len(ids)
             sample = SampleRequest(GREEDY, stream=0, position=end) if end == len(prompt) else None
             chunk = Chunk(s, ids, start, self._tables[s][: -(-end // block_size)], sample)
-            [token] = self._runner.step(StepPlan((chunk,))).tokens
+            tokens = self._runner.step(StepPlan((chunk,))).tokens
+        [token] = tokens
         return token
 
     def _advance(self, new_ids: Sequence[Sequence[int]]) -> list[int]:

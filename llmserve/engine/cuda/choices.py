@@ -37,15 +37,15 @@ def most_ids(header: EngineHeader) -> int:
 
 def choice_offsets(header: EngineHeader) -> tuple[dict[str, int], int]:
     """Places in bytes of arrays of 32-bit numbers, one behind the other, and what they take together."""
-    rows, batch, ids = header.head_rows, header.max_batch_size, most_ids(header)
+    rows, samples, ids = header.head_rows, header.max_num_tokens, most_ids(header)
     vocab_size, blocks = header.vocab_size, num_blocks_of(header.vocab_size)
     sizes = {
-        "records": num_words(SAMPLE) * batch,
+        "records": num_words(SAMPLE) * samples,
         "ids": ids,
         "biases": ids,
         "selected": rows,  # of a piece: rows of the step's tokens, and behind them which sample each is for
         "samples": rows,
-        "tokens": batch,
+        "tokens": samples,
         "banned_logits": ids,
         "counts": rows * vocab_size,
         "weights": rows * vocab_size,

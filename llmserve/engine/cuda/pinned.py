@@ -23,10 +23,10 @@ class Pinned:
         self.staged = self._memory(inputs.num_bytes)
         self.staged[:] = 0
         self.views = inputs.views(self.staged)
-        batch, ids = header.max_batch_size, most_ids(header)
-        self._records = self._words(num_words(SAMPLE) * batch)
+        samples, ids = header.max_num_tokens, most_ids(header)
+        self._records = self._words(num_words(SAMPLE) * samples)
         self._ids, self._biases = self._words(ids), self._words(ids).view(np.float32)
-        self.tokens = self._words(batch)  # that the device has chosen, in the order of the samples
+        self.tokens = self._words(samples)  # that the device has chosen, in the order of the samples
         num_pieces = -(-header.max_num_tokens // header.head_rows)
         stride = (self._offsets["samples"] - self._offsets["selected"]) // ITEM_BYTES
         self._rows = self._words(num_pieces * 2 * stride).reshape(num_pieces, 2, stride)

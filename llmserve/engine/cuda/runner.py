@@ -103,9 +103,9 @@ class CudaRunner:
             tokens = self._places[Room.CHOICE] + self._choice_offsets["tokens"]
             self.device.read(host.tokens[: len(step.records)].view(np.uint8), tokens)
         self.device.record(host.event)
-        sampled = (chunk.sequence_id for chunk in plan.chunks if chunk.sample is not None)
+        sampled = (chunk.sequence_id for chunk in plan.chunks for _ in range(chunk.num_samples))
         found = choice.flat.tokens
-        self._unseen = {
+        self._unseen = {  # of a chunk's samples the last one
             sequence_id: FIRST_UNSEEN - place if is_ours else found[place]
             for place, (sequence_id, is_ours) in enumerate(zip(sampled, step.is_chosen, strict=True))
         }

@@ -76,13 +76,19 @@ class FakeRunner:
             before + self._read(chunk, chunk.start, chunk.start + len(chunk.token_ids))
             for before, chunk in zip(known, plan.chunks, strict=True)
         ]
-        tokens = [self._sample(ids, chunk.sample) for ids, chunk in zip(read, plan.chunks, strict=True)]
+        vocab_size = self._info.vocab_size
+        asked = [
+            (ids[:end], sample)
+            for ids, chunk in zip(read, plan.chunks, strict=True)
+            for end, sample in enumerate(chunk.samples, len(ids) - chunk.num_samples + 1)
+        ]
+        tokens = [fake_sample(ids, sample, vocab_size) for ids, sample in asked]
         log_probs = [
-            fake_log_prob(token, self._info.vocab_size) if chunk.sample and chunk.sample.log_prob else 0.0
-            for chunk, token in zip(plan.chunks, tokens, strict=True)
+            fake_log_prob(token, vocab_size) if sample.log_prob else 0.0
+            for token, (_, sample) in zip(tokens, asked, strict=True)
         ]
         scores = {
-            index: fake_scores(ids, chunk, self._info.vocab_size)
+            index: fake_scores(ids, chunk, vocab_size)
             for index, (ids, chunk) in enumerate(zip(read, plan.chunks, strict=True))
             if chunk.wants_scores
         }
@@ -102,9 +108,6 @@ class FakeRunner:
             first = chunk.block_table[number] * size
             rows += self._rows[first : first + size]
         return rows[start % size : start % size + end - start]
-
-    def _sample(self, token_ids: list[int], sample: SampleRequest | None) -> int:
-        return -1 if sample is None else fake_sample(token_ids, sample, self._info.vocab_size)
 
 
 def fold(token_ids: Iterable[int]) -> int:
@@ -166,7 +169,7 @@ def fake_scores(token_ids: Sequence[int], chunk: Chunk, vocab_size: int) -> Chun
             for place, target in enumerate(chunk.targets)
         ),
         top=(fake_top(chunk.num_top, vocab_size),) * len(chunk.targets) if chunk.num_top else (),
-        sampled_top=fake_top(sample.num_top, vocab_size) if sample and sample.num_top else None,
+        sampled_top=(fake_top(sample.num_top, vocab_size),) * chunk.num_samples if sample and sample.num_top else (),
         logits=fake_logits(token_ids, chunk.num_logits, vocab_size) if chunk.num_logits else None,
     )
 

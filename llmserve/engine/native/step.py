@@ -89,9 +89,10 @@ class FlatStep:
         self._bias_values = array("f")  # at the places of their ids
         samples = []
         for chunk in plan.chunks:
-            self._add(chunk)
-            if chunk.sample is not None:
-                samples.append(self._packed(chunk.sample, len(self._rows) - 1))
+            drawn = chunk.samples
+            self._add(chunk, len(drawn))
+            for selected, sample in enumerate(drawn, len(self._rows) - len(drawn)):
+                samples.append(self._packed(sample, selected))
         self._score_records = array("B", b"".join(self._scores))
         self._score_log_probs = array("d", bytes(8 * len(self._scores)))
         self._top_ids = array("i", bytes(4 * self._num_top))
@@ -157,13 +158,13 @@ class FlatStep:
         return -(-self._vocab_size // 32) * 4
 
     def result(self) -> StepResult:
-        sampled = iter(zip(self._tokens.tolist(), self._log_probs.tolist(), strict=True))
-        pairs = [(-1, 0.0) if chunk.sample is None else next(sampled) for chunk in self._plan.chunks]
-        return StepResult([token for token, _ in pairs], [log_prob for _, log_prob in pairs], self._chunk_scores())
+        return StepResult(self._tokens.tolist(), self._log_probs.tolist(), self._chunk_scores())
 
     def _chunk_scores(self) -> dict[int, ChunkScores]:
         """Reads the results in the order in which `_add` and `_packed` have asked for them."""
-        found = {}
+        found: dict[int, ChunkScores] = {}
+        if not (self._scores or self._num_top or self._kept):
+            return found
         tops, log_probs, num_kept = self._tops(), iter(self._score_log_probs), 0
         for index, chunk in enumerate(self._plan.chunks):
             if not chunk.wants_scores:
@@ -173,7 +174,7 @@ class FlatStep:
             found[index] = ChunkScores(
                 log_probs=[next(log_probs) for _ in chunk.targets],
                 top=[tops(chunk.num_top) for _ in chunk.targets] if chunk.num_top else (),
-                sampled_top=tops(num_sampled) if num_sampled else None,
+                sampled_top=[tops(num_sampled) for _ in range(chunk.num_samples)] if num_sampled else (),
                 logits=None if self._logits is None or not kept else self._logits[num_kept : num_kept + kept],
             )
             num_kept += kept
@@ -190,8 +191,8 @@ class FlatStep:
 
         return next_of
 
-    def _add(self, chunk: Chunk) -> None:
-        """The chunk's tokens, blocks, record, and the token rows whose logits it wants: a sample needs the last one."""
+    def _add(self, chunk: Chunk, num_samples: int) -> None:
+        """The chunk's tokens, blocks, record, and the token rows whose logits it wants: samples need the last ones."""
         first, num_rows = len(self._token_ids), len(self._rows)
         self._chunks.frombytes(
             PACK_CHUNK.pack(first, len(chunk.token_ids), chunk.start, len(self._blocks), len(chunk.block_table))
@@ -202,10 +203,14 @@ class FlatStep:
         if chunk.return_logits:
             self._rows.extend(range(first, end))
         else:
-            self._rows.extend(range(first, first + len(chunk.targets)))
-            if chunk.sample is not None:
-                self._rows.append(end - 1)
-        self._kept.extend(range(len(self._rows) - chunk.num_logits, len(self._rows)))
+            sampled = end - num_samples
+            if chunk.targets:
+                scored = first + len(chunk.targets)
+                self._rows.extend(range(first, scored))
+                sampled = max(scored, sampled)
+            self._rows.extend(range(sampled, end))
+        if num_logits := chunk.num_logits:
+            self._kept.extend(range(len(self._rows) - num_logits, len(self._rows)))
         for place, target in enumerate(chunk.targets):
             self._scores.append(PACK_SCORE.pack(num_rows + place, target, chunk.num_top, self._add_top(chunk.num_top)))
 

@@ -113,7 +113,7 @@ def test_chunks_and_rows() -> None:
     assert {name: records[name].tolist() for name in CHUNK.names or ()} == wanted
     assert flat.samples["selected"].tolist() == [0, 2]
     result = flat.result()
-    assert (result.tokens, {i: x.shape for i, x in result.logits.items()}) == ([-1, 0, 0], {2: (2, VOCAB)})
+    assert (result.tokens, {i: x.shape for i, x in result.logits.items()}) == ([0, 0], {2: (2, VOCAB)})
 
 
 def test_a_sequence_hands_out_its_ids_as_memory() -> None:

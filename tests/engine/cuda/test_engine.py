@@ -99,7 +99,7 @@ def test_many_rows_and_few_add_up_in_the_same_order(dtype: str, quantization: st
     together = all_logits(runner, ids)
     blocks = list(range(18))
     first = runner.step(StepPlan((Chunk(0, ids[:60], 0, blocks),)))
-    assert first.tokens == [-1]
+    assert first.tokens == []
     rest = runner.step(StepPlan((Chunk(0, ids[60:], 60, blocks, return_logits=True),)))
     assert_same_bits(rest.logits[0], together[60:])
 

@@ -37,8 +37,8 @@ class PipelinedFakeRunner(FakeRunner):
         self.num_ahead += len(self.pending)
         seen = StepPlan(tuple(self._seen(chunk) for chunk in plan.chunks))
         found = super().step(seen)
-        chosen = zip(plan.chunks, found.tokens, strict=True)
-        self._chosen = {chunk.sequence_id: token for chunk, token in chosen if chunk.sample is not None}
+        sampled = [chunk.sequence_id for chunk in plan.chunks for _ in range(chunk.num_samples)]
+        self._chosen = dict(zip(sampled, found.tokens, strict=True))  # of a chunk's samples the last one
         self.pending.append(FakePendingStep(self, found))
         return self.pending[-1]
 

@@ -32,7 +32,7 @@ def test_a_wrong_block_table_gives_a_wrong_number() -> None:
 
 def test_chunks_of_a_prompt_add_up() -> None:
     runner = FakeRunner()
-    assert step(runner, Chunk(0, (1, 2), 0, (0,))).tokens == [-1]
+    assert step(runner, Chunk(0, (1, 2), 0, (0,))).tokens == []
     assert step(runner, Chunk(0, (3,), 2, (0,), GREEDY)).tokens == [31]
 
 

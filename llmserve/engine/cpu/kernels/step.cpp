@@ -106,7 +106,7 @@ Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_
     return invalid("a step of " + std::to_string(step.num_chunks) + " chunks; the engine takes at most " +
                    std::to_string(header.max_batch_size));
   }
-  if (step.num_selected > step.num_tokens || step.num_samples > step.num_chunks) {
+  if (step.num_selected > step.num_tokens || step.num_samples > step.num_selected) {
     return invalid("a step selects more rows than it has");
   }
   for (uint32_t i = 0; i < step.num_selected; ++i) {

@@ -21,7 +21,8 @@ struct ChunkRecord {
 constexpr uint32_t kNoMask = UINT32_MAX;
 constexpr uint32_t kMaskBits = 32;  // of a word
 
-// Ranges [begin, end) index `sample_ids`; biases are ids there and numbers at the same index of `bias_values`.
+// One draw: several of one chunk are several records, each with its own position and history. Ranges [begin, end) index
+// `sample_ids`; biases are ids there and numbers at the same index of `bias_values`.
 struct SampleRecord {
   uint64_t seed;
   uint64_t position;
