@@ -46,7 +46,7 @@ DIGESTS = {  # kind: program, cpu, cuda
 def test_what_a_network_is_lowered_to_does_not_change(kind: str) -> None:
     architecture = architecture_for(KINDS[kind])
     spec = architecture.from_hf(KINDS[kind])
-    program, params = _with_short_numbers(architecture.program(spec)), architecture.params(spec)
+    program, params = with_short_numbers(architecture.program(spec)), architecture.params(spec)
     on_cpu, on_cuda = [], []
     for quantization in QUANTIZATIONS:
         quantized = quantized_params(program, params, replace(OPTIONS, quantization=quantization))
@@ -67,7 +67,7 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
-def _with_short_numbers(program: Program) -> Program:
+def with_short_numbers(program: Program) -> Program:
     """Powers differ in their last bit from one C library to the next."""
     ops = (replace(op, attrs={name: _short(value) for name, value in op.attrs.items()}) for op in program.ops)
     return replace(program, ops=tuple(ops))
