@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from llmserve.builder.targets.registry import TARGETS
+from llmserve.models.number_formats import CACHES, WEIGHTS
 from tests.target_branches import REGISTRIES, branches, rooms
 from tests.tiers import PLACES, TIERS, tier_of
 
@@ -78,6 +80,7 @@ LAZY = {
     "cuda": {"engine/cuda/bindings.py"},
     "dynamo": {"cluster/client.py", "cluster/worker.py"},
 }
+FORMAT_NAMES = {*WEIGHTS, *CACHES}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -229,6 +232,57 @@ def test_the_law_of_targets_knows_a_question_when_it_sees_one(code: str, tmp_pat
     (tmp_path / "file.py").write_text(code)
     found = branches(tmp_path, ("cpu", "tensorrt_llm"), ("engine/cpu/",))
     assert bool(found) == (code in ASKING)
+
+
+def test_nobody_asks_a_number_format_its_name() -> None:
+    own = ("models/number_formats.py", "builder/spellings.py")  # the registry; what users write
+    # dtypes in files and of tensors; constants and types of Triton
+    foreign = ("checkpoint/", "backends/", "engine/cuda/kernels/", "engine/cuda/layout.py")
+    wrong = [
+        f"{file}:{line}"
+        for path in python_files()
+        if not (file := path.relative_to(PACKAGE).as_posix()).startswith((*own, *foreign))
+        for line in name_questions(path.read_text())
+    ]
+    assert wrong == []
+
+
+def name_questions(code: str) -> Iterator[int]:
+    """Lines that compare something with a format's name, or look something up by it."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Compare(left, _, comparators):
+                asked = [left, *comparators]
+            case ast.MatchValue(value) | ast.Subscript(slice=value):
+                asked = [value]
+            case ast.Dict(keys):
+                asked = [key for key in keys if key is not None]
+            case ast.Call(ast.Attribute(attr="get" | "startswith"), [key, *_]):
+                asked = [key]
+            case _:
+                continue
+        parts = [one.elts if isinstance(one, ast.Tuple | ast.List | ast.Set) else [one] for one in asked]
+        for each in chain.from_iterable(parts):
+            if isinstance(each, ast.Constant) and each.value in FORMAT_NAMES:
+                yield each.lineno
+
+
+@pytest.mark.parametrize(
+    ("code", "asks"),
+    [
+        ("if options.quantization == 'int4': ...", True),
+        ("if 'int8' != name: ...", True),
+        ("if name in ('int8', 'uint8'): ...", True),
+        ("bits = {'int8': 8.5}.get(name)", True),
+        ("bits = BITS['float32']", True),
+        ("match name:\n    case 'int8': ...", True),
+        ("if options.weights.is_rounded: ...", False),
+        ("tensor = PlacedTensor(name, 'float32', 1, outputs)", False),
+        ("if options.quantization in QUANTIZED: ...", False),
+    ],
+)
+def test_the_law_of_formats_knows_a_question_when_it_sees_one(code: str, asks: bool) -> None:
+    assert bool(list(name_questions(code))) == asks
 
 
 def test_scheduler_is_plain_ints() -> None:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cuda.compiler import Compiled, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import lower
-from llmserve.builder.targets.cuda.target import QUANTIZATIONS
 from llmserve.builder.targets.cuda.tiles import tiles_for, without_choice
 from llmserve.engine.cores import num_threads
 from llmserve.engine.cuda.layout import Kernel
+from llmserve.models.number_formats import QUANTIZED
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import HfConfig
 from tools.benchmark.ours import INT8_CACHE, build_options
@@ -38,7 +38,7 @@ LEAST_WARPS = {"linear": 4, "gated_linear": 4, "linear_segments": 4, "attention"
 LEAST_WARPS.update(dict.fromkeys(("choose_best", "list_blocks", "draw_filtered", "draw"), 8))  # a program for each row
 LEAST_WARPS_OF_ROWS = 24
 MAX_SEQ_LEN = 8192
-PRECISIONS = ("float16", *filter(None, QUANTIZATIONS), f"float16+{INT8_CACHE}")
+PRECISIONS = ("float16", *QUANTIZED, f"float16+{INT8_CACHE}")
 
 
 LLAMA3_ROPE = {
@@ -113,7 +113,7 @@ def kernels_of(
     tiles = tiles_for(options.dtype) if with_tactics else without_choice(tiles_for(options.dtype))
     lowered = lower(
         program, params, quantized=quantized_params(program, params, options), dtype=options.dtype,
-        cache_dtype=options.cache_dtype, max_seq_len=MAX_SEQ_LEN, block_size=64, tiles=tiles,
+        cache_dtype=options.cache().name, max_seq_len=MAX_SEQ_LEN, block_size=64, tiles=tiles,
     )  # fmt: skip
     return lowered.record.kernels
 

@@ -140,7 +140,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     loss = None
     if build.target.has_selftest:
         progress.phase("self-test", build.weight_bytes)
-        test, loss = make_selftest(job, cache_dtype=build.target.cache_dtype(build.options), passage=build.passage)
+        test, loss = make_selftest(job, cache=build.target.cache_format(build.options), passage=build.passage)
         test.save(directory / SELFTEST_FILE)
     progress.phase("seal", sum(file.stat().st_size for file in written))
     late = [file for file in _files(directory) if file not in written]

@@ -6,12 +6,8 @@ from typing import Any
 
 from llmserve import __version__
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import QUANTIZED_GROUP
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.spec import DecoderSpec
-
-# Of our own engines. TensorRT-LLM has no name for int8 or int4 weights in groups, and int8 activations in groups.
-QUANT_ALGO = {"": None, "int8": "W8A8_INT8_GROUPED", "int4": "W4A8_INT8_GROUPED"}
 
 
 def engine_config(
@@ -68,11 +64,12 @@ def network_config(spec: DecoderSpec, options: BuildOptions, *, tp_size: int, pp
 
 
 def _computation(program: Program, options: BuildOptions) -> dict[str, Any]:
+    weights = options.weights
     return {
         "hidden_act": next(op.attrs["activation"] for op in program.ops if op.kind is OpKind.GATED_ACTIVATION),
         "quantization": {
-            "quant_algo": QUANT_ALGO[options.quantization],
-            "kv_cache_quant_algo": "INT8" if options.kv_cache_dtype == "int8" else None,
-            **({"group_size": QUANTIZED_GROUP} if options.quantization else {}),
+            "quant_algo": weights.quant_algo,
+            "kv_cache_quant_algo": options.cache().quant_algo,
+            **({"group_size": weights.group} if weights.is_rounded else {}),
         },
     }

@@ -11,10 +11,9 @@ from llmserve.builder.spellings import advice
 from llmserve.builder.targets.options import TargetOptions
 from llmserve.builder.targets.registry import DEFAULT_TARGET, TARGETS
 from llmserve.errors import RecipeError
+from llmserve.models.number_formats import AUTO, CACHES, FLOATS, QUANTIZED, NumberFormat, WeightFormat
 
-DTYPES = ("float16", "bfloat16", "float32")
-QUANTIZATIONS = ("", "int8", "int4")
-KV_CACHE_DTYPES = ("auto", "int8")
+KV_CACHE_DTYPES = (AUTO, *sorted(CACHES.keys() - FLOATS.keys()))
 Own = TypeVar("Own", bound=TargetOptions)
 
 
@@ -35,9 +34,9 @@ class DeclaredOption:
 class BuildOptions:
     """Every target has the options up to `target`; `given` holds those of single targets, by name."""
 
-    dtype: str = option("float16", Flag("Weights and KV cache", DTYPES))
+    dtype: str = option("float16", Flag("Weights and KV cache", tuple(FLOATS)))
     quantization: str = option(
-        "", Flag("Weights; activations become int8 with either", QUANTIZATIONS[1:], default_text="none")
+        "", Flag("Weights; activations become int8 with either", tuple(QUANTIZED), default_text="none")
     )
     calibration_data: str = option(
         "",
@@ -49,7 +48,7 @@ class BuildOptions:
         ),
     )
     kv_cache_dtype: str = option(  # int8: with scales per token and head
-        "auto", Flag("KV cache (auto: as dtype; on the cpu target int8 where weights are quantized)", KV_CACHE_DTYPES)
+        AUTO, Flag("KV cache (auto: as dtype; on the cpu target int8 where weights are quantized)", KV_CACHE_DTYPES)
     )
     max_batch_size: int = option(64, Flag("Sequences in one step", least=1))
     max_num_tokens: int = option(2048, Flag("Tokens in one step", least=1))
@@ -95,19 +94,17 @@ class BuildOptions:
         return {name: getattr(self, name) for name in kept} | ({self.target: own} if own else {})
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one number in `dtype`: that of weights that are not quantized."""
-        return 4 if self.dtype == "float32" else 2
+    def floats(self) -> WeightFormat:
+        """Of weights that are not quantized."""
+        return FLOATS[self.dtype]
 
     @property
-    def cache_dtype(self) -> str:
-        """What keys and values are kept in, unless a target has reasons of its own."""
-        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+    def weights(self) -> WeightFormat:
+        return QUANTIZED[self.quantization] if self.quantization else self.floats
 
-    @property
-    def rounds_what_it_computes(self) -> bool:
-        """Whether activations, or keys and values, become integers."""
-        return bool(self.quantization) or self.kv_cache_dtype == "int8"
+    def cache(self, auto: NumberFormat | None = None) -> NumberFormat:
+        """Of keys and values; `auto`: what a target takes if none was asked for, by default `floats`."""
+        return (auto or self.floats) if self.kv_cache_dtype == AUTO else CACHES[self.kv_cache_dtype]
 
     def problems(self) -> list[str]:
         """Everything that is wrong with these values, in words; empty when they are valid."""
@@ -121,7 +118,8 @@ class BuildOptions:
             (block >= 1 and block & (block - 1) == 0, f"tokens_per_block must be a power of two, got {block}"),
             (
                 not self.calibration_data or bool(self.quantization),
-                "calibration_data has no effect without quantization; leave it out, or give quantization int8 or int4",
+                "calibration_data has no effect without quantization; leave it out, or give quantization "
+                f"{' or '.join(QUANTIZED)}",
             ),
         ]
         found += [text for holds, text in rules if not holds]

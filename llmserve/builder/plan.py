@@ -102,7 +102,7 @@ def plan_build(
             program=build.program,
             num_parameters=sum(param.num_elements for param in build.params),
             engine_bytes=build.engine_bytes,
-            cache_dtype=build.target.cache_dtype(build.options),
+            cache_dtype=build.target.cache_format(build.options).name,
             kv_bytes_per_token=build.target.kv_bytes_per_token(build.program, build.options),
             weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build),
             available_bytes=build.target.available_bytes(),
@@ -117,7 +117,7 @@ def _looked_up_bytes(build: ResolvedBuild) -> int:
     tables = {stored[op.weights[0]] for op in build.program.ops if op.kind is OpKind.EMBED}
     read_whole = {stored[name] for op in build.program.ops if op.kind is not OpKind.EMBED for name in op.weights}
     looked_up = [param.num_elements for param in build.params if param.name in tables - read_whole]
-    return build.options.itemsize * sum(looked_up)
+    return build.options.floats.num_bytes(sum(looked_up))
 
 
 def _notes(checkpoint: Checkpoint, build: ResolvedBuild) -> tuple[str, ...]:

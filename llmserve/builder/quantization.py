@@ -1,7 +1,7 @@
 """How weights and activations are rounded to few bits, and which parameters are. The same for every target.
 
-Thirty-two inputs of an output share a scale, and thirty-two inputs of a token, whose activations are rounded to int8
-whatever the bits of the weights. Nothing is calibrated. Integers that a checkpoint has already are kept where they fit.
+What the formats are is in `models/number_formats.py`. Here `SCHEMES` round to them, and integers that a checkpoint
+already has are kept where they fit.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from llmserve.builder.pieces import Weight
 from llmserve.checkpoint.floats import to_float32
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.models.graph import OpKind, Program
+from llmserve.models.number_formats import INT4, INT8, NumberFormat, WeightFormat
 from llmserve.models.spec import Param
 
 LINEAR_KINDS = (OpKind.LINEAR, OpKind.LOGITS)
-QUANTIZED_GROUP = 32  # inputs that share a scale
 NOTHING = np.float32(2.0**-100)  # numbers below have no inverse to multiply with
 ROUNDED_ROWS = 256  # at a time, to keep temporaries small
 SEARCHED_ELEMENTS = 1 << 15  # of four bits at a time: temporaries that stay in a cache
-MOST_BITS = 4.9  # of a weight of the layers, on average, with int4
 
 Matrix: TypeAlias = NDArray[np.float32]
 Vector: TypeAlias = NDArray[np.float32]
-Groups: TypeAlias = NDArray[np.float32]  # [N, groups, QUANTIZED_GROUP]
+Groups: TypeAlias = NDArray[np.float32]  # [N, groups, numbers of a group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,7 @@ class Quantized:
     """A weight [N, K] is approximately `values * group_scales * row_scale`, each group scale for its inputs; with
     `zeros`, (values - zeros / ZERO_STEPS) in the place of values, and group scales are squares of `scales`."""
 
+    format: WeightFormat
     values: NDArray[np.int8] | NDArray[np.uint8]  # [N, K]
     scales: NDArray[np.float16] | NDArray[np.uint8]  # [N, groups]
     row_scale: NDArray[np.float32]  # [N]
@@ -61,30 +61,25 @@ class Quantized:
         """[N, K], values minus zero points: exact."""
         values = self.values.astype(np.float32)
         if self.zeros is not None:
-            values -= _of_columns(self.zeros.astype(np.float32) / np.float32(ZERO_STEPS), values.shape[1])
+            values -= self._of_columns(self.zeros.astype(np.float32) / np.float32(ZERO_STEPS))
         return values
 
     @property
     def weight(self) -> Matrix:
         """[N, K], what an engine multiplies with."""
         scale = self.group_scales * self.row_scale[:, None]
-        rounded: Matrix = self.centered * _of_columns(scale, self.values.shape[1])
+        rounded: Matrix = self.centered * self._of_columns(scale)
         return rounded
 
-
-def _of_columns(of_groups: Matrix, num_columns: int) -> Matrix:
-    return np.repeat(of_groups, QUANTIZED_GROUP, axis=1)[:, :num_columns]
+    def _of_columns(self, of_groups: Matrix) -> Matrix:
+        return np.repeat(of_groups, self.format.group, axis=1)[:, : self.values.shape[1]]
 
 
 class Scheme(Protocol):
-    """A number format of weights."""
+    """Rounds weights to a format."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def bits(self) -> float:
-        """Of a weight, with its part of what its group has; an output's scale comes on top."""
+    def format(self) -> WeightFormat: ...
 
     @property
     def pieces(self) -> int:
@@ -96,11 +91,15 @@ class Scheme(Protocol):
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         """The same numbers to the bit, and in which rows they are; None where this format does not have integers."""
 
+
+class GridScheme(Scheme, Protocol):
+    """One that feedback can round with."""
+
     def row_scale(self, rows: Matrix) -> Vector:
         """[N], what the scales of the groups of each row are relative to."""
 
     def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
-        """Scales and zero points for groups that are columns [QUANTIZED_GROUP, M], of rows with these scales [M]."""
+        """Scales and zero points for groups that are columns [numbers, M], of rows with these scales [M]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """Rows [begin, end) of a weight, and their number format."""
+    """Rows [begin, end) of a weight, and what rounds them."""
 
     scheme: Scheme
     begin: int
@@ -132,19 +131,18 @@ class WeightPart:
 class Int8:
     """Values from -127 to 127: the largest of a group becomes 127. Group scales are relative to the row's largest."""
 
-    name: str = "int8"
-    bits: float = 8 + 16 / QUANTIZED_GROUP
+    format: WeightFormat = INT8
     pieces: int = 1
 
     def quantize(self, rows: Matrix) -> Quantized:
-        groups = in_groups(rows)
+        groups = in_groups(rows, self.format)
         scale = np.abs(groups).max(axis=2) / np.float32(127)
         row_scale = scale.max(axis=1)
         scales = (scale / np.where(row_scale > 0, row_scale, np.float32(1))[:, None]).astype(np.float16)
         stored = scales.astype(np.float32) * row_scale[:, None]
         safe = np.where(stored == 0, np.float32(1), stored)
         values = np.clip(np.rint(groups / safe[:, :, None]), -127, 127).astype(np.int8)
-        return Quantized(values.reshape(len(rows), -1)[:, : rows.shape[1]], scales, row_scale)
+        return Quantized(self.format, values.reshape(len(rows), -1)[:, : rows.shape[1]], scales, row_scale)
 
     def row_scale(self, rows: Matrix) -> Vector:
         largest: Vector = np.abs(rows).max(axis=1) / np.float32(127)
@@ -164,7 +162,7 @@ class Int8:
             row_scale = np.where((row_scale == 0) & exact, known, row_scale)
         values = rows.values.astype(np.int8)
         fits = (values == rows.values).all(axis=1) & (row_scale != 0)
-        return Quantized(values, _relative(rows.steps, np.where(fits, row_scale, 1)), row_scale), fits
+        return Quantized(self.format, values, _relative(rows.steps, np.where(fits, row_scale, 1)), row_scale), fits
 
 
 def _relative(scales: Matrix, row_scale: Vector) -> NDArray[np.float16]:
@@ -181,28 +179,20 @@ class Int4:
     the values that are best for these, are found in turn.
     """
 
-    name: str = "int4"
-    bits: float = 4 + 16 / QUANTIZED_GROUP
+    format: WeightFormat = INT4
     pieces: int = 1
 
     def quantize(self, rows: Matrix) -> Quantized:
-        count, cols = rows.shape
-        groups = (count, -(-cols // QUANTIZED_GROUP))
-        found = Quantized(
-            np.empty(rows.shape, np.uint8), np.empty(groups, np.uint8), np.empty(count, np.float32),
-            np.empty(groups, np.uint8),
-        )  # fmt: skip
-        step = max(1, SEARCHED_ELEMENTS // cols)
-        for begin in range(0, count, step):
-            _search_int4(rows, found, slice(begin, begin + step))
-        return found
+        step = max(1, SEARCHED_ELEMENTS // rows.shape[1])
+        strips = [self._searched(rows[begin : begin + step]) for begin in range(0, len(rows), step)]
+        return Quantized(self.format, *map(np.concatenate, zip(*strips, strict=True)))
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         """Scales of a byte are those of no other format."""
         return None
 
     def row_scale(self, rows: Matrix) -> Vector:
-        low, high = smallest_and_largest(in_groups(rows), axis=2)
+        low, high = smallest_and_largest(in_groups(rows, self.format), axis=2)
         largest: Vector = (high - low).max(axis=1) / np.float32(MOST_INT4) / np.float32(LARGEST_CODE**2)
         return largest
 
@@ -213,31 +203,29 @@ class Int4:
         zero = search.zeros.astype(np.float32) / np.float32(ZERO_STEPS)
         return Grid(codes * codes * row_scales, zero, 0, MOST_INT4, search.codes, search.zeros)
 
-
-def _search_int4(weight: Matrix, found: Quantized, rows: slice) -> None:
-    """Fills some rows of `found`."""
-    groups = in_groups(weight[rows])
-    count, num_groups, _ = groups.shape
-    by_place = np.ascontiguousarray(groups.reshape(-1, QUANTIZED_GROUP).T)
-    row_scale = Int4().row_scale(weight[rows])
-    search = Int4Search(by_place, np.repeat(row_scale, num_groups))
-    search.refine()
-    found.values[rows] = search.values.T.reshape(count, -1)[:, : weight.shape[1]]
-    found.scales[rows] = search.codes.reshape(count, num_groups)
-    found.row_scale[rows] = row_scale
-    assert found.zeros is not None
-    found.zeros[rows] = search.zeros.reshape(count, num_groups)
+    def _searched(self, rows: Matrix) -> tuple[NDArray[Any], ...]:
+        """Values, scales, scales of rows and zero points."""
+        groups = in_groups(rows, self.format)
+        count, num_groups, length = groups.shape
+        row_scale = self.row_scale(rows)
+        search = Int4Search(np.ascontiguousarray(groups.reshape(-1, length).T), np.repeat(row_scale, num_groups))
+        search.refine()
+        codes, zeros = (each.reshape(count, num_groups) for each in (search.codes, search.zeros))
+        return search.values.T.reshape(count, -1)[:, : rows.shape[1]], codes, row_scale, zeros
 
 
-def in_groups(rows: Matrix) -> Groups:
-    """[N, K] as [N, groups, QUANTIZED_GROUP], filled up with zeros."""
+SCHEMES: Mapping[str, GridScheme] = {scheme.format.name: scheme for scheme in (Int8(), Int4())}
+
+
+def in_groups(rows: Matrix, format: NumberFormat) -> Groups:
+    """[N, K] as [N, groups, numbers of a group], filled up with zeros."""
     count, cols = rows.shape
-    num_groups = -(-cols // QUANTIZED_GROUP)
-    if cols == num_groups * QUANTIZED_GROUP:
-        return rows.reshape(count, num_groups, QUANTIZED_GROUP)
-    padded = np.zeros((count, num_groups * QUANTIZED_GROUP), np.float32)
-    padded[:, :cols] = rows
-    return padded.reshape(count, num_groups, QUANTIZED_GROUP)
+    padded_cols = format.num_groups(cols) * format.group
+    if cols < padded_cols:
+        padded = np.zeros((count, padded_cols), np.float32)
+        padded[:, :cols] = rows
+        rows = padded
+    return rows.reshape(count, -1, format.group)
 
 
 def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized:
@@ -275,10 +263,9 @@ def round_weight(parts: Sequence[WeightPart], weight: Weight, rows: slice) -> Ma
     return result
 
 
-def round_activations(x: Matrix) -> Matrix:
-    """As an engine rounds them before a quantized linear layer."""
-    groups = in_groups(x)
-    return round_to_steps(groups, 127).reshape(len(x), -1)[:, : x.shape[1]]
+def round_in_groups(x: Matrix, format: NumberFormat) -> Matrix:
+    """As an engine rounds activations before a quantized linear layer."""
+    return round_to_steps(in_groups(x, format), format.most).reshape(len(x), -1)[:, : x.shape[1]]
 
 
 def round_to_steps(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
@@ -294,40 +281,42 @@ def quantized_params(
 ) -> Mapping[str, Sequence[WeightPart]]:
     """Parameters that are quantized, and how: quantizable ones that only linear layers read, as their matrix.
 
-    With int4 the head stays int8: logits are compared with each other, and it is a small part of a model. So do the
-    values of the attention, and then what reads its output, as far as MOST_BITS allows: their error costs most for
-    their size, as K-quants found too.
+    The head has the wider format, if there is one: logits are compared with each other, and it is a small part of a
+    model. So have the values of the attention, and then what reads its output, as far as `most_bits` allows: their
+    error costs most for their size, as K-quants found too.
     """
-    if not options.quantization:
+    weights = options.weights
+    if not weights.is_rounded:
         return {}
     shapes = {param.name: param.shape for param in params if param.quantizable}
     matrices = {op.weights[0]: op.kind for op in program.ops if op.kind in LINEAR_KINDS}
     elsewhere = {name for op in program.ops for name in (op.weights[1:] if op.kind in LINEAR_KINDS else op.weights)}
     names = {name: kind for name, kind in matrices.items() if name in shapes and name not in elsewhere}
-    if options.quantization == "int8":
-        return {name: _whole(Int8(), shapes[name]) for name in names}
-    layers = {name: shapes[name] for name, kind in names.items() if kind is not OpKind.LOGITS}
-    found = {name: _whole(Int8() if kind is OpKind.LOGITS else Int4(), shapes[name]) for name, kind in names.items()}
-    return {**found, **_with_more_bits(program, layers)}
+    scheme, wider = SCHEMES[weights.name], SCHEMES[(weights.wider or weights).name]
+    found = {
+        name: (WeightPart(wider if kind is OpKind.LOGITS else scheme, 0, shapes[name][0]),)
+        for name, kind in names.items()
+    }
+    layers = {name: shapes[name] for name, kind in names.items() if kind is not OpKind.LOGITS and weights.wider}
+    return found | _with_more_bits(program, layers, weights.most_bits, (scheme, wider))
 
 
-def _whole(scheme: Scheme, shape: Sequence[int]) -> tuple[WeightPart, ...]:
-    return (WeightPart(scheme, 0, shape[0]),)
-
-
-def _with_more_bits(program: Program, layers: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[WeightPart]]:
-    """Of matrices that have four bits, those of which rows get eight."""
+def _with_more_bits(
+    program: Program, layers: Mapping[str, Sequence[int]], most_bits: float, schemes: tuple[Scheme, Scheme]
+) -> dict[str, tuple[WeightPart, ...]]:
+    """Matrices of which some rows get the wider format."""
+    (scheme, wider), (few, many) = schemes, (each.format.bits_with_scales for each in schemes)
     total = sum(rows * cols for rows, cols in layers.values())
-    used = sum(rows * cols * (Int4().bits + 32 / cols) for rows, cols in layers.values())
-    found: dict[str, Sequence[WeightPart]] = {}
+    used = sum(rows * cols * (few + 32 / cols) for rows, cols in layers.values())
+    found: dict[str, tuple[WeightPart, ...]] = {}
     for name, begin, end in (*_value_rows(program), *_readers_of_attention(program)):
         if name not in layers or name in found:
             continue
         rows, cols = layers[name]
-        more = (end - begin) * cols * (Int8().bits - Int4().bits)
-        if used + more <= MOST_BITS * total:
+        more = (end - begin) * cols * (many - few)
+        if used + more <= most_bits * total:
             used += more
-            parts = (WeightPart(Int4(), 0, begin), WeightPart(Int8(), begin, end), WeightPart(Int4(), end, rows))
+            parts = (WeightPart(scheme, 0, begin), WeightPart(wider, begin, end), WeightPart(scheme, end, rows))
             found[name] = tuple(part for part in parts if part.begin < part.end)
     return found
 

@@ -24,12 +24,13 @@ from llmserve.builder.quantization import (
     LINEAR_KINDS,
     Matrix,
     WeightPart,
-    round_activations,
+    round_in_groups,
     round_to_steps,
     round_weight,
 )
 from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
+from llmserve.models.number_formats import FLOAT32, NumberFormat
 
 SHARE_STEPS = 16383  # of what a query takes of the values in a cache of integers
 MANY_TOKENS = 2048  # of all runs together, which are better multiplied with more rows at a time
@@ -54,7 +55,7 @@ class ReferenceModel:
     """`load` gives a parameter by name, in any float dtype; it is computed with in float32.
 
     `quantized` says how an engine quantizes which parameters: they, and what they are multiplied with, are rounded as
-    it rounds them. `int8_cache`: attention is that over a cache of integers.
+    it rounds them, and keys and values as those of `cache`.
     """
 
     def __init__(
@@ -63,14 +64,14 @@ class ReferenceModel:
         load: Load,
         *,
         quantized: Mapping[str, Sequence[WeightPart]] | None = None,
-        int8_cache: bool = False,
+        cache: NumberFormat = FLOAT32,
         each: Each = one_by_one,
         advance: Callable[[str, int], None] = lambda name, num_elements: None,
     ) -> None:
         self._program = program
         self._load = load
         self._quantized = quantized or {}
-        self._int8_cache = int8_cache
+        self._cache = cache
         self._each = each
         self._advance = advance
 
@@ -135,7 +136,10 @@ class ReferenceModel:
         name, *biases = op.weights
         source, parts = self._load(name), self._quantized.get(name)
         stacked = np.concatenate(
-            [round_activations(x) if run.rounds and parts else x for x, run in zip(inputs, runs, strict=True)]
+            [
+                round_in_groups(x, parts[0].scheme.format.activations) if run.rounds and parts else x
+                for x, run in zip(inputs, runs, strict=True)
+            ]
         )
         y = np.empty((len(stacked), source.shape[0]), np.float32)
         kept_exact = [run.exact_weights or not parts for run in runs]
@@ -168,8 +172,8 @@ class ReferenceModel:
         return list(self._each(of_run, range(len(runs))))
 
     def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], run: Run) -> Matrix:
-        if run.rounds and op.kind is OpKind.ATTENTION and self._int8_cache:
-            return _attention_in_integers(op, *inputs)
+        if run.rounds and op.kind is OpKind.ATTENTION and self._cache.is_rounded:
+            return _attention_in_integers(op, self._cache, *inputs)
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         return y
 
@@ -202,14 +206,14 @@ def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
     return _attend(op, q, k, lambda weights, kv_head: weights @ v_GTD[kv_head])
 
 
-def _attention_in_integers(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
-    """Queries and keys have a scale for every 32 dimensions of a head, values one for each head. What a query takes of
-    the values, its weights times their scales, is rounded too, with a scale for every SHARE_CHUNK positions."""
-    head_dim = int(op.number("head_dim"))
+def _attention_in_integers(op: Op, cache: NumberFormat, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+    """Queries and keys have a scale for each group of dimensions of a head, values one for each head. What a query
+    takes of the values, its weights times their scales, is rounded too, with one for every SHARE_CHUNK positions."""
+    head_dim, most = int(op.number("head_dim")), np.float32(cache.most)
     v_GTD = _heads(v, int(op.number("num_kv_heads")))
     peak_GT1 = np.abs(v_GTD).max(axis=2, keepdims=True)
-    integers_GTD = np.rint(v_GTD * (np.float32(127) / np.where(peak_GT1 > 0, peak_GT1, np.float32(np.inf))))
-    scale_GT = peak_GT1[:, :, 0] / np.float32(127)
+    integers_GTD = np.rint(v_GTD * (most / np.where(peak_GT1 > 0, peak_GT1, np.float32(np.inf))))
+    scale_GT = peak_GT1[:, :, 0] / most
 
     def weigh(weights: Matrix, kv_head: int) -> Matrix:
         shares = weights * scale_GT[kv_head]
@@ -219,7 +223,8 @@ def _attention_in_integers(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
         taken: Matrix = shares @ integers_GTD[kv_head]
         return taken
 
-    return _attend(op, _round_heads(q, head_dim), _round_heads(k, head_dim), weigh)
+    q, k = (round_in_groups(x.reshape(-1, head_dim), cache).reshape(x.shape) for x in (q, k))
+    return _attend(op, q, k, weigh)
 
 
 def _attend(op: Op, q: Matrix, k: Matrix, weigh: Callable[[Matrix, int], Matrix]) -> Matrix:
@@ -243,10 +248,6 @@ def _soft_capped(x: Matrix, cap: float) -> Matrix:
         return x
     capped: Matrix = np.tanh(x / np.float32(cap)) * np.float32(cap)
     return capped
-
-
-def _round_heads(x: Matrix, head_dim: int) -> Matrix:
-    return round_activations(x.reshape(-1, head_dim)).reshape(x.shape)
 
 
 def _heads(x: Matrix, count: int) -> Matrix:

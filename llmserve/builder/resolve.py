@@ -45,7 +45,7 @@ class ResolvedBuild:
     @property
     def weight_bytes(self) -> int:
         """Of all parameters in the engine's dtype, before they are rounded to fewer bits."""
-        return self.options.itemsize * sum(param.num_elements for param in self.params)
+        return self.options.floats.num_bytes(sum(param.num_elements for param in self.params))
 
     @property
     def passage(self) -> Ids:

@@ -13,10 +13,6 @@ from llmserve.builder.pieces import Each, Weight
 from llmserve.builder.resolve import ResolvedBuild
 from llmserve.progress import Progress
 
-# What is moved where sizes were measured: with int8 all that there is; four bits of a weight suffer from uneven columns
-# more than activations gain, unless these are far apart.
-LEAST_EXPONENTS = {"int8": 1, "int4": 3}
-
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
@@ -40,19 +36,19 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
         return build.weights.rows(name, build.options.dtype)
 
     def count(name: str, num_elements: int) -> None:
-        progress.advance(name, build.options.itemsize * num_elements)
+        progress.advance(name, build.options.floats.num_bytes(num_elements))
 
     quantized = build.quantized.keys() - build.kept
     if not quantized or not build.target.rounds_activations:
         return Rounding(load, Equalization({}, {}))
-    sizes = {param.name: build.options.itemsize * param.num_elements for param in build.params}
+    sizes = {param.name: build.options.floats.num_bytes(param.num_elements) for param in build.params}
     inputs: Mapping[str, Inputs] = {}
     if build.calibration:
         progress.phase("calibrate", sum(sizes[name] for name in watched_names(build.program)))
         inputs = watch_inputs(build.program, build.calibration.texts, load, advance=count, each=each)
     progress.phase("equalize", sum(sizes[name] for name in names_read(build.program, quantized)))
-    least = LEAST_EXPONENTS[build.options.quantization]
-    measured = MeasuredSizes({name: found.peaks for name, found in inputs.items()}, least) if inputs else None
+    peaks = {name: found.peaks for name, found in inputs.items()}
+    measured = MeasuredSizes(peaks, build.options.weights.least_exponent) if inputs else None
     equalization = equalize(build.program, quantized, load, progress.advance, each, measured)
     equalized = equalization.apply(load)
     if not build.calibration:

@@ -13,23 +13,22 @@ from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.builder.targets.base import CompileJob
 from llmserve.engine.manifest import Loss
 from llmserve.engine.selftest import SelfTest
+from llmserve.models.number_formats import NumberFormat
 
 ROWS_PER_PROMPT = 4
 SHORT_PROMPT_LENGTHS = (1, 7)
 LONG_PROMPT_LENGTH = 40
 MAX_PROMPT_LENGTH = 300  # the reference is slow: a build of a large model should not wait for it
-# Largest accepted error relative to the largest logit. The reference has the engine's rounded weights and float32
-# everything else, so what remains is the engine's own: summation order, and the KV cache in `dtype`.
-TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
-# An engine with quantized weights also rounds activations, one with an int8 cache keys and values. The reference too,
-# but the last bit of a float tips some of them over, and that grows from layer to layer: sound computations differ by
-# about as much as the rounding itself changes.
+# The reference has the engine's rounded weights and float32 everything else, so what remains is the engine's own:
+# summation order, and the KV cache in `dtype`, whose `tolerance` is accepted. An engine with quantized weights also
+# rounds activations, one with an int8 cache keys and values. The reference too, but the last bit of a float tips some
+# of them over, and that grows from layer to layer: sound computations differ by about as much as the rounding changes.
 ROUNDING_CHANGES_ACCEPTED = 2.0
 
 Prompt: TypeAlias = tuple[int, ...]
 
 
-def make_selftest(job: CompileJob, *, cache_dtype: str, passage: Prompt = ()) -> tuple[SelfTest, Loss | None]:
+def make_selftest(job: CompileJob, *, cache: NumberFormat, passage: Prompt = ()) -> tuple[SelfTest, Loss | None]:
     """Every parameter is loaded once for each op that uses one; `job.advance` is told the bytes that were done.
 
     Where weights are rounded, what that costs is measured on the tokens of `passage`.
@@ -38,14 +37,14 @@ def make_selftest(job: CompileJob, *, cache_dtype: str, passage: Prompt = ()) ->
     prompts = make_prompts(job.program.vocab_size, options)
 
     def count(name: str, num_elements: int) -> None:
-        job.advance(name, options.itemsize * num_elements)
+        job.advance(name, options.floats.num_bytes(num_elements))
 
     reference = ReferenceModel(
-        job.program, job.weight, quantized=job.quantized, int8_cache=cache_dtype == "int8", each=job.each, advance=count
+        job.program, job.weight, quantized=job.quantized, cache=cache, each=job.each, advance=count
     )
     runs = [Run(prompt) for prompt in prompts]
-    tolerance = TOLERANCES[options.dtype]
-    if options.rounds_what_it_computes:
+    tolerance = options.floats.tolerance
+    if cache.is_rounded or options.weights.activations.is_rounded:
         runs += [Run(prompt, rounds=False) for prompt in prompts]
     if passage:
         runs += [Run(passage), Run(passage, rounds=False, exact_weights=True)]

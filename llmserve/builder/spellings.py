@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from llmserve.models import number_formats
+
 FLOATS = {
     "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16",
     "fp32": "float32", "f32": "float32", "float": "float32",
 }  # fmt: skip
-FLOAT_NAMES = ("float16", "bfloat16", "float32")
 INTEGERS = {"int8": "int8", "i8": "int8", "w8a8": "int8", "int4": "int4", "i4": "int4", "w4a8": "int4"}
 NEAREST = {  # formats that no engine has -> the one that takes as many bits, or the next more
     **dict.fromkeys(("fp8", "float8", "float8_e4m3fn", "float8_e5m2", "w8a8_fp8", "w8a16", "q8_0", "int8_sq"), "int8"),
@@ -22,10 +23,10 @@ def advice(option: str, name: str) -> str:
     if option not in OPTIONS:
         return ""
     known = FLOATS.get(name.lower(), name.lower())
-    if known in FLOAT_NAMES:
+    if known in number_formats.FLOATS:
         elsewhere = "" if option == "dtype" else f" and leave --{option.replace('_', '-')} out"
         return f"write --dtype {known}{elsewhere}"
-    if known in INTEGERS and not (option == "kv_cache_dtype" and INTEGERS[known] == "int4"):
+    if known in INTEGERS and (option != "kv_cache_dtype" or INTEGERS[known] in number_formats.CACHES):
         return f"write {_flags(INTEGERS[known], option)}"
     nearest = NEAREST.get(known) or INTEGERS.get(known)
     return f"there are no engines in {name}; the nearest is {_flags(nearest, option)}" if nearest else ""

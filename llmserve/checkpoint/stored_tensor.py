@@ -7,29 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401 - numpy knows its dtypes by name from here on
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 Tensor: TypeAlias = NDArray[Any]
 
 STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
 
-FLOAT_DTYPES: Mapping[str, DTypeLike] = {
-    "float64": np.float64,
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-}
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    name: np.dtype(kind)
-    for name, kind in (
-        *FLOAT_DTYPES.items(),
-        ("float8_e4m3fn", ml_dtypes.float8_e4m3fn),  # of quantized weights and their scales
-        ("float8_e8m0fnu", ml_dtypes.float8_e8m0fnu),
-        *((name, name) for name in ("int64", "int32", "int16", "int8", "uint8", "bool")),
-    )
-}
+FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
+FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e8m0fnu")  # of quantized weights and their scales
+INTEGER_DTYPES = ("int64", "int32", "int16", "int8", "uint8", "bool")
+DTYPES = {name: np.dtype(name) for name in (*FLOAT_DTYPES, *FLOAT8_DTYPES, *INTEGER_DTYPES)}
 
 
 @dataclass(frozen=True, slots=True)

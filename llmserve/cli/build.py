@@ -20,8 +20,7 @@ from llmserve.cli.termination import terminated_as_exception
 from llmserve.engine.artifact import MANIFEST_FILE
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import RecipeError
-
-SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+from llmserve.models.number_formats import AUTO, FLOATS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +99,8 @@ command = DataclassCommand(  # the last base's flags come first
 
 def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
     """engines/<checkpoint>-<dtype>[-<quantization>][-calibrated][-kvint8][-<what the target adds>]"""
-    short = SHORT_DTYPES.get(options.dtype, options.dtype)
-    cache = "" if options.kv_cache_dtype == "auto" else f"kv{options.kv_cache_dtype}"
+    short = options.floats.short if options.dtype in FLOATS else options.dtype
+    cache = "" if options.kv_cache_dtype == AUTO else f"kv{options.kv_cache_dtype}"
     parts = (
         checkpoint.resolve().name.removesuffix(".gguf"),
         short,

@@ -9,10 +9,10 @@ from typing import Any, Self
 from llmserve.engine.gate_record import GateRecord
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.registry import runtime_for
+from llmserve.models.number_formats import UNROUNDED
 
 SHOWN_CHARS = 12  # of a digest, in messages
 PREFIX = "engine_"  # of these facts among the parameters of a model's config
-UNQUANTIZED = "float"
 
 
 def told_apart(first: str, second: str) -> tuple[str, str]:
@@ -27,7 +27,7 @@ class EngineIdentity:
     digest: str
     target: str
     dtype: str
-    precision: str  # what is rounded: float, int8 or int4
+    precision: str  # of weights: `NumberFormat.precision`
     is_deterministic: bool  # promises an answer's bits, whatever else is in the batch
 
     @classmethod
@@ -36,7 +36,7 @@ class EngineIdentity:
             manifest.engine_digest,
             manifest.target,
             manifest.dtype,
-            str(manifest.options["quantization"]) or UNQUANTIZED,
+            str(manifest.options["quantization"]) or UNROUNDED,
             bool(runtime_for(manifest.target).kernels()),
         )
 

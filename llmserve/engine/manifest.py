@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmserve.errors import EngineFileError
+from llmserve.models.number_formats import AUTO
 
 FORMAT_VERSION = 1
 REBUILD = "build the engine again with: llmserve build CHECKPOINT --output-dir DIRECTORY"
@@ -79,8 +80,9 @@ class Manifest:
     @property
     def dtype(self) -> str:
         """For people: `float16`, `float16+int8` with quantized weights, `float16+int8+kv-int8` with an int8 cache."""
-        cache = "kv-int8" if self.options.get("kv_cache_dtype") == "int8" else ""
-        return "+".join(filter(None, (self.options["dtype"], self.options["quantization"], cache)))
+        cache = self.options.get("kv_cache_dtype", AUTO)
+        parts = (self.options["dtype"], self.options["quantization"], "" if cache == AUTO else f"kv-{cache}")
+        return "+".join(filter(None, parts))
 
     def to_json(self) -> str:
         content = json.loads(json.dumps(asdict(self)))

@@ -18,7 +18,6 @@ import numpy as np
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.identity import UNQUANTIZED
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation.baseline import BaselineKey, load_baseline
 from llmserve.evaluation.data import load_samples, suite_digest
@@ -32,6 +31,7 @@ from llmserve.evaluation.scoring import require_metrics, scores_of
 from llmserve.evaluation.statistics import Interval
 from llmserve.evaluation.suite import Suite, load_suite
 from llmserve.evaluation.text_metrics import Scores
+from llmserve.models.number_formats import UNROUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _of_metrics(suite: Suite, report: Mapping[str, Any], num_samples: int) -> It
 
 def _of_losses(suite: Suite, report: Mapping[str, Any], num_samples: int) -> Iterator[PlannedMargin]:
     losses = report.get("evidence", {}).get("losses", {})
-    margins = suite.loss_margins.get(report["engine"].get("precision", UNQUANTIZED), {})
+    margins = suite.loss_margins.get(report["engine"].get("precision", UNROUNDED), {})
     for name, margin in margins.items():
         if name in losses and name != Loss.FLIP.value and "not_measured" not in report["evidence"]:
             found = losses[name]

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
 from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.identity import UNQUANTIZED, EngineIdentity
+from llmserve.engine.identity import EngineIdentity
 from llmserve.engine.machine import machine_name
 from llmserve.errors import InvalidArgument, NotFound, Unsupported, raise_problems
 from llmserve.evaluation import hf
@@ -52,11 +52,8 @@ from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
 from llmserve.evaluation.suite import Suite, load_suite
 from llmserve.evaluation.versions import package_versions
+from llmserve.models.number_formats import FLOAT16, FLOAT32, FLOATS, UNROUNDED
 from llmserve.stages.preprocess import PreparedPrompt
-
-SERVER_DTYPE = "float16"  # of the baseline, when only a server's address is given
-EXPANDED_DTYPE = "float32"
-DTYPES = ("float16", "bfloat16", "float32")
 
 
 class Watcher(Protocol):
@@ -103,7 +100,7 @@ class EvalOptions:
     def value_problems(self) -> list[str]:
         rules = [
             (self.num_samples is None or self.num_samples >= 1, "--num-samples must be at least 1"),
-            (not self.dtype or self.dtype in DTYPES, f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"),
+            (not self.dtype or self.dtype in FLOATS, f"--dtype must be one of {', '.join(FLOATS)}, got {self.dtype!r}"),
             (self.concurrency >= 1, "--concurrency must be at least 1"),
             (self.baseline_batch_size >= 1, "--baseline-batch-size must be at least 1"),
             *(self.served.rules(url=self.url) if self.served else ()),
@@ -177,10 +174,10 @@ def _asked(options: EvalOptions, suite: Suite, texts: Path) -> tuple[list[Sample
 
 
 def usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> str:
-    """Of the baseline: the engine's; numbers that were expanded are compared with what they stand for."""
+    """Of the baseline: the engine's, if it is here. Expanded numbers are compared with what they stand for."""
     if checkpoint.is_expanded:
-        return EXPANDED_DTYPE
-    return str(directory.manifest.options["dtype"]) if directory else SERVER_DTYPE
+        return FLOAT32.name
+    return str(directory.manifest.options["dtype"]) if directory else FLOAT16.name
 
 
 def compare(
@@ -199,7 +196,7 @@ def compare(
         decisions if isinstance(decisions, str) else Evidence.of([a.decisions for a in baseline.answers], decisions)
     )
     is_judged = suite.needs_evidence or isinstance(evidence, Evidence)
-    loss_margins = suite.loss_margins.get(engine.facts.get("precision", UNQUANTIZED), {}) if is_judged else {}
+    loss_margins = suite.loss_margins.get(engine.facts.get("precision", UNROUNDED), {}) if is_judged else {}
     gate = GateResult(
         judge(*scores, margins=suite.margins, floors=suite.floors).metrics,
         judge_losses(evidence, loss_margins),

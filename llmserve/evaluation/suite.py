@@ -34,16 +34,15 @@ from typing import Any
 
 import yaml
 
-from llmserve.engine.identity import UNQUANTIZED
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.evidence import LOSSES
 from llmserve.evaluation.served.measures import MEASURES
 from llmserve.evaluation.text_metrics import DEFAULT_METRICS, TEXT_METRICS, TextRules, schema_problem
+from llmserve.models.number_formats import WEIGHTS
 from llmserve.stages.chat import Message
 from llmserve.stages.guides import GuideKind, GuideText
 
-PRECISIONS = (UNQUANTIZED, "int8", "int4")
 LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens")
 OF_TEXTS = ("max_tokens", "stemming", "json_schema", "structured_output", "loss_margins", "evidence")
@@ -269,8 +268,8 @@ class _Reader:
         return {name: float(value) for name, value in points.items() if name not in bad}
 
     def _loss_margins(self) -> dict[str, dict[str, float]]:
-        found = {}
-        for precision, margins in self._mapping("loss_margins", set(PRECISIONS)).items():
+        found, precisions = {}, {format.precision for format in WEIGHTS.values()}
+        for precision, margins in self._mapping("loss_margins", precisions).items():
             key = f"loss_margins.{precision}"
             if not isinstance(margins, dict):
                 self.problems.append(f"{key} must be a mapping of losses, got {margins!r}")

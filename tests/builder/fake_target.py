@@ -12,6 +12,7 @@ from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.models.graph import Program
+from llmserve.models.number_formats import NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
 
@@ -37,14 +38,14 @@ class FakeTarget:
     def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
         stored = set(stored_names(params, quantized_params(program, params, options)).values())
         num_elements = sum(param.num_elements for param in params if param.name in stored)
-        return num_elements * options.itemsize
+        return options.floats.num_bytes(num_elements)
 
-    def cache_dtype(self, options: BuildOptions) -> str:
-        return options.cache_dtype
+    def cache_format(self, options: BuildOptions) -> NumberFormat:
+        return options.cache()
 
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
         cache = program.cache
-        return 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * options.itemsize
+        return options.floats.num_bytes(2 * cache.num_layers * cache.num_kv_heads * cache.head_dim)
 
     def available_bytes(self) -> int:
         return self.memory_bytes

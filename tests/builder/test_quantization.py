@@ -8,18 +8,18 @@ import pytest
 from llmserve.builder import int4_search
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import (
-    QUANTIZED_GROUP,
     Int4,
     Int8,
     Matrix,
     WeightPart,
     in_groups,
     quantized_params,
-    round_activations,
+    round_in_groups,
     round_to_steps,
     round_weight,
 )
 from llmserve.models.graph import CacheShape, Graph, Program
+from llmserve.models.number_formats import INT4, INT8, INT8_ACTIVATIONS
 from llmserve.models.spec import Param
 
 
@@ -54,7 +54,7 @@ def test_four_bits_refine_scales_and_zero_points(monkeypatch: pytest.MonkeyPatch
 
     def errors(refinements: int) -> Matrix:
         monkeypatch.setattr(int4_search, "REFINEMENTS", refinements)
-        squares: Matrix = in_groups((Int4().quantize(rows).weight - rows) ** 2).sum(axis=2)
+        squares: Matrix = in_groups((Int4().quantize(rows).weight - rows) ** 2, INT4).sum(axis=2)
         return squares
 
     plain, refined = errors(0), errors(3)
@@ -69,7 +69,7 @@ def test_four_bits_keep_numbers_that_have_four_bits() -> None:
     scales, zeros = rng.uniform(0.3, 1, (40, 10, 1)), rng.uniform(0, 15, (40, 10, 1))
     rows = ((values - zeros) * scales).astype(np.float32).reshape(40, 320)
     error = np.abs(Int4().quantize(rows).weight - rows)
-    assert in_groups(error / np.repeat(scales[:, :, 0], 32, axis=1).astype(np.float32)).max() < 0.15  # of a step
+    assert in_groups(error / np.repeat(scales[:, :, 0], 32, axis=1).astype(np.float32), INT4).max() < 0.15  # of a step
 
 
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
@@ -77,8 +77,8 @@ def test_four_bits_of_groups_of_any_size(size: float) -> None:
     rows = np.random.default_rng(3).standard_normal((100, 96)).astype(np.float32) * np.float32(size)
     rows[:, 32:64] /= 300
     rows[5] = 0
-    error = in_groups(np.abs(round_weight([WeightPart(Int4(), 0, 100)], rows, slice(0, 100)) - rows))
-    largest = np.ptp(in_groups(rows), axis=2, keepdims=True)
+    error = in_groups(np.abs(round_weight([WeightPart(Int4(), 0, 100)], rows, slice(0, 100)) - rows), INT4)
+    largest = np.ptp(in_groups(rows, INT4), axis=2, keepdims=True)
     assert (error <= 0.15 * largest).all()  # a quarter of the range is cut off at most, from both sides
     assert (error.mean(axis=2) <= 0.03 * largest[:, :, 0]).all()
 
@@ -118,7 +118,7 @@ def test_values_have_eight_bits_and_then_what_reads_attention_as_long_as_there_i
         found = quantized_params(program, params, BuildOptions(quantization="int4"))
         shapes = {param.name: param.shape for param in params if param.name not in ("embed", "head")}
         bits = sum(
-            (part.end - part.begin) * (part.scheme.bits * shape[1] + 32)
+            (part.end - part.begin) * (part.scheme.format.bits_with_scales * shape[1] + 32)
             for name, shape in shapes.items()
             for part in found[name]
         )
@@ -138,22 +138,22 @@ def test_weights_keep_the_largest_of_each_group(size: float) -> None:
     rows = np.random.default_rng(0).standard_normal((600, 100)).astype(np.float32) * np.float32(size)
     rows[2, :32] = 0
     rounded = round_weight([WeightPart(Int8(), 0, 600)], rows, slice(0, 600))
-    error, groups = in_groups(np.abs(rounded - rows)), in_groups(rows)
+    error, groups = in_groups(np.abs(rounded - rows), INT8), in_groups(rows, INT8)
     steps = np.abs(groups).max(axis=2, keepdims=True) / 127
     assert (error <= 0.56 * steps).all()
     assert np.median(error[steps[:, :, 0] > 0] / steps[steps[:, :, 0] > 0][:, None]) < 0.3
     assert not rounded[2, :32].any()
     largest = np.abs(groups).argmax(axis=2)[:, :, None]
-    kept = np.take_along_axis(in_groups(rounded), largest, axis=2)
+    kept = np.take_along_axis(in_groups(rounded, INT8), largest, axis=2)
     np.testing.assert_allclose(kept, np.take_along_axis(groups, largest, axis=2), rtol=1e-3)
 
 
 def test_activations_have_a_scale_for_each_group() -> None:
     x = np.random.default_rng(1).standard_normal((5, 70)).astype(np.float32)
     x[:, 40] = 1e4
-    rounded = round_activations(x)
+    rounded = round_in_groups(x, INT8_ACTIVATIONS)
     assert rounded.shape == x.shape
-    np.testing.assert_array_equal(rounded[:, :QUANTIZED_GROUP], round_to_steps(x[:, :QUANTIZED_GROUP], 127))
+    np.testing.assert_array_equal(rounded[:, :32], round_to_steps(x[:, :32], 127))
     near = np.r_[0:32, 64:70]  # the outlier's neighbours are what is lost
     assert np.abs(rounded - x)[:, near].max() < np.abs(x[:, near]).max() / 127 * 0.501
     assert not rounded[:, 41:64].any()

@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.selftest import MAX_PROMPT_LENGTH, TOLERANCES, make_prompts, make_selftest
+from llmserve.builder.selftest import MAX_PROMPT_LENGTH, make_prompts, make_selftest
 from llmserve.builder.targets.base import CompileJob
+from llmserve.models.number_formats import FLOAT16, INT8_CACHE
 from tests.engine.cpu.networks import odd_network, random_ids
 
 OPTIONS = BuildOptions(max_seq_len=4096)
@@ -38,11 +39,11 @@ def test_every_parameter_is_read_once_for_all_prompts_and_both_roundings() -> No
     read: Counter[str] = Counter()
     load = partial(network.load, dtype="float16")
     job = CompileJob(network.program, network.params, options, load, lambda name, _: read.update([name]))
-    selftest, loss = make_selftest(job, cache_dtype="int8", passage=tuple(random_ids(83, 50)))
+    selftest, loss = make_selftest(job, cache=INT8_CACHE, passage=tuple(random_ids(83, 50)))
     assert loss is not None
     assert read == dict.fromkeys(network.arrays, 1)
     assert len(selftest.prompt_lengths) == 3
-    assert selftest.tolerance > 1.5 * TOLERANCES["float16"]
+    assert selftest.tolerance > 1.5 * FLOAT16.tolerance
 
 
 def test_what_rounding_costs_is_measured_beside_the_network_as_it_is() -> None:
@@ -51,8 +52,8 @@ def test_what_rounding_costs_is_measured_beside_the_network_as_it_is() -> None:
     for quantization in ("int8", "int4"):
         options = replace(OPTIONS, dtype="float32", quantization=quantization, max_seq_len=96)
         job = CompileJob(network.program, network.params, options, network.arrays.__getitem__, lambda *_: None)
-        selftest, loss = make_selftest(job, cache_dtype="int8", passage=passage)
-        alone, nothing = make_selftest(job, cache_dtype="int8")
+        selftest, loss = make_selftest(job, cache=INT8_CACHE, passage=passage)
+        alone, nothing = make_selftest(job, cache=INT8_CACHE)
         assert nothing is None
         np.testing.assert_array_equal(selftest.argmax, alone.argmax)
         assert loss is not None

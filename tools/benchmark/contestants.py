@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-OURS_MODULE = "tools.benchmark.ours"
+from llmserve.models.number_formats import WEIGHTS
 
-# Bits of a weight: precisions with as many are compared with each other.
-BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
+OURS_MODULE = "tools.benchmark.ours"
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
     engine: str
-    precision: str  # a key of BITS
+    precision: str  # a key of WEIGHTS
     module: str  # has prepare(job) and open_model(job)
     longest_prompt: int = sys.maxsize  # tokens; what is longer takes it unbearable time
 
@@ -24,7 +23,8 @@ class Contestant:
 
     @property
     def bits(self) -> int:
-        return BITS[self.precision]
+        """Of a weight: precisions with as many are compared with each other."""
+        return WEIGHTS[self.precision].bits
 
     @property
     def multiplies_int8(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 from llmserve.builder.build import build_engine
 from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.memory import available_memory_bytes
+from llmserve.models.number_formats import WEIGHTS
 from tools.benchmark import ours
 from tools.benchmark.bounds import Limits, bounds
 from tools.benchmark.cells import Cell, measure_cell, random_prompts, warm_up
@@ -160,9 +161,8 @@ def _measure(one: Contestant, job: Job, measure_limits: Callable[[], dict[str, f
 
 def what_is_short(job: Job, *, free_bytes: int, memory_bytes: int) -> str:
     """Why this cannot be built and opened here, or nothing."""
-    quantized_bits = {"int8": 8.5, "int4": 4.5}.get(job.precision, 16)
-    embedding_bytes = 2 * job.shape.head_products
-    engine_bytes = (job.shape.num_parameters - job.shape.head_products) * quantized_bits / 8 + embedding_bytes
+    num_others = job.shape.num_parameters - job.shape.head_products
+    engine_bytes = WEIGHTS[job.precision].num_bytes(num_others) + 2 * job.shape.head_products
     checkpoint_bytes = 0 if job.checkpoint.is_dir() else 2 * job.shape.num_parameters
     short = [
         f"it needs {needed / GB:.0f} GB of {what} and has {there / GB:.0f}"

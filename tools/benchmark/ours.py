@@ -18,6 +18,7 @@ from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Runner
 from llmserve.engine.cpu.runner import CpuRunner, read_header
 from llmserve.engine.native import library
+from llmserve.models.number_formats import AUTO, QUANTIZED
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tools.benchmark.job import Job
 
@@ -29,8 +30,8 @@ def build_options(precision: str) -> BuildOptions:
     """`precision`: a dtype, or a quantization, with float16 for what is not quantized; "float16+kv-int8": with an int8
     KV cache."""
     numbers, _, cache = precision.partition("+")
-    options = BuildOptions(kv_cache_dtype="int8") if cache == INT8_CACHE else BuildOptions()
-    return replace(options, quantization=numbers) if numbers.startswith("int") else replace(options, dtype=numbers)
+    options = BuildOptions(kv_cache_dtype=cache.removeprefix("kv-") or AUTO)
+    return replace(options, quantization=numbers) if numbers in QUANTIZED else replace(options, dtype=numbers)
 
 
 def engine_directory(job: Job) -> Path:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from llmserve.builder.calibration.feedback import BLOCK_INPUTS, Moments
 from llmserve.builder.pieces import Each, Weight, one_by_one
-from llmserve.builder.quantization import QUANTIZED_GROUP, Matrix
+from llmserve.builder.quantization import Matrix
 from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.errors import Unsupported
 from llmserve.models.graph import Op, OpKind, Program
+from llmserve.models.number_formats import QUANTIZED
 
 SUMMED_TOKENS = 2048  # in float32; more are added in float64
 
@@ -85,4 +86,4 @@ def _inputs(x: Matrix, each: Each) -> Inputs:
 
 def block_width(num_inputs: int) -> int:
     """Of as many blocks as are needed, the last one filled up with zeros."""
-    return min(BLOCK_INPUTS, -(-num_inputs // QUANTIZED_GROUP) * QUANTIZED_GROUP)
+    return min(BLOCK_INPUTS, max(format.num_groups(num_inputs) * format.group for format in QUANTIZED.values()))

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import QUANTIZED_GROUP, Grid, Matrix, Quantized, Scheme, Vector, WeightPart
+from llmserve.builder.quantization import SCHEMES, Grid, GridScheme, Matrix, Quantized, WeightPart
 from llmserve.checkpoint.integers import Integers
+from llmserve.models.number_formats import WeightFormat
 
 BLOCK_INPUTS = 256
 DAMPING = 0.01  # of the mean second moment, added to each input's: what the text does not tell must not matter
@@ -47,23 +48,19 @@ def shares_of(moments: Moments) -> Shares:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WithFeedback:
-    """A number format whose values are chosen for what is read, not each for itself. Rows depend on nothing else."""
+    """A scheme whose values are chosen for what is read, not each for itself. Rows depend on nothing else."""
 
-    scheme: Scheme
+    scheme: GridScheme
     shares: Shares
     pieces: int = 4  # for a step works on one input of each block
 
     @property
-    def name(self) -> str:
-        return self.scheme.name
-
-    @property
-    def bits(self) -> float:
-        return self.scheme.bits
+    def format(self) -> WeightFormat:
+        return self.scheme.format
 
     def quantize(self, rows: Matrix) -> Quantized:
         rounding = _Rounding(self.scheme, rows, self.shares)
-        for begin in range(0, self.shares.shape[1], QUANTIZED_GROUP):
+        for begin in range(0, self.shares.shape[1], self.format.group):
             rounding.round_group(begin)
         return rounding.result(rows.shape[1])
 
@@ -71,17 +68,11 @@ class WithFeedback:
         """What is kept needs no feedback."""
         return None
 
-    def row_scale(self, rows: Matrix) -> Vector:
-        return self.scheme.row_scale(rows)
-
-    def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
-        return self.scheme.grid(groups, row_scales)
-
 
 class _Rounding:
     """Rows on their way: a group of inputs after the other, all blocks side by side."""
 
-    def __init__(self, scheme: Scheme, rows: Matrix, shares: Shares) -> None:
+    def __init__(self, scheme: GridScheme, rows: Matrix, shares: Shares) -> None:
         self._count, (self._num_blocks, width, _) = len(rows), shares.shape
         padded = np.zeros((self._count, self._num_blocks * width), np.float32)
         padded[:, : rows.shape[1]] = rows
@@ -97,9 +88,9 @@ class _Rounding:
 
     def round_group(self, begin: int) -> None:
         """The inputs from `begin` of every block; what they get wrong is taken from the later ones."""
-        end = begin + QUANTIZED_GROUP
+        end = begin + self._scheme.format.group
         group, shares = self._left[begin:end], self._shares[:, begin:end]
-        grid = self._scheme.grid(group.reshape(QUANTIZED_GROUP, -1), self._of_blocks)
+        grid = self._scheme.grid(group.reshape(len(group), -1), self._of_blocks)
         self._grids.append(grid)
         inverse, errors = grid.inverse, np.empty_like(group)
         for place, weights in enumerate(group):
@@ -125,11 +116,12 @@ class _Rounding:
             stacked = np.stack(of_places).reshape(len(of_places), self._num_blocks, self._count)
             return stacked.transpose(2, 1, 0).reshape(self._count, -1)[:, :wanted]
 
-        num_groups = -(-num_inputs // QUANTIZED_GROUP)
-        values = by_row(self._values, num_inputs)
+        format = self._scheme.format
+        num_groups = format.num_groups(num_inputs)
         zeros = [grid.zeros for grid in self._grids if grid.zeros is not None]
         return Quantized(
-            values.astype(np.uint8) if zeros else values.astype(np.int8),
+            format,
+            by_row(self._values, num_inputs).astype(format.values),
             by_row([grid.scales for grid in self._grids], num_groups),
             self._row_scale,
             by_row(zeros, num_groups) if zeros else None,
@@ -141,7 +133,7 @@ def with_feedback(
 ) -> Mapping[str, Sequence[WeightPart]]:
     """The same formats, rounded with feedback where shares are known."""
     return {
-        name: [replace(part, scheme=WithFeedback(part.scheme, shares[name])) for part in parts]
+        name: [replace(part, scheme=WithFeedback(SCHEMES[part.scheme.format.name], shares[name])) for part in parts]
         if name in shares
         else parts
         for name, parts in quantized.items()

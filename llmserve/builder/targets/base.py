@@ -15,6 +15,7 @@ from llmserve.builder.pieces import Each, Weight, one_by_one
 from llmserve.builder.quantization import WeightPart, quantized_params
 from llmserve.errors import Unsupported
 from llmserve.models.graph import OpKind, Program
+from llmserve.models.number_formats import NumberFormat, WeightFormat
 from llmserve.models.spec import Param
 from llmserve.progress import Progress
 
@@ -71,6 +72,14 @@ def unknown_ops(program: Program, known: Mapping[OpKind, Collection[str]]) -> li
     return list(dict.fromkeys(kinds + attributes))
 
 
+def quantization_problems(options: BuildOptions, formats: Collection[WeightFormat]) -> list[str]:
+    """`formats`: those that a target multiplies with."""
+    names = [format.name for format in formats]
+    if options.quantization in ("", *names):
+        return []
+    return [f"quantization {options.quantization} is not known; use {' or '.join(names)}"]
+
+
 class Target(Protocol):
     """For one checkpoint. Its module has `make_target(spec, config)`, which the registry names."""
 
@@ -96,7 +105,7 @@ class Target(Protocol):
         """Size of the engine files, for the plan and the progress bar."""
         ...
 
-    def cache_dtype(self, options: BuildOptions) -> str:
+    def cache_format(self, options: BuildOptions) -> NumberFormat:
         """What keys and values are kept in, for the plan and the self-test."""
         ...
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
+from llmserve.models.number_formats import CACHES, WEIGHTS, NumberFormat, WeightFormat
 
 MAGIC = b"LLMSENG\n"
 FORMAT_VERSION = 7
@@ -29,7 +30,6 @@ PACKING = "panels32"
 PACKING_CODE = 1
 PANEL_COLUMNS = 32
 PAGE_BYTES = 4096
-CACHE_GROUP = 32  # dimensions of a key that share a scale in a cache of integers
 NO_TENSOR = -1
 
 
@@ -41,8 +41,8 @@ class DType(IntEnum):
     INT4 = 4
 
     @property
-    def bits(self) -> int:
-        return {"FLOAT32": 32, "FLOAT16": 16, "BFLOAT16": 16, "INT8": 8, "INT4": 4}[self.name]
+    def format(self) -> WeightFormat:
+        return WEIGHTS[self.name.lower()]
 
 
 ZERO_POINT = 128  # of weights of eight bits
@@ -109,9 +109,9 @@ CRC_BEGIN = 16  # magic, version and the checksum itself are outside
 class EngineHeader:
     """What an engine file says about itself."""
 
-    dtype: str  # of weights that are not quantized: "float32", "float16", "bfloat16"
-    quantization: str  # "", "int8" or "int4"
-    cache_dtype: str  # of the KV cache: `dtype`, or "int8", with scales
+    dtype: str  # of weights that are not quantized: a key of FLOATS
+    quantization: str  # a key of QUANTIZED, or nothing
+    cache_dtype: str  # of CACHES
     packing: str
     vocab_size: int
     max_num_tokens: int
@@ -127,15 +127,15 @@ class EngineHeader:
     @property
     def kv_bytes_per_block(self) -> int:
         heads = 2 * self.num_layers * self.num_kv_heads
-        return heads * cache_bytes_per_head(self.head_dim, self.block_size, DType[self.cache_dtype.upper()])
+        return heads * cache_bytes_per_head(self.head_dim, self.block_size, CACHES[self.cache_dtype])
 
 
-def cache_bytes_per_head(head_dim: int, block_size: int, dtype: DType) -> int:
+def cache_bytes_per_head(head_dim: int, block_size: int, format: NumberFormat) -> int:
     """Keys, or values, of one head of one block of one layer, as `kernels/kv_cache.h` counts them."""
-    if dtype is not DType.INT8:
-        return _round_up(block_size * head_dim * dtype.bits // 8, 4)
+    if not format.is_rounded:
+        return _round_up(format.num_bytes(block_size * head_dim), 4)
     keys, values = _round_up(head_dim, 4) * block_size, _round_up(block_size, 4) * _round_up(head_dim, 16)
-    return max(keys, values) + 4 * -(-head_dim // CACHE_GROUP) * block_size
+    return max(keys, values) + 4 * format.num_groups(head_dim) * block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,13 @@ class TensorEntry:
     def num_bytes(self) -> int:
         """In the file, with what fills up its panels."""
         if self.layout is Layout.ROWS:
-            return self.rows * self.cols * self.dtype.bits // 8
-        return _round_up(self.rows, PANEL_COLUMNS) * panel_depth(self.cols, self.dtype) * self.dtype.bits // 8
+            return self.rows * self.cols * self.dtype.format.bits // 8
+        return _round_up(self.rows, PANEL_COLUMNS) * panel_depth(self.cols, self.dtype) * self.dtype.format.bits // 8
 
 
 def panel_depth(cols: int, dtype: DType) -> int:
     """Inputs of a panel: integers come in fours."""
-    return _round_up(cols, 4) if dtype in (DType.INT8, DType.INT4) else cols
+    return _round_up(cols, 4) if dtype.format.is_rounded else cols
 
 
 def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:

@@ -73,7 +73,7 @@ def num_timed_bytes(engine_file: Path) -> int:
 
 
 def _timed_bytes(shape: LinearShape) -> int:
-    return shape.depth * min(shape.columns, TIMED_COLUMNS) * shape.weight_type.bits // 8
+    return shape.depth * min(shape.columns, TIMED_COLUMNS) * shape.weight_type.format.bits // 8
 
 
 def cpu_name() -> str:

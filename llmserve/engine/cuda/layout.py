@@ -19,17 +19,21 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from llmserve.engine.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound, raise_problems
+from llmserve.models.number_formats import CACHES, NumberFormat
 
 MAGIC = b"LLMSCUDA"
 FORMAT_VERSION = 4
 PREFIX = struct.Struct("<8sIQI")  # magic, version, bytes and CRC-32 of the JSON
 PAGE_BYTES = 4096
 MOST_JSON_BYTES = 1 << 30
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
+TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "uint8": "*u8"}  # of arguments
+ITEM_BYTES = {dtype: np.dtype(dtype).itemsize for dtype in TYPES}
+DTYPES = {type_: dtype for dtype, type_ in TYPES.items()}
 PANEL_OUTPUTS = 32  # of a weight of integers
-CACHE_GROUP = 32  # dimensions of a key, or of a query, that have one scale in a cache of integers
 SCALE_BYTES = 4
 ALIGNED_BYTES = 16  # what a thread loads at once
 TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
@@ -140,29 +144,25 @@ class CacheHead(NamedTuple):
     head_dim: int
 
     @property
-    def has_integers(self) -> bool:
-        return self.dtype == "int8"
+    def format(self) -> NumberFormat:
+        return CACHES[self.dtype]
 
     @property
     def scales_begin(self) -> int:
         """Bytes of the numbers."""
         num_bytes = self.block_size * self.head_dim * ITEM_BYTES[self.dtype]
-        return _aligned(num_bytes) if self.has_integers else num_bytes
+        return _aligned(num_bytes) if self.format.is_rounded else num_bytes
 
     @property
     def key_bytes(self) -> int:
-        return self.scales_begin + self._scale_bytes(self.num_groups)
+        return self.scales_begin + self._scale_bytes(self.format.num_groups(self.head_dim))
 
     @property
     def value_bytes(self) -> int:
         return self.scales_begin + self._scale_bytes(1)
 
-    @property
-    def num_groups(self) -> int:
-        return -(-self.head_dim // CACHE_GROUP)
-
     def _scale_bytes(self, of_position: int) -> int:
-        return _aligned(SCALE_BYTES * of_position * self.block_size) if self.has_integers else 0
+        return _aligned(SCALE_BYTES * of_position * self.block_size) if self.format.is_rounded else 0
 
 
 @dataclass(frozen=True, slots=True)

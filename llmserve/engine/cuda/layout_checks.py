@@ -16,6 +16,7 @@ from llmserve.engine.cuda.layout import (
     ITEM_BYTES,
     MOST_GRID,
     TILE_ROWS,
+    TYPES,
     Address,
     Binary,
     EngineHeader,
@@ -25,10 +26,9 @@ from llmserve.engine.cuda.layout import (
     StepPart,
 )
 from llmserve.engine.cuda.tactics import is_product
+from llmserve.models.number_formats import CACHES, FLOATS
 
-DTYPES = ("float32", "float16", "bfloat16")
-CACHE_DTYPES = (*DTYPES, "int8")
-POINTERS = ("*fp32", "*fp16", "*bf16", "*i32", "*i8", "*u8")
+POINTERS = ("*i32", *TYPES.values())
 COUNTS = ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size", "num_layers", "num_kv_heads",
           "head_dim", "query_tokens", "head_rows")  # fmt: skip
 MOST_COUNT = 1 << 24
@@ -54,9 +54,9 @@ def problems(header: EngineHeader) -> list[str]:
 
 
 def _sizes(header: EngineHeader) -> Iterator[str]:
-    if header.dtype not in DTYPES:
+    if header.dtype not in tuple(FLOATS):
         yield f"dtype is {_shown(header.dtype)}"
-    if header.cache_dtype not in CACHE_DTYPES:
+    if header.cache_dtype not in tuple(CACHES):
         yield f"cache_dtype is {_shown(header.cache_dtype)}"
     counts = {name: getattr(header, name) for name in COUNTS}
     for name, value in counts.items():

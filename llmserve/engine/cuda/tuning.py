@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.engine.cuda.device import Graph, HostMemory
-from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Launch, Room
+from llmserve.engine.cuda.layout import DTYPES, ITEM_BYTES, Address, Launch, Room
 from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.engine.cuda.tactics import Layer, machine_of, tuned_launches, versions
 from llmserve.engine.tactics import TacticCache
@@ -25,7 +25,6 @@ LEAST_SECONDS = 0.02  # of a trial
 TRIALS = 3
 LEAST_LAUNCHES = 16  # in a graph: beside a few short ones, beginning it would count
 CHECKED_ROWS = 256  # their bits stand for those of more rows
-TYPES = {"*fp32": "float32", "*fp16": "float16", "*bf16": "bfloat16", "*i8": "int8", "*u8": "uint8"}
 
 
 def time_tactics(runner: CudaRunner, progress: Progress, clock: Callable[[], float] = perf_counter) -> TacticCache:
@@ -93,7 +92,7 @@ class _Bench:
         for name, type_ in sorted(kernel.types, key=lambda pair: pair[0] != output):  # a residual may lie where y does
             if places[name].room == Room.BUFFER.value:
                 self._fill(places[name], type_, num_rows, rng)
-        constants, item_bytes = dict(kernel.constants), ITEM_BYTES[TYPES[dict(kernel.types)[output]]]
+        constants, item_bytes = dict(kernel.constants), ITEM_BYTES[DTYPES[dict(kernel.types)[output]]]
         row_bytes = int(constants["NUM_COLUMNS"]) * item_bytes
         if output == "parts":
             pieces, piece_bytes = int(constants["SEGMENTS"]), int(constants["MAX_ROWS"]) * row_bytes
@@ -110,15 +109,11 @@ class _Bench:
         """All rows of the buffer where an argument is, with numbers of its type."""
         num_bytes = self._runner.header.buffers[int(place.name)] * num_rows
         memory = self._staged(num_bytes)
-        count = num_bytes // ITEM_BYTES[TYPES[type_]]
-        if TYPES[type_] in ("int8", "uint8"):
-            values: NDArray[Any] = rng.integers(-127, 128, count, np.int8)
-        else:
-            values = rng.standard_normal(count, np.float32)
-            if type_ == "*fp16":
-                values = values.astype(np.float16)
-            elif type_ == "*bf16":
-                values = (values.view(np.uint32) >> 16).astype(np.uint16)
+        dtype = np.dtype(DTYPES[type_])
+        count = num_bytes // dtype.itemsize
+        is_integer = np.issubdtype(dtype, np.integer)
+        values: NDArray[Any] = rng.integers(-127, 128, count) if is_integer else rng.standard_normal(count, np.float32)
+        values = values.astype(dtype)
         memory[: values.nbytes] = values.view(np.uint8)
         self._runner.device.write(self._runner.place(place._replace(offset=0)), memory)
         self._runner.device.synchronize()

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.errors import Unsupported
+from llmserve.models.number_formats import WeightFormat
 
 ENGINE_RELEASE = (1, 2)  # the last with ahead-of-time engines
 FIRST_LLM_RELEASE = (1, 3)
@@ -148,17 +149,17 @@ def float_tensor(values: NDArray[np.float32]) -> Any:
     return torch.from_numpy(values)
 
 
-def quantize_weight(matrix: NDArray[Any], precision: str) -> tuple[NDArray[np.int8], NDArray[Any]]:
+def quantize_weight(matrix: NDArray[Any], format: WeightFormat) -> tuple[NDArray[np.int8], NDArray[Any]]:
     """One weight [outputs, inputs] of a checkpoint -> what the weight-only plugin reads.
 
-    Values int8 [inputs, outputs] (int4: two in a byte, [inputs, outputs / 2]) and a scale per output in the dtype of
-    `matrix`. TensorRT-LLM's own operator makes them, as in its converters (tensorrt_llm/models/convert_utils.py,
+    Values int8 [inputs, outputs] (of 4 bits: two in a byte, [inputs, outputs / 2]) and a scale per output in the dtype
+    of `matrix`. TensorRT-LLM's own operator makes them, as in its converters (tensorrt_llm/models/convert_utils.py,
     weight_only_quantize): how values lie in memory depends on the GPU's generation and on the release.
     """
     import tensorrt_llm  # noqa: F401 - registers the operator
     import torch
 
-    kind = {"int8": torch.int8, "int4": torch.quint4x2}[precision]
+    kind = {8: torch.int8, 4: torch.quint4x2}[format.bits]
     transposed = np.ascontiguousarray(matrix.T)
     bits = torch.from_numpy(transposed.view(np.int16) if transposed.dtype == ml_dtypes.bfloat16 else transposed)
     weight = bits.view(torch.bfloat16) if transposed.dtype == ml_dtypes.bfloat16 else bits

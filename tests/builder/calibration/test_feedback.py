@@ -7,9 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from llmserve.builder.calibration.feedback import BLOCK_INPUTS, DAMPING, Moments, WithFeedback, shares_of, with_feedback
-from llmserve.builder.quantization import QUANTIZED_GROUP, Int4, Int8, Matrix, Scheme, WeightPart, round_weight
+from llmserve.builder.quantization import GridScheme, Int4, Int8, Matrix, WeightPart, round_weight
+from llmserve.models.number_formats import INT4, INT8
 
-SCHEMES = (Int4(), Int8())
+SCHEMES: tuple[GridScheme, ...] = (Int4(), Int8())
 
 
 def correlated(num_inputs: int, count: int = 2000, seed: int = 0) -> Matrix:
@@ -27,23 +28,23 @@ def weight(rows: int, num_inputs: int) -> Matrix:
 
 def moments_of(x: Matrix) -> Moments:
     """Of blocks of BLOCK_INPUTS, the last one filled up with zeros."""
-    width = min(BLOCK_INPUTS, -(-x.shape[1] // QUANTIZED_GROUP) * QUANTIZED_GROUP)
+    width = min(BLOCK_INPUTS, -(-x.shape[1] // 32) * 32)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, -x.shape[1] % width)))
     blocks = padded.reshape(len(x), -1, width).transpose(1, 0, 2)
     products: Moments = (blocks.transpose(0, 2, 1) @ blocks).astype(np.float32)
     return products
 
 
-def plain_gptq(rows: Matrix, scheme: Scheme, x: Matrix) -> NDArray[np.float64]:
+def plain_gptq(rows: Matrix, scheme: GridScheme, x: Matrix) -> NDArray[np.float64]:
     """One block, input by input, in float64: what a group's later inputs become is known when its grid is chosen."""
     products = x.T.astype(np.float64) @ x
     products += np.eye(len(products)) * DAMPING * np.trace(products) / len(products)
     upper = np.linalg.cholesky(np.linalg.inv(products)).T
     left, made = rows.astype(np.float64), np.empty(rows.shape)
-    for begin in range(0, rows.shape[1], QUANTIZED_GROUP):
-        group = np.ascontiguousarray(left[:, begin : begin + QUANTIZED_GROUP].T.astype(np.float32))
+    for begin in range(0, rows.shape[1], 32):
+        group = np.ascontiguousarray(left[:, begin : begin + 32].T.astype(np.float32))
         grid = scheme.grid(group, scheme.row_scale(rows))
-        for i in range(begin, begin + QUANTIZED_GROUP):
+        for i in range(begin, begin + 32):
             step = np.where(grid.step > 0, grid.step, 1)
             values = np.clip(np.rint(left[:, i] / step + grid.zero), grid.least, grid.most)
             made[:, i] = (values - grid.zero) * grid.step
@@ -51,8 +52,8 @@ def plain_gptq(rows: Matrix, scheme: Scheme, x: Matrix) -> NDArray[np.float64]:
     return made
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.name))
-def test_it_is_gptq(scheme: Scheme) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.format.name))
+def test_it_is_gptq(scheme: GridScheme) -> None:
     x, rows = correlated(128), weight(30, 128)
     found = WithFeedback(scheme, shares_of(moments_of(x))).quantize(rows).weight
     wanted = plain_gptq(rows, scheme, x)
@@ -60,9 +61,9 @@ def test_it_is_gptq(scheme: Scheme) -> None:
     assert same.mean() > 0.99  # the last bit of a float tips a few, and what follows them
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.name))
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.format.name))
 @pytest.mark.parametrize("num_inputs", [20, 64, 300, 688])
-def test_products_are_nearer_than_with_each_number_rounded_for_itself(scheme: Scheme, num_inputs: int) -> None:
+def test_products_are_nearer_than_with_each_number_rounded_for_itself(scheme: GridScheme, num_inputs: int) -> None:
     x, rows = correlated(num_inputs), weight(40, num_inputs)
     unseen = correlated(num_inputs, seed=7)
     shares = shares_of(moments_of(x))
@@ -77,8 +78,8 @@ def test_products_are_nearer_than_with_each_number_rounded_for_itself(scheme: Sc
     assert (found.zeros is None) == (plain.zeros is None)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.name))
-def test_a_row_depends_on_no_other(scheme: Scheme) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.format.name))
+def test_a_row_depends_on_no_other(scheme: GridScheme) -> None:
     """So pieces, threads and machines change nothing once the moments are known."""
     rows = weight(70, 300) * np.logspace(-12, 12, 70, dtype=np.float32)[:, None]
     rows[3] = 0
@@ -91,8 +92,8 @@ def test_a_row_depends_on_no_other(scheme: Scheme) -> None:
     assert np.isfinite(whole).all()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.name))
-def test_inputs_that_have_nothing_to_do_with_each_other_share_nothing(scheme: Scheme) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.format.name))
+def test_inputs_that_have_nothing_to_do_with_each_other_share_nothing(scheme: GridScheme) -> None:
     rows = weight(10, 96)
     independent = np.diag(np.r_[np.zeros(40), np.full(56, 9.0)])[None]  # some are never anything
     shares = shares_of(independent)
@@ -106,6 +107,4 @@ def test_weights_of_which_nothing_is_known_keep_their_format() -> None:
     parts = {"a": [WeightPart(Int4(), 0, 3), WeightPart(Int8(), 3, 9)], "b": [WeightPart(Int8(), 0, 9)]}
     found = with_feedback(parts, {"a": shares_of(moments_of(correlated(64)))})
     assert found["b"] == parts["b"]
-    assert [(part.scheme.name, part.scheme.bits, part.begin, part.end) for part in found["a"]] == [
-        ("int4", Int4().bits, 0, 3), ("int8", Int8().bits, 3, 9),
-    ]  # fmt: skip
+    assert [(part.scheme.format, part.begin, part.end) for part in found["a"]] == [(INT4, 0, 3), (INT8, 3, 9)]

@@ -78,7 +78,7 @@ def _said(options: BuildOptions, targets: Sequence[Target]) -> bytes:
     words: list[Any] = [engine_config(spec, program, options), engine_digest(program, options, {})]
     words[0].pop("version")
     for target in targets:
-        words += [target.cache_dtype(options), target.kv_bytes_per_token(program, options)]
+        words += [target.cache_format(options).name, target.kv_bytes_per_token(program, options)]
         words.append(target.engine_bytes(program, params, options))
     words += [replace(MANIFEST, options=options.as_dict()).dtype, str(default_output_dir(Path("network"), options))]
     return json.dumps(words, sort_keys=True).encode()

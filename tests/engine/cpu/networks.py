@@ -82,7 +82,7 @@ class FakeQuantModel(ReferenceModel):
         quantized: Mapping[str, Sequence[WeightPart]],
     ) -> None:
         rounded = {name: array.astype(FLOATS[options.dtype]).astype(np.float32) for name, array in arrays.items()}
-        super().__init__(program, lambda name: rounded[name], int8_cache=CpuTarget().cache_dtype(options) == "int8")
+        super().__init__(program, lambda name: rounded[name], cache=CpuTarget().cache_format(options))
         self._arrays = rounded
         self._parts = quantized
 
@@ -101,11 +101,11 @@ class FakeQuantModel(ReferenceModel):
 
 def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme: Scheme) -> NDArray[np.float32]:
     """x @ weight.T with both sides rounded to integers, as an engine rounds them."""
-    groups = in_groups(x)
+    groups = in_groups(x, scheme.format.activations)
     peak = np.abs(groups).max(axis=2, keepdims=True)
     inverse = np.where(peak > 0, np.float32(127) / np.where(peak > 0, peak, 1), 0).astype(np.float32)
     found = scheme.quantize(weight)
-    values = in_groups(found.centered)
+    values = in_groups(found.centered, scheme.format)
     exact = np.einsum("rgi,cgi->gcr", np.rint(groups * inverse), values, dtype=float)
     scales = (peak / np.float32(127))[:, :, 0].T[:, None] * found.group_scales.astype(np.float64).T[:, :, None]
     product: NDArray[np.float32] = ((exact * scales).sum(axis=0).T * found.row_scale).astype(np.float32)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmserve.builder import quantization
 from llmserve.builder.quantization import Int4, Int8, Scheme
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.core import SamplingParams
 from llmserve.engine.cpu.runner import available_isas
 from llmserve.models.graph import CacheShape, Graph
+from llmserve.models.number_formats import INT4, QUANTIZED
 from llmserve.models.registry import architecture_for
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.checkpoints import make_checkpoint
@@ -132,7 +132,7 @@ def _quantized_layer(rows: int, depth: int, columns: int, scheme: Scheme) -> tup
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("scheme", [Int8(), Int4()], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("scheme", [Int8(), Int4()], ids=lambda scheme: scheme.format.name)
 @pytest.mark.parametrize("depth", [1, 16, 31, 64, 200])
 def test_one_quantized_layer_is_exact(
     scheme: Scheme, depth: int, isa: str, tmp_path: Path, open_runner: OpenRunner
@@ -140,7 +140,7 @@ def test_one_quantized_layer_is_exact(
     """Sums within a group have no rounding: what is left are the last bits of a few floats."""
     columns = 21
     network, wanted = _quantized_layer(columns, depth, columns, scheme)
-    options = dataclasses.replace(LIMITS, quantization=scheme.name)
+    options = dataclasses.replace(LIMITS, quantization=scheme.format.name)
     runner = open_runner(network.compile(tmp_path / "layer.engine", options), isa=isa, threads=2)
     found = all_logits(runner, list(range(columns)))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
@@ -152,7 +152,7 @@ def test_rows_of_eight_bits_beside_rows_of_four(
 ) -> None:
     network, options = odd_network(), dataclasses.replace(LIMITS, quantization="int4")
     of_four = network.reference(options).logits(ids := random_ids(83, 50))
-    monkeypatch.setattr(quantization, "MOST_BITS", 9.0)
+    monkeypatch.setitem(QUANTIZED, "int4", dataclasses.replace(INT4, most_bits=9.0))
     wanted = network.reference(options).logits(ids)
     runner = open_runner(network.compile(tmp_path / "mixed.engine", options), isa=isa, threads=2)
     assert relative_error(all_logits(runner, ids), wanted) < 2e-2

@@ -18,7 +18,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.reference import ReferenceModel, Run
-from llmserve.builder.selftest import ROUNDING_CHANGES_ACCEPTED, TOLERANCES
+from llmserve.builder.selftest import ROUNDING_CHANGES_ACCEPTED
 from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.artifact import EngineDirectory
@@ -29,6 +29,7 @@ from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.models.graph import CacheShape, Graph
+from llmserve.models.number_formats import FLOATS, INT8_CACHE
 from llmserve.scheduler.plan import Chunk, StepPlan
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.law import run_randomly
@@ -132,10 +133,10 @@ def test_it_goes_with_every_format_of_weights(dtype: str, quantization: str, tmp
     runner = open_runner(compile_engine(network, tmp_path / "e.engine", options, tiles=TILES))
     ids = random_ids(83, 18)
     quantized = quantized_params(network.program, network.params, options)
-    model = ReferenceModel(network.program, partial(network.load, dtype=dtype), quantized=quantized, int8_cache=True)
+    model = ReferenceModel(network.program, partial(network.load, dtype=dtype), quantized=quantized, cache=INT8_CACHE)
     wanted, exact = model.logits_of([Run(ids), Run(ids, rounds=False)])
     accepted = ROUNDING_CHANGES_ACCEPTED * relative_error(exact, wanted)
-    assert relative_error(all_logits(runner, ids), wanted) < TOLERANCES[dtype] + accepted
+    assert relative_error(all_logits(runner, ids), wanted) < FLOATS[dtype].tolerance + accepted
 
 
 def test_memory_is_that_of_integers_and_scales(tmp_path: Path) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.quantization import LINEAR_KINDS, QUANTIZED_GROUP, Scheme, WeightPart, stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, stored_names
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
 from llmserve.builder.targets.op_lowering import OpLowering, Rule
+from llmserve.builder.targets.tensor_writer import Rows
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
+from llmserve.models.number_formats import INT4, INT8, INT8_ACTIVATIONS, WeightFormat
 from llmserve.models.spec import Param
 
 ACTIVATIONS = {  # by itself, and before a quantization
@@ -27,21 +29,20 @@ ACTIVATIONS = {  # by itself, and before a quantization
     "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
 }
 
-GROUPED = {"int8": OpCode.LINEAR_INT8, "int4": OpCode.LINEAR_INT4}  # what multiplies with weights of a scheme
-GROUP_TENSORS = {  # what a panel's group has: type and columns
-    "int8": (DType.FLOAT16, PANEL_COLUMNS),
-    "int4": (DType.INT8, 2 * PANEL_COLUMNS),
+
+class Grouped(NamedTuple):
+    """How the engine file has weights that share scales, and what multiplies them."""
+
+    code: OpCode
+    values: DType  # `pack_panels` lays them out
+    groups: DType  # `pack_groups`
+    group_columns: int  # of a panel
+
+
+GROUPED: Mapping[WeightFormat, Grouped] = {  # all that the target has
+    INT8: Grouped(OpCode.LINEAR_INT8, DType.INT8, DType.FLOAT16, PANEL_COLUMNS),
+    INT4: Grouped(OpCode.LINEAR_INT4, DType.INT4, DType.INT8, 2 * PANEL_COLUMNS),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A tensor of the file that holds rows [begin, end) of a parameter, in a format of few bits or as they are."""
-
-    tensor: str
-    begin: int
-    end: int
-    scheme: Scheme | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,7 @@ class Lowering(OpLowering):
             bias = self._bias(biases[0], part) if biases else NO_TENSOR
             inputs = (values, residual.columns(*columns), facts)
             tensors = (numbers, bias, groups, row_scales)
-            self._emit(GROUPED[part.scheme.name], op, output.columns(*columns), inputs=inputs, tensors=tensors)
+            self._emit(GROUPED[part.scheme.format].code, op, output.columns(*columns), inputs=inputs, tensors=tensors)
         self._buffers.read((f"{op.output}.int8", f"{op.output}.facts"))
 
     def _quantize(self, op: Op) -> tuple[Place, Place]:
@@ -241,7 +242,7 @@ class Lowering(OpLowering):
         names = (f"{op.output}.int8", f"{op.output}.facts")
         self._uses.update(names)
         values = self._buffers.new(names[0], width, item_bytes=1)
-        facts = self._buffers.new(names[1], 2 * _num_groups(width))
+        facts = self._buffers.new(names[1], 2 * INT8_ACTIVATIONS.num_groups(width))
         fields: dict[str, int | float] = {}
         tensors: tuple[int, ...] = ()
         if first is not None and first.kind is OpKind.RMS_NORM:
@@ -271,11 +272,11 @@ class Lowering(OpLowering):
     def _grouped(self, weight: str, part: WeightPart) -> tuple[int, int, int]:
         """The tensors of a quantized part: its values, and what its groups and its outputs have."""
         rows, cols = part.end - part.begin, self._params[weight].shape[1]
-        name, groups = self._keep_part(weight, part), -(-rows // PANEL_COLUMNS) * _num_groups(cols)
-        group_type, group_columns = GROUP_TENSORS[part.scheme.name]
+        name, format = self._keep_part(weight, part), part.scheme.format
+        grouped, groups = GROUPED[format], -(-rows // PANEL_COLUMNS) * format.num_groups(cols)
         return (
-            self._tensor(name, DType[part.scheme.name.upper()], rows, cols, Layout.PANELS),
-            self._tensor(f"{name}.groups", group_type, groups, group_columns),
+            self._tensor(name, grouped.values, rows, cols, Layout.PANELS),
+            self._tensor(f"{name}.groups", grouped.groups, groups, grouped.group_columns),
             self._tensor(f"{name}.row_scale", DType.FLOAT32, 1, rows),
         )
 
@@ -349,7 +350,3 @@ def _selected_values(program: Program) -> set[str]:
         if op.kind is OpKind.SELECT_ROWS or not found.isdisjoint(op.inputs):
             found.add(op.output)
     return found
-
-
-def _num_groups(width: int) -> int:
-    return -(-width // QUANTIZED_GROUP)

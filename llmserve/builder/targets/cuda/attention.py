@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from llmserve.builder.targets.buffers import Place
-from llmserve.builder.targets.cuda.integers import FLOATS, INT8
-from llmserve.builder.targets.cuda.recorder import ANY_ROWS, ONE, ROWS, TYPES, Argument, Constants, power_of_two
+from llmserve.builder.targets.cuda.recorder import ANY_ROWS, ONE, ROWS, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.tiles import FEW_ROWS, MANY_ROWS, SPLIT_ROWS
 from llmserve.builder.targets.cuda.values import Turning, Values
-from llmserve.engine.cuda.layout import CACHE_GROUP, ITEM_BYTES, Address, CacheHead, Extent, Room
+from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, CacheHead, Extent, Room
 from llmserve.models.graph import Op, OpKind
+from llmserve.models.number_formats import NumberFormat
 
 LEAST_TILE = 16  # of a product of tiles
 WIDE_HEAD = 128  # above, a cache of integers is met in tiles of MOST_WIDE_KEYS: sums of more find no tensor memory
@@ -27,7 +27,7 @@ class Cache(NamedTuple):
 
     arguments: Mapping[str, Argument]
     constants: Constants
-    has_integers: bool
+    format: NumberFormat
 
 
 class Queries(NamedTuple):
@@ -68,7 +68,7 @@ class AttentionLowering(Values):
     def _attention(self, op: Op) -> None:
         cache = self._cache_of(op)
         self._write_cache(op, cache)
-        queries = self._rounded_queries(op) if cache.has_integers else self._turned_queries(op)
+        queries = self._rounded_queries(op, cache.format) if cache.format.is_rounded else self._turned_queries(op)
         y = self._new(op)  # never where the queries are, which other programs still read
         if queries.made:
             self._buffers.read(queries.made)
@@ -82,7 +82,7 @@ class AttentionLowering(Values):
             "alibi_slopes": self._record.constant("alibi", np.array(slopes, np.float32)) if slopes else nothing,
         }  # fmt: skip
         constants = {
-            **NO_STRIDES, **cache.constants, **queries.constants, "FORMAT": INT8 if cache.has_integers else FLOATS,
+            **NO_STRIDES, **cache.constants, **queries.constants, "FORMAT": cache.format.precision,
             "GROUP": int(op.number("num_heads")) // int(op.number("num_kv_heads")),
             "MAX_BLOCKS": -(-self._max_seq_len // self._block_size), "SCALE": op.number("scale"),
             "SOFT_CAP": op.number("soft_cap"), "WINDOW": int(op.number("window")), "HAS_ALIBI": bool(slopes),
@@ -98,22 +98,22 @@ class AttentionLowering(Values):
         arguments = {}
         for numbers, scales, room in (("keys", "key_scales", Room.KEYS), ("values", "value_scales", Room.VALUES)):
             arguments[numbers] = Argument(Address(room.value, layer), TYPES[self._cache_dtype])
-            if head.has_integers:
-                arguments[scales] = Argument(Address(room.value, layer, head.scales_begin), TYPES["float32"])
+            if head.format.is_rounded:
+                arguments[scales] = Argument(Address(room.value, layer, head.scales_begin), TYPES[head.format.scales])
         constants = {
             "HEAD_DIM": head_dim, "NUM_KV_HEADS": int(op.number("num_kv_heads")), "BLOCK_SIZE": self._block_size,
         }  # fmt: skip
-        if head.has_integers:
+        if head.format.is_rounded:
             constants |= {"KEY_STRIDE": head.key_bytes, "VALUE_STRIDE": head.value_bytes}
-        return Cache(arguments, constants, head.has_integers)
+        return Cache(arguments, constants, head.format)
 
     def _write_cache(self, op: Op, cache: Cache) -> None:
         _, k, v = op.inputs
         positions, num_kv_heads = self._input("positions"), int(op.number("num_kv_heads"))
         turning = self._turned.get(k, self._no_turning(positions))
-        tile_dim = _tile_dim(op, CACHE_GROUP if cache.has_integers else LEAST_TILE)
+        tile_dim = _tile_dim(op, cache.format.group or LEAST_TILE)
         self._record.launch(
-            "attention_int8.write_cache" if cache.has_integers else "attention.write_cache",
+            "attention_int8.write_cache" if cache.format.is_rounded else "attention.write_cache",
             {"k": self._value(k), "v": self._value(v), "positions": positions, "slots": self._input("slots"),
              "cos": turning.cos, "sin": turning.sin, **cache.arguments},
             {**cache.constants, "ROTARY_DIM": turning.rotary_dim, "K_STRIDE": self._buffers[k].stride,
@@ -168,16 +168,16 @@ class AttentionLowering(Values):
         self._turn("attention.turn_queries", op, {"y": self._value(name)}, {"Y_STRIDE": place.stride}, LEAST_TILE)
         return found(self._value(name), place.stride, name)
 
-    def _rounded_queries(self, op: Op) -> Queries:
+    def _rounded_queries(self, op: Op, format: NumberFormat) -> Queries:
         """Turned, and as integers: heads filled up to whole groups of dimensions."""
-        num_heads, num_groups = int(op.number("num_heads")), -(-int(op.number("head_dim")) // CACHE_GROUP)
+        num_heads, num_groups = int(op.number("num_heads")), format.num_groups(int(op.number("head_dim")))
         names = f"{op.output}.queries", f"{op.output}.scales"
         self._uses.update(names)
-        integers = self._buffers.new(names[0], num_heads * num_groups * CACHE_GROUP, ITEM_BYTES["int8"])
+        integers = self._buffers.new(names[0], num_heads * num_groups * format.group, ITEM_BYTES[format.name])
         scales = self._buffers.new(names[1], num_heads * num_groups)
-        made = {"integers": self._argument(integers, "int8"), "scales": self._argument(scales, "float32")}
+        made = {"integers": self._argument(integers, format.name), "scales": self._argument(scales, format.scales)}
         strides = {"Y_STRIDE": integers.stride, "SCALES_STRIDE": scales.stride, "SCALE": op.number("scale")}
-        self._turn("attention_int8.round_queries", op, made, strides, CACHE_GROUP)
+        self._turn("attention_int8.round_queries", op, made, strides, format.group)
         return Queries(
             {"q": made["integers"], "q_scales": made["scales"]},
             {"Q_STRIDE": integers.stride, "SCALES_STRIDE": scales.stride}, names,
@@ -197,7 +197,7 @@ class AttentionLowering(Values):
         )  # fmt: skip
 
     def _tile_keys(self, op: Op, cache: Cache) -> int:
-        is_wide = cache.has_integers and op.number("head_dim") > WIDE_HEAD
+        is_wide = cache.format.is_rounded and op.number("head_dim") > WIDE_HEAD
         return min(self._tiles.keys, MOST_WIDE_KEYS) if is_wide else self._tiles.keys
 
     def _heads(self, count: int, tile_dim: int) -> dict[str, int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from llmserve.builder.targets.cuda.recorder import ONE, ROWS, TYPES, Argument, Constants, power_of_two
+from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.values import Values
 from llmserve.engine.cuda.choices import BLOCK_TOKENS, num_blocks_of
-from llmserve.engine.cuda.layout import Address, Extent, Room, StepPart
+from llmserve.engine.cuda.layout import TYPES, Address, Extent, Room, StepPart
+from llmserve.models.number_formats import FLOAT32
 
-FLOATS = TYPES["float32"]
+FLOATS = TYPES[FLOAT32.name]
 NUM_WARPS = 8
 DRAW_WARPS, DRAW_REGISTERS = 4, 128  # for want of a limit the compiler spills, to fit more programs than there are rows
 

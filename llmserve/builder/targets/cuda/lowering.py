@@ -7,7 +7,7 @@ product's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +19,7 @@ from llmserve.builder.targets.cuda.products import ProductLowering
 from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Recorder, power_of_two
 from llmserve.builder.targets.cuda.tiles import Tiles
 from llmserve.builder.targets.op_lowering import Rule
+from llmserve.builder.targets.tensor_writer import Rows
 from llmserve.engine.cuda.layout import Extent, StepPart
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.spec import Param
@@ -30,7 +31,7 @@ class Lowered:
 
     record: Recorder
     buffers: tuple[int, ...]  # bytes per row
-    stored: Collection[str]  # parameters that have a tensor of their own
+    stored: Mapping[str, Sequence[Rows]]  # of parameters that have tensors of their own
     offsets: Mapping[str, float]  # what is added to a parameter
     query_tokens: int  # of one sequence, in a tile of attention
 

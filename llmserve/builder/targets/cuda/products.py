@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmserve.builder.quantization import QUANTIZED_GROUP
 from llmserve.builder.targets.buffers import NOWHERE, Place
-from llmserve.builder.targets.cuda.integers import FLOATS, num_groups, stored_parts
-from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, TYPES, Argument, Constants, power_of_two
+from llmserve.builder.targets.cuda.integers import integer_tensors, num_groups, stored_rows
+from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.tiles import FEW_ROWS, SPLIT_ROWS, ProductTile, RowRange
 from llmserve.builder.targets.cuda.values import Values
-from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Extent, Room
+from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, Extent, Room
 from llmserve.models.graph import Op, OpKind
+from llmserve.models.number_formats import FLOAT32, INT8_ACTIVATIONS, UNROUNDED
+
+ROUNDED = INT8_ACTIVATIONS  # what products of integers read
+GROUP = ROUNDED.group
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class ProductLowering(Values):
         self._buffers.read((*op.inputs, *add.inputs))
 
     def _logits(self, op: Op) -> None:
-        y = Argument(Address(Room.LOGITS.value), TYPES["float32"], self._program.vocab_size % 4 == 0)
+        y = Argument(Address(Room.LOGITS.value), TYPES[FLOAT32.name], self._program.vocab_size % 4 == 0)
         more = {"SCALE": op.number("scale"), "SOFT_CAP": op.number("soft_cap")}
         self._product(op, y, self._program.vocab_size, more=more)
 
@@ -133,18 +136,21 @@ class ProductLowering(Values):
         if not self._is_quantized(op):
             value = self._value(x)
             arguments = {"x": value, "x_scales": value, "w": self._matrix(name), "w_scales": value, "row_scales": value}
-            constants = _factor_constants(FLOATS, self._buffers[x].stride, 0, num_inputs)
+            constants = _factor_constants(UNROUNDED, self._buffers[x].stride, 0, num_inputs)
             ranges = self._tiles.ranges(of_integers=False)
             return [Factors(0, op.width, arguments, constants, ranges, self._tiles.inputs)]
         integers, scales = self._rounded(x)
-        rounded = {"x": self._argument(integers, "int8"), "x_scales": self._argument(scales, "float32")}
+        rounded = {"x": self._argument(integers, ROUNDED.name), "x_scales": self._argument(scales, ROUNDED.scales)}
         found = []
-        for stored in stored_parts(self._store(name), self._quantized[name], num_inputs):
-            w, w_scales, row_scales = map(self._record.placed, stored.tensors())
+        tensor, parts = self._names[name], self._quantized[name]
+        stored = self._stored.setdefault(tensor, stored_rows(tensor, parts))
+        for rows, part in zip(stored, parts, strict=True):
+            format = part.scheme.format
+            w, w_scales, row_scales = map(self._record.placed, integer_tensors(rows, format, num_inputs))
             found.append(Factors(
-                stored.part.begin, stored.part.end, {**rounded, "w": w, "w_scales": w_scales, "row_scales": row_scales},
-                _factor_constants(stored.format, integers.stride, scales.stride, num_inputs),
-                self._tiles.ranges(of_integers=True), QUANTIZED_GROUP,
+                part.begin, part.end, {**rounded, "w": w, "w_scales": w_scales, "row_scales": row_scales},
+                _factor_constants(format.precision, integers.stride, scales.stride, num_inputs),
+                self._tiles.ranges(of_integers=True), format.group,
             ))  # fmt: skip
         return found
 
@@ -159,13 +165,13 @@ class ProductLowering(Values):
 
     def _round(self, x: str, integers: str, scales: str) -> None:
         source = self._buffers[x]
-        tile = min(self._tiles.columns // QUANTIZED_GROUP, power_of_two(num_groups(source.width))) or 1
+        tile = min(self._tiles.columns // GROUP, power_of_two(num_groups(source.width))) or 1
         made, constants = self._integers(source.width, integers, scales)
         self._record.launch(
             "rowwise.round_rows", {"x": self._value(x), **made},
             {**constants, "X_STRIDE": source.stride, "TILE_GROUPS": tile},
             (ROWS, Extent(fixed=-(-num_groups(source.width) // tile)), ONE),
-            num_warps=max(1, tile * QUANTIZED_GROUP // COLUMNS_OF_WARP),
+            num_warps=max(1, tile * GROUP // COLUMNS_OF_WARP),
         )  # fmt: skip
 
     def _norm_and_round(self, op: Op) -> None:
@@ -179,17 +185,17 @@ class ProductLowering(Values):
             "rowwise.rounded_rms_norm",
             {"x": self._value(op.inputs[0]), "weight": self._norm_weight(op), **made},
             {**constants, "EPS": op.number("eps"), "X_STRIDE": source.stride, "TILE_GROUPS": tile},
-            (ROWS, ONE, ONE), num_warps=min(8, max(1, tile * QUANTIZED_GROUP // COLUMNS_OF_WARP)),
+            (ROWS, ONE, ONE), num_warps=min(8, max(1, tile * GROUP // COLUMNS_OF_WARP)),
         )  # fmt: skip
 
     def _integers(self, width: int, integers: str, scales: str) -> tuple[dict[str, Argument], dict[str, int]]:
         """Where the integers of a value are to be, as a kernel that makes them wants it."""
         groups = num_groups(width)
-        y = self._buffers.new(integers, groups * QUANTIZED_GROUP, ITEM_BYTES["int8"])
+        y = self._buffers.new(integers, groups * GROUP, ITEM_BYTES[ROUNDED.name])
         places = self._buffers.new(scales, 2 * groups)  # and sums
-        made = {"integers": self._argument(y, "int8"), "scales": self._argument(places, "float32")}
+        made = {"integers": self._argument(y, ROUNDED.name), "scales": self._argument(places, ROUNDED.scales)}
         strides = {"Y_STRIDE": y.stride, "SCALES_STRIDE": places.stride}
-        return made, {"WIDTH": width, **strides, "GROUP": QUANTIZED_GROUP, "GROUPS": groups}
+        return made, {"WIDTH": width, **strides, "GROUP": GROUP, "GROUPS": groups}
 
     def _read_rounded(self, op: Op) -> None:
         if self._is_quantized(op):

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from llmserve.builder.targets.cuda.tiles import ProductTile
 from llmserve.engine.cuda.layout import (
+    DTYPES,
     ITEM_BYTES,
+    TYPES,
     Address,
     Extent,
     Kernel,
@@ -21,8 +23,8 @@ from llmserve.engine.cuda.layout import (
     StepPart,
     Tactic,
 )
+from llmserve.models.number_formats import FLOAT32
 
-TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "uint8": "*u8"}
 STRIDE_BYTES = 16  # what a thread loads at once
 COLUMNS_OF_WARP = 256
 ANY_ROWS = (1, 1 << 30)
@@ -42,7 +44,7 @@ class Argument:
 
     def behind(self, count: int) -> Argument:
         """The address so many items further on."""
-        offset = count * ITEM_BYTES[next(name for name, type_ in TYPES.items() if type_ == self.type)]
+        offset = count * ITEM_BYTES[DTYPES[self.type]]
         address = self.address._replace(offset=self.address.offset + offset)
         return Argument(address, self.type, self.is_aligned and offset % STRIDE_BYTES == 0)
 
@@ -117,18 +119,16 @@ class Recorder:
         """Of one launch and the one behind it: float32 arrays, one behind the other."""
         found, end = [], 0
         for count in counts:
-            found.append(Argument(Address(Room.SCRATCH.value, "", end), TYPES["float32"]))
+            found.append(Argument(Address(Room.SCRATCH.value, "", end), TYPES[FLOAT32.name]))
             end += -(-4 * count // STRIDE_BYTES) * STRIDE_BYTES
         self.scratch_bytes = max(self.scratch_bytes, end)
         return tuple(found)
 
     def constant(self, kind: str, values: NDArray[np.float32]) -> Argument:
         """A tensor for `values`."""
-        for name, known in self.constants.items():
-            if np.array_equal(known, values):
-                return self.tensor(name, "float32", 1, values.size)
-        name = f"{kind}.{len(self.constants)}"
-        self.constants[name] = values
+        equal = (name for name, known in self.constants.items() if np.array_equal(known, values))
+        name = next(equal, f"{kind}.{len(self.constants)}")
+        self.constants.setdefault(name, values)
         return self.tensor(name, "float32", 1, values.size)
 
     def tensor(self, name: str, dtype: str, rows: int, cols: int) -> Argument:

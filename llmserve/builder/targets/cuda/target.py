@@ -7,48 +7,40 @@ written as they are, pieces of rows on several cores at a time.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
-
-import ml_dtypes
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.pieces import Weight, row_pieces
-from llmserve.builder.quantization import WeightPart, quantize_rows, quantized_params
-from llmserve.builder.targets.base import COMPUTES, CompileJob, Network, Target, unknown_ops
+from llmserve.builder.quantization import WeightPart, quantized_params
+from llmserve.builder.targets.base import COMPUTES, CompileJob, Network, Target, quantization_problems, unknown_ops
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
-from llmserve.builder.targets.cuda.integers import StoredPart, stored_parts
+from llmserve.builder.targets.cuda.integers import MULTIPLIED, Panels
 from llmserve.builder.targets.cuda.kernel_file import StoredKernels, write_kernels
 from llmserve.builder.targets.cuda.lowering import Lowered, Lowering, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
+from llmserve.builder.targets.tensor_writer import TensorWriter, write_at
 from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.cuda.layout import (
     FORMAT_VERSION,
-    PANEL_OUTPUTS,
     Binary,
     CacheHead,
     EngineHeader,
     Kernel,
-    PlacedTensor,
     placed_tensors,
 )
 from llmserve.engine.nvidia import visible_gpus
 from llmserve.errors import LlmserveError, RecipeError
 from llmserve.models.graph import OpKind, Program
+from llmserve.models.number_formats import NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
 
-NUMPY_TYPES: Mapping[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 HEADER_BYTES = 1 << 20  # about, for a plan: with kernels for one architecture
 MOST_HEAD_ROWS = 64
-QUANTIZATIONS = ("", "int8", "int4")
 
 
 class CudaTarget:
@@ -64,8 +56,7 @@ class CudaTarget:
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         found = [*_gpu_problems(options), *self._group_problems(program, options)]
-        if options.quantization not in QUANTIZATIONS:
-            found.append(f"quantization {options.quantization} is not known; use int8 or int4")
+        found += quantization_problems(options, MULTIPLIED)
         found += [f"the cuda target does not compute {text}" for text in unknown_ops(program, Lowering.known_ops())]
         return found or self._kernel_problems(program, params, options)
 
@@ -84,12 +75,12 @@ class CudaTarget:
         lowered = self._lowered(program, params, options, quantized_params(program, params, options))
         return HEADER_BYTES + placed_tensors(lowered.record.tensors.values(), 0)[1]
 
-    def cache_dtype(self, options: BuildOptions) -> str:
-        return options.cache_dtype
+    def cache_format(self, options: BuildOptions) -> NumberFormat:
+        return options.cache()
 
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
         cache, block_size = program.cache, options.tokens_per_block
-        head = CacheHead(options.cache_dtype, block_size, cache.head_dim)
+        head = CacheHead(options.cache().name, block_size, cache.head_dim)
         return -(-cache.num_layers * cache.num_kv_heads * (head.key_bytes + head.value_bytes) // block_size)
 
     def available_bytes(self) -> int:
@@ -113,8 +104,11 @@ class CudaTarget:
             file.write(blob)
             for name, found in compiled.items():
                 for each, place in zip(found, binaries[name], strict=True):
-                    _write(file, len(blob) + place.offset, np.frombuffer(each.binary, np.uint8))
-            TensorWriter(file, len(blob), lowered, tensors, job).write_all()
+                    write_at(file, len(blob) + place.offset, each.binary)
+            places = {tensor.name: len(blob) + tensor.offset for tensor in tensors}
+            TensorWriter(
+                file=file, places=places, stored=lowered.stored, offsets=lowered.offsets, packer=Panels(tensors)
+            ).write_all(job, record.constants)
         return {
             "format_version": FORMAT_VERSION,
             "architectures": list(architectures),
@@ -178,7 +172,7 @@ class CudaTarget:
         quantized: Mapping[str, Sequence[WeightPart]],
     ) -> Lowered:
         return lower(
-            program, params, quantized=quantized, dtype=options.dtype, cache_dtype=options.cache_dtype,
+            program, params, quantized=quantized, dtype=options.dtype, cache_dtype=options.cache().name,
             max_seq_len=options.max_seq_len, block_size=options.tokens_per_block,
             tiles=self._tiles_for(options),
         )  # fmt: skip
@@ -190,7 +184,7 @@ class CudaTarget:
         options, cache, record = job.options, job.program.cache, lowered.record
         return EngineHeader(
             dtype=options.dtype,
-            cache_dtype=options.cache_dtype,
+            cache_dtype=options.cache().name,
             vocab_size=job.program.vocab_size,
             max_num_tokens=options.max_num_tokens,
             max_batch_size=options.max_batch_size,
@@ -248,80 +242,6 @@ def _compiled(
             advance(f"{kernel.function} for {name}", len(each.binary))
             compiled.append(each)
     return found
-
-
-class _Piece(NamedTuple):
-    """Some rows of a parameter."""
-
-    tensor: PlacedTensor
-    weight: Weight
-    rows: slice
-    offset: float  # added to each number
-    stored: StoredPart | None  # of which they are rows; None: floats
-
-
-class TensorWriter:
-    """Puts numbers where the header says."""
-
-    def __init__(
-        self, file: BinaryIO, begin: int, lowered: Lowered, tensors: Sequence[PlacedTensor], job: CompileJob
-    ) -> None:
-        self._file = file
-        self._begin = begin
-        self._lowered = lowered
-        self._tensors = {tensor.name: tensor for tensor in tensors}
-        self._job = job
-        self._quantized = job.quantized
-
-    def write_all(self) -> None:
-        for name, values in self._lowered.record.constants.items():
-            tensor = self._tensors[name]
-            _write(self._file, self._begin + tensor.offset, values)
-            self._job.advance(name, tensor.num_bytes)
-        for name, num_bytes in self._job.each(self._write_piece, self._pieces()):
-            self._job.advance(name, num_bytes)
-
-    def _pieces(self) -> Iterator[_Piece]:
-        for param in self._job.params:
-            if param.name in self._lowered.stored:  # else it is stored under another name
-                weight, offset = self._job.weight(param.name), self._lowered.offsets.get(param.name, 0.0)
-                for stored in stored_parts(param.name, self._quantized.get(param.name, ()), weight.shape[-1]):
-                    for rows in row_pieces((stored.num_outputs, stored.num_inputs), stored.part.scheme.pieces):
-                        yield _Piece(self._tensors[stored.name], weight, rows, offset, stored)
-                for rows in row_pieces(weight.shape, 1) if param.name not in self._quantized else ():
-                    yield _Piece(self._tensors[param.name], weight, rows, offset, None)
-
-    def _write_piece(self, piece: _Piece) -> tuple[str, int]:
-        """Name of the tensor, and bytes."""
-        if piece.stored is not None:
-            return piece.tensor.name, self._write_integers(piece, piece.stored)
-        values = piece.weight[piece.rows]
-        if piece.offset:
-            values = values.astype(np.float32) + np.float32(piece.offset)
-        values = np.ascontiguousarray(values, NUMPY_TYPES[piece.tensor.dtype])
-        row_bytes = values[0].nbytes
-        _write(self._file, self._begin + piece.tensor.offset + piece.rows.start * row_bytes, values)
-        return piece.tensor.name, values.nbytes
-
-    def _write_integers(self, piece: _Piece, stored: StoredPart) -> int:
-        """Whole panels: a piece begins with one, and the last one is filled up."""
-        begin = stored.part.begin
-        found = quantize_rows(
-            stored.part.scheme, piece.weight, slice(begin + piece.rows.start, begin + piece.rows.stop)
-        )
-        written = 0
-        for name, values in stored.packed(found):
-            output_bytes = values.nbytes // (len(values) * PANEL_OUTPUTS)
-            _write(self._file, self._begin + self._tensors[name].offset + piece.rows.start * output_bytes, values)
-            written += values.nbytes
-        return written
-
-
-def _write(file: BinaryIO, offset: int, values: NDArray[Any]) -> None:
-    left = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-    while left:
-        written = os.pwrite(file.fileno(), left, offset)
-        left, offset = left[written:], offset + written
 
 
 def _kernels_digest(compiled: Mapping[str, Sequence[Compiled]]) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from llmserve.models.number_formats import FLOATS
+
 SPLIT_ROWS = 64  # up to so many rows, segments of a sum are worked off by several programs
 FEW_ROWS, MANY_ROWS = (1, SPLIT_ROWS), (SPLIT_ROWS + 1, 1 << 30)
 MOST_SEGMENTS = 8
@@ -77,7 +79,7 @@ class Tiles:
 
 
 def tiles_for(dtype: str) -> Tiles:
-    if dtype == "float32":
+    if FLOATS[dtype].bits == 32:
         return Tiles(ProductTile(64, 32, 4, 3), ProductTile(64, 64, 4, 3), inputs=32, queries=32, keys=32)
     return Tiles(
         ProductTile(64, 32, 4, 4), ProductTile(128, 128, 8, 3),

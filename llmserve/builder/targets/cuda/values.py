@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, stored_names
 from llmserve.builder.targets.buffers import Place
-from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, TYPES, Argument, Recorder
+from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, Argument, Recorder
 from llmserve.builder.targets.cuda.tiles import Tiles
 from llmserve.builder.targets.op_lowering import OpLowering
-from llmserve.engine.cuda.layout import ITEM_BYTES, Address, Room
+from llmserve.builder.targets.tensor_writer import Rows
+from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, Room
 from llmserve.models.graph import Op, Program
 from llmserve.models.spec import Param
 
@@ -57,7 +58,7 @@ class Values(OpLowering):
         self._only_rounded = {name for name, count in self._rounded_uses.items() if count == self._uses[name]}
         self._wide: set[str] = set()  # values in float32
         self._record = Recorder(tiles.columns)
-        self._stored: set[str] = set()  # parameters that have a tensor of their own
+        self._stored: dict[str, Sequence[Rows]] = {}  # of parameters that have tensors of their own
         self._offsets: dict[str, float] = {}
         self._done_rounding: set[str] = set()  # values whose integers have been made
         self._turned: dict[str, Turning] = {}  # values whose rope is still to be done
@@ -105,5 +106,5 @@ class Values(OpLowering):
 
     def _store(self, name: str) -> str:
         tensor = self._names[name]
-        self._stored.add(tensor)
+        self._stored.setdefault(tensor, [Rows(tensor, 0, self._params[name].shape[0])])
         return tensor

@@ -24,10 +24,10 @@ from llmserve.builder.targets.tensorrt_llm.expressible import QWEN_TYPES
 from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.builder.targets.tensorrt_llm.shards import Mapping, Shard, mappings, shards_of
 from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
+from llmserve.models.number_formats import WeightFormat
 from llmserve.models.rope import DEFAULT_THETA, rope_values
 from llmserve.models.spec import Combine, DecoderSpec, HfConfig, Param
 
-QUANT_ALGO = {"": None, "int8": "W8A16", "int4": "W4A16"}
 ROTARY_SCALINGS = {  # rope type -> the numbers that its dictionary carries
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -35,7 +35,7 @@ ROTARY_SCALINGS = {  # rope type -> the numbers that its dictionary carries
 PLUGIN_MULTIPLE = 64  # the weight-only kernels take sizes that are multiples of this
 DEFAULT_SEQ_LENGTH = 8192  # of QWenConfig.from_hugging_face; log-n attention would read it, which no such network has
 
-Quantize: TypeAlias = Callable[[NDArray[Any], str], tuple[NDArray[np.int8], NDArray[Any]]]
+Quantize: TypeAlias = Callable[[NDArray[Any], WeightFormat], tuple[NDArray[np.int8], NDArray[Any]]]
 
 
 def write_checkpoint(job: CompileJob, folder: Path, *, spec: DecoderSpec, config: HfConfig, quantize: Quantize) -> None:
@@ -66,7 +66,7 @@ def _write(
     writer: SafetensorsWriter, shard: Shard, array: NDArray[Any], options: BuildOptions, quantize: Quantize
 ) -> None:
     if shard.is_quantized and options.quantization:
-        values, scales = quantize(array, options.quantization)
+        values, scales = quantize(array, options.weights)
         writer.write(shard.name, values)
         writer.write(_scale_name(shard), scales)
     else:
@@ -83,8 +83,7 @@ def _planned(params: Sequence[Param], spec: DecoderSpec, mapping: Mapping, optio
                 tensors[shard.name] = Planned(options.dtype, shape)
                 continue
             outputs, inputs = shape
-            columns = outputs // 2 if options.quantization == "int4" else outputs
-            tensors[shard.name] = Planned("int8", (inputs, columns))
+            tensors[shard.name] = Planned("int8", (inputs, outputs * options.weights.bits // 8))
             tensors[_scale_name(shard)] = Planned(options.dtype, (outputs,))
     return tensors
 
@@ -117,7 +116,7 @@ def checkpoint_config(job: CompileJob, spec: DecoderSpec, config: HfConfig) -> d
         "hidden_act": "silu",
         "use_parallel_embedding": False,
         "embedding_sharding_dim": 0,
-        "quantization": {"quant_algo": QUANT_ALGO[options.quantization], "kv_cache_quant_algo": None},
+        "quantization": {"quant_algo": options.weights.weight_only_algo, "kv_cache_quant_algo": None},
         **_own_keys(job.params, spec, config),
     }
 
@@ -193,7 +192,7 @@ def checkpoint_problems(spec: DecoderSpec, config: HfConfig, options: BuildOptio
         if kind not in (*ROTARY_SCALINGS, "default"):
             found.append(f"rope type {kind!r} is not known to TensorRT-LLM's engines, only default, linear and llama3")
     if options.quantization and not found:
-        found += _plugin_problems(spec, options.dtype, tp)
+        found += _plugin_problems(spec, options.floats, tp)
     return found
 
 
@@ -214,7 +213,7 @@ def _class_problems(spec: DecoderSpec, tp: int, pp: int) -> list[str]:
     return found
 
 
-def _plugin_problems(spec: DecoderSpec, dtype: str, tp: int) -> list[str]:
+def _plugin_problems(spec: DecoderSpec, floats: WeightFormat, tp: int) -> list[str]:
     """Layers pad what does not divide to multiples for all ranks together, so their tensors would have other shapes."""
     q_width, kv_width = spec.num_heads // tp * spec.head_dim, max(1, spec.num_kv_heads // tp) * spec.head_dim
     sizes = {
@@ -228,6 +227,6 @@ def _plugin_problems(spec: DecoderSpec, dtype: str, tp: int) -> list[str]:
         for name, (size, multiple) in sizes.items()
         if size % multiple
     ]
-    if dtype == "float32":
+    if floats.bits > 16:
         found.append("weight-only quantization has no kernels for float32; build with --dtype float16 or bfloat16")
     return found

@@ -12,10 +12,11 @@ from typing import Any
 
 from llmserve.builder.flag import Elsewhere, Flag, option
 from llmserve.builder.targets.options import TargetOptions
+from llmserve.models.number_formats import FLOATS, QUANTIZED
 
-PLUGIN_TYPES = ("auto", "float16", "bfloat16", "float32", "disable")
+PLUGIN_TYPES = ("auto", *FLOATS, "disable")
 SWITCH = ("enable", "disable")
-WEIGHT_ONLY_PRECISIONS = ("int8", "int4")
+WEIGHT_ONLY_PRECISIONS = tuple(name for name, format in QUANTIZED.items() if format.weight_only_algo)
 
 
 def _tuning(help: str, choices: tuple[str, ...] = ()) -> Flag:

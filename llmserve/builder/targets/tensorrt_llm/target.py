@@ -37,6 +37,7 @@ from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FI
 from llmserve.engine.tensorrt_llm.library import Installed, Mode
 from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
 from llmserve.models.graph import Program
+from llmserve.models.number_formats import AUTO, NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
 
@@ -95,12 +96,12 @@ class TensorrtLlmTarget:
             return canonical_bytes(params, self._spec, options)
         return checkpoint_bytes(params, self._spec, options)
 
-    def cache_dtype(self, options: BuildOptions) -> str:
-        return options.cache_dtype
+    def cache_format(self, options: BuildOptions) -> NumberFormat:
+        return options.cache()
 
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
         cache = program.cache
-        return 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * options.itemsize
+        return options.cache().num_bytes(2 * cache.num_layers * cache.num_kv_heads * cache.head_dim)
 
     def available_bytes(self) -> int:
         return 0
@@ -253,7 +254,7 @@ def _option_problems(options: BuildOptions) -> list[str]:
     given = options.of(TensorrtLlmOptions)
     rules = [
         (
-            options.kv_cache_dtype == "auto",
+            options.kv_cache_dtype == AUTO,
             f"kv_cache_dtype {options.kv_cache_dtype}: TensorRT-LLM wants scales from calibration for it; leave it out",
         ),
         (given.kv_cache_type == "paged", f"kv_cache_type {given.kv_cache_type} cannot be served: {IN_FLIGHT}"),

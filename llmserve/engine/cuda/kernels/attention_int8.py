@@ -20,7 +20,7 @@ from llmserve.engine.cuda.kernels.rope import turned
 from llmserve.engine.cuda.kernels.rounding import rounded
 from llmserve.engine.cuda.kernels.softmax import weights_of
 
-QUANTIZED_GROUP: tl.constexpr = tl.constexpr(32)  # `layout.CACHE_GROUP`
+QUANTIZED_GROUP: tl.constexpr = tl.constexpr(32)  # `INT8_CACHE.group`
 MOST_SHARES: tl.constexpr = tl.constexpr(16383.0)  # 128 * 127 + 127
 
 

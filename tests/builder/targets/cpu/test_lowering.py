@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from llmserve.builder import quantization as rounding
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.buffers import NO_BUFFER, Place
 from llmserve.builder.targets.cpu.lowering import DeviceOp, Lowered, lower
 from llmserve.engine.cpu.layout import LINEAR_CODES, NO_TENSOR, Before, DType, OpCode
 from llmserve.models.graph import CacheShape, Graph, Program
+from llmserve.models.number_formats import INT4, QUANTIZED
 from llmserve.models.spec import Param
 from tests.engine.cpu.networks import Network, odd_network
 
@@ -126,7 +127,7 @@ def test_quantized_layers_quantize_their_input_first() -> None:
 
 
 def test_rows_that_make_values_have_eight_bits_beside_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounding, "MOST_BITS", 9.0)
+    monkeypatch.setitem(QUANTIZED, "int4", replace(INT4, most_bits=9.0))
     network = odd_network()
     result = lowered(network, "int4")
     of_layer = [op for op in result.ops if op.code in (OpCode.LINEAR_INT4, OpCode.LINEAR_INT8)][:3]

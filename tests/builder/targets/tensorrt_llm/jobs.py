@@ -16,6 +16,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.base import CompileJob
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
+from llmserve.models.number_formats import WeightFormat
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import DecoderSpec
 from tests.checkpoints import make_checkpoint
@@ -44,13 +45,13 @@ def opened(path: Path, kind: str, options: BuildOptions, **config: Any) -> Itera
         yield Opened(job, spec, checkpoint.config)
 
 
-def by_the_rule(matrix: NDArray[Any], precision: str) -> tuple[NDArray[np.int8], NDArray[Any]]:
+def by_the_rule(matrix: NDArray[Any], format: WeightFormat) -> tuple[NDArray[np.int8], NDArray[Any]]:
     """The rounding of TensorRT-LLM's quantizer in numpy, laid out plainly: [inputs, outputs], one scale per output."""
-    half = {"int8": 128, "int4": 8}[precision]
+    half = format.most + 1
     weight = matrix.T.astype(np.float32)
     scales = np.abs(weight).max(axis=0) / half
     values = np.clip(np.rint(weight / np.where(scales > 0, scales, 1)), -half, half - 1).astype(np.int8)
-    if precision == "int4":
+    if format.bits == 4:
         values = ((values[:, 0::2] & 0x0F) | (values[:, 1::2] << 4)).astype(np.int8)
     return values, scales.astype(matrix.dtype)
 

@@ -1,0 +1,88 @@
+"""Number formats. An engine makes three choices: the format of its weights, of its activations and of its KV cache.
+
+Code asks a format for its properties and never compares its name (`tests/test_laws.py`). CONTRIBUTING.md says how a
+format is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes  # noqa: F401 - numpy knows bfloat16 by name from here on
+import numpy as np
+
+UNROUNDED = "float"  # the precision of all floats
+AUTO = "auto"  # cache format: the target's choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFormat:
+    name: str
+    bits: int  # of a number without its part of a scale
+    group: int = 0  # numbers that share a scale; 0: floats, which have none
+    scales: str = ""  # dtype
+    has_zeros: bool = False  # each scale has a zero point of the same dtype
+    quant_algo: str | None = None  # in the config.json of our engines, after TensorRT-LLM's names
+
+    @property
+    def is_rounded(self) -> bool:
+        return self.group > 0
+
+    @property
+    def precision(self) -> str:
+        """What reports, gates and kernels distinguish: the name, or UNROUNDED."""
+        return self.name if self.is_rounded else UNROUNDED
+
+    @property
+    def most(self) -> int:
+        """The largest integer with a sign."""
+        return (1 << self.bits - 1) - 1
+
+    @property
+    def bits_with_scales(self) -> float:
+        of_group = 8 * np.dtype(self.scales).itemsize * (1 + self.has_zeros) if self.scales else 0
+        return self.bits + of_group / max(1, self.group)
+
+    def num_groups(self, count: int) -> int:
+        return -(-count // self.group) if self.is_rounded else 0
+
+    def num_bytes(self, count: int) -> int:
+        return int(count * self.bits_with_scales / 8)
+
+
+AS_COMPUTED = NumberFormat(name=UNROUNDED, bits=32)
+INT8_ACTIVATIONS = NumberFormat(name="int8", bits=8, group=32, scales="float32")  # groups of one token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat(NumberFormat):
+    values: str  # dtype of the numbers before they are packed
+    activations: NumberFormat = AS_COMPUTED  # what products multiply the weights with
+    short: str = ""  # in names of engine directories
+    tolerance: float = 0.0  # largest accepted error of a self-test, relative to the largest logit
+    wider: WeightFormat | None = None  # of the head, and of rows whose rounding costs most
+    most_bits: float = 0.0  # of a layers' weight on average, with such rows
+    least_exponent: int = 0  # of the powers of two that equalization moves where sizes were measured
+    weight_only_algo: str | None = None  # TensorRT-LLM's name of its own format with as many bits
+
+
+FLOAT16 = WeightFormat(name="float16", bits=16, values="float16", short="fp16", tolerance=5e-3)
+BFLOAT16 = WeightFormat(name="bfloat16", bits=16, values="bfloat16", short="bf16", tolerance=4e-2)
+FLOAT32 = WeightFormat(name="float32", bits=32, values="float32", short="fp32", tolerance=1e-4)
+INT8 = WeightFormat(
+    name="int8", bits=8, values="int8", group=32, scales="float16", activations=INT8_ACTIVATIONS, least_exponent=1,
+    quant_algo="W8A8_INT8_GROUPED", weight_only_algo="W8A16",
+)  # fmt: skip
+INT4 = WeightFormat(
+    # Four bits suffer from uneven columns more than activations gain, unless these are far apart.
+    name="int4", bits=4, values="uint8", group=32, scales="uint8", has_zeros=True, activations=INT8_ACTIVATIONS,
+    wider=INT8, most_bits=4.9, least_exponent=3, quant_algo="W4A8_INT8_GROUPED", weight_only_algo="W4A16",
+)  # fmt: skip
+# Keys have a scale for each group of dimensions, values one for each token and head.
+INT8_CACHE = NumberFormat(name="int8", bits=8, group=32, scales="float32", quant_algo="INT8")
+
+FLOATS: Mapping[str, WeightFormat] = {each.name: each for each in (FLOAT16, BFLOAT16, FLOAT32)}
+QUANTIZED: Mapping[str, WeightFormat] = {each.name: each for each in (INT8, INT4)}
+WEIGHTS: Mapping[str, WeightFormat] = {**FLOATS, **QUANTIZED}
+CACHES: Mapping[str, NumberFormat] = {**FLOATS, INT8_CACHE.name: INT8_CACHE}
