@@ -183,7 +183,7 @@ def model_table(statuses: Sequence[ModelStatus]) -> str:
     for row in statuses:
         status = ": ".join(filter(None, (row.state or "not loaded", _one_line(row.reason))))
         first, *more = textwrap.wrap(status, STATUS_WIDTH, break_on_hyphens=False)
-        rows += [(row.name, row.version, first), *(("", "", line) for line in more)]
+        rows += [(repr(row.name)[1:-1], row.version, first), *(("", "", line) for line in more)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]

@@ -264,7 +264,7 @@ class Deployment:
         work.failures[name] = reasons
         entry = self._entries[name]
         if entry.reasons != reasons:  # a model that is tried again and again is reported once
-            logger.error("model '%s' was not loaded: %s", name, "; ".join(reasons.values()))
+            logger.error("model %r was not loaded: %s", name, "; ".join(reasons.values()))
         entry.reasons = reasons
         self._table.set_failed(name, reasons)
 

@@ -66,7 +66,7 @@ class PreparedModel:
 
 def prepare(source: ModelSource, backends: Mapping[str, Backend], settings: ServerSettings) -> PreparedModel:
     """Complete and check the config. Blocking: backends may read the model. Raises `ModelConfigError`."""
-    headline = f"model '{source.name}' cannot be loaded"
+    headline = f"model {source.name!r} cannot be loaded"
     raise_problems(ModelConfigError, headline, source.problems)
     config = ModelConfig()
     config.CopyFrom(source.config)

@@ -150,6 +150,11 @@ def read_directory(name: str, path: Path, config_name: str = "") -> ModelSource:
     file = preferred if config_name and preferred.is_file() else path / CONFIG_NAME
     has_config = file.is_file()
     config, problems = _read_config(file) if has_config else (ModelConfig(), [])
+    if name.startswith("-") or not name.isprintable():
+        problems.append(
+            f"{name!r} is no name for a model: it must not begin with '-' and must have no control characters, such as "
+            "line ends; rename its directory"
+        )
     if config.name and config.name != name:
         problems.append(f"{file.name} says name: '{config.name}', but the directory is '{name}'; they must be equal")
     config.name = name

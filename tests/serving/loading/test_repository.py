@@ -40,6 +40,19 @@ def test_a_models_problems_are_told_together(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["a\nb", "-rf", "bell\x07", "\u2028"])
+async def test_a_name_that_would_read_as_something_else_is_refused(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, "good", identity_config())
+    write_model(tmp_path, name, identity_config())
+    async with serving(tmp_path) as core:
+        assert core.model_ready("good")
+        (reason,) = [row.reason for row in core.repository_index() if row.name == name]
+    assert reason.startswith(
+        f"model {name!r} cannot be loaded: {name!r} is no name for a model: it must not begin with"
+    )
+    assert reason.isprintable()
+
+
 def test_config_that_is_no_text(tmp_path: Path) -> None:
     write_model(tmp_path, "m", "")
     (tmp_path / "m" / "config.pbtxt").write_bytes(b"\xff\xfe")
