@@ -96,6 +96,7 @@ _LLM = (
     Metric(
         "llmserve_engine_gate", "gauge", "Whether the engine has passed an evaluation", (*MODEL, "suite", "verdict")
     ),
+    Metric("llmserve_engine_files_intact", "gauge", "Whether the engine's files are as they were built"),
     Metric("llmserve_engine_failed_replicas", "gauge", "Devices whose engine has failed and gets no more requests"),
     Metric("llmserve_engine_restarts_total", "counter", "How often the engine's own process was started again"),
     Metric("llmserve_prompt_tokens_total", "counter", "Tokens computed of prompts and of what was preempted"),

@@ -79,14 +79,18 @@ def open_elsewhere(opened: OpenEngine, engine_dir: Path, tokenizer_dir: Path, se
 
 
 def make_backends(
-    settings: BackendSettings, gate: GateRule | None = None, open_cluster: OpenEngine | None = None
+    settings: BackendSettings,
+    gate: GateRule | None = None,
+    open_cluster: OpenEngine | None = None,
+    *,
+    verify_every_s: float = 0.0,
 ) -> dict[str, Backend]:
     """By the name that `config.pbtxt` gives in `backend`. With `gate`, engines open that have what it asks for.
     `open_cluster`: makes a client of a cluster's workers in place of every engine."""
     opened = partial(open_gated, gate, open_cluster or open_engine)
     apart = partial(open_elsewhere, opened) if open_cluster else partial(open_process, gate)
     backends: tuple[Backend, ...] = (
-        TensorrtLlmBackend(opened, apart),
+        TensorrtLlmBackend(opened, apart, verify_every_s=verify_every_s),
         PythonBackend(),
         PyTorchBackend(),
         OnnxRuntimeBackend(settings.max_batch_size(OnnxRuntimeBackend.name)),

@@ -83,7 +83,12 @@ def serve(options: ServeOptions) -> None:
     gate = gate_rule(options)
     process = ServerProcess(
         settings,
-        make_backends(backend_settings, gate, cluster_opener(options) if options.cluster else None),
+        make_backends(
+            backend_settings,
+            gate,
+            cluster_opener(options) if options.cluster else None,
+            verify_every_s=0.0 if options.cluster else options.verify_engine_every,
+        ),
         listen_settings(options),
         options.exit_timeout_secs,
         options.shutdown_delay_secs,
@@ -206,6 +211,7 @@ def cluster_opener(options: ServeOptions) -> OpenEngine:
         "--threads": options.threads,
         "--max-kv-tokens": options.max_kv_tokens,
         "--kv-cache-fraction": options.kv_cache_fraction,
+        "--verify-engine-every": options.verify_engine_every or None,
     }
     say_without_effect([f"{flag} (with --cluster)" for flag, value in limits.items() if value is not None])
     if find_spec("dynamo") is None:

@@ -295,6 +295,14 @@ class EngineOptions:
             rich_help_panel=ENGINE,
         ),
     ] = None
+    verify_engine_every: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which an engine's files are hashed again; one that changed is not ready; 0: never.",
+            min=0,
+            rich_help_panel=ENGINE,
+        ),
+    ] = 0
     gate_key: Annotated[
         list[Path] | None,
         typer.Option(help="Public key (PEM) that signed the gate's records; may be repeated.", rich_help_panel=ENGINE),

@@ -22,8 +22,9 @@ from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ALWAYS_TOLD, MAKERS, ResponseEvents, asked_outputs, response_tensors
 from llmserve.backends.tensorrtllm.tenant_answers import counted
-from llmserve.engine.artifact import read_manifest
+from llmserve.engine.artifact import EngineDirectory, read_manifest
 from llmserve.engine.base import Engine, MeteringEngine
+from llmserve.engine.file_watch import FileWatch
 from llmserve.engine.gate_record import standing
 from llmserve.engine.identity import EngineIdentity
 from llmserve.engine.settings import EngineSettings
@@ -53,6 +54,7 @@ class TensorrtLlmBackend:
     open_engine: Callable[[Path, EngineSettings], Engine]
     open_process: Callable[[Path, Path, EngineSettings], Engine] = no_processes
     name: str = "tensorrtllm"
+    verify_every_s: float = 0.0  # how often an engine's files are hashed again; 0: never
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
         """Clients read there which engine it is."""
@@ -76,15 +78,21 @@ class TensorrtLlmBackend:
             if parameters.own_process
             else self.open_engine(parameters.engine_dir, settings)
         )
+        try:
+            watch = self._watch(parameters.engine_dir)
+        except BaseException:
+            engine.close()
+            raise
         instance = EngineInstance(
-            f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input
+            f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input, watch
         )
         gates = standing(parameters.engine_dir, engine.info.digest)
         identity = _identity(parameters.engine_dir)
 
         def samples() -> Sequence[GaugeSample]:
             stats = engine.stats()
-            return [*engine_gauges(stats), *engine_facts(engine.info, stats, gates)]
+            found = [*engine_gauges(stats), *engine_facts(engine.info, stats, gates)]
+            return found if watch is None else [*found, ("llmserve_engine_files_intact", {}, float(not watch.problem))]
 
         return LoadedModel(
             [instance],
@@ -97,6 +105,9 @@ class TensorrtLlmBackend:
             reads_answer=answer_reader,
             promised_bytes=lambda: engine.stats().promised_bytes,
         )
+
+    def _watch(self, engine_dir: Path) -> FileWatch | None:
+        return FileWatch(EngineDirectory.open(engine_dir), self.verify_every_s) if self.verify_every_s else None
 
 
 def _identity(path: Path) -> EngineIdentity | None:
@@ -126,6 +137,7 @@ class EngineInstance:
     config: ModelConfig
     version: str
     excludes_input: bool
+    watch: FileWatch | None = None
     histograms: AnswerHistograms = field(default_factory=AnswerHistograms)
     _active: ActiveRequests = field(default_factory=ActiveRequests)
     _guides: GuideCompiler | None = None  # from the first guide on
@@ -135,11 +147,13 @@ class EngineInstance:
         return [self._respond(request) for request in requests]
 
     def healthy(self) -> bool:
-        return self.engine.healthy()
+        return self.engine.healthy() and not (self.watch and self.watch.problem)
 
     async def close(self) -> None:
         if self._guides is not None:
             self._guides.close()
+        if self.watch is not None:
+            await asyncio.to_thread(self.watch.close)
         await asyncio.to_thread(self.engine.close)
 
     async def _respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:

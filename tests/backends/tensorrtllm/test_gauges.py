@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from llmserve.backends.tensorrtllm import TensorrtLlmBackend
+from llmserve.backends.tensorrtllm.backend import EngineInstance
 from llmserve.backends.tensorrtllm.gauges import engine_facts
+from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.base import EngineStats
 from llmserve.engine.fake import fake_engine
-from tests.backends.tensorrtllm.models import load_model, request, responses
+from llmserve.serving.backend import LoadContext
+from tests.backends.tensorrtllm.models import load_model, no_infer, read_config, request, responses, with_parameters
+from tests.engine.directories import make_engine_directory
 from tests.gate_records import record_of
 
+INTACT = "llmserve_engine_files_intact"
 PROMPT = [1, 2, 3]
 
 
@@ -43,3 +51,20 @@ def test_what_an_engine_does_not_count_is_not_told() -> None:
     assert lost[1] == ("llmserve_engine_failed_replicas", {}, 2.0)
     told = engine_facts(info, EngineStats(), [record_of("one", passed=False)])
     assert ("llmserve_engine_gate", {"suite": "one", "verdict": "fail"}, 0.0) in told
+
+
+async def test_an_engine_whose_file_was_changed_is_not_ready(tmp_path: Path) -> None:
+    path = make_engine_directory(tmp_path / "engine")
+    config = with_parameters(read_config("tensorrt_llm"), gpt_model_path=str(path))
+    backend = TensorrtLlmBackend(lambda path, settings: fake_engine(), verify_every_s=0.001)
+    model = backend.load(LoadContext(config, path, "1", path, no_infer))
+    (instance,) = model.instances
+    assert isinstance(instance, EngineInstance)
+    assert instance.watch is not None
+    assert instance.healthy()
+    assert (INTACT, {}, 1.0) in model.gauges()
+    (path / ENGINE_FILE).write_bytes(b"another")
+    instance.watch.wait()
+    assert not instance.healthy()
+    assert (INTACT, {}, 0.0) in model.gauges()
+    await instance.close()
