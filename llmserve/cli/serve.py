@@ -119,7 +119,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
     from llmserve.frontends.shared.cross_origin import parse_origins
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
-    from llmserve.frontends.shared.log_settings import FORMATS, LogControl, LogSettings
+    from llmserve.frontends.shared.log_settings import FORMATS, LogControl, LogFile, LogSettings
     from llmserve.frontends.shared.shared_memory import SharedMemory
 
     if options.log_format not in FORMATS:
@@ -135,7 +135,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
     tracer = make_tracer(options.trace_config or ())
     if options.log_file:
         try:
-            logging.basicConfig(filename=options.log_file, force=True)
+            logging.basicConfig(handlers=[LogFile(options.log_file)], force=True)
         except OSError as error:
             raise InvalidArgument(f"--log-file {options.log_file} cannot be written: {error}") from error
     logs = LogControl(settings, logger=logging.getLogger("llmserve"), handlers=logging.getLogger().handlers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,29 @@ FORMATS: Mapping[str, Callable[[], logging.Formatter]] = {
 FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 MAX_UINT32 = 2**32 - 1
 LogValue: TypeAlias = bool | int | str
+
+
+class LogFile(logging.FileHandler):
+    """On a full disk it says so once, on standard error; the records are lost, and the server goes on."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._has_failed = False  # with this record
+        self._is_reported = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._has_failed = False
+        super().emit(record)
+        self._is_reported = self._has_failed
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._has_failed = True
+        if not self._is_reported:
+            print(f"error: log file {self.baseFilename} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)

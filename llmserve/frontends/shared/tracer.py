@@ -141,6 +141,7 @@ class _TraceFile:
         self.path = path
         self._number = 0  # of the file, when traces are split over several
         self._num_traces = 0  # in it
+        self._has_failed = False
 
     def append(self, records: list[Record], log_frequency: int) -> None:
         """`log_frequency` traces a file, or all in one when 0."""
@@ -153,8 +154,11 @@ class _TraceFile:
         try:
             self._write(path, ",".join(json.dumps(record, separators=(",", ":")) for record in records))
             self._num_traces += bool(log_frequency)
+            self._has_failed = False
         except OSError as error:  # a full disk must not end the thread
-            logger.error("cannot write traces: %s", error)
+            if not self._has_failed:
+                logger.error("cannot write traces, until there is room they are lost: %s", error)
+            self._has_failed = True
 
     def _write(self, path: Path, text: str) -> None:
         with path.open("r+b" if path.exists() else "w+b") as file:

@@ -1,0 +1,49 @@
+"""A log file on a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from llmserve.frontends.shared.log_settings import LogFile
+
+
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("llmserve", logging.ERROR, "", 0, text, (), None)
+
+
+class Full(io.TextIOWrapper):
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = LogFile(str(tmp_path / "log"))
+    opened = log.setStream(Full())
+    assert opened is not None
+    opened.close()
+    for _ in range(3):
+        log.handle(record("x"))
+    said = f"error: log file {tmp_path / 'log'} cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == said
+    log.setStream(io.TextIOWrapper(io.BytesIO()))
+    log.handle(record("there is room again"))
+    log.setStream(Full())
+    log.handle(record("x"))
+    assert capsys.readouterr().err == said
+
+
+def test_other_records_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = LogFile(str(tmp_path / "log"))
+    log.handle(record("one"))
+    log.close()
+    assert (tmp_path / "log").read_text() == "one\n"
+    assert capsys.readouterr().err == ""
