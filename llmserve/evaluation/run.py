@@ -123,7 +123,7 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     report = compare(
         suite, suite_digest(suite), questions.samples, baseline_side, engine_side, decisions, questions.prompt_ids
     )
-    asked = Asked(questions.samples, run.answers, suite.max_tokens)
+    asked = Asked(questions.samples, run.answers, suite.max_tokens, [prompt.input_ids for prompt in questions.prompts])
     served = options.served if suite.is_plain else None
     return with_served(report, suite, subject, served, asked, watcher)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ from llmserve.evaluation import hf
 from llmserve.evaluation.gate import Verdict
 from llmserve.evaluation.report import Report
 from llmserve.evaluation.run import EvalOptions, evaluate
+from llmserve.evaluation.served.run import ServedOptions
 from llmserve.models import baichuan
 from llmserve.models.alibi import alibi_slopes
 from llmserve.models.rope import default_rope
 from tests.e2e.conftest import CHECKPOINT, ROOT
+from tests.evaluation.served.defects import command
 
 SUITE = ROOT / "eval" / "suites" / "docstrings-smoke.yaml"
+PLAIN = (sys.executable, "-m", "llmserve.cli.owned_server")
 OPTIONS = BuildOptions(dtype="float16", max_seq_len=512)
 NUM_HEADS, HEAD_DIM, HIDDEN = 4, 64, 256
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -130,6 +134,19 @@ def test_scales_that_are_off_by_one_group_fail(folder: Path) -> None:
     with patch.object(Int4, "quantize", shifted):
         build_engine(CHECKPOINT, folder / "int4", BuildOptions(quantization="int4", max_seq_len=512))
     assert_fails(judged(folder / "int4"))
+
+
+@pytest.mark.parametrize(("plant", "fails"), [("", False), ("apply_temperature_twice()", True)])
+def test_a_temperature_that_is_applied_twice_fails(plant: str, fails: bool, folder: Path) -> None:
+    """Greedy answers, and those at a temperature of 1, are as they should be."""
+    engine = folder / f"drawn-{plant}"
+    build_engine(CHECKPOINT, engine, OPTIONS)
+    served = ServedOptions(command(plant) if plant else PLAIN, num_samples=8)
+    report = evaluate(EvalOptions(SUITE, CHECKPOINT, engine=engine, served=served), Silent())
+    assert report.served is not None
+    failed = [result.name for result in report.served.results if result.verdict is Verdict.FAIL]
+    assert failed == (["drawn"] if fails else [])
+    assert report.passed is not fails
 
 
 def test_a_chat_format_without_role_ids_is_no_comparison(folder: Path) -> None:

@@ -3,7 +3,8 @@
 Of an engine directory three servers are started, one after the other, with the shipped pipelines:
 
     as shipped           alone, one at a time: what all others are compared with; then, with every prompt in the prefix
-                         cache, all at once: streamed, unary, over /v1; drawn with seeds; a forced text of many bytes
+                         cache, all at once: streamed, unary, over /v1; drawn with seeds; a forced text of many bytes;
+                         draws beside those of the sampler's definition
     without prefix cache all at once, so that whole prompts are batched, and staggered
     a small KV cache     all at once; it has room for the longest sequence and little more, so others are preempted
 
@@ -21,11 +22,12 @@ from llmserve.client import Access, AsyncClient
 from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.build_time import BuildTime
 from llmserve.engine.identity import EngineIdentity, told_apart
-from llmserve.errors import InvalidArgument, NotFound, Unavailable
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailable
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.candidates import TOKENS_MODEL
 from llmserve.evaluation.served.comparison import ServedResult, compared, difference
 from llmserve.evaluation.served.conditions import Told, at_once, most_at_once, one_at_a_time, staggered
+from llmserve.evaluation.served.draws import judge_draws
 from llmserve.evaluation.served.process import OwnServer, own_server
 from llmserve.evaluation.served.replies import (
     LOG_PROBS,
@@ -75,11 +77,13 @@ class Asked:
     samples: Sequence[Sample]
     answers: Sequence[Answer]
     max_tokens: int
+    prompt_ids: Sequence[Sequence[int]] = ()  # of each sample; none: they are not known
 
     def spread(self, count: int) -> Asked:
         """So many, at equal distances."""
         step = max(1, len(self.samples) // count)
-        return Asked(self.samples[::step][:count], self.answers[::step][:count], self.max_tokens)
+        some = slice(None, count * step, step)
+        return Asked(self.samples[some], self.answers[some], self.max_tokens, self.prompt_ids[some])
 
     def questions(self) -> list[Question]:
         return [Question(sample.id, sample.prompt, self.max_tokens) for sample in self.samples]
@@ -107,6 +111,7 @@ async def check_engine(
         check.beside_this_process()
         await check.prefix_hits(grpc)
         await check.other_ways(grpc, v1)
+        await check.draws(grpc, EngineIdentity.of(directory.manifest))
         opened, peak = shipped.open_seconds, shipped.peak_bytes()
     async with server(*NO_REUSE) as (cold, grpc):
         in_flight = await check.in_flight(grpc)
@@ -135,6 +140,7 @@ async def check_server(
         in_flight = await check.in_flight(grpc)
         await check.staggered(grpc)
         await check.other_ways(grpc, v1)
+        await check.draws(grpc, await server_identity(url, access))
     return check.served(measured(check.reference, in_flight))
 
 
@@ -281,6 +287,21 @@ class Check:
         self.require_answers([*alone, *mixed, *again])
         result = judge_seeds(questions, alone, mixed[: len(questions)], again, is_judged=self.is_judged)
         self.results.append(result)
+
+    async def draws(self, grpc: GrpcAsker, identity: EngineIdentity | None) -> None:
+        """Of engines that draw by our definition: those that promise their bits."""
+        if identity is None or not identity.is_deterministic or not self.asked.prompt_ids:
+            self.notes.append("draws were not compared: the engine does not promise them, or its prompts are not known")
+            return
+        questions, prompts = self.questions[:NUM_SEEDED], self.asked.prompt_ids[:NUM_SEEDED]
+        try:
+            self.results.append(await judge_draws(grpc, questions, prompts, is_judged=self.is_judged))
+        except Unavailable:
+            if self.server is not None:
+                self.server.require_alive()
+            raise
+        except LlmserveError as error:
+            self.notes.append(f"draws were not compared: {error}")
 
     async def _forced(self, askers: Sequence[Asker]) -> None:
         question = Question("multi-byte", "Text:", FORCED_TOKENS, text=FORCED)

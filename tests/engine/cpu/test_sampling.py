@@ -15,9 +15,9 @@ from llmserve.core import MAX_SEED, GenerateRequest, SamplingParams
 from llmserve.engine.base import StepResult
 from llmserve.engine.cpu.runner import CpuRunner, available_isas
 from llmserve.engine.validation import check_request
+from llmserve.evaluation.served.sampling_model import adjusted_logits, distribution, log_softmax, philox, uniform
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.networks import LIMITS, table_network
-from tests.engine.cpu.sampling_model import adjusted_logits, distribution, log_softmax, philox, uniform
 
 VOCAB = 53
 BATCH = 128

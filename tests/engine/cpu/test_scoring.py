@@ -16,13 +16,13 @@ from llmserve.core import GenerateRequest, PromptScores, SamplingParams, TokenEv
 from llmserve.engine.base import EngineInfo
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.inflight import InflightEngine
+from llmserve.evaluation.served.sampling_model import log_softmax
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
 from tests.engine.cpu.networks import LIMITS, all_logits, odd_network, random_ids
 from tests.engine.cpu.other_process import ISAS
-from tests.engine.cpu.sampling_model import log_softmax
 
 VOCAB = 83
 NUM_TOP = 5

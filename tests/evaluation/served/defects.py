@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from llmserve.backends.tensorrtllm import backend
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, read_request
+from llmserve.core import SamplingParams
 from llmserve.engine.base import StepResult
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.frontends.openai import chat, completions
@@ -74,6 +75,23 @@ def ignore_seed(*, draws_anew: bool) -> None:
         return replace(read, generate=replace(read.generate, sampling=sampling))
 
     backend.read_request = seedless  # type: ignore[attr-defined]
+
+
+def apply_temperature_twice() -> None:
+    """Only visible in what is drawn at another temperature than 0 and 1."""
+    _sample_otherwise(lambda sampling: replace(sampling, temperature=sampling.temperature**2))
+
+
+def lose_a_penalty() -> None:
+    _sample_otherwise(lambda sampling: replace(sampling, repetition_penalty=1.0))
+
+
+def _sample_otherwise(change: Callable[[SamplingParams], SamplingParams]) -> None:
+    def changed(inputs: Any, **limits: Any) -> TensorRequest:
+        read = read_request(inputs, **limits)
+        return replace(read, generate=replace(read.generate, sampling=change(read.generate.sampling)))
+
+    backend.read_request = changed  # type: ignore[attr-defined]
 
 
 def change_log_prob(*, at: int) -> None:

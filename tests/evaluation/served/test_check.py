@@ -20,6 +20,7 @@ from llmserve.errors import InvalidArgument, Unavailable
 from llmserve.evaluation.answers import Sample
 from llmserve.evaluation.candidates import CandidateRun, engine_candidate, run_candidate
 from llmserve.evaluation.gate import Verdict
+from llmserve.evaluation.prompts import PromptEncoder
 from llmserve.evaluation.served.check import Asked, Served, check_engine, check_server, server_identity
 from llmserve.evaluation.served.comparison import ServedResult
 from llmserve.evaluation.served.process import own_server
@@ -35,7 +36,7 @@ TEXT = "the file was opened and then it was read by nobody at all in this long s
 SAMPLES = [Sample(f"row-{i}", (Message("user", TEXT[: 12 + 5 * i]),), "unused") for i in range(12)]
 CONDITIONS = [
     "alone", "as in this process", "prefix hits", "unary", "/v1 streamed", "/v1 unary", "/v1 log-probs",
-    "seeded", "multi-byte", "in flight", "staggered", "preempted",
+    "seeded", "multi-byte", "drawn", "in flight", "staggered", "preempted",
 ]  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def asked(engine: Path) -> Asked:
         async with engine_candidate(engine, max_tokens=MAX_TOKENS, threads=1) as candidate:
             return await run_candidate(candidate, SAMPLES, concurrency=4)
 
-    return Asked(SAMPLES, asyncio.run(answers()).answers, MAX_TOKENS)
+    prompts = [prompt.input_ids for prompt in PromptEncoder(engine, MAX_TOKENS).encode_samples(SAMPLES)]
+    return Asked(SAMPLES, asyncio.run(answers()).answers, MAX_TOKENS, prompts)
 
 
 class Silent:
@@ -139,6 +141,14 @@ def test_a_sampler_that_ignores_the_seed_is_found(engine: Path, asked: Asked, dr
     failed = [result for result in served.results if result.verdict is Verdict.FAIL]
     assert [result.name for result in failed] == ["seeded"]
     assert found in failed[0].reason
+
+
+@pytest.mark.parametrize("plant", ["apply_temperature_twice()", "lose_a_penalty()"])
+def test_draws_that_are_not_those_of_the_definition_are_found(engine: Path, asked: Asked, plant: str) -> None:
+    served = check_running(engine, asked, plant)
+    failed = [result for result in served.results if result.verdict is Verdict.FAIL]
+    assert [result.name for result in failed] == ["drawn"]
+    assert {difference.what for difference in failed[0].differences} == {"drawn token"}
 
 
 @pytest.mark.parametrize("prompts", ["messages", "text"])

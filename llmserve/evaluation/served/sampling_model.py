@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from llmserve.scheduler.plan import SampleRequest
 
 WORD = 2**32
+ROUNDING = 1e-5
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
@@ -70,3 +72,31 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     x = x - x.max()
     result: NDArray[np.float64] = x - np.log(np.exp(x).sum())
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The one draw from a distribution: a place between 0 and 1 among the tokens that are left, put end to end, in
+    order of ids, or sorted where top-p has sorted them."""
+
+    order: NDArray[np.intp]  # of all tokens
+    ends: NDArray[np.float64]  # where each of `order` ends
+    place: float
+
+    @classmethod
+    def of(cls, logits: NDArray[np.float32], request: SampleRequest) -> Draw:
+        p, params = distribution(logits, request), request.params
+        order = np.lexsort((np.arange(len(p)), -p)) if params.top_p < 1 else np.arange(len(p))
+        return cls(order, np.cumsum(p[order]), uniform(params.seed, request.position, request.stream))
+
+    @property
+    def token(self) -> int:
+        at = int(np.searchsorted(self.ends, self.place, side="right"))
+        return int(self.order[min(at, len(self.order) - 1)])
+
+    def allows(self, token: int) -> bool:
+        """Whether it is the one, but for the rounding of sums of probabilities, which an engine's are of floats."""
+        at = int(np.flatnonzero(self.order == token)[0])
+        begin = float(self.ends[at - 1]) if at else 0.0
+        end = float(self.ends[at])
+        return begin < end and begin - ROUNDING <= self.place <= end + ROUNDING
