@@ -25,7 +25,7 @@ SMOKE = ROOT / "eval" / "suites" / "docstrings-smoke.yaml"
 
 CONDITIONS = {
     "alone", "as in this process", "prefix hits", "unary", "/v1 streamed", "/v1 unary", "/v1 log-probs",
-    "seeded", "multi-byte", "in flight", "staggered", "preempted",
+    "seeded", "multi-byte", "drawn", "in flight", "staggered", "preempted",
 }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_it_is_asked_as_it_is_served_and_its_speed_is_compared(demo_engine: Path
     conditions = first["served"]["conditions"]
     assert conditions.keys() == CONDITIONS
     assert {(one["verdict"], one["judged"]) for one in conditions.values()} == {("pass", True)}
-    assert {one["answers"] for name, one in conditions.items() if name not in ("seeded", "multi-byte")} == {32}
+    assert {one["answers"] for name, one in conditions.items() if name not in ("seeded", "multi-byte", "drawn")} == {32}
     assert first["speed"]["times_worse"] == {}
     second = evaluate(tmp_path / "second.json", str(engine))
     assert second["speed"]["times_worse"].keys() == {"ttft", "itl", "throughput", "memory", "build", "open"}
