@@ -66,7 +66,7 @@ class HfTokenizer:
 
         try:
             self._library: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # border: the libraries below raise all kinds for files that they do not understand
             raise CheckpointError(f"transformers has no tokenizer for this checkpoint: {error}") from error
 
     def ids(self, prompt: str | Sequence[Message]) -> list[int]:
@@ -75,7 +75,10 @@ class HfTokenizer:
         if not self._library.chat_template:
             raise CheckpointError("transformers has no chat template for this checkpoint")
         listed = [{"role": message.role, "content": message.content, **message.more} for message in prompt]
-        text = self._library.apply_chat_template(listed, add_generation_prompt=True, tokenize=False)
+        try:
+            text = self._library.apply_chat_template(listed, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # border: a template raises whatever it likes
+            raise CheckpointError(f"transformers cannot render the chat template: {error}") from error
         return list(self._library(text, add_special_tokens=False)["input_ids"])
 
     def piece(self, token: int) -> str:

@@ -16,7 +16,9 @@ from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Sample
 from llmserve.evaluation.gate import Verdict
 from llmserve.stages.chat import Message
+from llmserve.stages.files import TextFiles
 from llmserve.stages.preprocess import PreparedPrompt
+from llmserve.stages.tokenizer import reads_json
 
 MAX_NAMED = 3  # of the differences, in a reason
 
@@ -59,8 +61,8 @@ class PromptIds:
 
 def second_opinion(texts: Path, samples: Sequence[Sample], prompts: Sequence[PreparedPrompt]) -> PromptIds:
     """`texts`: the checkpoint's files between text and ids."""
-    if not (texts / "tokenizer.json").is_file():
-        return PromptIds(len(prompts), not_compared="the checkpoint has no tokenizer.json")
+    if not reads_json(TextFiles.read(texts)):
+        return PromptIds(len(prompts), not_compared="its tokenizer is no tokenizer.json")
     if not hf.has_transformers():
         return PromptIds(len(prompts), not_compared="transformers is not installed")
     try:

@@ -66,13 +66,17 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer_of(TextFiles.read(path))
 
 
+def reads_json(files: TextFiles) -> bool:
+    """Whether the tokenizer is that of `tokenizer.json`."""
+    has_json, has_model = ((files.path / f"tokenizer.{suffix}").is_file() for suffix in ("json", "model"))
+    return has_json and not (has_model and files.tokenizer_class.startswith("Baichuan"))
+
+
 def tokenizer_of(files: TextFiles) -> Tokenizer:
-    has_json = (files.path / "tokenizer.json").is_file()
-    has_model = (files.path / "tokenizer.model").is_file()
-    if not has_json and not has_model:
+    if reads_json(files):
+        return JsonTokenizer.load(files)
+    if not (files.path / "tokenizer.model").is_file():
         raise CheckpointError(
             f"{files.path} has no tokenizer: expected tokenizer.model or tokenizer.json; copy it from the checkpoint"
         )
-    if has_json and not (has_model and files.tokenizer_class.startswith("Baichuan")):
-        return JsonTokenizer.load(files)
     return PieceTokenizer.load(files)

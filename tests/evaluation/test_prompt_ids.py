@@ -63,5 +63,5 @@ def test_where_there_is_nothing_to_compare_with_it_says_so(tmp_path: Path) -> No
     found = opinion(tmp_path, SAMPLES[:1])
     assert (found.is_judged, str(found)) == (
         False,
-        "not compared with transformers': the checkpoint has no tokenizer.json",
+        "not compared with transformers': its tokenizer is no tokenizer.json",
     )
