@@ -19,7 +19,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
-  format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-agreement soak-clients soak chaos clean
+  format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-speculation bench-agreement soak-clients soak chaos clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -173,6 +173,9 @@ cuda-kernels: $(VENV)/.check ## What the CUDA target's kernels take of a GPU, in
 bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Triton: unary, streams, batching, instances (about 6 minutes)
 	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)
 
+bench-speculation: $(VENV)/.base engines/smollm2-135m-instruct-int8/manifest.json ## What speculative decoding is worth, with SmolLM2 in int8: with and without, in turn (5 minutes)
+	$(BIN)/python -m tools.bench_speculation engines/smollm2-135m-instruct-int8 $(BENCH_ARGS)
+
 bench-agreement: $(VENV)/.base .venv-aiperf/.created ## llmserve bench beside NVIDIA's aiperf, same load, same server (about 5 minutes; URL=localhost:8000: that one)
 	$(BIN)/python -m tools.bench_agreement $(if $(URL),--url $(URL)) $(BENCH_ARGS)
 
@@ -205,6 +208,9 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 clean: ## Remove the environments, engines and build output
 	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-kube .venv-sdks .venv-aiperf .clients .page .prometheus .balancers models engines dist .cmake-build \
 	  llmserve/engine/native/*.so
+
+engines/smollm2-135m-instruct-int8/manifest.json: | $(SMOLLM2)
+	$(BIN)/llmserve build $(SMOLLM2) --quantization int8 --output-dir $(@D)
 
 $(DEMO_ENGINE)/manifest.json: $(VENV)/.base $(DEMO_RECIPE) $(wildcard build/checkpoints/baichuan2-tiny-docsum/*)
 	$(BIN)/llmserve build --recipe $(DEMO_RECIPE) --output-dir $(DEMO_ENGINE)

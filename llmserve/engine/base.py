@@ -114,6 +114,8 @@ class EngineStats:
     pinned_mem_usage: int = 0  # bytes of the host that GPUs copy from
     total_ctx_tokens: int | None = None  # computed since the start, of prompts and of what was preempted; None: unknown
     total_gen_tokens: int | None = None  # sampled since the start; None: unknown
+    total_drafted_tokens: int | None = None  # by speculation since the start; None: unknown
+    total_accepted_tokens: int | None = None  # of these, drawn
     promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
     total_preemptions: int | None = None  # since the start; None: unknown
     num_failed_replicas: int = 0  # of an engine on several devices

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from llmserve.engine.budgets import TokenBudgets, check_num_answers
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
 from llmserve.errors import InternalError, LlmserveError, ResourceExhausted, Unavailable
+from llmserve.scheduler.drafting import Speculation
 from llmserve.scheduler.fairness import has_queue_share
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler, Update
@@ -68,7 +70,9 @@ class InflightEngine:
         budgets: TokenBudgets | None = None,
     ) -> None:
         """`budgets`: those that it shares with other engines."""
-        limits = runner.info
+        limits, settings = runner.info, settings or SchedulerSettings()
+        if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
+            settings = replace(settings, speculation=Speculation.OFF)
         self._info = info
         self._runner = runner
         self._limits = limits
@@ -79,7 +83,7 @@ class InflightEngine:
                 max_num_tokens=limits.max_num_tokens,
                 max_batch_size=limits.max_batch_size,
                 max_seq_len=limits.max_seq_len,
-                settings=settings or SchedulerSettings(),
+                settings=settings,
             )
         )
         self._pipelined = runner if isinstance(runner, PipelinedRunner) else None
@@ -96,7 +100,6 @@ class InflightEngine:
         self._load = _Load()
         self._num_steps = 0
         self._num_ctx_tokens = 0
-        self._num_gen_tokens = 0
         self._stats = self._snapshot(StepPlan(()))
         self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)
         self._thread.start()
@@ -234,8 +237,12 @@ class InflightEngine:
         self._publish(updates)
 
     def _begun(self, plan: StepPlan) -> _Begun:
-        pipelined = self._pipelined
-        return _Begun(plan, pipelined.launch(plan) if pipelined else _Done(self._runner.step(plan)))
+        if self._pipelined:
+            return _Begun(plan, self._pipelined.launch(plan))
+        started = time.perf_counter()
+        done = _Done(self._runner.step(plan))
+        self._scheduler.speculator.observe(plan, time.perf_counter() - started)
+        return _Begun(plan, done)
 
     def _finish(self, step: _Begun) -> list[Update]:
         """Where the runner can, the next step begins before this one's tokens are waited for."""
@@ -244,7 +251,6 @@ class InflightEngine:
             self._ahead = self._begun(following)
         result = step.pending.result()
         self._num_steps += 1
-        self._num_gen_tokens += sum(chunk.num_samples for chunk in plan.chunks if scheduler.runs(chunk.sequence_id))
         updates = scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
         if self._ahead is not None and not scheduler.has_work:
             self._ahead.pending.result()  # of nobody any more
@@ -281,7 +287,9 @@ class InflightEngine:
     def _snapshot(self, plan: StepPlan) -> EngineStats:
         scheduler, pool = self._scheduler, self._scheduler.pool
         context = [
-            chunk for chunk in plan.chunks if len(chunk.token_ids) > 1 or chunk.start == 0 or chunk.sample is None
+            chunk
+            for chunk in plan.chunks
+            if chunk.start == 0 or chunk.sample is None or len(chunk.token_ids) > chunk.num_samples
         ]
         num_ctx_tokens = sum(len(chunk.token_ids) for chunk in context)
         self._num_ctx_tokens += num_ctx_tokens
@@ -304,7 +312,9 @@ class InflightEngine:
             gpu_mem_usage=self._limits.gpu_bytes,
             pinned_mem_usage=self._limits.pinned_bytes,
             total_ctx_tokens=self._num_ctx_tokens,
-            total_gen_tokens=self._num_gen_tokens,
+            total_gen_tokens=scheduler.speculator.num_generated,
+            total_drafted_tokens=scheduler.speculator.num_drafted,
+            total_accepted_tokens=scheduler.speculator.num_accepted,
             promised_bytes=self._limits.weight_bytes + pool.num_free * self._limits.block_bytes,
             total_preemptions=scheduler.num_preemptions,
         )

@@ -22,7 +22,16 @@ from llmserve.errors import Unavailable
 logger = logging.getLogger(__name__)
 
 # What engines have done, failed ones too: such a sum never falls. Other numbers are of those that are healthy.
-DONE = ("iteration", "reused_blocks", "missed_blocks", "total_ctx_tokens", "total_gen_tokens", "total_preemptions")
+DONE = (
+    "iteration",
+    "reused_blocks",
+    "missed_blocks",
+    "total_ctx_tokens",
+    "total_gen_tokens",
+    "total_preemptions",
+    "total_drafted_tokens",
+    "total_accepted_tokens",
+)
 
 
 class ReplicatedEngine:

@@ -75,6 +75,15 @@ class Chunk:
         return 0 if self.sample is None else self.sample.num_samples
 
     @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+    @property
+    def drafted(self) -> Sequence[int]:
+        """The tokens at its end that nobody has drawn yet: each is one if the sample before it says so."""
+        return self.token_ids[len(self.token_ids) - self.num_samples + 1 :] if self.num_samples > 1 else ()
+
+    @property
     def samples(self) -> Sequence[SampleRequest]:
         """One for each token that is drawn, in order."""
         if self.sample is None:
@@ -116,6 +125,11 @@ class ChunkScores:
     top: Sequence[TopTokens] = ()  # likewise
     sampled_top: Sequence[TopTokens] = ()  # of the samples
     logits: Logits | None = None
+
+    def of_sample(self, index: int) -> ChunkScores:
+        """Of one of several samples."""
+        logits = None if self.logits is None else self.logits[index : index + 1]
+        return ChunkScores(sampled_top=self.sampled_top[index : index + 1], logits=logits)
 
 
 NO_SCORES = ChunkScores()

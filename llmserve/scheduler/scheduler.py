@@ -27,20 +27,22 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
+from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
 from llmserve.core import Tenant, TokenEvent
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.fairness import Fairness, Rank
-from llmserve.scheduler.plan import NO_SCORES, Chunk, ChunkScores, StepPlan
+from llmserve.scheduler.outline import Outline
+from llmserve.scheduler.plan import NO_SCORES, ChunkScores, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerConfig
+from llmserve.scheduler.speculation import Speculator
 
 Update = tuple[int, TokenEvent]  # sequence id, what it has to tell
 Order: TypeAlias = Callable[[Sequence], tuple[Rank, tuple[int, int]]]  # the last one gives way
 UNRANKED: Rank = (0.0, 0.0)
-NO_SAMPLE = -1, 0.0  # token and log-prob, where a chunk has none
 
 
 class Scheduler:
@@ -58,6 +60,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # sorted by place
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0  # since the start
+        self.speculator = Speculator(config, self.pool)
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
         self._sequences: dict[int, Sequence] = {}  # waiting and running
@@ -85,6 +88,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Put a valid sequence into the queue. Ids must grow with arrival."""
         self._sequences[sequence.id] = sequence
+        self.speculator.arrive(sequence)
         self._fairness.arrive(sequence.tenant)
         bisect.insort(self.waiting, sequence, key=self._place)
         if (deadline := sequence.request.deadline) is not None:
@@ -114,19 +118,20 @@ class Scheduler:
         go first, then running ones that miss more, then new ones. As no more than `max_num_tokens` sequences run, every
         decoding one gets its token in every step, whatever prompts arrive.
         """
-        draft = _Draft(self.config.max_num_tokens)
+        outline = Outline(self.config.max_num_tokens)
         is_contested = self._fairness.is_contested
         if is_contested:
             self._admit_fairly()
         order = self._order()
         for sequence in sorted(self.running.values(), key=lambda s: (s.num_pending > 1, order(s))):
             # an earlier one may have preempted this one
-            is_wanted = draft.num_left and sequence.id in self.running and not sequence.is_complete
+            is_wanted = outline.num_left and sequence.id in self.running and not sequence.is_complete
             if is_wanted and self._grow(sequence, order):
-                self._take(draft, sequence)
+                self._take(outline, sequence)
         if not is_contested:
-            self._start_waiting(draft)
-        return StepPlan(tuple(draft.chunks)) if draft.chunks else None
+            self._start_waiting(outline)
+        self.speculator.extend(outline)
+        return outline.plan()
 
     def foresee(self, plan: StepPlan) -> StepPlan | None:
         """The step after `plan`, which has begun and was planned last: tokens that `plan` chooses are UNSEEN there.
@@ -139,7 +144,7 @@ class Scheduler:
         self._advanced = plan
         for chunk in plan.chunks:
             if (sequence := self.running.get(chunk.sequence_id)) is not None:
-                self._advance(sequence, chunk)
+                self._advance(sequence, chunk.start, chunk.end)
                 if chunk.sample is not None:
                     sequence.expect()
         return self.schedule()
@@ -151,23 +156,23 @@ class Scheduler:
         log_probs: Seq[float],
         scores: Mapping[int, ChunkScores] = MappingProxyType({}),
     ) -> list[Update]:
-        """Record what the step computed and sampled: one entry per sample, and `scores` of the chunks that asked.
-        `schedule` plans at most one sample in a chunk."""
+        """Record what the step computed and sampled: one entry per sample, and `scores` of the chunks that asked."""
         now_ns = self._wall_clock_ns()
         updates: list[Update] = []
         samples = zip(tokens, log_probs, strict=True)
         for index, chunk in enumerate(plan.chunks):
-            token, log_prob = next(samples) if chunk.sample else NO_SAMPLE
+            drawn = list(islice(samples, chunk.num_samples))
             sequence = self.running.get(chunk.sequence_id)
             if sequence is None:  # cancelled while the step ran, or it had ended before
                 continue
-            if plan is not self._advanced:
-                self._advance(sequence, chunk)
+            if plan is not self._advanced and not chunk.drafted:
+                self._advance(sequence, chunk.start, chunk.end)
             found = scores.get(index, NO_SCORES)
             sequence.score_prompt(chunk, found)
-            event = sequence.append(token, log_prob, now_ns, found) if chunk.sample else None
-            if event is not None:
-                updates.append((sequence.id, event))
+            updates += [(sequence.id, event) for event in self.speculator.take(sequence, chunk, drawn, found, now_ns)]
+            if chunk.drafted:
+                self._advance(sequence, chunk.start, sequence.num_tokens - 1)
+                self.speculator.forget_rejected(sequence)
             if sequence.finish_reason:
                 self._remove(sequence)
         assert next(samples, None) is None, "more samples than were planned"
@@ -195,6 +200,8 @@ class Scheduler:
         """Whether tokens that `plan` chooses decide nothing of the next step, and there are blocks for all."""
         if self._fairness.is_contested and self.waiting:
             return False
+        if any(chunk.drafted for chunk in plan.chunks):
+            return False
         planned = (self.running.get(chunk.sequence_id) for chunk in plan.chunks)
         if not all(sequence is None or sequence.is_foreseeable for sequence in planned):
             return False
@@ -202,21 +209,21 @@ class Scheduler:
         num_missing = sum(num_blocks_for(s.num_tokens + 1) - len(s.block_table) for s in self.running.values())
         return num_missing <= self.pool.num_free
 
-    def _advance(self, sequence: Sequence, chunk: Chunk) -> None:
-        """What a step computes, whatever it chooses."""
-        sequence.num_computed_tokens += len(chunk.token_ids)
-        self._share_full_blocks(sequence, chunk.start)
+    def _advance(self, sequence: Sequence, start: int, end: int) -> None:
+        """A step has computed the tokens from `start` to `end`."""
+        sequence.num_computed_tokens = end
+        self._share_full_blocks(sequence, start)
 
-    def _start_waiting(self, draft: _Draft) -> None:
+    def _start_waiting(self, outline: Outline) -> None:
         started = set()
         for sequence in self.waiting:
-            if not draft.num_left or len(self.running) == self.config.max_num_running:
+            if not outline.num_left or len(self.running) == self.config.max_num_running:
                 break
             if self._waits_for_leader(sequence):
                 continue
             if not self._start(sequence):
                 break
-            self._take(draft, sequence)
+            self._take(outline, sequence)
             started.add(sequence)
         if started:
             self.waiting = [sequence for sequence in self.waiting if sequence not in started]
@@ -266,8 +273,8 @@ class Scheduler:
                 return True
         return False
 
-    def _take(self, draft: _Draft, sequence: Sequence) -> None:
-        self._fairness.serve(sequence.tenant, draft.take(sequence))
+    def _take(self, outline: Outline, sequence: Sequence) -> None:
+        self._fairness.serve(sequence.tenant, outline.take(sequence))
 
     def _order(self) -> Order:
         """For one step. Without competition it is that of places."""
@@ -379,18 +386,3 @@ class Scheduler:
                 parent = hashes[index - 1] if index else sequence.cache_root
                 token_ids = sequence.token_ids[index * size : (index + 1) * size]
                 self.pool.register(sequence.block_table[index], hashes[index], parent, token_ids)
-
-
-class _Draft:
-    """A plan in the making, and how many more tokens it has room for."""
-
-    def __init__(self, max_num_tokens: int) -> None:
-        self.chunks: list[Chunk] = []
-        self.num_left = max_num_tokens
-
-    def take(self, sequence: Sequence) -> int:
-        """How many tokens it took."""
-        num_tokens = min(sequence.num_pending, self.num_left)
-        self.chunks.append(sequence.chunk(num_tokens))
-        self.num_left -= num_tokens
-        return num_tokens

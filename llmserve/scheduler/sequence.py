@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from llmserve.core import (
@@ -20,6 +21,7 @@ from llmserve.core import (
     Usage,
 )
 from llmserve.scheduler.blocks import ROOT_HASH, hash_block
+from llmserve.scheduler.drafting import LookupDrafter
 from llmserve.scheduler.plan import NO_SCORES, UNSEEN, Chunk, ChunkScores, SampleRequest
 from llmserve.scheduler.words import BadWords, StopWords
 
@@ -58,6 +60,7 @@ class Sequence:
     prompt_log_probs: list[float] = field(default_factory=list)
     prompt_top: list[TopTokens] = field(default_factory=list)
     prompt_logits: list[Logits] = field(default_factory=list)  # in pieces [tokens, vocabulary]
+    drafter: LookupDrafter | None = None
     _expects: bool = False  # the last token is UNSEEN
     _block_hashes: list[bytes] = field(default_factory=list)
 
@@ -97,6 +100,11 @@ class Sequence:
         return not (words or self.request.sampling.has_penalties or self.matcher is not None or self.scores_prompt)
 
     @property
+    def may_draft(self) -> bool:
+        """Whether each of its draws depends on nothing but what a chunk of several samples can say."""
+        return self.matcher is None and not self.request.bad_ids
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether logits of the prompt are still to be looked at; those of a request's first sequence are, for all."""
         return self.request.scores_prompt and self.index == 0 and self.num_prompt_scored < self.num_prompt
@@ -119,6 +127,23 @@ class Sequence:
             parent = hashes[-1] if hashes else self.cache_root
             hashes.append(hash_block(parent, self.token_ids[start : start + block_size]))
         return hashes[:num_blocks]
+
+    def draft(self, limit: int, threshold: float) -> Seq[int]:
+        """Tokens that may follow, at most `limit`, each likelier than `threshold`; see `speculation`."""
+        limit = min(limit, self.max_num_cached - self.num_tokens)
+        if self.drafter is None or limit <= 0 or self._expects or self.scores_prompt or self._banned_ids():
+            return ()
+        return self.drafter.draft(self.token_ids, limit, threshold)
+
+    def drafted_chunk(self, drafted: Seq[int]) -> Chunk:
+        """The one pending token and what may follow it."""
+        start = self.num_computed_tokens
+        ahead = array("i", drafted)
+        sample = self._sample_request()
+        history = self.token_ids + ahead if sample.history else ()
+        position, num_samples = sample.position + len(ahead), 1 + len(ahead)
+        sample = replace(sample, position=position, history=history, num_samples=num_samples)
+        return Chunk(self.id, self.token_ids[start:] + ahead, start, self.block_table[:], sample)
 
     def chunk(self, num_tokens: int) -> Chunk:
         """The next `num_tokens` pending tokens; the last pending one is sampled from."""

@@ -11,6 +11,7 @@ from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEv
 from llmserve.engine.base import PendingStep, Runner, RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
 from llmserve.scheduler.blocks import hash_block
+from llmserve.scheduler.drafting import Speculation
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for
@@ -18,6 +19,7 @@ from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
 from tests.engine.fake.pipelined import PipelinedFakeRunner
 
 INFO = RunnerInfo(vocab_size=7, block_size=4, num_blocks=32, max_num_tokens=16, max_batch_size=4, max_seq_len=64)
+PLAIN = SchedulerSettings(speculation=Speculation.OFF)  # a token in each step
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
 
@@ -60,7 +62,7 @@ class Bench:
             max_num_tokens=info.max_num_tokens,
             max_batch_size=info.max_batch_size,
             max_seq_len=info.max_seq_len,
-            settings=replace(settings or SchedulerSettings(), block_listener=self.listener),
+            settings=replace(settings or PLAIN, block_listener=self.listener),
         )
         self.scheduler = scheduler_class(config, clock=lambda: self.now, wall_clock_ns=lambda: int(self.now * 1e9) + 1)
         self.ids = itertools.count()
@@ -131,6 +133,10 @@ class Bench:
         assert pool.num_free + pool.num_used == pool.num_blocks
         assert pool.num_used == len({b for s in self.scheduler.running.values() for b in s.block_table})
         assert self.scheduler.has_work or pool.num_used == 0, "an idle scheduler owns blocks"
+        if self._ahead is None:
+            for one in self.scheduler.running.values():
+                num_known = self.scheduler.config.num_blocks_for(one.num_tokens)
+                assert len(one.block_table) <= num_known, "a rejected draft owns a block"
         assert self.listener.found.keys() == pool.known_hashes(), "a listener knows something else"
         self._check_sharing()
 

@@ -69,6 +69,8 @@ def engine_facts(info: EngineInfo, stats: EngineStats, gates: Sequence[GateRecor
         "llmserve_prompt_tokens_total": stats.total_ctx_tokens,
         "llmserve_generation_tokens_total": stats.total_gen_tokens,
         "llmserve_preemptions_total": stats.total_preemptions,
+        "llmserve_drafted_tokens_total": stats.total_drafted_tokens,
+        "llmserve_accepted_tokens_total": stats.total_accepted_tokens,
     }
     counted: list[GaugeSample] = [(family, {}, float(count)) for family, count in counts.items() if count is not None]
     verdicts: list[GaugeSample] = [

@@ -22,12 +22,14 @@ from typing import IO, Any
 from llmserve.engine.remote.messages import error_document, read_error
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import LlmserveError, Unavailable
+from llmserve.scheduler.drafting import Speculation
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 LOG_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.-]+): (.*)")
 END_TIMEOUT_S = 35.0  # a step cannot be interrupted
 
+CHOICES = {"policy": Policy, "speculation": Speculation}
 logger = logging.getLogger(__name__)
 
 
@@ -43,7 +45,8 @@ class ChildSpec:
 
     def line(self) -> bytes:
         settings = asdict(self.settings)
-        settings["scheduler"]["policy"] = self.settings.scheduler.policy.value
+        for name in CHOICES:
+            settings["scheduler"][name] = settings["scheduler"][name].value
         document = {
             "engine_dir": str(self.engine_dir),
             "tokenizer_dir": str(self.tokenizer_dir),
@@ -57,7 +60,8 @@ class ChildSpec:
     def read(cls, line: bytes) -> ChildSpec:
         document = json.loads(line)
         settings = document["settings"]
-        scheduler = settings["scheduler"] | {"policy": Policy(settings["scheduler"]["policy"])}
+        choices = {name: kind(settings["scheduler"][name]) for name, kind in CHOICES.items()}
+        scheduler = settings["scheduler"] | choices
         gpu: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in settings["gpu"].items()
         }

@@ -9,6 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import ModelConfigError
+from llmserve.scheduler.drafting import Speculation
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.backends.tensorrtllm.models import read_config, with_parameters
 
@@ -30,16 +31,25 @@ def test_parameters_become_settings(tmp_path: Path) -> None:
         batch_scheduler_policy="max_utilization",
         enable_kv_cache_reuse="False",
         max_queue_size="7",
+        speculation="off",
         kv_cache_free_gpu_mem_fraction="0.5",
         max_tokens_in_paged_kv_cache="8000",
         num_threads="2",
         exclude_input_in_output="false",
         tokenizer_dir="/elsewhere",
     )
-    scheduler = SchedulerSettings(Policy.MAX_UTILIZATION, enable_block_reuse=False, max_queue_size=7)
+    scheduler = SchedulerSettings(
+        Policy.MAX_UTILIZATION, enable_block_reuse=False, max_queue_size=7, speculation=Speculation.OFF
+    )
     assert parameters.engine == EngineSettings(2, 0.5, 8000, scheduler)
     assert parameters.tokenizer_dir == Path("/elsewhere")
     assert not parameters.excludes_input
+
+
+def test_speculation_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
+    assert read(tmp_path).engine.scheduler.speculation is Speculation.LOOKUP
+    with pytest.raises(ModelConfigError, match="speculation is 'on': expected off or lookup"):
+        read(tmp_path, speculation="on")
 
 
 def test_the_first_name_of_the_careful_policy(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from llmserve.core import GenerateRequest, SamplingParams, Tenant, TokenEvent
 from llmserve.engine.base import MeteringEngine
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
 from llmserve.engine.remote.client import RemoteEngine
-from llmserve.engine.remote.frames import MAGIC, PREAMBLE, Frame, FrameReader, Kind, preamble
+from llmserve.engine.remote.frames import MAGIC, PREAMBLE, VERSION, Frame, FrameReader, Kind, preamble
 from llmserve.engine.remote.messages import read_events, submit_frame
 from llmserve.engine.remote.server import ClientLimits
 from llmserve.errors import InvalidArgument, RateLimited, ResourceExhausted, Unavailable
@@ -181,10 +181,10 @@ def test_a_client_of_another_version_says_so(tmp_path: Path) -> None:
         server, _ = listening.accept()
         with server:
             assert server.recv(8) == preamble()
-            server.sendall(PREAMBLE.pack(MAGIC, 2))
+            server.sendall(PREAMBLE.pack(MAGIC, VERSION + 1))
             _, said = client.communicate(timeout=WAIT_S)
     assert "Unavailable: no engine answers at" in said
-    assert "speaks version 2 of the engines' protocol, this one version 1" in said
+    assert f"speaks version {VERSION + 1} of the engines' protocol, this one version {VERSION}" in said
 
 
 async def test_who_does_not_read_is_cut_off_and_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:

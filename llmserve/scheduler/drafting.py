@@ -1,0 +1,94 @@
+"""What a sequence may go on with, and whether it is worth its rows."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from enum import Enum
+
+GRAM = 3  # tokens that have to be the same before what followed them is drafted
+MAX_DRAFTED = 15  # of a sequence in a step
+FORGETTING = 0.9  # what an older draft weighs beside the next one
+RECOVERY = 0.97  # what rejected drafts weigh after each token that was not worth a draft: it is tried again
+STEP_FORGETTING = 0.98  # as FORGETTING, of steps
+PRIOR_ROW_COST = 0.03  # of a step of no rows; counts until steps of several sizes have been measured
+LEAST_ROW_COST = 0.01
+MAX_OUTLIER = 3.0  # times the mean: a step that took longer was interrupted
+
+
+class Speculation(Enum):
+    OFF = "off"
+    LOOKUP = "lookup"  # drafts come from the sequence's own tokens
+
+
+class LookupDrafter:
+    """Of one sequence: what followed the last time that its newest `GRAM` tokens stood in it. Constant time a token."""
+
+    def __init__(self) -> None:
+        self._follows: dict[tuple[int, ...], int] = {}  # tokens -> place of the one after their last occurrence
+        self._num_indexed = GRAM
+        self._num_accepted = 1.0
+        self._num_rejected = 1.0
+
+    def draft(self, token_ids: array[int], limit: int, threshold: float) -> Sequence[int]:
+        """At most `limit` tokens, each of which is drawn with a probability above `threshold`, as far as is known."""
+        self._index(token_ids)
+        place = self._follows.get(tuple(token_ids[-GRAM:]))
+        if place is None:
+            return ()
+        count = min(limit, MAX_DRAFTED, self._num_worthwhile(threshold))
+        if not count:
+            self._num_rejected *= RECOVERY
+            return ()
+        drafted = token_ids[place : place + count].tolist()
+        period = len(drafted)  # it repeats itself
+        while len(drafted) < count:
+            drafted.append(drafted[-period])
+        return drafted
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        self._num_accepted = FORGETTING * self._num_accepted + num_accepted
+        self._num_rejected = FORGETTING * self._num_rejected + (num_accepted < num_drafted)
+
+    def _index(self, token_ids: array[int]) -> None:
+        """All but the newest tokens themselves."""
+        follows = self._follows
+        for place in range(self._num_indexed, len(token_ids)):
+            follows[tuple(token_ids[place - GRAM : place])] = place
+        self._num_indexed = max(self._num_indexed, len(token_ids))
+
+    def _num_worthwhile(self, threshold: float) -> int:
+        """Token n of a draft is drawn with the n-th power of a token's probability."""
+        probability = (self._num_accepted + 0.1) / (self._num_accepted + self._num_rejected + 0.1)
+        return int(math.log(threshold) / math.log(probability)) if 0 < threshold < 1 and probability < 1 else 0
+
+
+class StepCosts:
+    """A step's time as a line over its rows, fitted to the steps of late in which every sequence decoded."""
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._seconds = self._rows_squared = self._rows_seconds = 0.0
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        if self._weight:
+            seconds = min(seconds, MAX_OUTLIER * self._seconds / self._weight)
+        self._weight = STEP_FORGETTING * self._weight + 1
+        self._rows = STEP_FORGETTING * self._rows + num_rows
+        self._seconds = STEP_FORGETTING * self._seconds + seconds
+        self._rows_squared = STEP_FORGETTING * self._rows_squared + num_rows * num_rows
+        self._rows_seconds = STEP_FORGETTING * self._rows_seconds + num_rows * seconds
+
+    def threshold(self, num_rows: int) -> float:
+        """The probability above which a row more in a step of `num_rows` sequences brings more than it costs."""
+        cost = self._row_cost() * num_rows
+        return cost / (1 + cost)
+
+    def _row_cost(self) -> float:
+        """Of one row, in steps of no rows."""
+        spread = self._weight * self._rows_squared - self._rows * self._rows
+        if spread <= self._weight * self._weight / 2:  # as good as one size
+            return PRIOR_ROW_COST
+        slope = (self._weight * self._rows_seconds - self._rows * self._seconds) / spread
+        base = (self._seconds - slope * self._rows) / self._weight
+        return max(LEAST_ROW_COST, slope / base) if base > 0 else 1.0

@@ -1,0 +1,35 @@
+"""A plan in the making."""
+
+from __future__ import annotations
+
+from llmserve.scheduler.plan import Chunk, StepPlan
+from llmserve.scheduler.sequence import Sequence
+
+
+class Outline:
+    """Chunks of a step so far, whose they are, and how many more tokens there is room for."""
+
+    def __init__(self, max_num_tokens: int) -> None:
+        self.chunks: list[Chunk] = []
+        self.sequences: list[Sequence] = []
+        self.num_tokens = 0
+        self.num_left = max_num_tokens
+
+    def take(self, sequence: Sequence) -> int:
+        """How many tokens it took."""
+        num_tokens = min(sequence.num_pending, self.num_left)
+        self.chunks.append(sequence.chunk(num_tokens))
+        self.sequences.append(sequence)
+        self._count(num_tokens)
+        return num_tokens
+
+    def replace(self, index: int, chunk: Chunk) -> None:
+        self._count(len(chunk.token_ids) - len(self.chunks[index].token_ids))
+        self.chunks[index] = chunk
+
+    def plan(self) -> StepPlan | None:
+        return StepPlan(tuple(self.chunks)) if self.chunks else None
+
+    def _count(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+        self.num_left -= num_tokens

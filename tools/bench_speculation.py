@@ -1,0 +1,121 @@
+"""What speculation is worth: the same prompts with it and without, in turn, in one run. `make bench-speculation`.
+
+Answers must be equal. Three kinds of prompt: code to repeat with a change, a text to summarize, and a story, which
+repeats nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import json
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.base import Engine
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings
+from llmserve.evaluation.prompts import PromptEncoder
+from llmserve.scheduler.drafting import Speculation
+from llmserve.scheduler.settings import SchedulerSettings
+from llmserve.stages.chat import Message
+
+ROOT = Path(__file__).resolve().parents[1]
+FUNCTIONS: Sequence[Callable[..., object]] = (
+    textwrap.shorten, textwrap.indent, statistics.median_low, statistics.median_high, statistics.quantiles,
+    statistics.fmean, inspect.unwrap, inspect.getmodulename, inspect.indentsize, inspect.cleandoc,
+    inspect.formatannotation, statistics.harmonic_mean, statistics.median_grouped, textwrap.dedent, textwrap.fill,
+    inspect.getdoc,
+)  # fmt: skip
+SUBJECTS = (
+    "a lighthouse", "an old violin", "a lost dog", "the first snow", "a night train", "a broken clock", "two sisters",
+    "a baker", "the desert", "a chess game", "an island", "a letter", "a gardener", "the harbour", "a storm", "a map",
+)  # fmt: skip
+
+
+def edits() -> list[str]:
+    task = "Repeat this Python code in full, with the docstring removed and every name `value` changed to `number`:"
+    return [f"{task}\n\n{inspect.getsource(function)}" for function in FUNCTIONS]
+
+
+def summaries() -> list[str]:
+    lines = (ROOT / "eval/data/docstrings.jsonl").read_text().splitlines()
+    documents = sorted((json.loads(line)["document"] for line in lines), key=len, reverse=True)[: len(FUNCTIONS)]
+    return [f"Summarize this text, quoting its main sentences:\n\n{document}" for document in documents]
+
+
+def stories() -> list[str]:
+    return [f"Write a story about {subject}." for subject in SUBJECTS]
+
+
+KINDS = {"edit": edits, "summary": summaries, "story": stories}
+
+
+async def answers(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[list[list[int]], float]:
+    """Their tokens, and the seconds from the last first token to the end."""
+    firsts: list[float] = []
+
+    async def answer(name: str, prompt: Sequence[int]) -> list[int]:
+        tokens: list[int] = []
+        request = GenerateRequest(name, tuple(prompt), SamplingParams(max_tokens=num_tokens, temperature=0.0))
+        async with aclosing(engine.submit(request)) as events:
+            async for event in events:
+                if not tokens:
+                    firsts.append(time.perf_counter())
+                tokens += event.token_ids
+        return tokens
+
+    found = await asyncio.gather(*(answer(str(number), prompt) for number, prompt in enumerate(prompts)))
+    return found, time.perf_counter() - max(firsts)
+
+
+def measure(engine_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: int, num_rounds: int) -> str:
+    """A row: tokens a second without and with it, their ratio, and how many drafts were accepted."""
+    modes = (Speculation.OFF, Speculation.LOOKUP)
+    engines = {
+        mode: open_engine(engine_dir, EngineSettings(scheduler=SchedulerSettings(speculation=mode))) for mode in modes
+    }
+    seconds: dict[Speculation, list[float]] = {mode: [] for mode in modes}
+    told: dict[Speculation, list[list[int]]] = {}
+    try:
+        for _ in range(num_rounds):
+            for mode in modes:
+                told[mode], elapsed = asyncio.run(answers(engines[mode], prompts, num_tokens))
+                seconds[mode].append(elapsed)
+        assert told[Speculation.OFF] == told[Speculation.LOOKUP], "speculation changed an answer"
+        stats = engines[Speculation.LOOKUP].stats()
+    finally:
+        for engine in engines.values():
+            engine.close()
+    total = sum(map(len, told[Speculation.OFF]))
+    plain, ours = (total / statistics.median(seconds[mode]) for mode in modes)
+    drafted, accepted = stats.total_drafted_tokens or 0, stats.total_accepted_tokens or 0
+    return f"{plain:.1f} | {ours:.1f} | {ours / plain:.2f} | {accepted / max(1, drafted):.0%} of {drafted}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    encoder = PromptEncoder(arguments.engine, arguments.tokens)
+    print("| prompts | batch | tokens/s without | with | ratio | accepted |\n|---|---|---|---|---|---|")
+    for kind in arguments.kinds.split(","):
+        texts = KINDS[kind]()
+        prompts = [encoder.encode((Message("user", text),)).input_ids for text in texts]
+        for batch in map(int, arguments.batches.split(",")):
+            row = measure(arguments.engine, prompts[:batch], arguments.tokens, arguments.rounds)
+            print(f"| {kind} | {batch} | {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
