@@ -18,7 +18,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 7_235,
     "llmserve/checkpoint": 4_138,
-    "llmserve/cli": 5_740,
+    "llmserve/cli": 6_320,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 10_754,
     "llmserve/evaluation": 6_400,

@@ -127,11 +127,12 @@ class BuildOptions:
 
     def notes(self) -> list[str]:
         """What was given and has no effect."""
-        return [
-            f"{name} {value} has no effect on the {self.target} target"
+        names = [
+            f"{name} {value}"
             for name, value, known in self._foreign()
             if known.flag.elsewhere is Elsewhere.WITHOUT_EFFECT
         ]
+        return [f"without effect on the {self.target} target: {', '.join(names)}"] if names else []
 
     def _misplaced(self) -> list[str]:
         """What was given and belongs to another target, or to none, and what is wrong with it there."""

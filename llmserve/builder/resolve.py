@@ -15,7 +15,7 @@ from llmserve.builder.quantization import WeightPart, keeps_integers, quantized_
 from llmserve.builder.targets.base import Network, Target
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
-from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.reader import Checkpoint, read_config
 from llmserve.errors import CheckpointError, RecipeError, raise_problems
 from llmserve.models.graph import Program
 from llmserve.models.registry import architecture_for
@@ -125,6 +125,13 @@ def resolve_network(config: HfConfig, options: BuildOptions, *, target: Target |
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
     return network, target
+
+
+def longest_sequence(checkpoint: Path) -> int:
+    """Positions that a checkpoint was made for."""
+    config = read_config(checkpoint)
+    spec: DecoderSpec = architecture_for(config).from_hf(config)
+    return spec.max_position_embeddings
 
 
 def _network(

@@ -26,6 +26,7 @@ COMMANDS = {
     "tune": "Time an engine's tactics on this machine; keep the fastest.",
     "run": "Run an engine on prompts in this process and print the answers.",
     "serve": "Serve models over gRPC, HTTP and OpenAI's API.",
+    "tritonserver": "The same as serve, for launch scripts.",
     "worker": "Run a worker of NVIDIA Dynamo.",
     "rollout": "Roll out a new version of a model in a running server.",
     "chat": "Chat with an engine, a checkpoint, or a running server.",
@@ -38,7 +39,11 @@ COMMANDS = {
     "doctor": "Show what this machine has and what each target needs.",
     "completion": "Print the completion script of a shell.",
 }
-CLASSES = {"serve": "serve.ServeCommand", "run": "run_flags.RunCommand", "eval": "eval_bless.EvalCommand"}
+MODULES = {"tritonserver": "serve"}  # of commands that have another's
+CLASSES = {
+    "build": "build_flags.BuildCommand", "eval": "eval_bless.EvalCommand", "run": "run_flags.RunCommand",
+    "serve": "serve.ServeCommand",
+}  # fmt: skip
 UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as TensorRT-LLM's commands write flags
 
 
@@ -59,9 +64,10 @@ class Commands(Mapping[str, Any]):
 
 @cache
 def _imported(name: str) -> Any:
-    module, _, class_name = CLASSES.get(name, "help.GroupedHelpCommand").partition(".")
+    own = MODULES.get(name, name)
+    module, _, class_name = CLASSES.get(own, "help.GroupedHelpCommand").partition(".")
     command_class = getattr(import_module(f"llmserve.cli.{module}"), class_name)
-    command = import_module(f"llmserve.cli.{name.replace('-', '_')}").command
+    command = import_module(f"llmserve.cli.{own.replace('-', '_')}").command
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command(name, cls=command_class, context_settings=UNDERSCORES)(command)
     return typer.main.get_command(alone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from llmserve.builder.build import build_engine, build_kernels
 from llmserve.builder.options import BuildOptions, DeclaredOption, declared_options
 from llmserve.builder.plan import plan_build
 from llmserve.builder.recipe import Recipe, load_recipe
+from llmserve.builder.resolve import longest_sequence
 from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.facts_table import facts_table
@@ -21,6 +22,8 @@ from llmserve.engine.artifact import MANIFEST_FILE
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import RecipeError
 from llmserve.models.number_formats import AUTO, FLOATS
+
+OLD_INPUT_LEN = 1024  # build.py's default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,20 @@ class BuildCommandOptions:
     ] = None
     checkpoint_dir: Annotated[
         Path | None,
-        typer.Option("--checkpoint-dir", "--model-dir", help="The same, in trtllm-build's words", show_default=False),
+        typer.Option(
+            "--checkpoint-dir", "--model-dir", "--hf-model-dir", help="The same, in older words", show_default=False
+        ),
     ] = None
     output_dir: Annotated[
         Path | None, typer.Option(help="Engine directory (default: engines/CHECKPOINT-DTYPE)", show_default=False)
+    ] = None
+    max_output_len: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Instead of --max-seq-len: new tokens, beside --max-input-len ({OLD_INPUT_LEN})",
+            min=1,
+            show_default=False,
+        ),
     ] = None
     recipe: Annotated[
         Path | None, typer.Option(help="YAML file with these flags as keys; flags override it", show_default=False)
@@ -64,6 +77,9 @@ def build(asked: BuildCommandOptions) -> None:
         raise RecipeError(
             "no checkpoint: give its folder or GGUF file as an argument, or as `checkpoint` in the recipe"
         )
+    if asked.max_output_len and not options.max_seq_len:
+        longest = (options.given.get("max_input_len") or OLD_INPUT_LEN) + asked.max_output_len
+        options = replace(options, max_seq_len=min(longest, longest_sequence(source)))
     if asked.kernels_only:
         if asked.dry_run or asked.output_dir:
             raise RecipeError("--kernels-only writes one file, and no engine: leave out --dry-run and --output-dir")

@@ -1,10 +1,19 @@
-"""`--help` of every command: options under the headings of their panels, each flag's name whole whatever the width."""
+"""Every command: `--help` has options under the headings of their panels, each flag's name whole whatever the width,
+and what is wrong with a command line is told all at once.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, ClassVar
 
+import typer
 from typer.core import TyperCommand
+
+from llmserve.cli.old_flags import OldFlags, Translation, say_without_effect
+from llmserve.errors import InvalidArgument, raise_problems
 
 OPTIONS = "Options"
 ARGUMENTS = "Arguments"
@@ -12,6 +21,45 @@ ARGUMENTS = "Arguments"
 
 class GroupedHelpCommand(TyperCommand):
     """For an app without rich help, whose tables cut long flags off at 80 columns."""
+
+    old_flags: ClassVar[OldFlags] = OldFlags.of({}, {}, {})  # of the program that it stands in for
+
+    def translated(self, args: Sequence[str]) -> Translation:
+        return self.old_flags.translate(args)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        done = self.translated(args)
+        if "--help" not in args:
+            problems = [*done.problems, *self._problems(ctx, done.arguments)]
+            raise_problems(InvalidArgument, f"llmserve {ctx.info_name}", problems)
+            say_without_effect(done.without_effect)
+        return super().parse_args(ctx, done.arguments)
+
+    def _problems(self, ctx: Any, arguments: Sequence[str]) -> Iterator[str]:
+        """The parser's own errors end at the first."""
+        options: dict[str, Any] = {
+            name: one for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)
+        }
+        spelled = ctx.token_normalize_func or str
+        rest = deque(arguments)
+        while rest and (argument := rest.popleft()) != "--":
+            written, equals, value = argument.partition("=")
+            if not written.startswith("--"):
+                continue
+            option = options.get(spelled(written))
+            if option is None:
+                yield f"no option {written}{self._nearest(spelled(written), options)}"
+            elif not option.is_flag and (equals or rest):
+                given = value if equals else rest.popleft()
+                try:
+                    option.process_value(ctx, [given] if option.multiple else given)
+                except typer.BadParameter as error:
+                    yield f"{written}: {error.message}"
+
+    def _nearest(self, written: str, options: Collection[str]) -> str:
+        old = [f"--{name}" for name in self.old_flags.takes if len(name) > 2]
+        found = get_close_matches(written, [*(name for name in options if name.startswith("--")), *old], n=1)
+        return f"; did you mean {found[0]}?" if found else f"; llmserve {self.name} --help lists the options"
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OPTIONS: []}

@@ -6,18 +6,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from llmserve.cli.help import GroupedHelpCommand
+from llmserve.cli.old_flags import Translation
+from llmserve.cli.trtllm_flags import RUN
 from llmserve.errors import InvalidArgument, raise_problems
 
 SEVERAL_VALUES = ("--input_text", "--stop_words", "--bad_words")
+PROMPTS = {"--input-text", "--input-file", "--benchmark"}
+PROMPT = "The highest mountain in the world is"
 ONE_SET = ("--stop_words", "--bad_words")  # there, a second one is for the second prompt
 
 
 class RunCommand(GroupedHelpCommand):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread(args))
+    old_flags = RUN
+
+    def translated(self, args: Sequence[str]) -> Translation:
+        done = super().translated(spread(args))
+        flags = {word.partition("=")[0].replace("_", "-") for word in args}
+        if "--engine-dir" in flags and not flags & PROMPTS:  # run.py has a prompt of its own
+            done.arguments.append(f"--input-text={PROMPT}")
+        return done
 
 
 def spread(arguments: Sequence[str]) -> list[str]:

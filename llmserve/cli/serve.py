@@ -6,13 +6,12 @@ import asyncio
 import gc
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,10 +19,11 @@ from llmserve.cli.access import exposures, grpc_restrictions, http_restrictions,
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.encryption import files_without_effect, grpc_tls, http_tls, metrics_tls
 from llmserve.cli.help import GroupedHelpCommand
+from llmserve.cli.old_flags import Translation, say_without_effect
 from llmserve.cli.serve_options import ServeOptions
 from llmserve.cli.termination import EndPastThreads
 from llmserve.cli.tritonserver_flags import translate
-from llmserve.errors import InvalidArgument, Unsupported, raise_problems
+from llmserve.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from llmserve.cli.backends import OpenEngine
@@ -41,11 +41,10 @@ logger = logging.getLogger(__name__)
 class ServeCommand(GroupedHelpCommand):
     """Understands tritonserver's command line, too."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        translation = translate(args)
-        raise_problems(Unsupported, "llmserve cannot stand in for tritonserver", translation.problems)
-        say_without_effect(translation.without_effect)
-        return super().parse_args(ctx, with_any_suite(translation.arguments))
+    def translated(self, args: Sequence[str]) -> Translation:
+        done = translate(args)
+        done.arguments = with_any_suite(done.arguments)
+        return done
 
 
 def with_any_suite(arguments: Sequence[str]) -> list[str]:
@@ -61,11 +60,6 @@ def with_any_suite(arguments: Sequence[str]) -> list[str]:
         ):
             found.append(ANY_SUITE)
     return found
-
-
-def say_without_effect(flags: Sequence[str]) -> None:
-    if flags:
-        print(f"Without effect here: {', '.join(flags)}", file=sys.stderr)
 
 
 def serve(options: ServeOptions) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from llmserve.cli.old_flags import Translation
 
 OWN_BOOLEANS = (
     "allow-http", "allow-grpc", "allow-metrics", "allow-cpu-metrics", "allow-gpu-metrics", "strict-readiness",
@@ -52,13 +53,6 @@ REFUSED = {
 BOOLEANS = frozenset((*OWN_BOOLEANS, "strict-model-config", *REFUSED))
 _SUBJECTS = {flag: subject for subject, flags in NO_EFFECT.items() for flag in flags}
 KNOWN = BOOLEANS | REFUSED.keys() | _SUBJECTS.keys() | {"response-cache-byte-size", "log-verbose"}
-
-
-@dataclass(slots=True)
-class Translation:
-    arguments: list[str] = field(default_factory=list)  # for our own parser
-    without_effect: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
 def translate(arguments: Sequence[str]) -> Translation:

@@ -60,7 +60,7 @@ def test_what_belongs_to_another_target_is_refused_reported_or_understood() -> N
     assert options.problems() == [
         "tp_size 2 is for the tensorrt_llm target; leave it out, or build with --target tensorrt_llm"
     ]
-    assert options.notes() == ["gemm_plugin float16 has no effect on the cpu target"]
+    assert options.notes() == ["without effect on the cpu target: gemm_plugin float16"]
     assert options.quantization == "int8"
     own = BuildOptions.from_flat({**given, "target": "tensorrt_llm"})
     assert (own.problems(), own.notes()) == ([], [])

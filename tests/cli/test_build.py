@@ -38,7 +38,7 @@ FLAGS = """
 dtype quantization calibration-data kv-cache-dtype max-batch-size max-num-tokens max-seq-len tokens-per-block target gpu
 tp-size pp-size max-input-len max-beam-width gemm-plugin gpt-attention-plugin context-fmha remove-input-padding
 kv-cache-type use-weight-only weight-only-precision workers parallel-build multiple-profiles reduce-fusion
-checkpoint-dir output-dir recipe dry-run kernels kernels-only show-program help
+checkpoint-dir output-dir max-output-len recipe dry-run kernels kernels-only show-program help
 """
 
 
@@ -241,7 +241,7 @@ def test_flags_of_trtllm_build_are_taken_for_the_cpu_too(
     shown = " ".join(capsys.readouterr().out.split())
     for part in (
         "float16+int8",
-        "gemm_plugin float16 has no effect on the cpu target",
+        "without effect on the cpu target: gemm_plugin float16",
         "rounds activations to int8 too",
     ):
         assert part in shown

@@ -180,3 +180,14 @@ def test_several_values_follow_only_the_names_of_run_py() -> None:
         "--input_text", "a", "--input_text", "b", "--top_k", "1", "x",
     ]  # fmt: skip
     assert spread(["--input-text", "a", "ENGINE"]) == ["--input-text", "a", "ENGINE"]
+
+
+def test_run_py_without_a_prompt_has_one(
+    text_dir: Path, tell: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--model_version v2_7b --log_level info --use_py_session --max_output_len=2"
+    assert llmserve_run(tell, f"--engine_dir={text_dir}", *flags.split()) == 0
+    shown = capsys.readouterr()
+    assert "[0] The highest mountain in the world is\n--> " in shown.out
+    assert "--model_version (config.json of the checkpoint says it)" in shown.err
+    assert llmserve_run(tell, str(text_dir)) == 2

@@ -68,3 +68,10 @@ def test_a_flag_is_either_ours_or_translated() -> None:
     theirs = {flag for flags in NO_EFFECT.values() for flag in flags} | REFUSED.keys()
     assert ours & theirs == set()
     assert set(OWN_BOOLEANS) <= ours & BOOLEANS
+
+
+def test_tritonserver_is_another_name_of_serve() -> None:
+    commands: Any = typer.main.get_command(app)
+    serve, tritonserver = commands.commands["serve"], commands.commands["tritonserver"]
+    assert type(serve) is type(tritonserver)
+    assert [one.opts for one in serve.params] == [one.opts for one in tritonserver.params]

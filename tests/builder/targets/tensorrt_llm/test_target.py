@@ -190,7 +190,9 @@ def test_llm_mode_says_which_options_have_no_effect(
 def test_the_cpu_target_takes_them_too(checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = {"target": "cpu", "gemm_plugin": "float16", "remove_input_padding": "enable", "kv_cache_type": "paged"}
     digest = build_engine(checkpoint, tmp_path / "e", options(**values)).engine_digest
-    assert [record.getMessage() for record in caplog.records] == ["gemm_plugin float16 has no effect on the cpu target"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "without effect on the cpu target: gemm_plugin float16"
+    ]
     assert build_engine(checkpoint, tmp_path / "f", options(target="cpu")).engine_digest == digest
     with pytest.raises(RecipeError) as caught:
         build_engine(checkpoint, tmp_path / "g", options(target="cpu", tp_size=2, max_beam_width=4))
