@@ -41,7 +41,7 @@ COMMANDS = {
 }
 MODULES = {"tritonserver": "serve"}  # of commands that have another's
 CLASSES = {
-    "build": "build_flags.BuildCommand", "eval": "eval_bless.EvalCommand", "run": "run_flags.RunCommand",
+    "build": "build_flags.BuildCommand", "eval": "eval_summarize.EvalCommand", "run": "run_flags.RunCommand",
     "serve": "serve.ServeCommand",
 }  # fmt: skip
 UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as TensorRT-LLM's commands write flags

@@ -25,6 +25,7 @@ from rich.progress import (
 
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.eval_summarize import SummarizeFlags
 from llmserve.cli.termination import terminated_as_exception
 from llmserve.errors import InvalidArgument, raise_problems
 
@@ -37,7 +38,7 @@ SERVE = (sys.executable, "-m", "llmserve.cli.owned_server")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalFlags:
+class EvalFlags(SummarizeFlags):
     engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None
     suite: Annotated[Path, typer.Option(help="Suite file, such as eval/suites/docstrings.yaml.")]
     hf_model_dir: Annotated[
@@ -111,6 +112,8 @@ class EvalFlags:
             found.append(f"--output names the JSON report, and the page beside it ends in .html: not {self.output}")
         if self.earlier is not None and not self.plan:
             found.append("--earlier says what --plan counts from; without --plan leave it out")
+        if self.max_ite and self.num_samples:
+            found.append("--max-ite and --num-samples say the same; give one of them")
         return found
 
     def options(self) -> EvalOptions:
@@ -126,11 +129,11 @@ class EvalFlags:
             self.baseline,
             self.engine,
             self.url,
-            self.num_samples,
+            self.max_ite * (self.batch_size or 1) if self.max_ite else self.num_samples,
             self.dtype,
             refresh_baseline=self.refresh_baseline,
             baseline_batch_size=self.baseline_batch_size,
-            concurrency=self.concurrency,
+            concurrency=self.batch_size or self.concurrency,
             threads=self.threads,
             access=Access(self.api_key, self.root_certificates),
             served=served if self.as_served else None,
@@ -166,7 +169,8 @@ def _judged(flags: EvalFlags) -> bool:
 
     signer = Signer.load(flags.sign_key) if flags.sign_key is not None else None
     judged = flags.engine.resolve().name if flags.engine and not flags.url else "server"
-    path = flags.output or RESULTS / f"{judged}-{load_suite(flags.suite).name}.json"
+    suite = load_suite(flags.suite)
+    path = flags.output or RESULTS / f"{judged}-{suite.name}.json"
     partial = path.with_suffix(PARTIAL) if flags.engine and not flags.url else None
     with terminated_as_exception(), _ProgressBars() as bars:
         report = run_suite(replace(flags.options(), kept_answers=partial), bars)
@@ -179,7 +183,9 @@ def _judged(flags: EvalFlags) -> bool:
     typer.echo(f"report: {path}, and as a page {page.name}")
     if flags.has_record and flags.engine is not None:
         typer.echo(f"record: {add_record(flags.engine, flags.suite, report, path, signer=signer)}")
-    return report.passed
+    lines, is_above = flags.summary(report, suite)
+    typer.echo("\n".join(lines), nl=bool(lines))
+    return report.passed and is_above
 
 
 class _ProgressBars:

@@ -32,7 +32,7 @@ def command(
     typer.echo(f"written: {trace_of(suite)}")
 
 
-class EvalCommand(GroupedHelpCommand):
+class EvalOrBlessCommand(GroupedHelpCommand):
     """`llmserve eval bless` has flags of its own; what begins otherwise is an evaluation."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

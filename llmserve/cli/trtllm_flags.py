@@ -127,7 +127,6 @@ SUMMARIZE = OldFlags.of(
         "output-dir:": "--output {}/report.json",
     },
     no_effect={
-        "both are always asked": "test-hf test-trt-llm",
         "the suite says it": "output-len: max-input-length: min-input-length: eval-task: dataset-path: dataset-dir: "
         "dataset-cache-dir: random-seed:",
         "the engine directory has the tokenizer": "tokenizer-dir: vocab-file: tokenizer-type: model-version: "
@@ -146,5 +145,6 @@ SUMMARIZE = OldFlags.of(
         "both sides are asked for greedy answers; leave it out": "num-beams: top-k: top-p: temperature: "
         "repetition-penalty: presence-penalty: frequency-penalty:",
         LORA: "lora-dir* lora-task-uids*",
+        "prompt embeddings are not taken; leave it out": "num-prepend-vtokens*",
     },
 )

@@ -61,7 +61,7 @@ def _load_rows(source: DataSource) -> Iterable[Row]:
     except Exception as error:  # a border: the package raises a dozen kinds, the cause is almost always the network
         raise Unavailable(
             f"dataset {source.hub} cannot be loaded from the Hugging Face hub ({error}); it needs a network, or a copy "
-            "in the local cache; data.path in the suite takes a local file instead"
+            "in the local cache. Without one give --suite FILE, whose data.path is a local file (docs/eval.md)"
         ) from error
     return rows
 

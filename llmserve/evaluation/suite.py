@@ -148,7 +148,9 @@ class Suite:
 def load_suite(path: Path) -> Suite:
     """Raise one `InvalidArgument` that lists everything wrong with the file, or `NotFound`."""
     if not path.is_file():
-        raise NotFound(f"no suite file {path}; the suites that come with the project are in eval/suites")
+        raise NotFound(
+            f"no suite file {path}; give one with --suite. Those that come with the project are in eval/suites"
+        )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
+from llmserve.cli.app import app
 from llmserve.engine.artifact import EngineDirectory, hash_file
 from llmserve.engine.gate_record import RECORDS_FILE, GateRule, gate_problems, records_of
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, ResourceExhausted, Unavailable, Unsupported
@@ -77,6 +78,41 @@ def run_served(*arguments: str | Path) -> Result:
     app = typer.Typer()
     app.command()(eval_command.command)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def run_py(*arguments: object) -> Result:
+    """A command line as it is typed, old flags and all."""
+    return CliRunner().invoke(app, ["eval", *map(str, arguments)])
+
+
+def test_the_command_line_of_summarize_py(checkpoint: Path, engine: Path, suite: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    flags = "--test_hf --test_trt_llm --data_type fp32 --max_ite 4 --batch_size 2 --output_len 100 --check_accuracy"
+    common = ("--hf_model_dir", checkpoint, "--engine_dir", engine, "--suite", suite, "--no-as-served", *flags.split())
+    done = run_py(*common, "--tensorrt_llm_rouge1_threshold=-1", "--output", report, "--no-record")
+    told = json.loads(report.read_text())
+    assert done.exit_code == (0 if told["passed"] else 1), done.output
+    assert len(told["samples"]) == 8
+    lines = done.output.splitlines()
+    for name, side in (("TensorRT-LLM", "engine"), ("HF", "baseline")):
+        at = lines.index(f"{name} beam 0 result")
+        assert "(total latency: " in lines[at - 1]
+        shown = dict(line.strip().split(" : ") for line in lines[at + 1 : at + 5])
+        assert list(shown) == ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+        assert float(shown["rougeL"]) == pytest.approx(told["metrics"]["rougeL"][side], abs=0.01)
+    below = run_py(*common, "--tensorrt_llm_rouge1_threshold", "101", "--output", report, "--no-record")
+    assert below.exit_code == 1
+    assert "and must be above 101" in below.output
+
+
+def test_summarize_pys_own_data_is_a_suite_of_the_project(
+    checkpoint: Path, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run_py("--test_trt_llm", "--hf_model_dir", checkpoint, "--engine_dir", engine)
+    assert isinstance(done.exception, NotFound)
+    assert "no suite file eval/suites/cnn_dailymail.yaml; give one with --suite" in str(done.exception)
+    assert (Path(__file__).parents[2] / "eval/suites/cnn_dailymail.yaml").is_file()
 
 
 def answers_as_references(suite: Path, report: Path) -> None:

@@ -47,7 +47,10 @@ no_add_special_tokens hf_device_map_auto log_level model_version num_prepend_vto
 """
 
 
-@pytest.mark.parametrize(("name", "table", "flags"), [("build", BUILD, BUILD_PY), ("run", RUN, RUN_PY)])
+@pytest.mark.parametrize(
+    ("name", "table", "flags"),
+    [("build", BUILD, BUILD_PY), ("run", RUN, RUN_PY), ("eval", SUMMARIZE, SUMMARIZE_PY)],
+)
 def test_every_flag_has_an_answer(name: str, table: OldFlags, flags: str) -> None:
     ours = {flag for each in COMMANDS.commands[name].params for flag in each.opts}
     asked = [flag.replace("_", "-") for flag in flags.split()]
