@@ -21,6 +21,7 @@ from llmserve.cli.encryption import files_without_effect, grpc_tls, http_tls, me
 from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.old_flags import Translation, say_without_effect
 from llmserve.cli.serve_options import ServeOptions
+from llmserve.cli.service_file import read_services
 from llmserve.cli.termination import EndPastThreads
 from llmserve.cli.tritonserver_flags import translate
 from llmserve.errors import InvalidArgument, Unsupported
@@ -42,9 +43,11 @@ class ServeCommand(GroupedHelpCommand):
     """Understands tritonserver's command line, too."""
 
     def translated(self, args: Sequence[str]) -> Translation:
-        done = translate(args)
-        done.arguments = with_any_suite(done.arguments)
-        return done
+        given = read_services(args)
+        done = translate(given.arguments)
+        return Translation(
+            with_any_suite(done.arguments), given.without_effect + done.without_effect, given.problems + done.problems
+        )
 
 
 def with_any_suite(arguments: Sequence[str]) -> list[str]:

@@ -45,6 +45,10 @@ class ModelOptions:
             rich_help_panel=MODELS,
         ),
     ] = None
+    service: Annotated[  # read by service_file.py
+        list[Path] | None,
+        typer.Option(help="Service file of PAI-EAS, whose processor_params are read as flags.", rich_help_panel=MODELS),
+    ] = None
     model_control_mode: Annotated[
         ControlMode,
         typer.Option(
