@@ -14,6 +14,7 @@ ARM_FOLDER := .cmake-build/arm
 ARM_BUILD = $(BIN)/cmake -S . -G Ninja -DLLMSERVE_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=$(ARM_COMPILER)
 SMOLLM2 := models/smollm2-135m-instruct.gguf
+QWEN := models/qwen2.5-coder-0.5b-instruct.gguf
 DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
@@ -164,7 +165,7 @@ bench: $(VENV)/.base ## Measure our engine against this machine's limits (an hou
 bench-peers: $(VENV)/.base $(SMOLLM2) ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench
 	$(BIN)/python -m tools.bench_peers $(BENCH_ARGS)
 
-bench-quality: $(VENV)/.base $(SMOLLM2) ## What rounding costs, ours beside OpenVINO's and llama.cpp's (about 40 minutes; BENCH_ARGS=--quick: about 5)
+bench-quality: $(VENV)/.base $(SMOLLM2) $(QWEN) ## What rounding costs, ours beside OpenVINO's and llama.cpp's (about 60 minutes; BENCH_ARGS=--quick: about 5)
 	$(BIN)/python -m tools.bench_quality $(BENCH_ARGS)
 
 cuda-kernels: $(VENV)/.check ## What the CUDA target's kernels take of a GPU, into docs/benchmarks (no GPU is needed; 1 minute)
@@ -234,8 +235,8 @@ $(VENV)/.created:
 	.venv-aiperf/bin/python -m pip --disable-pip-version-check --quiet install aiperf==0.13.0
 	@touch $@
 
-$(SMOLLM2): | $(VENV)/.base
-	$(BIN)/llmserve pull smollm2-135m-instruct
+$(SMOLLM2) $(QWEN): | $(VENV)/.base
+	$(BIN)/llmserve pull $(basename $(notdir $@))
 
 .clients/.created: tests/clients/js/package.json
 	@mkdir -p .clients && cp $< .clients/

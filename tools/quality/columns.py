@@ -18,7 +18,7 @@ class TrainedIn:
 class Column:
     name: str
     title: str
-    base: str  # "smollm2" or "demo"
+    base: str  # "demo", or one of `networks.GGUF_FILES`
     num_texts: int
     num_tokens: int = 256  # of a text, at most
     joined: bool = False  # documents end to end, each text of exactly so many tokens
@@ -42,6 +42,7 @@ COLUMNS = (
     Column("smollm2", "SmolLM2-135M", "smollm2", num_texts=60),
     Column("smollm2-2000", "SmolLM2-135M, behind 1,000 to 2,000 tokens", "smollm2", num_texts=4, num_tokens=2000,
            joined=True, skipped=1000),
+    Column("qwen2.5-coder", "Qwen2.5-Coder-0.5B", "qwen2.5-coder", num_texts=30),
     Column("demo", "demo", "demo", num_texts=120),
     Column("demo-x30", "demo x30", "demo", num_texts=120, change=Planted(30, 30, seed=0)),
     Column("demo-x100", "demo x100", "demo", num_texts=120, change=Planted(100, 100, seed=0)),

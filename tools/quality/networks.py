@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,10 +15,13 @@ from tools.benchmark.process import ROOT, run_module
 from tools.quality.columns import FIRST_FOREIGN_TEXT, Column, TrainedIn
 from tools.quality.job import Texts
 from tools.quality.planting import Sinks
-from tools.quality.tensors import Network, llama_of_baichuan, llama_of_gguf
-from tools.smollm2 import CHECKPOINT
+from tools.quality.tensors import Network, expand_gguf, llama_of_baichuan
 
 DEMO = ROOT / "build" / "checkpoints" / "baichuan2-tiny-docsum"
+GGUF_FILES: Mapping[str, Path] = {  # `llmserve pull` fetches them
+    "smollm2": ROOT / "models" / "smollm2-135m-instruct.gguf",
+    "qwen2.5-coder": ROOT / "models" / "qwen2.5-coder-0.5b-instruct.gguf",
+}
 DOCUMENTS = ROOT / "eval" / "data" / "docstrings.jsonl"
 TRAINING_TIMEOUT_S = 1200
 
@@ -56,8 +59,10 @@ class Networks:
         if not column.is_base:
             network = self._changed(column, self._base(column))
             (network.widened(column.width) if column.width else network).save(checkpoint)
-        elif column.base == "smollm2":
-            llama_of_gguf(CHECKPOINT, checkpoint)
+        elif (file := GGUF_FILES.get(column.base)) is not None:
+            if not file.is_file():
+                raise NoNetwork(f"{file.relative_to(ROOT)} is missing: run `llmserve pull {file.stem}`")
+            expand_gguf(file, checkpoint)
         else:
             llama_of_baichuan(DEMO).save(checkpoint)
 

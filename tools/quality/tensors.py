@@ -86,7 +86,7 @@ def llama_of_baichuan(folder: Path) -> Network:
     return Network({**same, **LLAMA, "num_key_value_heads": config["num_attention_heads"]}, tensors)
 
 
-def llama_of_gguf(file: Path, folder: Path) -> None:
+def expand_gguf(file: Path, folder: Path) -> None:
     """The expanded values of a GGUF file, with its tokenizer."""
     staged = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
