@@ -9,7 +9,6 @@ times norm for what is normalized, lengths of rows for what comes out of a linea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 
 from llmserve.builder.digest import tensor_digest
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
-from llmserve.builder.quantization import LINEAR_KINDS
+from llmserve.builder.uses import Uses
 from llmserve.checkpoint.floats import to_float32
 from llmserve.checkpoint.integers import Integers, integers
-from llmserve.models.graph import Op, OpKind, Program
+from llmserve.models.graph import OpKind, Program
 
 Load: TypeAlias = Callable[[str], Weight]
 Vector: TypeAlias = NDArray[np.float64]
@@ -62,6 +61,11 @@ class Equalization:
     def facts(self) -> Mapping[str, int]:
         """For the manifest; nothing where nothing was looked at."""
         return {"equalized_channels": self.num_channels} if self.columns else {}
+
+    def with_rows(self, rows: Factors) -> Equalization:
+        """These moved, too."""
+        both = {name: self.rows[name] * rows[name] for name in self.rows.keys() & rows.keys()}
+        return Equalization({**self.rows, **rows, **both}, self.columns)
 
     def apply(self, load: Load) -> Load:
         """`load`, with the parameters multiplied; those are float32."""
@@ -163,7 +167,8 @@ def equalize(
         for joint in others:
             if joint.maker[0] == name:
                 inputs = of_inputs.get(name, np.ones(weight.shape[1]))
-                share(joint, _row_lengths(weight, joint, inputs, each), peaks)
+                made = slice(joint.start, joint.start + joint.width)
+                share(joint, row_lengths(weight, made, inputs, each), peaks)
         # a large row that is divided is large no more
         peaks[name] = _column_peaks(weight, rows.get(name), partial(advance, name), each)
     for joint in norms:
@@ -215,16 +220,15 @@ def _column_peaks(
     return peaks.astype(np.float64)
 
 
-def _row_lengths(weight: Weight, joint: Joint, sizes: Vector, each: Each) -> Vector:
-    """Of the joint's rows times the sizes of their inputs. In float64, so that no power of two depends on the order of
-    sums."""
+def row_lengths(weight: Weight, rows: slice, sizes: Vector | np.float64, each: Each) -> Vector:
+    """Of rows times the sizes of their inputs. In float64, so that no power of two depends on the order of sums."""
 
-    def of_piece(rows: slice) -> Vector:
-        values = to_float32(weight[joint.start + rows.start : joint.start + rows.stop]) * sizes
+    def of_piece(piece: slice) -> Vector:
+        values = to_float32(weight[rows.start + piece.start : rows.start + piece.stop]) * sizes
         lengths: Vector = np.sqrt(np.einsum("nk,nk->n", values, values))
         return lengths
 
-    return np.concatenate(list(each(of_piece, row_pieces((joint.width, weight.shape[1])))))
+    return np.concatenate(list(each(of_piece, row_pieces((rows.stop - rows.start, weight.shape[1])))))
 
 
 def _mean_squares(weight: Weight, each: Each) -> Vector:
@@ -243,10 +247,10 @@ def _mean_squares(weight: Weight, each: Each) -> Vector:
 
 def _joints(program: Program, quantized: Collection[str]) -> tuple[list[Joint], list[Joint]]:
     """Of norms, and of linear layers; only where every reader is quantized and everything is used for this alone."""
-    graph = _Uses(program, quantized)
+    graph = Uses(program)
     norms, others = [], []
     for op in program.ops:
-        readers = graph.readers(op.output)
+        readers = graph.readers(op.output, quantized)
         if not readers:
             continue
         if op.kind is OpKind.RMS_NORM and op.attrs["groups"] == 1 and not op.number("offset") and graph.is_own(op):
@@ -259,48 +263,3 @@ def _joints(program: Program, quantized: Collection[str]) -> tuple[list[Joint], 
             width = heads[1] * int(op.number("head_dim"))
             others.append(Joint(maker.weights, start, width, readers, (heads[1], heads[0] // heads[1])))
     return norms, others
-
-
-class _Uses:
-    """Who reads what."""
-
-    def __init__(self, program: Program, quantized: Collection[str]) -> None:
-        self._quantized = quantized
-        self._made_by = {op.output: op for op in program.ops}
-        self._weights = Counter(name for op in program.ops for name in op.weights)
-        self._read_by: dict[str, list[Op]] = {}
-        for op in program.ops:
-            for name in op.inputs:
-                self._read_by.setdefault(name, []).append(op)
-
-    def is_own(self, op: Op) -> bool:
-        """Whether no other op reads its weights."""
-        return all(self._weights[name] == 1 for name in op.weights)
-
-    def readers(self, value: str) -> tuple[str, ...]:
-        """The matrices that multiply a value; none if somebody else reads it."""
-        ops = self._read_by.get(value, [])
-        sound = all(op.kind in LINEAR_KINDS and op.weights[0] in self._quantized and self.is_own(op) for op in ops)
-        return tuple(op.weights[0] for op in ops) if sound else ()
-
-    def maker(self, value: str) -> Op | None:
-        """The linear layer that makes a value with one reader."""
-        op = self._made_by[value]
-        return op if op.kind is OpKind.LINEAR and self.is_own(op) and len(self._read_by[value]) == 1 else None
-
-    def part(self, value: str) -> tuple[Op, int] | None:
-        """The linear layer of which a value with one reader is a part that nobody else reads, and where it begins."""
-        op = self._made_by[value]
-        if op.kind is not OpKind.SLICE:
-            return None if (maker := self.maker(value)) is None else (maker, 0)
-        maker, others = self._made_by[op.inputs[0]], [other for other in self._read_by[op.inputs[0]] if other is not op]
-        if maker.kind is not OpKind.LINEAR or not self.is_own(maker) or len(self._read_by[value]) != 1:
-            return None
-        return (maker, int(op.number("start"))) if all(_are_apart(op, other) for other in others) else None
-
-
-def _are_apart(one: Op, other: Op) -> bool:
-    if other.kind is not OpKind.SLICE:
-        return False
-    begin, other_begin = int(one.number("start")), int(other.number("start"))
-    return begin + one.width <= other_begin or other_begin + other.width <= begin

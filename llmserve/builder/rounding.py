@@ -9,6 +9,7 @@ from llmserve.builder.calibration.activations import Inputs, watch_inputs, watch
 from llmserve.builder.calibration.feedback import Shares, shares_of
 from llmserve.builder.digest import tensor_digest
 from llmserve.builder.equalization import Equalization, MeasuredSizes, equalize, names_read
+from llmserve.builder.head_equalization import equalize_heads
 from llmserve.builder.pieces import Each, Weight
 from llmserve.builder.resolve import ResolvedBuild
 from llmserve.progress import Progress
@@ -38,9 +39,14 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
     def count(name: str, num_elements: int) -> None:
         progress.advance(name, build.options.floats.num_bytes(num_elements))
 
-    quantized = build.quantized.keys() - build.kept
-    if not quantized or not build.target.rounds_activations:
+    if not build.target.rounds_activations:
         return Rounding(load, Equalization({}, {}))
+    rounds_heads = build.target.cache_format(build.options).is_rounded
+    heads = equalize_heads(build.program, load, each) if rounds_heads else {}
+    quantized = build.quantized.keys() - build.kept
+    if not quantized:
+        equalization = Equalization({}, {}).with_rows(heads)
+        return Rounding(equalization.apply(load), equalization)
     sizes = {param.name: build.options.floats.num_bytes(param.num_elements) for param in build.params}
     inputs: Mapping[str, Inputs] = {}
     if build.calibration:
@@ -49,7 +55,7 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
     progress.phase("equalize", sum(sizes[name] for name in names_read(build.program, quantized)))
     peaks = {name: found.peaks for name, found in inputs.items()}
     measured = MeasuredSizes(peaks, build.options.weights.least_exponent) if inputs else None
-    equalization = equalize(build.program, quantized, load, progress.advance, each, measured)
+    equalization = equalize(build.program, quantized, load, progress.advance, each, measured).with_rows(heads)
     equalized = equalization.apply(load)
     if not build.calibration:
         return Rounding(equalized, equalization)

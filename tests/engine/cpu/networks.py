@@ -112,7 +112,9 @@ def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme:
     return product
 
 
-def odd_network(*, alibi: bool = False, peculiar: bool = False, layers: int = 3, seed: int = 0) -> Network:
+def odd_network(
+    *, alibi: bool = False, peculiar: bool = False, head_norms: bool = True, layers: int = 3, seed: int = 0
+) -> Network:
     """`peculiar`: with every attribute that few networks have, norms after the blocks, and two rotary embeddings."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab = 42, 6, 2, 10, 37, 83
@@ -138,8 +140,9 @@ def odd_network(*, alibi: bool = False, peculiar: bool = False, layers: int = 3,
         q = g.slice(qkv, 0, heads * head_dim)
         k = g.slice(qkv, heads * head_dim, kv_heads * head_dim)
         v = g.slice(qkv, (heads + kv_heads) * head_dim, kv_heads * head_dim)
-        q = norm(q, f"{i}.q_norm", 1e-6, heads)
-        k = norm(k, f"{i}.k_norm", 1e-6, kv_heads)
+        if head_norms:
+            q = norm(q, f"{i}.q_norm", 1e-6, heads)
+            k = norm(k, f"{i}.k_norm", 1e-6, kv_heads)
         if not alibi:
             frequencies = tuple(float(10000.0 ** (-j / head_dim)) for j in range(0, head_dim, 2))
             if peculiar and i != 1:
