@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ from llmserve.checkpoint.torch_file import TorchFile
 from llmserve.errors import CheckpointError, raise_problems
 
 CONFIG_NAME = "config.json"
+ENGINE_MANIFEST = "manifest.json"
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # OWNER/NAME
 GENERATION_CONFIG_NAME = "generation_config.json"
 SINGLE_NAMES = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model")
@@ -54,7 +57,12 @@ class Checkpoint:
             return GgufCheckpoint(path, path)
         if not path.is_dir():
             what = f"is neither a folder nor a {SUFFIX} file" if path.exists() else "does not exist"
-            raise CheckpointError(f"checkpoint {path} {what}; give a Hugging Face folder or a {SUFFIX} file")
+            hub = f", or download it first: llmserve pull {path}" if HUB_NAME.fullmatch(str(path)) else ""
+            raise CheckpointError(f"checkpoint {path} {what}; give a Hugging Face folder or a {SUFFIX} file{hub}")
+        if (path / ENGINE_MANIFEST).is_file():
+            raise CheckpointError(
+                f"{path} is an engine, which llmserve build makes in one step: use it, or build from the checkpoint"
+            )
         if (gguf := _only_gguf(path)) is not None:
             return GgufCheckpoint(path, gguf)
         problems: list[str] = []

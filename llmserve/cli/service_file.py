@@ -37,7 +37,7 @@ def read_services(arguments: Sequence[str]) -> Translation:
 
 
 def _named(arguments: Sequence[str]) -> Iterator[Path]:
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         flag, equals, value = argument.partition("=")
         if flag == FLAG:
             yield Path(value if equals else following)

@@ -136,3 +136,16 @@ def test_both_lengths_of_build_py_are_the_longest_sequence(
     ):
         assert llmserve(monkeypatch, "build", "--hf_model_dir", checkpoint, "--dry-run", *flags.split()) == 0
         assert f"{tokens} tokens a sequence" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_no_checkpoint_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert llmserve(monkeypatch, "build", "--model_dir", "baichuan-inc/Baichuan2-7B-Chat") == 2
+    assert "or download it first: llmserve pull baichuan-inc/Baichuan2-7B-Chat" in capsys.readouterr().err
+    assert llmserve(monkeypatch, "build", "no/such/folder") == 2
+    assert "pull" not in capsys.readouterr().err
+    (tmp_path / "manifest.json").write_text("{}")
+    assert llmserve(monkeypatch, "build", "--checkpoint_dir", tmp_path) == 2
+    assert "is an engine, which llmserve build makes in one step" in capsys.readouterr().err

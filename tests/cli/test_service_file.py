@@ -76,3 +76,8 @@ def test_a_file_that_is_none(tmp_path: Path, text: str, problem: str) -> None:
     file.write_text(text)
     assert problem in read_services(["--service", str(file)]).problems[0]
     assert "No such file" in read_services([f"--service={file}2"]).problems[0]
+
+
+@pytest.mark.parametrize("arguments", [[], ["engine"], ["--service"]])
+def test_a_command_line_without_a_file(arguments: list[str]) -> None:
+    assert read_services(arguments).arguments == arguments

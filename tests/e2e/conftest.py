@@ -49,14 +49,14 @@ def llmserve(
 
 
 def start_server(
-    *arguments: str, env: Mapping[str, str] | None = None, program: Sequence[str] = (LLMSERVE,)
+    *arguments: str, env: Mapping[str, str] | None = None, program: Sequence[str] = (LLMSERVE,), command: str = "serve"
 ) -> ServerProcess:
     """Start `llmserve serve` on free ports and return once its addresses are printed."""
     ports_flags = ("--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-    command = [*program, "serve", *ports_flags]
     process = subprocess.Popen(
-        [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    )
+        [*program, command, *ports_flags, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env=env,
+    )  # fmt: skip
     assert process.stdout is not None
     ports: dict[str, int] = {}
     printed: list[str] = []
