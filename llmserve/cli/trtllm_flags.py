@@ -82,7 +82,7 @@ BUILD = OldFlags.of(
         "no code of others is run; architectures are those of docs/build.md": "model-cls-file: model-cls-name:",
         LORA: "lora-plugin? lora-dir* hf-lora-dir: lora-ckpt-source: lora-target-modules* max-lora-rank: "
         "use-lora-plugin?",
-        "llmserve serve drafts tokens by itself (prompt lookup); leave it out": "speculative-decoding-mode: max-draft-len:",
+        "llmserve serve drafts by itself; leave it out": "speculative-decoding-mode: max-draft-len:",
         "prompt embeddings are not taken; leave it out": "max-prompt-embedding-table-size: max-multimodal-len: "
         "use-prompt-tuning",
         "it would change answers; leave it out": "streamingllm?",
