@@ -218,8 +218,8 @@ def _speeds(report: Report) -> list[tuple[str, str, str]]:
     rows = [
         (f"{name} ms", *(f"{1000 * getattr(side, name):,.0f}" for side in sides)) for name in ("mean", "p50", "p95")
     ]
-    one, other = (f"{side.tokens_per_second:,.0f}" for side in sides)
-    return [*((name, first, second) for name, first, second in rows), ("tokens/s", one, other)]
+    rows.append(("tokens/s", *(f"{side.tokens_per_second:,.0f}" for side in sides)))
+    return [(name, first if report.may_compare_times else "", second) for name, first, second in rows]
 
 
 def _about(report: Report) -> list[tuple[str, Mapping[str, Any]]]:

@@ -17,6 +17,7 @@ from llmserve.evaluation.power import Flips
 from llmserve.evaluation.served.judging import ServedPart
 from llmserve.evaluation.text_metrics import Scores
 
+STORED = "stored"  # how the source of a baseline of another run begins
 FORMAT = 3
 
 
@@ -49,6 +50,12 @@ class Report:
     def is_complete(self) -> bool:
         """Whether every sample of the suite was asked."""
         return bool(len(self.samples) == self.rules["num_samples"])
+
+    @property
+    def may_compare_times(self) -> bool:
+        """Whether both sides ran in this run, with as many requests in flight."""
+        baseline, engine = self.baseline.facts, self.engine.facts
+        return not baseline["source"].startswith(STORED) and baseline["in_flight"] == engine["in_flight"]
 
     @property
     def suite_facts(self) -> dict[str, Any]:

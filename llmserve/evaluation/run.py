@@ -46,7 +46,7 @@ from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, tim
 from llmserve.evaluation.parity import compare_tokens
 from llmserve.evaluation.prompt_ids import PromptIds, second_opinion
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
-from llmserve.evaluation.report import Report, Side
+from llmserve.evaluation.report import STORED, Report, Side
 from llmserve.evaluation.scoring import require_metrics, scores_of
 from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
@@ -231,7 +231,7 @@ def _baseline_side(
     stored = load(suite.baselines, key)
     answers = stored.select(prompts) if stored and not options.refresh_baseline else None
     if stored and answers:
-        return _hf_side(stored, answers, f"stored, computed on {stored.environment['machine']}")
+        return _hf_side(stored, answers, f"{STORED}, computed on {stored.environment['machine']}")
     if not hf.is_available():
         raise hf.unavailable() if options.refresh_baseline else missing_baseline(suite.baselines, key)
     choices = [prompt for prompt in prompts if isinstance(prompt, ChoicePrompt)]

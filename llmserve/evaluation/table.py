@@ -116,6 +116,8 @@ def _performance_rows(report: Report) -> list[tuple[str, str, str, str]]:
         (f"{name} ms", 1000 * getattr(baseline, name), 1000 * getattr(engine, name)) for name in ("mean", "p50", "p95")
     ]
     rows.append(("tokens/s", baseline.tokens_per_second, engine.tokens_per_second))
+    if not report.may_compare_times:
+        return [(name, "", f"{of_engine:,.0f}", "") for name, _, of_engine in rows]
     return [(name, f"{b:,.0f}", f"{e:,.0f}", f"{100 * (e / b - 1):+,.0f} %" if b else "") for name, b, e in rows]
 
 

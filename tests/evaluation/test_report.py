@@ -60,6 +60,18 @@ def test_a_damaged_engine_fails(tmp_path: Path) -> None:
     assert "same answer: 0 of 32" in text
 
 
+@pytest.mark.parametrize(
+    ("baseline", "compared"),
+    [({"source": "stored, elsewhere"}, False), ({"in_flight": "8"}, False), ({"source": "computed in this run"}, True)],
+)
+def test_only_times_of_one_run_are_compared(tmp_path: Path, baseline: dict[str, str], compared: bool) -> None:
+    result = report(tmp_path, GOOD)
+    facts = FACTS | {"source": "computed in this run"} | baseline
+    text = shown(replace(result, baseline=replace(result.baseline, facts=facts)))
+    assert ("+0 %" in text) == compared
+    assert re.search(r"^ *tokens/s +\d+ " if not compared else r"^ *tokens/s +\d+ +\d+ ", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("rule", ["pass", "fail"])
 def test_the_suite_decides_what_inconclusive_means(tmp_path: Path, rule: str) -> None:
     result = report(tmp_path, [*GOOD[:-1], DAMAGED[0]], inconclusive=rule)
