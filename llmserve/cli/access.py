@@ -55,7 +55,7 @@ def _with_environment(options: Sequence[str] | None, variable: str) -> list[str]
 
 
 def exposures(options: ServeOptions, extensions: Extensions) -> Iterator[str]:
-    """What whoever reaches a port could do there with the server's rights, a line for each of these things."""
+    """What anyone who reaches a port could do there with the server's rights, a line for each of these things."""
     from llmserve.frontends.shared.restrictions import Api
 
     if extensions.api_keys is not None:
@@ -64,13 +64,13 @@ def exposures(options: ServeOptions, extensions: Extensions) -> Iterator[str]:
     if options.model_control_mode == ControlMode.EXPLICIT:
         for port, flag in _open_ports(options, Api.MODEL_REPOSITORY, http, grpc):
             yield (
-                f"whoever reaches {port} can load models, and files that come with the request: code that runs with "
+                f"anyone who reaches {port} can load models, and files that come with the request: code that runs with "
                 f"this server's rights. Restrict it ({flag}) or listen on a loopback address; see docs/security.md"
             )
     if options.allow_client_shm:
         for port, flag in _open_ports(options, Api.SHARED_MEMORY, http, grpc):
             yield (
-                f"whoever reaches {port} can read and write the shared memory of this server's user. Restrict it "
+                f"anyone who reaches {port} can read and write the shared memory of this server's user. Restrict it "
                 f"({flag}) or listen on a loopback address; see docs/security.md"
             )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from fastapi import Request, Response
@@ -34,6 +35,7 @@ from llmserve.frontends.openai.failures import Refused, failure_of
 from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
 from llmserve.wire.http1 import request as wire
 
+LONGEST_NEAR = 64  # letters of a name that is compared with those that are known
 MOST_PROBLEMS = 10  # that are told
 MOST_UNKNOWN = 16  # fields of an object that are told by name
 EXPANSION = 32  # bytes that a document may take for each of its text: as Python's objects, then as models
@@ -136,7 +138,7 @@ async def _validated(request: Request, model: type[Body]) -> Body:
         try:
             return model.model_validate(_document(raw))
         except ValidationError as error:
-            raise _refusal(error) from None
+            raise _refusal(error, model) from None
 
     return await off_loop(asked, work, size=len(raw))
 
@@ -177,18 +179,19 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _refusal(error: ValidationError) -> Refused:
+def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    told = [_told(problem["loc"], problem["msg"], problem["type"]) for problem in problems]
+    told = [_told(problem["loc"], problem["msg"], problem["type"], model) for problem in problems]
     distinct = list(dict.fromkeys(told))
     more = f"; and {len(distinct) - MOST_PROBLEMS} more" if len(distinct) > MOST_PROBLEMS else ""
     place = problems[0]["loc"]
     return Refused("; ".join(distinct[:MOST_PROBLEMS]) + more, str(place[0]) if place else None)
 
 
-def _told(place: Sequence[int | str], text: str, kind: str) -> str:
+def _told(place: Sequence[int | str], text: str, kind: str, model: type[BaseModel]) -> str:
     name = ".".join(map(str, place))
     if kind == "extra_forbidden":
-        return f"{name}: unknown field: it is neither honoured nor ignored"
+        near = get_close_matches(name, model.model_fields, 1) if len(name) <= LONGEST_NEAR else []
+        return f"{name}: unknown field; did you mean {near[0]!r}?" if near else f"{name}: unknown field; remove it"
     text = text.removeprefix("Value error, ")
     return f"{name}: {text}" if name else text

@@ -133,3 +133,17 @@ def test_template_values_need_a_template(http: httpx.Client) -> None:
     answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert "no chat template" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("temprature", "temprature: unknown field; did you mean 'temperature'?"),
+        ("zzzz", "zzzz: unknown field; remove it"),
+        ("t" * 10_000, "unknown field; remove it"),  # too long to be compared with anything
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_nearest_one(http: httpx.Client, field: str, said: str) -> None:
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": MESSAGES, field: 1})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
