@@ -21,13 +21,15 @@ LlmserveError                 code
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from difflib import get_close_matches
 from enum import Enum
 from typing import ClassVar, Self
 
 from llmserve.tenant_counters import MAX_ANSWERS
 
 MAX_PROBLEMS = 99  # that one error lists
+MAX_COMPARED = 64  # letters of a client's name: comparing takes the product of both lengths
 
 
 class Code(Enum):
@@ -130,6 +132,12 @@ class Cancelled(LlmserveError):
 
 class InternalError(LlmserveError):
     code = Code.INTERNAL
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """To follow an unknown `name`: one that is much like it, or nothing, so that Triton's words stay as they are."""
+    close = get_close_matches(name, known, n=1) if len(name) <= MAX_COMPARED else ()
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def raise_problems(error: Callable[[str], LlmserveError], headline: str, problems: Sequence[str]) -> None:

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from llmserve.errors import InternalError, InvalidArgument
-from llmserve.serving.types import InferRequest, Tensor
+from llmserve.errors import InternalError, InvalidArgument, nearest
+from llmserve.serving.types import NUMPY_DTYPES, InferRequest, Tensor
 
 BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -28,6 +28,12 @@ def datatype_name(data_type: int) -> str:
     """KServe's name of a config's data type: TYPE_FP32 -> FP32, TYPE_STRING -> BYTES."""
     name: str = DataType.Name(data_type)
     return _CONFIG_NAMES.get(name, name.removeprefix("TYPE_"))
+
+
+def datatype_advice(datatype: str) -> str:
+    """To follow a refusal: what to write instead of a config's name."""
+    known = _CONFIG_NAMES.get(datatype, datatype.removeprefix("TYPE_"))
+    return f": unknown datatype '{datatype}'; write {known}" if known in NUMPY_DTYPES else ""
 
 
 def id_label(request_id: str) -> str:
@@ -111,7 +117,10 @@ class ModelSignature:
         for name, tensor in inputs.items():
             spec = self.inputs.get(name)
             if spec is None:
-                self._refuse(request, f"unexpected inference input '{name}' for model '{self.model_name}'")
+                self._refuse(
+                    request,
+                    f"unexpected inference input '{name}' for model '{self.model_name}'{nearest(name, self.inputs)}",
+                )
             if tensor.datatype != spec.datatype:
                 self._refuse(
                     request,
@@ -127,7 +136,10 @@ class ModelSignature:
             self._refuse_inputs(request)
         for name in request.requested_outputs:
             if name not in self.outputs:
-                self._refuse(request, f"unexpected inference output '{name}' for model '{self.model_name}'")
+                self._refuse(
+                    request,
+                    f"unexpected inference output '{name}' for model '{self.model_name}'{nearest(name, self.outputs)}",
+                )
 
     def to_model(self, request: InferRequest) -> InferRequest:
         """A checked request with `reshape` applied: what the model sees."""
@@ -221,12 +233,14 @@ class ModelSignature:
     def _refuse_inputs(self, request: InferRequest) -> NoReturn:
         least, most = len(self._required), len(self.inputs)
         expected = f"{most}" if least == most else f"number of inputs between {least} and {most}"
+        counted = f"expected {expected}{' inputs' if least == most else ''} but got {len(request.inputs)} inputs"
+        if least <= len(request.inputs) <= most:  # as many as there may be, and not those that there have to be
+            counted = "not all required inputs"
         missing = [name for name in self.inputs if name in self._required and name not in request.inputs]
         self._refuse(
             request,
-            f"expected {expected}{' inputs' if least == most else ''} but got {len(request.inputs)} inputs for model "
-            f"'{self.model_name}'. Got input(s) {_quoted(request.inputs)}, but missing required input(s) "
-            f"{_quoted(missing)}. Please provide all required input(s).",
+            f"{counted} for model '{self.model_name}'. Got input(s) {_quoted(request.inputs)}, but missing required "
+            f"input(s) {_quoted(missing)}. Please provide all required input(s).",
         )
 
     def _refuse(self, request: InferRequest, problem: str) -> NoReturn:

@@ -51,6 +51,8 @@ async def test_what_the_server_says_about_itself(tmp_path: Path) -> None:
         assert core.model_config("m", "1").instance_group[0].name == "m"
         with pytest.raises(NotFound, match="Request for unknown model: 'nope' is not found"):
             core.model_metadata("nope")
+        with pytest.raises(NotFound, match=r"'mm' is not found; did you mean 'm'\?"):
+            core.model_metadata("mm")
 
 
 async def test_not_ready_and_closed_before_start(tmp_path: Path) -> None:

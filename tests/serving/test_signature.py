@@ -81,6 +81,20 @@ def test_unknown_output_is_refused_and_the_id_may_be_missing() -> None:
     assert str(failure.value) == "[request id: <id_unknown>] unexpected inference output 'NOPE' for model 'm'"
 
 
+def test_a_name_that_is_nearly_right_is_told_the_right_one() -> None:
+    model = signature(tensors("input", text_input="FP32 [ 1 ]", stream="FP32 [ 1 ] optional: true"))
+    with pytest.raises(InvalidArgument, match=r"input 'text_inptu' for model 'm'; did you mean 'text_input'\?"):
+        model.check(request("m", tensor("text_inptu", 1)))
+    with pytest.raises(InvalidArgument, match=r"for model 'm'$"):
+        model.check(request("m", tensor("text_input" * 100, 1)))
+    with pytest.raises(InvalidArgument) as failure:  # as many as there may be, but not those that there must be
+        model.check(request("m", tensor("stream", 1)))
+    assert str(failure.value).endswith(
+        "not all required inputs for model 'm'. Got input(s) ['stream'], but missing required input(s) "
+        "['text_input']. Please provide all required input(s)."
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "batch_size"),
     [(PLAIN, [a(4), b(9)], 1), (BATCHED, [a(3, 4), b(3, 2)], 3), (OPTIONAL, [a(1), tensor("B", 1)], 1)],

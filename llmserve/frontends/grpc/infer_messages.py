@@ -32,7 +32,7 @@ from llmserve.frontends.shared.request_parameters import (
     sort_parameters,
 )
 from llmserve.frontends.shared.shared_memory import Place, SharedMemory
-from llmserve.serving.signature import datatype_name, id_label
+from llmserve.serving.signature import datatype_advice, datatype_name, id_label
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, Tensor
 
 ModelInferRequest: TypeAlias = service_pb2.ModelInferRequest | LargeRequest
@@ -172,7 +172,7 @@ def _read_inputs(message: ModelInferRequest, config: ModelConfig, source: DataSo
         if tensor.name in inputs:
             raise InvalidArgument(f"{id_label(message.id)}input '{tensor.name}' already exists in request")
         if tensor.datatype not in NUMPY_DTYPES:
-            _unknown_datatype(message, tensor.name, config)
+            _unknown_datatype(message, tensor, config)
         if tensor.parameters and REGION in tensor.parameters:
             inputs[tensor.name] = _shared_input(tensor, message.model_name, source)
         elif message.raw_input_contents:
@@ -192,11 +192,12 @@ def _shared_input(tensor: InferInputTensor, model: str, source: DataSource) -> T
     return decode_tensor(tensor.name, tensor.datatype, tensor.shape, raw, model=model, source=source)
 
 
-def _unknown_datatype(message: ModelInferRequest, name: str, config: ModelConfig) -> NoReturn:
+def _unknown_datatype(message: ModelInferRequest, tensor: InferInputTensor, config: ModelConfig) -> NoReturn:
+    name = tensor.name
     expected = next((datatype_name(entry.data_type) for entry in config.input if entry.name == name), "another one")
     raise InvalidArgument(
         f"{id_label(message.id)}inference input '{name}' data-type is '<invalid>', but model '{message.model_name}' "
-        f"expects '{expected}'"
+        f"expects '{expected}'{datatype_advice(tensor.datatype)}"
     )
 
 

@@ -42,7 +42,7 @@ from llmserve.frontends.shared.raw_tensors import (
     shaped,
 )
 from llmserve.frontends.shared.request_parameters import NO_PARAMETERS, REGION, RequestParameters, sort_parameters
-from llmserve.serving.signature import datatype_name, id_label
+from llmserve.serving.signature import datatype_advice, datatype_name, id_label
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, Tensor
 from llmserve.wire.pieces import copied
 
@@ -182,7 +182,7 @@ def _parse_input(entry: Mapping[str, Json], section: BinarySection, source: Data
     shape = [as_unsigned(dim, "shape") for dim in as_array(dims, "shape")]
     datatype = as_string(required(entry, "datatype"), "datatype")
     if datatype not in NUMPY_DTYPES:
-        raise InvalidArgument(f"invalid datatype for input {name}")
+        raise InvalidArgument(f"invalid datatype for input {name}{datatype_advice(datatype)}")
     raw = _binary_data(name, entry, section, source)
     if raw is not None:
         return decode_tensor(name, datatype, shape, raw, model=model, source=source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llmserve.errors import InvalidArgument, NotFound
+from llmserve.errors import InvalidArgument, NotFound, nearest
 from llmserve.serving.model import ServedModel
 
 LOADING, READY, UNLOADING, UNAVAILABLE = "LOADING", "READY", "UNLOADING", "UNAVAILABLE"
@@ -103,7 +103,7 @@ class ModelTable:
         if not versions:
             if self._rows.get(name):
                 raise NotFound(f"Request for unknown model: '{name}' has no available versions")
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+            raise NotFound(f"Request for unknown model: '{name}' is not found{nearest(name, self._served)}")
         model = versions.get(max(versions) if number == HIGHEST else number)
         if model is None:
             raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")

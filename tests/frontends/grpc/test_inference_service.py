@@ -175,6 +175,7 @@ def test_typed_contents(
         (message(inputs=[typed("X", "FP32", [2**62] * 40_000)]), "unusable shape of 40000 dimensions"),
         (message(inputs=[typed("X", "FP32", [2**62] * 64)]), "no tensor has that many elements"),
         (message(inputs=[typed("TEXT", "fp32", [1])]), "'<invalid>', but model 'echo' expects 'BYTES'"),
+        (message(inputs=[typed("TEXT", "TYPE_INT64", [1])]), "unknown datatype 'TYPE_INT64'; write INT64"),
         (message(inputs=[typed("X", "FP32", [0]), typed("X", "FP32", [0])]), "input 'X' already exists in request"),
         (message(model_version="abc"), "failed to get model version from specified version string 'abc'"),
         (message(model_version="9" * 30), "version should be an integral value > 0"),

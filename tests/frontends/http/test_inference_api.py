@@ -215,6 +215,8 @@ X1 = {"name": "X", "shape": [1], "datatype": "FP32", "data": [1]}
         ),
         ({"inputs": [X1 | {"parameters": {"binary_data_size": 4}}]}, 400, "But set 'data' 'binary_data_size'"),
         ({"inputs": [X1 | {"datatype": "fp32"}]}, 400, "invalid datatype for input X"),
+        ({"inputs": [X1 | {"datatype": "TYPE_INT64"}]}, 400, "unknown datatype 'TYPE_INT64'; write INT64"),
+        ({"inputs": [X1 | {"datatype": "TYPE_STRING"}]}, 400, "write BYTES"),
         (
             {"inputs": [X1 | {"datatype": "FP16"}]},
             400,
