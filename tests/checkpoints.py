@@ -100,6 +100,12 @@ PHI: dict[str, Any] = COMMON | {
     "tie_word_embeddings": False,
 }
 LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0], "long_factor": [1, 2, 4, 6.5, 9, 16]}
+EXPERTS: dict[str, Any] = {
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 # The Baichuan kinds carry the explicit keys: they are too small to be told apart as the published models are.
 KINDS: dict[str, dict[str, Any]] = {
     "baichuan2-7b": BAICHUAN | {"max_position_embeddings": 256, "position_embedding": "rope", "norm_head": True},
@@ -152,6 +158,52 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3": QWEN
     | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32, "attention_bias": False},
 }
+
+
+KINDS |= {
+    # with one plain layer
+    "qwen3-moe": QWEN
+    | EXPERTS
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 3,
+        "head_dim": 32,
+        "num_experts": 7,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
+    "qwen2-moe": QWEN
+    | EXPERTS
+    | {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "num_experts": 7,
+        "shared_expert_intermediate_size": 80,
+        "norm_topk_prob": False,
+    },
+    "olmoe": QWEN
+    | EXPERTS
+    | {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "intermediate_size": 48,
+        "num_experts": 7,
+        "clip_qkv": None,
+        "norm_topk_prob": False,
+    },
+    "mixtral": QWEN
+    | EXPERTS
+    | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "intermediate_size": 112,
+        "num_local_experts": 5,
+        "sliding_window": None,
+    },
+}
+MIXTURES = ("mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
+EXPERT_NAMES = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # else "mlp" and the names of an MLP
 
 
 def make_checkpoint(
@@ -217,7 +269,26 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(config)))
     tied = model.all_tied_weights_keys
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
+    return published_experts(model.config.model_type, shapes)
+
+
+def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Experts one by one: transformers has those of a layer in one tensor."""
+    module, gate, up, down = EXPERT_NAMES.get(model_type, ("mlp", "gate_proj", "up_proj", "down_proj"))
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        layer, _, rest = name.partition(".mlp.")
+        if rest == "experts.gate_up_proj":
+            parts, rows = [gate, up], shape[1] // 2
+        elif rest == "experts.down_proj":
+            parts, rows = [down], shape[1]
+        else:
+            found[f"{layer}.{module}.{rest}" if rest else name] = shape
+            continue
+        for expert in range(shape[0]):
+            found |= {f"{layer}.{module}.experts.{expert}.{part}.weight": (rows, shape[2]) for part in parts}
+    return found
 
 
 def attention_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

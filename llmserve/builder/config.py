@@ -6,7 +6,7 @@ from typing import Any
 
 from llmserve import __version__
 from llmserve.builder.options import BuildOptions
-from llmserve.models.graph import OpKind, Program
+from llmserve.models.graph import Program
 from llmserve.models.spec import DecoderSpec
 
 
@@ -66,7 +66,7 @@ def network_config(spec: DecoderSpec, options: BuildOptions, *, tp_size: int, pp
 def _computation(program: Program, options: BuildOptions) -> dict[str, Any]:
     weights = options.weights
     return {
-        "hidden_act": next(op.attrs["activation"] for op in program.ops if op.kind is OpKind.GATED_ACTIVATION),
+        "hidden_act": next(op.attrs["activation"] for op in program.ops if "activation" in op.attrs),
         "quantization": {
             "quant_algo": weights.quant_algo,
             "kv_cache_quant_algo": options.cache().quant_algo,

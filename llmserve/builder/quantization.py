@@ -30,6 +30,7 @@ from llmserve.models.number_formats import INT4, INT8, NumberFormat, WeightForma
 from llmserve.models.spec import Param
 
 LINEAR_KINDS = (OpKind.LINEAR, OpKind.LOGITS)
+MATRICES = {OpKind.LINEAR: 1, OpKind.LOGITS: 1, OpKind.EXPERTS: 2}  # how many of an op's weights it multiplies with
 NOTHING = np.float32(2.0**-100)  # numbers below have no inverse to multiply with
 ROUNDED_ROWS = 256  # at a time, to keep temporaries small
 SEARCHED_ELEMENTS = 1 << 15  # of four bits at a time: temporaries that stay in a cache
@@ -279,7 +280,7 @@ def round_to_steps(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
 def quantized_params(
     program: Program, params: Sequence[Param], options: BuildOptions
 ) -> Mapping[str, Sequence[WeightPart]]:
-    """Parameters that are quantized, and how: quantizable ones that only linear layers read, as their matrix.
+    """Parameters that are quantized, and how: quantizable ones that are only multiplied with, as matrices.
 
     The head has the wider format, if there is one: logits are compared with each other, and it is a small part of a
     model. So have the values of the attention, and then what reads its output, as far as `most_bits` allows: their
@@ -289,8 +290,8 @@ def quantized_params(
     if not weights.is_rounded:
         return {}
     shapes = {param.name: param.shape for param in params if param.quantizable}
-    matrices = {op.weights[0]: op.kind for op in program.ops if op.kind in LINEAR_KINDS}
-    elsewhere = {name for op in program.ops for name in (op.weights[1:] if op.kind in LINEAR_KINDS else op.weights)}
+    matrices = {name: op.kind for op in program.ops for name in op.weights[: MATRICES.get(op.kind, 0)]}
+    elsewhere = {name for op in program.ops for name in op.weights[MATRICES.get(op.kind, 0) :]}
     names = {name: kind for name, kind in matrices.items() if name in shapes and name not in elsewhere}
     scheme, wider = SCHEMES[weights.name], SCHEMES[(weights.wider or weights).name]
     found = {

@@ -102,6 +102,8 @@ class ReferenceModel:
                     if op.kind is OpKind.LOGITS:
                         return []
                 outputs = self._linear(op, read, runs)
+            elif op.kind is OpKind.EXPERTS:
+                outputs = self._experts(op, inputs, runs)
             else:
                 outputs = self._others(op, inputs, runs)
             for known, output in zip(values, outputs, strict=True):
@@ -135,12 +137,7 @@ class ReferenceModel:
         """A matrix is read once for all runs."""
         name, *biases = op.weights
         source, parts = self._load(name), self._quantized.get(name)
-        stacked = np.concatenate(
-            [
-                round_in_groups(x, parts[0].scheme.format.activations) if run.rounds and parts else x
-                for x, run in zip(inputs, runs, strict=True)
-            ]
-        )
+        stacked = np.concatenate([self._rounded(name, x, run) for x, run in zip(inputs, runs, strict=True)])
         y = np.empty((len(stacked), source.shape[0]), np.float32)
         kept_exact = [run.exact_weights or not parts for run in runs]
         assert kept_exact == sorted(kept_exact), "runs with exact weights come last"
@@ -161,6 +158,45 @@ class ReferenceModel:
         if op.kind is OpKind.LOGITS:
             y = scaled_and_capped(op, y)
         return np.split(y, np.cumsum([len(x) for x in inputs])[:-1])
+
+    def _experts(self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run]) -> list[Matrix]:
+        """An expert's matrices are read once for all runs; what experts make of a row is added in their order."""
+        per_token, num_experts = int(op.number("experts_per_token")), int(op.number("num_experts"))
+        outputs = [np.zeros_like(x) for x, _ in inputs]
+
+        def of_expert(expert: int) -> list[tuple[NDArray[np.int64], Matrix]]:
+            """For each run the rows that it is chosen for, and what is added to them."""
+            matrices = {exact: self._matrices(op, expert, exact) for exact in {run.exact_weights for run in runs}}
+            found = []
+            for (x, routes), run in zip(inputs, runs, strict=True):
+                rows, places = np.nonzero(routes[:, :per_token] == expert)
+                gate_up, down = matrices[run.exact_weights]
+                inner = _gated_activation(op, self._rounded(op.weights[0], x[rows], run) @ gate_up.T)
+                y = self._rounded(op.weights[1], inner, run) @ down.T
+                found.append((rows, y * routes[rows, per_token + places][:, None]))
+            return found
+
+        for added in self._each(of_expert, range(num_experts)):
+            for output, (rows, y) in zip(outputs, added, strict=True):
+                output[rows] += y
+        for name in op.weights:
+            self._advance(name, math.prod(self._load(name).shape))
+        return outputs
+
+    def _matrices(self, op: Op, expert: int, exact: bool) -> list[Matrix]:
+        """Gate and up in one, and down."""
+        found = []
+        for name in op.weights:
+            source, parts = self._load(name), self._quantized.get(name)
+            height = source.shape[0] // int(op.number("num_experts"))
+            rows = slice(expert * height, (expert + 1) * height)
+            found.append(to_float32(source[rows]) if exact or not parts else round_weight(parts, source, rows))
+        return found
+
+    def _rounded(self, name: str, x: Matrix, run: Run) -> Matrix:
+        """As it is multiplied with the matrix `name`."""
+        parts = self._quantized.get(name)
+        return round_in_groups(x, parts[0].scheme.format.activations) if run.rounds and parts else x
 
     def _others(self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run]) -> list[Matrix]:
         """What works on each run by itself."""
@@ -302,6 +338,21 @@ def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
     return a + b
 
 
+def _route(op: Op, logits: Matrix) -> Matrix:
+    best = np.argsort(-logits, axis=1, kind="stable")[:, : int(op.number("experts_per_token"))]
+    chosen = np.sort(best, axis=1)
+    weights = np.take_along_axis(_softmax(logits), chosen, axis=1)
+    if op.attrs["renormalize"]:
+        weights /= weights.sum(axis=1, keepdims=True)
+    return np.concatenate((chosen.astype(np.float32), weights), axis=1)
+
+
+def _sigmoid_gate(op: Op, x: Matrix, gate: Matrix) -> Matrix:
+    with np.errstate(over="ignore"):  # as above
+        gated: Matrix = x / (1 + np.exp(-gate))
+    return gated
+
+
 def _select_rows(op: Op, x: Matrix) -> Matrix:
     return x  # the reference wants the logits of every token
 
@@ -315,5 +366,7 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.ATTENTION: _attention,
     OpKind.GATED_ACTIVATION: _gated_activation,
     OpKind.ADD: _add,
+    OpKind.ROUTE: _route,
+    OpKind.SIGMOID_GATE: _sigmoid_gate,
     OpKind.SELECT_ROWS: _select_rows,
 }

@@ -27,6 +27,9 @@ class OpKind(Enum):
     ATTENTION = "attention"  # q, k, v; ; see Graph.attention. Writes k and v to the paged cache of `layer` first
     GATED_ACTIVATION = "gated_activation"  # gate_up [T,2I]; ; activation: y = act(gate) * up, gate is columns 0..I-1
     ADD = "add"  # a, b
+    ROUTE = "route"  # logits [T,E]; ; experts_per_token, renormalize: see Graph.route
+    EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I]; experts_per_token, num_experts, activation: see Graph.experts
+    SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1]; y = sigmoid(gate) * x
     SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are wanted
     LOGITS = "logits"  # x [S,H]; [V,H]; scale?, soft_cap?: y = soft_cap(scale * x @ weight.T) in float32
 
@@ -168,6 +171,34 @@ class Graph:
     def add(self, a: Value, b: Value) -> Value:
         assert a.width == b.width
         return self._record(OpKind.ADD, (a, b), a.width)
+
+    def route(self, logits: Value, *, experts_per_token: int, renormalize: bool) -> Value:
+        """The experts of each row: those with the largest logits, of equal ones the first.
+
+        y has their numbers in ascending order, then the weight of each: its softmax among all experts. `renormalize`
+        divides the weights by their sum.
+        """
+        assert 0 < experts_per_token <= logits.width
+        return self._record(
+            OpKind.ROUTE, (logits,), 2 * experts_per_token, experts_per_token=experts_per_token, renormalize=renormalize
+        )
+
+    def experts(
+        self, x: Value, routes: Value, gate_up: str, down: str, *, num_experts: int, activation: str = "silu"
+    ) -> Value:
+        """The sum over a row's experts, in ascending order, of weight * down(activation(gate(x)) * up(x)).
+
+        Matrices of all experts lie one below the other, gate above up.
+        """
+        assert activation in ACTIVATIONS
+        return self._record(
+            OpKind.EXPERTS, (x, routes), x.width, (gate_up, down), experts_per_token=routes.width // 2,
+            num_experts=num_experts, activation=activation,
+        )  # fmt: skip
+
+    def sigmoid_gate(self, x: Value, gate: Value) -> Value:
+        assert gate.width == 1
+        return self._record(OpKind.SIGMOID_GATE, (x, gate), x.width)
 
     def select_rows(self, x: Value) -> Value:
         return self._record(OpKind.SELECT_ROWS, (x,), x.width)

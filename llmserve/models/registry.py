@@ -18,9 +18,13 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "gemma3",
     "llama",
     "mistral",
+    "mixtral",
+    "olmoe",
     "phi3",
     "qwen2",
+    "qwen2_moe",
     "qwen3",
+    "qwen3_moe",
 )
 ALL: tuple[AnyArchitecture, ...] = tuple(import_module(f"{__package__}.{name}").ARCHITECTURE for name in FILES)
 ARCHITECTURES: Mapping[str, AnyArchitecture] = {name: each for each in ALL for name in each.names}

@@ -56,7 +56,7 @@ def qkv(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False) -
     if fused:
         widths = {fused: sum(widths.values())}
     rows = {f"{layer_source(layer)}.self_attn.{module}": width for module, width in widths.items()}
-    return _linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
+    return linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
 
 
 def head_norms(spec: DecoderSpec, layer: int) -> list[Param]:
@@ -68,18 +68,20 @@ def head_norms(spec: DecoderSpec, layer: int) -> list[Param]:
 def output(spec: DecoderSpec, layer: int, *, bias: bool = False) -> list[Param]:
     """The projection after the attention."""
     rows = {f"{layer_source(layer)}.self_attn.o_proj": spec.hidden_size}
-    return _linear(f"layers.{layer}.attn.output", rows, spec.q_width, Shard.COLUMNS, bias=bias)
+    return linear(f"layers.{layer}.attn.output", rows, spec.q_width, Shard.COLUMNS, bias=bias)
 
 
-def gated_mlp(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False) -> list[Param]:
+def gated_mlp(
+    spec: DecoderSpec, layer: int, *, module: str = "mlp", fused: str = "", bias: bool = False
+) -> list[Param]:
     """`fused`: the module that has gate and up as its rows, in this order; empty: there is one module for each."""
-    source, name = f"{layer_source(layer)}.mlp", f"layers.{layer}.mlp"
+    source, name = f"{layer_source(layer)}.{module}", f"layers.{layer}.mlp"
     inner = spec.intermediate_size
     widths = {fused: 2 * inner} if fused else {"gate_proj": inner, "up_proj": inner}
-    rows = {f"{source}.{module}": width for module, width in widths.items()}
+    rows = {f"{source}.{part}": width for part, width in widths.items()}
     return [
-        *_linear(f"{name}.gate_up", rows, spec.hidden_size, Shard.GATE_UP, bias=bias),
-        *_linear(f"{name}.down", {f"{source}.down_proj": spec.hidden_size}, inner, Shard.COLUMNS, bias=bias),
+        *linear(f"{name}.gate_up", rows, spec.hidden_size, Shard.GATE_UP, bias=bias),
+        *linear(f"{name}.down", {f"{source}.down_proj": spec.hidden_size}, inner, Shard.COLUMNS, bias=bias),
     ]
 
 
@@ -101,7 +103,7 @@ def _head(spec: DecoderSpec, *, normalized: bool) -> Param:
     )
 
 
-def _linear(name: str, rows: Mapping[str, int], columns: int, shard: Shard, *, bias: bool) -> list[Param]:
+def linear(name: str, rows: Mapping[str, int], columns: int, shard: Shard, *, bias: bool) -> list[Param]:
     """A weight stacked from the modules in `rows` (module name -> output features), and its bias where it has one."""
     combine = Combine.COPY if len(rows) == 1 else Combine.CONCAT_ROWS
     height = sum(rows.values())

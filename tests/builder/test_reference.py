@@ -11,7 +11,16 @@ import pytest
 
 from llmserve.builder.reference import ReferenceModel
 from llmserve.models.graph import CacheShape, Graph
-from tests.checkpoints import FORMATS, KINDS, LONGROPE, make_checkpoint, random_tensors, write_json, write_tensors
+from tests.checkpoints import (
+    FORMATS,
+    KINDS,
+    LONGROPE,
+    MIXTURES,
+    make_checkpoint,
+    random_tensors,
+    write_json,
+    write_tensors,
+)
 from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
 
 DEMO = Path(__file__).resolve().parents[2] / "build" / "checkpoints" / "baichuan2-tiny-docsum"
@@ -63,6 +72,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_scaling": LONGROPE | {"type": "su", "original_max_position_embeddings": 128}},
     ),
     "phi4-mini with its own factors": ("phi4-mini", {"rope_scaling": LONGROPE | {"factor": 3.0}}),
+    "qwen3-moe with weights as they are": ("qwen3-moe", {"norm_topk_prob": False}),
+    "qwen3-moe in every second layer": ("qwen3-moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
+    "qwen3-moe with a bias": ("qwen3-moe", {"attention_bias": True}),
+    "qwen2-moe without a bias": ("qwen2-moe", {"qkv_bias": False, "norm_topk_prob": True}),
+    "olmoe with one expert for a token": ("olmoe", {"num_experts_per_tok": 1, "norm_topk_prob": True}),
+    "mixtral with all experts": ("mixtral", {"num_experts_per_tok": 5, "sliding_window": 16}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -93,7 +108,8 @@ def test_optional_biases(kind: str, keys: tuple[str, ...], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "kind", ["baichuan2-13b", "gemma2", "gemma3", "llama3-rope", "mistral", "phi3", "phi4-mini", "qwen2", "qwen3"]
+    "kind",
+    ["baichuan2-13b", "gemma2", "gemma3", "llama3-rope", "mistral", "phi3", "phi4-mini", "qwen2", "qwen3", *MIXTURES],
 )
 def test_configs_as_transformers_5_writes_them(kind: str, tmp_path: Path) -> None:
     """New style: `rope_parameters` instead of `rope_theta` and `rope_scaling`, `dtype` instead of `torch_dtype`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.builder.quantization import MATRICES
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.models.graph import OpKind
 from llmserve.models.registry import ARCHITECTURES, MODEL_TYPES, architecture_for
@@ -49,9 +50,10 @@ def test_program_uses_every_parameter_with_its_shape(kind: str) -> None:
 def test_matrix_products_and_only_those_may_be_quantized(kind: str) -> None:
     architecture = architecture_for(KINDS[kind])
     spec = spec_of(kind)
-    products = {
-        op.weights[0] for op in architecture.program(spec).ops if op.kind in (OpKind.LINEAR, OpKind.LOGITS)
-    }  # fmt: skip
+    ops = architecture.program(spec).ops
+    products = {name for op in ops for name in op.weights[: MATRICES.get(op.kind, 0)]}
+    chooses = {name for name in products if name.endswith((".router", "mlp.gate"))}
+    products -= chooses
     assert {param.name for param in architecture.params(spec) if param.quantizable} == products
 
 
@@ -124,6 +126,14 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("phi4-mini", {"rope_scaling": LONGROPE | {"short_mscale": 1.2}}, "rope parameter 'short_mscale' is unknown"),
         ("phi4-mini", {"rope_scaling": LONGROPE | {"factor": 0}}, "factor must be a positive number, got 0"),
         ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types is not supported for Mistral"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported"),
+        ("olmoe", {"num_experts_per_tok": 8}, "num_experts_per_tok (8) must be at most num_experts (7)"),
+        ("mixtral", {"num_experts_per_tok": 6}, "num_experts_per_tok (6) must be at most num_local_experts (5)"),
+        ("qwen3-moe", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not supported; supported: 'softmax'"),
+        ("qwen3-moe", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
+        ("qwen2-moe", {"mlp_only_layers": 1}, "mlp_only_layers must be a list of integers, got 1"),
+        ("qwen2-moe", {"moe_intermediate_size": None}, "moe_intermediate_size must be an integer"),
+        ("qwen2-moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer from 1"),
         ("mistral", {"sliding_window": 0}, "sliding_window must be an integer from 1"),
         ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must be a list of num_hidden_layers (3) names"),
         ("qwen2", {"layer_types": ["linear_attention"] * 3}, "layer type 'linear_attention' is not supported"),

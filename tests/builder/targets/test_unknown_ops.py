@@ -26,8 +26,8 @@ OPTIONS = BuildOptions(dtype="float16", max_seq_len=96)
 class Later(Enum):
     """Kinds that nobody knows yet."""
 
-    ROUTE = "route"
-    EXPERTS = "experts"
+    SCAN = "scan"
+    CONVOLVE = "convolve"
 
 
 def with_later_ops(program: Program) -> Program:
@@ -45,7 +45,15 @@ def test_every_target_refuses_all_of_them_by_name(name: str, monkeypatch: pytest
     monkeypatch.setattr(Architecture, "program", lambda self, spec: with_later_ops(made(self, spec)))
     with pytest.raises(RecipeError) as caught:
         resolve_network(KINDS["llama"], replace(OPTIONS, target=name, given=TARGETS[name]))
-    for text in ("op route", "op experts", "bias of logits: 0.5"):
+    for text in ("op scan", "op convolve", "bias of logits: 0.5"):
+        assert str(caught.value).count(text) == 1
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "tensorrt_llm"])
+def test_mixtures_of_experts_are_refused_by_name(name: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve_network(KINDS["qwen2-moe"], replace(OPTIONS, target=name, given=TARGETS[name]))
+    for text in ("op route", "op experts", "op sigmoid_gate"):
         assert str(caught.value).count(text) == 1
 
 
@@ -59,4 +67,4 @@ def test_the_ops_of_today_are_known(name: str) -> None:
 
 
 def test_the_reference_computes_every_kind() -> None:
-    assert {OpKind.EMBED, *LINEAR_KINDS, *OPERATIONS} == set(OpKind)
+    assert {OpKind.EMBED, OpKind.EXPERTS, *LINEAR_KINDS, *OPERATIONS} == set(OpKind)
