@@ -30,7 +30,7 @@ from llmserve.builder.quantization import (
 )
 from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
-from llmserve.models.number_formats import FLOAT32, NumberFormat
+from llmserve.models.number_formats import FLOAT32, FLOATS, NumberFormat
 
 SHARE_STEPS = 16383  # of what a query takes of the values in a cache of integers
 MANY_TOKENS = 2048  # of all runs together, which are better multiplied with more rows at a time
@@ -74,6 +74,8 @@ class ReferenceModel:
         self._cache = cache
         self._each = each
         self._advance = advance
+        # Where a last bit of keys and values can change the choice of experts, they are those of the cache.
+        self._has_routes = any(op.kind is OpKind.ROUTE for op in program.ops)
 
     def logits(self, token_ids: Sequence[int]) -> Matrix:
         """Logits after every token of the prompt, float32 [T, V]."""
@@ -166,11 +168,15 @@ class ReferenceModel:
 
         def of_expert(expert: int) -> list[tuple[NDArray[np.int64], Matrix]]:
             """For each run the rows that it is chosen for, and what is added to them."""
-            matrices = {exact: self._matrices(op, expert, exact) for exact in {run.exact_weights for run in runs}}
+            matrices: dict[bool, list[Matrix]] = {}
             found = []
             for (x, routes), run in zip(inputs, runs, strict=True):
                 rows, places = np.nonzero(routes[:, :per_token] == expert)
-                gate_up, down = matrices[run.exact_weights]
+                if not len(rows):
+                    found.append((rows, x[rows]))
+                    continue
+                exact = run.exact_weights
+                gate_up, down = matrices.setdefault(exact, matrices.get(exact) or self._matrices(op, expert, exact))
                 inner = _gated_activation(op, self._rounded(op.weights[0], x[rows], run) @ gate_up.T)
                 y = self._rounded(op.weights[1], inner, run) @ down.T
                 found.append((rows, y * routes[rows, per_token + places][:, None]))
@@ -210,6 +216,10 @@ class ReferenceModel:
     def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], run: Run) -> Matrix:
         if run.rounds and op.kind is OpKind.ATTENTION and self._cache.is_rounded:
             return _attention_in_integers(op, self._cache, *inputs)
+        if run.rounds and op.kind is OpKind.ATTENTION and self._has_routes:
+            q, *kept = inputs
+            dtype = FLOATS[self._cache.name].values
+            inputs = (q, *(x.astype(dtype).astype(np.float32) for x in kept))
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         return y
 

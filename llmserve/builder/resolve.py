@@ -17,7 +17,7 @@ from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint, read_config
 from llmserve.errors import CheckpointError, RecipeError, raise_problems
-from llmserve.models.graph import Program
+from llmserve.models.graph import OpKind, Program
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.stages.tokenizer_code import TokenizerCode, find_tokenizer_code
@@ -149,6 +149,8 @@ def _network(
         problems += target.problems(program, params, options)
         if options.calibration_data and not target.rounds_activations:
             problems.append(f"calibration_data has no effect on the {target.name} target; leave it out")
+        if options.calibration_data and any(op.kind is OpKind.EXPERTS for op in program.ops):
+            problems.append("calibration_data is not supported for mixtures of experts; leave it out")
     return spec, Network(program, params, options), target, problems
 
 

@@ -42,14 +42,14 @@ def verified(directory: EngineDirectory) -> SelfTestResult:
     return result
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(MIXTURES)))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_architecture_computes_the_references_logits(tmp_path: Path, kind: str) -> None:
     result = verified(build(tmp_path, kind))
     assert result.passed
     assert result.max_error < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "llama-tied", "qwen3"])
+@pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "llama-tied", "qwen3", *MIXTURES])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: str, dtype: str) -> None:
     result = verified(build(tmp_path, kind, replace(OPTIONS, dtype=dtype)))
@@ -57,12 +57,12 @@ def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: st
     assert result.max_error < result.tolerance / 2
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(MIXTURES)))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantized_engines_stay_within_their_own_tolerance(tmp_path: Path, kind: str, quantization: str) -> None:
     result = verified(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization=quantization)))
     assert result.passed
-    assert 0.02 < result.tolerance < 0.3
+    assert 0.02 < result.tolerance < (0.6 if kind in MIXTURES else 0.3)  # a choice of experts may change
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "qwen2", "llama-tied"])

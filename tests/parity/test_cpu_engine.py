@@ -74,7 +74,7 @@ def check_greedy(oracle: Any, prompt: tuple[int, ...], tokens: list[int], margin
             return
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(MIXTURES)))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_float32_logits_and_greedy_tokens(kind: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", kind)
     engine = engine_of(checkpoint, tmp_path / "engine", "float32")
@@ -90,7 +90,11 @@ def test_float32_logits_and_greedy_tokens(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - set(MIXTURES)))
 def test_rounded_engines_leave_the_oracle_only_at_near_ties(kind: str, dtype: str, tmp_path: Path) -> None:
-    """The oracle computes in float32 on the same rounded weights: what differs is the engine's own rounding."""
+    """The oracle computes in float32 on the same rounded weights: what differs is the engine's own rounding.
+
+    It changes the choice of experts, where two are nearly equal: mixtures are compared with the reference, whose cache
+    is rounded, too (tests/engine/cpu/test_logits.py, tests/builder/test_cpu_engine.py).
+    """
     checkpoint = make_checkpoint(tmp_path / "checkpoint", kind, dtype=dtype)
     engine = engine_of(checkpoint, tmp_path / "engine", dtype)
     oracle = load_oracle(checkpoint)
@@ -123,14 +127,16 @@ def test_log_probs_of_prompts_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.08), ("int4", 0.6)])
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(MIXTURES)))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_quantized_logits_are_those_of_the_same_network(
     kind: str, quantization: str, bound: float, tmp_path: Path
 ) -> None:
     """Root mean square error relative to the oracle's logits, whose weights are not rounded.
 
     These networks are as narrow as a group of int4, so its errors are large; those of another network are above one.
+    So are those of a position whose choice of experts rounding changes.
     """
+    bound = max(bound, 0.25) if kind in MIXTURES else bound
     checkpoint = make_checkpoint(tmp_path / "checkpoint", kind)
     engine = engine_of(checkpoint, tmp_path / "engine", "float32", quantization)
     runner = CpuRunner.open(EngineDirectory.open(engine).engine_file, num_blocks=16)

@@ -72,6 +72,18 @@ class OpCode(IntEnum):
     GATED_GELU = 13
     SCALE = 14
     SOFT_CAP = 15
+    ROUTE = 16
+    DISPATCH = 17
+    COMBINE = 18
+    SIGMOID_GATE = 19
+
+
+class RowsOf(IntEnum):
+    """What an operation has rows for."""
+
+    TOKENS = 0
+    SELECTED = 1
+    CHOSEN = 2  # each expert of each token
 
 
 class Before(IntEnum):
@@ -88,7 +100,7 @@ LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4)
 
 OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("stride", "<u4")])
 OP = np.dtype(
-    [("kind", "<u4"), ("selected", "<u4"), ("inputs", OPERAND, 3), ("output", OPERAND), ("tensors", "<i4", 4)]
+    [("kind", "<u4"), ("rows", "<u4"), ("inputs", OPERAND, 3), ("output", OPERAND), ("tensors", "<i4", 4)]
     + [(name, "<u4") for name in ("layer", "num_heads", "head_dim", "groups", "window", "before")]
     + [("scalar", "<f4"), ("soft_cap", "<f4")]
 )
@@ -100,7 +112,8 @@ HEADER = np.dtype(
     + [("json_offset", "<u8"), ("json_bytes", "<u8")]
     + [(name, "<u4") for name in ("num_ops", "num_tensors", "num_buffers", "packing")]
     + [(name, "<u4") for name in ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size")]
-    + [(name, "<u4") for name in ("num_layers", "num_kv_heads", "head_dim", "cache_dtype", "reserved")]
+    + [(name, "<u4") for name in ("num_layers", "num_kv_heads", "head_dim", "cache_dtype")]
+    + [("experts_per_token", "<u4")]
 )
 CRC_BEGIN = 16  # magic, version and the checksum itself are outside
 
@@ -203,7 +216,12 @@ class Metadata:
 
 
 def encode_metadata(
-    header: EngineHeader, ops: NDArray[Any], tensors: Sequence[TensorEntry], buffers: Sequence[int]
+    header: EngineHeader,
+    ops: NDArray[Any],
+    tensors: Sequence[TensorEntry],
+    buffers: Sequence[int],
+    *,
+    experts_per_token: int = 0,
 ) -> Metadata:
     """`ops`: records of dtype OP. `buffers`: bytes per row of each activation buffer."""
     text = json.dumps({**asdict(header), "tensors": [tensor.name for tensor in tensors]}, sort_keys=True).encode()
@@ -220,7 +238,7 @@ def encode_metadata(
     fixed["ops_offset"], fixed["tensors_offset"], fixed["buffers_offset"] = ops_offset, tensors_offset, buffers_offset
     fixed["json_offset"], fixed["json_bytes"] = json_offset, len(text)
     fixed["num_ops"], fixed["num_tensors"], fixed["num_buffers"] = len(ops), len(tensors), len(buffers)
-    fixed["packing"] = PACKING_CODE
+    fixed["packing"], fixed["experts_per_token"] = PACKING_CODE, experts_per_token
     fixed["cache_dtype"] = DType[header.cache_dtype.upper()]
     for name in ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size"):
         fixed[name] = getattr(header, name)

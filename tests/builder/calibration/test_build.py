@@ -67,6 +67,13 @@ def test_every_architecture_can_be_calibrated(tmp_path: Path, kind: str) -> None
     assert result.tolerance < 0.3
 
 
+def test_mixtures_of_experts_cannot(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "c", "olmoe")
+    options = replace(OPTIONS, calibration_data=str(write(tmp_path / "a.jsonl")), max_seq_len=64)
+    with pytest.raises(RecipeError, match="calibration_data is not supported for mixtures of experts"):
+        build_engine(folder, tmp_path / "e", options)
+
+
 def test_the_manifest_and_the_digest_know_the_text(checkpoint: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "a.jsonl")
     other = tmp_path / "b.jsonl"

@@ -49,7 +49,7 @@ def test_every_target_refuses_all_of_them_by_name(name: str, monkeypatch: pytest
         assert str(caught.value).count(text) == 1
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "tensorrt_llm"])
+@pytest.mark.parametrize("name", ["cuda", "tensorrt_llm"])
 def test_mixtures_of_experts_are_refused_by_name(name: str) -> None:
     with pytest.raises(RecipeError) as caught:
         resolve_network(KINDS["qwen2-moe"], replace(OPTIONS, target=name, given=TARGETS[name]))

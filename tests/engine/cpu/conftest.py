@@ -16,6 +16,7 @@ from tests.engine.cpu.other_process import ISAS, PROGRAM, OtherRunner
 NETWORKS: dict[str, Callable[[], Network]] = {
     "rope": odd_network,
     "alibi": lambda: odd_network(alibi=True),
+    "experts": lambda: odd_network(experts=True),
     "peculiar": lambda: odd_network(peculiar=True),
 }
 EngineFile = Callable[..., Path]

@@ -25,7 +25,7 @@ from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.base import RunnerInfo, StepResult
-from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program, Value
+from llmserve.models.graph import ACTIVATIONS, CacheShape, Graph, Op, OpKind, Program, Value
 from llmserve.models.spec import Param
 from llmserve.scheduler.plan import Chunk, StepPlan
 
@@ -82,7 +82,8 @@ class FakeQuantModel(ReferenceModel):
         quantized: Mapping[str, Sequence[WeightPart]],
     ) -> None:
         rounded = {name: array.astype(FLOATS[options.dtype]).astype(np.float32) for name, array in arrays.items()}
-        super().__init__(program, lambda name: rounded[name], cache=CpuTarget().cache_format(options))
+        cache = CpuTarget().cache_format(options)
+        super().__init__(program, lambda name: rounded[name], quantized=quantized, cache=cache)
         self._arrays = rounded
         self._parts = quantized
 
@@ -113,11 +114,18 @@ def integer_product(x: NDArray[np.float32], weight: NDArray[np.float32], scheme:
 
 
 def odd_network(
-    *, alibi: bool = False, peculiar: bool = False, head_norms: bool = True, layers: int = 3, seed: int = 0
+    *,
+    alibi: bool = False,
+    peculiar: bool = False,
+    head_norms: bool = True,
+    experts: bool = False,
+    layers: int = 3,
+    seed: int = 0,
 ) -> Network:
-    """`peculiar`: with every attribute that few networks have, norms after the blocks, and two rotary embeddings."""
+    """`peculiar`: with every attribute that few networks have, norms after the blocks, and two rotary embeddings.
+    `experts`: with mixtures of them, beside a gated MLP."""
     rng = np.random.default_rng(seed)
-    hidden, heads, kv_heads, head_dim, inner, vocab = 42, 6, 2, 10, 37, 83
+    hidden, heads, kv_heads, head_dim, inner, vocab = 64 if experts else 42, 6, 2, 10, 37, 83
     arrays: dict[str, NDArray[np.float32]] = {}
 
     def param(name: str, *shape: int, near: float = 0.0) -> str:
@@ -160,10 +168,17 @@ def odd_network(
         gate_up = g.linear(h, param(f"{i}.gate_up", 2 * inner, hidden), 2 * inner)
         activation = ("gelu", "gelu_tanh", "silu")[i] if peculiar else "silu"
         y = g.gated_activation(gate_up, activation=activation)
-        x = g.add(g.linear(y, param(f"{i}.down", hidden, inner), hidden), x)
+        y = g.linear(y, param(f"{i}.down", hidden, inner), hidden)
+        if experts:
+            y = g.sigmoid_gate(y, g.linear(h, param(f"{i}.gate", 1, hidden), 1))
+            routes = g.route(g.linear(h, param(f"{i}.router", 19, hidden), 19), experts_per_token=3, renormalize=i > 0)
+            matrices = param(f"{i}.experts.gate_up", 19 * 96, hidden), param(f"{i}.experts.down", 19 * hidden, 48)
+            y = g.add(g.experts(h, routes, *matrices, num_experts=19, activation=ACTIVATIONS[i]), y)
+        x = g.add(y, x)
     x = norm(g.select_rows(x), "norm")
     g.logits(x, param("head", vocab, hidden), scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)
-    return Network(g.program(), arrays)
+    kept = frozenset(name for name in arrays if name.endswith((".gate", ".router")))
+    return Network(g.program(), arrays, kept)
 
 
 def table_network(table: NDArray[np.float32]) -> Network:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmserve.engine.cpu.layout import HEADER, OP, Before, OpCode
+from llmserve.engine.cpu.layout import HEADER, OP, Before, OpCode, RowsOf
 from llmserve.errors import EngineFileError
 from tests.engine.cpu.conftest import EngineFile
 from tests.engine.cpu.test_engine_file import open_natively, sealed
@@ -19,6 +19,7 @@ from tests.engine.cpu.test_engine_file import open_natively, sealed
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "llmserve/engine/cpu/kernels"
 LISTS = {"OpKind": OpCode, "Before": Before}
+NUMBERS = LISTS | {"RowsOf": RowsOf}
 
 
 def enumerators(name: str) -> list[str]:
@@ -30,9 +31,9 @@ def enumerators(name: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", NUMBERS)
 def test_both_sides_have_the_same_numbers(name: str) -> None:
-    assert {word: number for number, word in enumerate(enumerators(name))} == dict(LISTS[name].__members__)
+    assert {word: number for number, word in enumerate(enumerators(name))} == dict(NUMBERS[name].__members__)
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 2**31])

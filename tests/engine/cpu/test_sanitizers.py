@@ -52,9 +52,10 @@ def programs() -> tuple[str, ...]:
 
 def test_kernels_and_damaged_files_under_sanitizers(programs: tuple[str, ...], tmp_path: Path) -> None:
     options = dataclasses.replace(LIMITS, quantization="int4", dtype="float16", tokens_per_block=2, max_num_tokens=16)
-    engine = odd_network(peculiar=True).compile(tmp_path / "rank0.engine", options)
+    networks = odd_network(peculiar=True), odd_network(experts=True)
+    engines = [network.compile(tmp_path / f"{i}.engine", options) for i, network in enumerate(networks)]
     tests: tuple[str | Path, ...] = (*programs[:-1], Path(programs[-1]).with_name("kernel_tests"))
-    output = run(*tests, engine, tmp_path / "damaged.engine", ASAN_OPTIONS=LEAKS)
+    output = run(*tests, tmp_path / "damaged.engine", *engines, ASAN_OPTIONS=LEAKS)
     assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == variants(programs)
     assert "damaged files were still well-formed" in output
 

@@ -8,76 +8,17 @@ buffer is given to the next value as soon as its last reader has run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, MATRICES, WeightPart, stored_names
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
+from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, DeviceOp, Lowered
 from llmserve.builder.targets.op_lowering import OpLowering, Rule
 from llmserve.builder.targets.tensor_writer import Rows
-from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, Layout, OpCode, TensorEntry
+from llmserve.engine.cpu.layout import NO_TENSOR, PANEL_COLUMNS, Before, DType, Layout, OpCode, RowsOf, TensorEntry
 from llmserve.models.graph import Op, OpKind, Program
-from llmserve.models.number_formats import INT4, INT8, INT8_ACTIVATIONS, WeightFormat
+from llmserve.models.number_formats import INT8_ACTIVATIONS
 from llmserve.models.spec import Param
-
-ACTIVATIONS = {  # by itself, and before a quantization
-    "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
-    "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
-    "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
-}
-
-
-class Grouped(NamedTuple):
-    """How the engine file has weights that share scales, and what multiplies them."""
-
-    code: OpCode
-    values: DType  # `pack_panels` lays them out
-    groups: DType  # `pack_groups`
-    group_columns: int  # of a panel
-
-
-GROUPED: Mapping[WeightFormat, Grouped] = {  # all that the target has
-    INT8: Grouped(OpCode.LINEAR_INT8, DType.INT8, DType.FLOAT16, PANEL_COLUMNS),
-    INT4: Grouped(OpCode.LINEAR_INT4, DType.INT4, DType.INT8, 2 * PANEL_COLUMNS),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceOp:
-    code: OpCode
-    output: Place = NOWHERE
-    inputs: tuple[Place, ...] = ()
-    tensors: tuple[int, ...] = ()
-    selected: bool = False
-    fields: Mapping[str, int | float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """Everything of an engine file but its numbers. `tensors` come in the order of `sources`."""
-
-    ops: tuple[DeviceOp, ...]
-    tensors: tuple[TensorEntry, ...]
-    constants: Mapping[str, tuple[float, ...]]  # tensors that no parameter holds: rotary frequencies, ALiBi slopes
-    offsets: Mapping[str, float]  # what is added to a parameter before it is written: a norm's offset to its weight
-    stored: Mapping[str, Sequence[Rows]]  # parameter -> where its rows are; some are stored under another's name
-    num_quantized: int  # parameters kept as integers
-    buffers: tuple[int, ...]  # bytes per row
-
-    def op_records(self) -> NDArray[Any]:
-        records = np.zeros(len(self.ops), OP)
-        for record, op in zip(records, self.ops, strict=True):
-            record["kind"], record["selected"], record["output"] = op.code, op.selected, op.output.record
-            places = (*op.inputs, NOWHERE, NOWHERE, NOWHERE)[:3]
-            for slot, place in enumerate(places):
-                record["inputs"][slot] = place.record
-            record["tensors"] = (*op.tensors, *[NO_TENSOR] * 4)[:4]
-            for name, value in op.fields.items():
-                record[name] = value
-        return records
 
 
 class Lowering(OpLowering):
@@ -87,7 +28,7 @@ class Lowering(OpLowering):
         super().__init__(program, stride_bytes=4)
         self._params = {param.name: param for param in params}
         self._stored = stored_names(params, quantized)
-        matrices = {op.weights[0] for op in program.ops if op.kind in LINEAR_KINDS}
+        matrices = {name for op in program.ops for name in op.weights[: MATRICES.get(op.kind, 0)]}
         self._packed = {self._stored[name] for name in matrices}
         self._dtype = dtype
         self._quantized = quantized
@@ -254,13 +195,73 @@ class Lowering(OpLowering):
         self._buffers.read(first.inputs if first else ())
         return values, facts
 
+    def _route(self, op: Op) -> None:
+        output, fields = self._buffers.new(op.output, op.width), {"groups": int(op.number("renormalize"))}
+        self._emit(OpCode.ROUTE, op, output, inputs=(self._buffers[op.inputs[0]],), fields=fields)
+
+    def _sigmoid_gate(self, op: Op) -> None:
+        x, gate = (self._buffers[name] for name in op.inputs)
+        self._emit(OpCode.SIGMOID_GATE, op, self._buffers.over(op.output, op.inputs[0]), inputs=(x, gate))
+
+    def _experts(self, op: Op) -> None:
+        """Rows in the order of their experts, through two products by expert, and back as sums."""
+        x, routes = (self._buffers[name] for name in op.inputs)
+        gate_up, down = op.weights
+        code, before = ACTIVATIONS[str(op.attrs["activation"])]
+        fields = {"groups": int(op.number("num_experts"))}
+        self._emit(OpCode.DISPATCH, op, NOWHERE, inputs=(routes,), fields=fields)
+        rows = self._for_experts(op, "rows", x.width)
+        self._emit(OpCode.SELECT_ROWS, op, rows, inputs=(x,), rows=RowsOf.CHOSEN)
+        inner = self._by_expert(op, gate_up, rows, "gate_up")
+        self._buffers.read((f"{op.output}.rows",))
+        if down not in self._quantized:
+            activated = self._for_experts(op, "activated", inner.width // 2)
+            self._emit(code, op, activated, inputs=(inner,), rows=RowsOf.CHOSEN)
+            self._buffers.read((f"{op.output}.gate_up",))
+            made = self._by_expert(op, down, activated, "down")
+            self._buffers.read((f"{op.output}.activated",))
+        else:
+            made = self._by_expert(op, down, inner, "down", before)
+            self._buffers.read((f"{op.output}.gate_up",))
+        output = self._buffers.new(op.output, op.width)
+        self._emit(OpCode.COMBINE, op, output, inputs=(made, routes))
+        self._buffers.read((f"{op.output}.down",))
+
+    def _by_expert(self, op: Op, weight: str, x: Place, name: str, before: Before = Before.NOTHING) -> Place:
+        """The product of each row with its expert's part of `weight`."""
+        height, depth = self._params[weight].shape
+        width = height // int(op.number("num_experts"))
+        if weight not in self._quantized:
+            output, matrix = self._for_experts(op, name, width), (self._param(weight),)
+            self._emit(OpCode.LINEAR, op, output, inputs=(x, NOWHERE), tensors=matrix, rows=RowsOf.CHOSEN)
+            return output
+        (part,) = self._quantized[weight]
+        values = self._for_experts(op, f"{name}.int8", depth, item_bytes=1)
+        facts = self._for_experts(op, f"{name}.facts", 2 * INT8_ACTIVATIONS.num_groups(depth))
+        fields = {"before": before}
+        self._emit(OpCode.QUANTIZE, op, values, inputs=(x, facts), fields=fields, rows=RowsOf.CHOSEN)
+        output = self._for_experts(op, name, width)
+        numbers, groups, row_scales = self._grouped(weight, part)
+        tensors = (numbers, NO_TENSOR, groups, row_scales)
+        code, inputs = GROUPED[part.scheme.format].code, (values, NOWHERE, facts)
+        self._emit(code, op, output, inputs=inputs, tensors=tensors, rows=RowsOf.CHOSEN)
+        self._buffers.read((f"{op.output}.{name}.int8", f"{op.output}.{name}.facts"))
+        return output
+
+    def _for_experts(self, op: Op, name: str, width: int, item_bytes: int = 4) -> Place:
+        """A place for one row for each expert of a token, until it is read."""
+        value, stride = f"{op.output}.{name}", -(-width * item_bytes // 4) * 4 // item_bytes
+        self._uses[value] += 1
+        place = self._buffers.new(value, stride * int(op.number("experts_per_token")), item_bytes)
+        return self._buffers.assign(value, Place(place.buffer, 0, width, stride))
+
     def _in_place(self, code: OpCode, op: Op, place: Place, scalar: float, *, unless: float) -> None:
         if scalar != unless:
             self._emit(code, op, place, fields={"scalar": scalar})
 
     def _emit(self, code: OpCode, op: Op, output: Place, **details: Any) -> None:
-        selected = op.output in self._selected
-        self._ops.append(DeviceOp(code, output, selected=selected, **details))
+        rows = RowsOf.SELECTED if op.output in self._selected else RowsOf.TOKENS
+        self._ops.append(DeviceOp(code, output, **{"rows": rows} | details))
 
     def _param(self, name: str) -> int:
         rows, cols = self._params[name].shape
@@ -332,6 +333,9 @@ class Lowering(OpLowering):
         ),
         OpKind.GATED_ACTIVATION: Rule(_gated_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
+        OpKind.ROUTE: Rule(_route, ("experts_per_token", "renormalize")),
+        OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation")),
+        OpKind.SIGMOID_GATE: Rule(_sigmoid_gate),
         OpKind.SELECT_ROWS: Rule(_select_rows),
         OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap")),
     }

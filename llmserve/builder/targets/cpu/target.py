@@ -20,7 +20,8 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import Quantized, WeightPart, quantized_params
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, quantization_problems, unknown_ops
 from llmserve.builder.targets.cpu.large_pages import LargePages
-from llmserve.builder.targets.cpu.lowering import ACTIVATIONS, GROUPED, Lowered, Lowering, lower
+from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, Lowered
+from llmserve.builder.targets.cpu.lowering import Lowering, lower
 from llmserve.builder.targets.tensor_writer import Part, TensorWriter, write_at
 from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.cpu.layout import (
@@ -58,7 +59,7 @@ class CpuTarget:
     rounds_activations = True
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
-        return [*_option_problems(options), *_program_problems(program)]
+        return [*_option_problems(options), *_program_problems(program, params)]
 
     def notes(self, options: BuildOptions) -> list[str]:
         """A weight-only flag of an old script promises activations that stay as they are."""
@@ -137,7 +138,9 @@ class CpuTarget:
             activation_bytes=sum(lowered.buffers) * options.max_num_tokens + logits_bytes,
             program=str(program),
         )
-        return lowered, encode_metadata(header, lowered.op_records(), lowered.tensors, lowered.buffers)
+        per_token = next((int(op.number("experts_per_token")) for op in program.ops if op.kind is OpKind.EXPERTS), 0)
+        records = lowered.op_records()
+        return lowered, encode_metadata(header, records, lowered.tensors, lowered.buffers, experts_per_token=per_token)
 
 
 def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
@@ -176,11 +179,31 @@ def _option_problems(options: BuildOptions) -> list[str]:
     return [text for holds, text in rules if not holds] + quantization_problems(options, GROUPED)
 
 
-def _program_problems(program: Program) -> list[str]:
+def _expert_problems(program: Program, params: Sequence[Param]) -> list[str]:
+    """The matrices of all experts are one tensor, cut where a panel begins."""
+    shapes, mixtures = {param.name: param.shape for param in params}, set()
+    found = []
+    for op in program.ops:
+        if op.kind is OpKind.EXPERTS:
+            num_experts = int(_int(op.attrs["num_experts"]))
+            mixtures.add((num_experts, op.attrs["experts_per_token"]))
+            found += [
+                f"{name}: each expert has {shapes[name][0] // num_experts} outputs, the cpu target needs a multiple of "
+                f"{PANEL_COLUMNS}"
+                for name in op.weights
+                if shapes[name][0] // num_experts % PANEL_COLUMNS
+            ]
+    if len(mixtures) > 1:
+        found.append("the cpu target has mixtures of one kind only: as many experts in each, and for each token")
+    return found
+
+
+def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
     found = [f"the cpu target has no {text}" for text in unknown_ops(program, Lowering.known_ops())]
+    found += _expert_problems(program, params)
     turned = {op.output for op in program.ops if op.kind is OpKind.ROPE}
     for op in program.ops:
-        if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] not in ACTIVATIONS:
+        if "activation" in op.attrs and op.attrs["activation"] not in ACTIVATIONS:
             known = ", ".join(map(repr, ACTIVATIONS))
             found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only {known}")
         if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:

@@ -52,6 +52,7 @@ Error Engine::allocate() {
   scratch_floats_ = cache_shape_.has_integers() ? attention_int8_scratch(h.head_dim)
                                                 : attention_scratch(h.max_seq_len, h.head_dim);
   for (const OpRecord& op : file_.ops()) {
+    if (op.kind == static_cast<uint32_t>(OpKind::kDispatch)) dispatch_.ends.resize(op.groups);
     if (op.before != 0) scratch_floats_ = std::max<size_t>(scratch_floats_, attention_row_floats(op.out.width));
   }
   scratch_ = Mapping::anonymous(sizeof(float) * scratch_floats_ * threads_->size());
@@ -75,6 +76,9 @@ Error Engine::allocate() {
   counters_ = std::make_unique<TaskCounter[]>(num_counters(h.max_num_tokens));
   positions_.resize(h.max_num_tokens);
   slots_.resize(h.max_num_tokens);
+  dispatch_.active.reserve(dispatch_.ends.size());
+  dispatch_.tokens.resize(size_t{h.max_num_tokens} * h.experts_per_token);
+  dispatch_.rows.resize(dispatch_.tokens.size());
   return {};
 }
 

@@ -23,6 +23,21 @@ struct AttentionTask {
   uint32_t row_end;
 };
 
+// Rows [begin, begin + count) of those of experts (RowsOf::kChosen) belong to one.
+struct ExpertRows {
+  uint32_t expert;
+  uint32_t begin;
+  uint32_t count;
+};
+
+// What kDispatch last found.
+struct Dispatch {
+  std::vector<ExpertRows> active;  // experts that have rows
+  std::vector<uint32_t> ends;      // of the rows of each expert
+  std::vector<uint32_t> tokens;    // of each row
+  std::vector<uint32_t> rows;      // of each token: one for each of its experts
+};
+
 class Engine {
  public:
   Error open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, unsigned num_threads);
@@ -62,6 +77,7 @@ class Engine {
   std::vector<int32_t> positions_;  // of each token of the step
   std::vector<int32_t> slots_;      // its row in the cache
   std::vector<AttentionTask> attention_tasks_;
+  Dispatch dispatch_;
   std::unique_ptr<ThreadPool> threads_;
 };
 

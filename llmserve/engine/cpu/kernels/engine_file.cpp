@@ -111,6 +111,7 @@ Error EngineFile::check_header() const {
       !in_range(h.max_batch_size, 1, kMost) || !in_range(h.max_seq_len, 1, kMost) ||
       !in_range(h.block_size, 1, 1u << 16) || !in_range(h.num_layers, 1, 1u << 16) ||
       !in_range(h.num_kv_heads, 1, 1u << 12) || !in_range(h.head_dim, 1, kMaxHeadDim) ||
+      h.experts_per_token > kMaxExperts || uint64_t{h.max_num_tokens} * h.experts_per_token > INT32_MAX ||
       h.cache_dtype > static_cast<uint32_t>(DType::kI8)) {
     return bad_file("has a limit that makes no sense");
   }

@@ -9,18 +9,6 @@ std::byte* Executor::cache_plane(uint32_t layer, uint32_t values) const {
   return engine_.cache_.data() + (size_t{2} * layer + values) * engine_.cache_plane_bytes_;
 }
 
-template <class T>
-View<T> Executor::view(const Operand& operand, size_t first_row) const {
-  std::byte* base = nullptr;
-  if (operand.buffer == kNoBuffer) return {};
-  if (operand.buffer == kLogitsBuffer) {
-    base = engine_.logits_.data();
-  } else {
-    base = engine_.activations_.data() + engine_.buffer_offsets_[static_cast<size_t>(operand.buffer)];
-  }
-  return {reinterpret_cast<T*>(base) + operand.offset + first_row * operand.stride, operand.stride};
-}
-
 void Executor::run() {
   const auto ops = engine_.file_.ops();
   TaskCounter* counter = engine_.counters_.get();
@@ -71,6 +59,14 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
       return over_rows(&Executor::gated, kernels.gated_gelu);
     case OpKind::kAdd:
       return over_rows(&Executor::add);
+    case OpKind::kRoute:
+      return over_rows(&Executor::route);
+    case OpKind::kDispatch:
+      return tasks.for_pieces(1, 1, [&](size_t, size_t) { dispatch(op); });
+    case OpKind::kCombine:
+      return over_rows(&Executor::combine);
+    case OpKind::kSigmoidGate:
+      return over_rows(&Executor::sigmoid_gate);
     case OpKind::kScale:
       return in_place(op, tasks, kernels.scale);
     case OpKind::kSoftCap:
@@ -149,20 +145,36 @@ float* Executor::scratch() const {
   return reinterpret_cast<float*>(engine_.scratch_.data()) + thread_ * engine_.scratch_floats_;
 }
 
-size_t Executor::tactic(const OpRecord& op) const {
+size_t Executor::tactic(const OpRecord& op, size_t num_rows) const {
   const auto index = static_cast<size_t>(&op - engine_.file_.ops().data());
-  return engine_.tactics_[index * kRowBuckets + row_bucket(num_rows(op))];
+  return engine_.tactics_[index * kRowBuckets + row_bucket(num_rows)];
 }
 
-// fn(begin, end) over the panels of a linear layer: enough pieces to share out evenly, and long ones, since what a piece
-// begins with is not prefetched.
+// Enough pieces of a linear layer to share out evenly, and long ones, since what a piece begins with is not prefetched.
+constexpr size_t kPanelsPerPiece = 6, kPiecesPerThread = 4;
+
+// fn(begin, end) over the panels of a linear layer.
 template <class Fn>
 void Executor::over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn) {
-  constexpr size_t kPanelsPerPiece = 6, kPiecesPerThread = 4;
   const size_t threads = engine_.threads_->size();
   const size_t panels = (op.out.width + kPanelColumns - 1) / kPanelColumns;
   const size_t pieces = std::clamp(panels / kPanelsPerPiece, threads, threads * kPiecesPerThread);
   tasks.for_pieces(panels, (panels + pieces - 1) / pieces, fn);
+}
+
+// fn(rows of an expert, begin, end) over the panels of all experts that have rows, in one loop. How many pieces it has
+// follows from the number of rows alone: a thread that comes late may find the rows of a later layer.
+template <class Fn>
+void Executor::over_experts(const OpRecord& op, TaskCounter& tasks, Fn fn) {
+  const size_t threads = engine_.threads_->size(), panels = op.out.width / kPanelColumns;
+  const size_t experts = std::min(engine_.dispatch_.ends.size(), num_rows(op));
+  const size_t least = (threads + experts - 1) / experts, most = (threads * kPiecesPerThread + experts - 1) / experts;
+  const size_t pieces = std::min(panels, std::clamp(panels / kPanelsPerPiece, least, most));
+  tasks.for_pieces(experts * pieces, 1, [&](size_t index, size_t) {
+    const size_t place = index / pieces, piece = index % pieces;
+    if (place >= engine_.dispatch_.active.size()) return;
+    fn(engine_.dispatch_.active[place], piece * panels / pieces, (piece + 1) * panels / pieces);
+  });
 }
 
 void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
@@ -177,8 +189,25 @@ void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
       .residual = view<const float>(op.in[1], first_row(op)),
       .y = view<float>(op.out),
   };
-  const size_t chosen = tactic(op);
+  if (rows_of(op) == RowsOf::kChosen) {
+    return over_experts(op, tasks, [&](const ExpertRows& rows, size_t begin, size_t end) {
+      LinearArgs of_expert = args;
+      of_expert.x = view<const float>(op.in[0], rows.begin);
+      of_expert.num_rows = rows.count;
+      of_expert.weight = of_stack<std::byte>(op.tensors[0], rows.expert);
+      of_expert.y = view<float>(op.out, rows.begin);
+      engine_.kernels_->linear(of_expert, tactic(op, rows.count), begin, end);
+    });
+  }
+  const size_t chosen = tactic(op, args.num_rows);
   over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear(args, chosen, begin, end); });
+}
+
+// The part of an expert in a tensor of all of them.
+template <class T>
+const T* Executor::of_stack(int32_t tensor, size_t expert) const {
+  const size_t bytes = tensor_bytes(engine_.file_.record(tensor)) / engine_.dispatch_.ends.size();
+  return reinterpret_cast<const T*>(engine_.file_.tensor<std::byte>(tensor) + expert * bytes);
 }
 
 // Values, and a row's facts: the scales of its groups and, behind them, what removes the weights' zero point.
@@ -201,7 +230,19 @@ void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(K
       .residual = view<const float>(op.in[1], first_row(op)),
       .y = view<float>(op.out),
   };
-  const size_t chosen = tactic(op);
+  if (rows_of(op) == RowsOf::kChosen) {
+    return over_experts(op, tasks, [&](const ExpertRows& rows, size_t begin, size_t end) {
+      LinearGroupedArgs of_expert = args;
+      of_expert.x = quantized_rows(op.in[0], op.in[2], rows.begin);
+      of_expert.num_rows = rows.count;
+      of_expert.weight = of_stack<uint8_t>(op.tensors[0], rows.expert);
+      of_expert.groups = of_stack<std::byte>(op.tensors[2], rows.expert);
+      of_expert.column_scale = of_stack<float>(op.tensors[3], rows.expert);
+      of_expert.y = view<float>(op.out, rows.begin);
+      kernel(of_expert, tactic(op, rows.count), begin, end);
+    });
+  }
+  const size_t chosen = tactic(op, args.num_rows);
   over_panels(op, tasks, [&](size_t begin, size_t end) { kernel(args, chosen, begin, end); });
 }
 
@@ -265,7 +306,8 @@ void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
   const auto x = view<const float>(op.in[0]);
   const auto y = view<float>(op.out);
   for (size_t r = begin; r < end; ++r) {
-    const float* source = x.row(step_.selected_rows[first_row(op) + r]);
+    const bool chosen = rows_of(op) == RowsOf::kChosen;
+    const float* source = x.row(chosen ? engine_.dispatch_.tokens[r] : step_.selected_rows[first_row(op) + r]);
     std::copy(source, source + op.out.width, y.row(r));
   }
 }

@@ -29,6 +29,10 @@ class Executor {
   void rms_norm(const OpRecord& op, size_t begin, size_t end);
   void gated(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::gated_silu) kernel);
   void add(const OpRecord& op, size_t begin, size_t end);
+  void route(const OpRecord& op, size_t begin, size_t end);
+  void dispatch(const OpRecord& op);
+  void combine(const OpRecord& op, size_t begin, size_t end);
+  void sigmoid_gate(const OpRecord& op, size_t begin, size_t end);
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
   View<const float> before_quantization(const OpRecord& op, View<const float> x, float* scratch) const;
   void in_place(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::scale) kernel);
@@ -37,15 +41,22 @@ class Executor {
 
   bool is_head(const OpRecord& op) const { return op.out.buffer == kLogitsBuffer; }
   size_t num_rows(const OpRecord& op) const {
-    return is_head(op) ? piece_rows_ : op.selected ? step_.num_selected : step_.num_tokens;
+    if (is_head(op)) return piece_rows_;
+    if (rows_of(op) == RowsOf::kChosen) return size_t{step_.num_tokens} * header_.experts_per_token;
+    return rows_of(op) == RowsOf::kSelected ? step_.num_selected : step_.num_tokens;
   }
+  static RowsOf rows_of(const OpRecord& op) { return static_cast<RowsOf>(op.rows); }
   // Where in its inputs an op's rows begin.
   size_t first_row(const OpRecord& op) const { return is_head(op) ? piece_begin_ : 0; }
   template <class Fn>
   void over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn);
+  template <class Fn>
+  void over_experts(const OpRecord& op, TaskCounter& tasks, Fn fn);
   QuantizedRows quantized_rows(const Operand& values, const Operand& facts, size_t first_row) const;
+  template <class T>
+  const T* of_stack(int32_t tensor, size_t expert) const;
   float* scratch() const;
-  size_t tactic(const OpRecord& op) const;
+  size_t tactic(const OpRecord& op, size_t num_rows) const;
   std::byte* cache_plane(uint32_t layer, uint32_t values) const;
 
   template <class T>
@@ -58,5 +69,17 @@ class Executor {
   uint32_t piece_begin_ = 0;  // of the selected rows, those whose logits are at hand
   uint32_t piece_rows_ = 0;
 };
+
+template <class T>
+View<T> Executor::view(const Operand& operand, size_t first_row) const {
+  std::byte* base = nullptr;
+  if (operand.buffer == kNoBuffer) return {};
+  if (operand.buffer == kLogitsBuffer) {
+    base = engine_.logits_.data();
+  } else {
+    base = engine_.activations_.data() + engine_.buffer_offsets_[static_cast<size_t>(operand.buffer)];
+  }
+  return {reinterpret_cast<T*>(base) + operand.offset + first_row * operand.stride, operand.stride};
+}
 
 }  // namespace llmserve

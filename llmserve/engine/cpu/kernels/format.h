@@ -29,6 +29,7 @@ inline constexpr uint32_t kPanelPacking = 1;
 inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint32_t kMaxHeadDim = 4096;
+inline constexpr uint32_t kMaxExperts = 1u << 16;
 
 enum class Layout : uint32_t { kRows, kPanels };
 
@@ -57,6 +58,17 @@ enum class OpKind : uint32_t {
   kGatedGelu,
   kScale,    // -> f32, in place; scalar = factor
   kSoftCap,  // -> f32, in place; scalar = cap
+  kRoute,        // router logits -> f32, numbers of experts in ascending order, then their weights; groups = 1: to a sum of 1
+  kDispatch,     // routes; groups = experts: which rows of kChosen are whose, for the operations up to the next one
+  kCombine,      // rows of kChosen, routes -> f32
+  kSigmoidGate,  // x, gate of one column -> f32
+};
+
+// What an operation has rows for.
+enum class RowsOf : uint32_t {
+  kTokens,
+  kSelected,  // tokens whose logits are wanted
+  kChosen,    // each expert of each token, expert by expert; weights of linear layers are those of all experts, stacked
 };
 
 // What a quantization does to its rows first.
@@ -86,7 +98,7 @@ struct Operand {
 
 struct OpRecord {
   uint32_t kind;
-  uint32_t selected;  // 0: one row per token of the step; 1: only the rows whose logits are wanted
+  uint32_t rows;  // RowsOf
   Operand in[3];
   Operand out;
   int32_t tensors[4];
@@ -139,7 +151,7 @@ struct FileHeader {
   uint32_t num_kv_heads;
   uint32_t head_dim;
   uint32_t cache_dtype;
-  uint32_t reserved;
+  uint32_t experts_per_token;  // 0: no experts
 };
 static_assert(sizeof(FileHeader) == 128);
 

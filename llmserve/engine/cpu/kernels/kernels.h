@@ -127,6 +127,14 @@ struct KernelTable {
   void (*gated_gelu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*scale)(View<float> y, float factor, size_t width, size_t num_rows);  // in place
   void (*soft_cap)(View<float> y, float cap, size_t width, size_t num_rows);  // y = cap * tanh(y / cap), in place
+  // Of each row: the numbers of the `chosen` largest logits, of equal ones the first, in ascending order; then their softmax
+  // among all, or to a sum of one.
+  void (*route)(View<const float> logits, size_t num_experts, size_t chosen, bool renormalize, size_t num_rows,
+                View<float> y);
+  // y = sum of weights[i] * row places[i] of x, in this order
+  void (*combine)(View<const float> x, const uint32_t* places, const float* weights, size_t count, size_t width, float* y);
+  // y = sigmoid(the row's gate) * x; y may be x
+  void (*sigmoid_gate)(View<const float> x, View<const float> gate, size_t width, size_t num_rows, View<float> y);
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 
   // Over logits; NaN counts as minus infinity, plus infinity as the largest float. A weight is

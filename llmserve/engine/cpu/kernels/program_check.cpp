@@ -13,11 +13,13 @@ namespace {
 // What must hold for one op. Each check that fails leaves `ok` false.
 class OpCheck {
  public:
-  OpCheck(const EngineFile& file, const OpRecord& op) : file_(file), header_(file.header()), op_(op) {}
+  OpCheck(const EngineFile& file, const OpRecord& op, uint32_t num_experts)
+      : file_(file), header_(file.header()), op_(op), num_experts_(num_experts) {}
 
   bool run() {
-    require(op_.selected <= 1 && std::isfinite(op_.scalar) && std::isfinite(op_.soft_cap) && op_.soft_cap >= 0.0f);
+    require(op_.rows <= static_cast<uint32_t>(RowsOf::kChosen) && std::isfinite(op_.scalar) && std::isfinite(op_.soft_cap) && op_.soft_cap >= 0.0f);
     if (!check_kind()) return false;
+    require(!has(RowsOf::kChosen) || (for_experts_ && header_.experts_per_token > 0 && num_experts_ > 0));
     for (size_t i = 0; i < 3; ++i) require(used_[i] || op_.in[i].buffer == kNoBuffer);
     return ok_;
   }
@@ -29,7 +31,7 @@ class OpCheck {
       case OpKind::kEmbed:
         output(4);
         matrix(op_.tensors[0], header_.vocab_size, op_.out.width);  // in rows, or in the panels of a tied head
-        require(!op_.selected);
+        require(has(RowsOf::kTokens));
         return true;
       case OpKind::kRmsNorm:
         same_width();
@@ -58,7 +60,7 @@ class OpCheck {
         operand(op_.in[1], 4);
         require(op_.in[0].width == kv_width() && op_.in[1].width == kv_width());
         rope_table(op_.in[2]);
-        require(op_.layer < header_.num_layers && !op_.selected);
+        require(op_.layer < header_.num_layers && has(RowsOf::kTokens));
         return true;
       case OpKind::kAttention:
         attention();
@@ -69,6 +71,7 @@ class OpCheck {
         operand(op_.in[0], 4);
         output(4);
         require(op_.in[0].width == uint64_t{op_.out.width} * 2);
+        for_experts_ = true;
         return true;
       case OpKind::kAdd:
         same_width();
@@ -83,8 +86,32 @@ class OpCheck {
         require(op_.scalar > 0.0f);
         return true;
       case OpKind::kSelectRows:
+        operand(op_.in[0], 4, 1);
+        output(4);
+        require(op_.in[0].width == op_.out.width && !has(RowsOf::kTokens));
+        for_experts_ = true;
+        return true;
+      case OpKind::kRoute:
+        operand(op_.in[0], 4);
+        routes(op_.out);
+        require(has(RowsOf::kTokens) && op_.in[0].width >= header_.experts_per_token && op_.in[0].width <= kMaxExperts);
+        return true;
+      case OpKind::kDispatch:
+        used_[0] = true;
+        routes(op_.in[0]);
+        require(has(RowsOf::kTokens) && op_.groups == num_experts_ && num_experts_ > 0 && num_experts_ <= kMaxExperts);
+        return true;
+      case OpKind::kCombine:
+        operand(op_.in[0], 4, header_.experts_per_token);
+        used_[1] = true;
+        routes(op_.in[1]);
+        output(4);
+        require(has(RowsOf::kTokens) && op_.in[0].width == op_.out.width);
+        return true;
+      case OpKind::kSigmoidGate:
         same_width();
-        require(op_.selected == 1);
+        operand(op_.in[1], 4);
+        require(op_.in[1].width == 1);
         return true;
     }
     return false;
@@ -92,20 +119,34 @@ class OpCheck {
 
   void require(bool holds) { ok_ = ok_ && holds; }
 
+  bool has(RowsOf rows) const { return op_.rows == static_cast<uint32_t>(rows); }
+
+  uint64_t rows_per_token() const { return has(RowsOf::kChosen) ? header_.experts_per_token : 1; }
+
+  // Numbers and weights of a token's experts.
+  void routes(const Operand& o) {
+    operand(o, 4);
+    require(header_.experts_per_token > 0 && o.width == 2 * header_.experts_per_token);
+  }
+
+  // Rows of a weight that makes so many columns.
+  uint64_t stacked(uint64_t columns) const { return has(RowsOf::kChosen) ? columns * num_experts_ : columns; }
+
   uint64_t kv_width() const { return uint64_t{header_.num_kv_heads} * header_.head_dim; }
 
   // A view inside its buffer, of elements of `bytes` each.
-  void operand(const Operand& o, uint64_t bytes) {
+  void operand(const Operand& o, uint64_t bytes) { operand(o, bytes, rows_per_token()); }
+  void operand(const Operand& o, uint64_t bytes, uint64_t rows) {
     if (&o != &op_.out) used_[&o - op_.in] = true;
     if (o.buffer < 0 || static_cast<uint32_t>(o.buffer) >= header_.num_buffers) return require(false);
     const uint64_t capacity = file_.buffers()[static_cast<size_t>(o.buffer)].bytes_per_row;
-    require(o.width > 0 && uint64_t{o.offset} + o.width <= o.stride && o.stride * bytes <= capacity);
+    require(o.width > 0 && uint64_t{o.offset} + o.width <= o.stride && o.stride * bytes * rows <= capacity);
   }
 
   // The output, which may also be the logits.
   void output(uint64_t bytes) {
     if (op_.out.buffer != kLogitsBuffer) return operand(op_.out, bytes);
-    require(op_.selected == 1 && op_.out.offset == 0 && op_.out.width == header_.vocab_size &&
+    require(has(RowsOf::kSelected) && op_.out.offset == 0 && op_.out.width == header_.vocab_size &&
             op_.out.stride == header_.vocab_size);
   }
 
@@ -146,7 +187,8 @@ class OpCheck {
       operand(op_.in[1], 4);
       require(op_.in[1].width == op_.out.width);
     }
-    if (input_bytes == 4) matrix(op_.tensors[0], op_.out.width, op_.in[0].width);
+    if (input_bytes == 4) matrix(op_.tensors[0], stacked(op_.out.width), op_.in[0].width);
+    for_experts_ = op_.in[1].buffer == kNoBuffer && op_.tensors[1] == kNoTensor && op_.out.width % kPanelColumns == 0;
     const TensorRecord* t = tensor(op_.tensors[0]);
     require(t && in_panels(*t));
     optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
@@ -175,6 +217,7 @@ class OpCheck {
     require(parts > 0 && op_.in[0].width == parts * op_.out.width);
     require(op_.in[1].width == 2 * num_quantized_groups(op_.out.width));
     if (before == Before::kRmsNorm) vector(op_.tensors[0], DType::kF32, op_.out.width);
+    for_experts_ = true;
   }
 
   // Weights of this layer's shape, and an input that can be read four bytes at a time.
@@ -184,14 +227,15 @@ class OpCheck {
     const uint64_t groups = num_quantized_groups(op_.in[0].width);
     require(op_.in[2].width == 2 * groups);
     const TensorRecord* t = tensor(op_.tensors[0]);
-    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == op_.out.width && t->cols == op_.in[0].width);
+    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == stacked(op_.out.width) &&
+            t->cols == op_.in[0].width);
     require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
-    const uint64_t panels = (uint64_t{op_.out.width} + kPanelColumns - 1) / kPanelColumns;
+    const uint64_t panels = (stacked(op_.out.width) + kPanelColumns - 1) / kPanelColumns;
     const TensorRecord* scales = tensor(op_.tensors[2]);
     const bool codes = type == DType::kI4;
     require(scales && scales->dtype == static_cast<uint32_t>(codes ? DType::kI8 : DType::kF16) &&
             scales->rows == panels * groups && scales->cols == (codes ? 2 : 1) * kPanelColumns && !in_panels(*scales));
-    vector(op_.tensors[3], DType::kF32, op_.out.width);
+    vector(op_.tensors[3], DType::kF32, stacked(op_.out.width));
   }
 
   // Of heads, or of the first part of each; or none.
@@ -205,7 +249,7 @@ class OpCheck {
     operand(op_.in[0], 4);
     rope_table(op_.in[1]);
     output(4);
-    require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && !op_.selected);
+    require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && has(RowsOf::kTokens));
     require(op_.num_heads > 0 && op_.num_heads % header_.num_kv_heads == 0 &&
             op_.out.width == uint64_t{op_.num_heads} * header_.head_dim);
     optional_vector(op_.tensors[0], DType::kF32, op_.num_heads);
@@ -214,6 +258,8 @@ class OpCheck {
   const EngineFile& file_;
   const FileHeader& header_;
   const OpRecord& op_;
+  const uint32_t num_experts_;  // of every mixture
+  bool for_experts_ = false;  // whether this kind of op, with these operands, works on rows of experts
   bool used_[3] = {};  // which inputs this kind of op reads or writes
   bool ok_ = true;
 };
@@ -222,8 +268,10 @@ class OpCheck {
 
 Error check_program(const EngineFile& file) {
   const auto ops = file.ops();
+  const auto mixture = std::ranges::find(ops, static_cast<uint32_t>(OpKind::kDispatch), &OpRecord::kind);
+  const uint32_t num_experts = mixture == ops.end() ? 0 : mixture->groups;
   for (size_t i = 0; i < ops.size(); ++i) {
-    if (!OpCheck(file, ops[i]).run()) return bad_file("has a damaged record of operation " + std::to_string(i));
+    if (!OpCheck(file, ops[i], num_experts).run()) return bad_file("has a damaged record of operation " + std::to_string(i));
   }
   const auto writes_logits = [](const OpRecord& op) { return op.out.buffer == kLogitsBuffer; };
   if (!writes_logits(ops.back())) return bad_file("does not end in logits");

@@ -20,6 +20,9 @@ void gated_gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<fl
 void gated_gelu(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void scale(View<float> y, float factor, size_t width, size_t num_rows);
 void soft_cap(View<float> y, float cap, size_t width, size_t num_rows);
+void route(View<const float> logits, size_t num_experts, size_t chosen, bool renormalize, size_t num_rows, View<float> y);
+void combine(View<const float> x, const uint32_t* places, const float* weights, size_t count, size_t width, float* y);
+void sigmoid_gate(View<const float> x, View<const float> gate, size_t width, size_t num_rows, View<float> y);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 void block_peaks(const float* x, size_t count, float* peaks);
 void block_weights(const float* x, size_t count, Softmax softmax, double* sums);

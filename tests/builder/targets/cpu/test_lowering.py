@@ -11,8 +11,9 @@ import pytest
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.buffers import NO_BUFFER, Place
-from llmserve.builder.targets.cpu.lowering import DeviceOp, Lowered, lower
-from llmserve.engine.cpu.layout import LINEAR_CODES, NO_TENSOR, Before, DType, OpCode
+from llmserve.builder.targets.cpu.lowered import DeviceOp, Lowered
+from llmserve.builder.targets.cpu.lowering import lower
+from llmserve.engine.cpu.layout import LINEAR_CODES, NO_TENSOR, Before, DType, OpCode, RowsOf
 from llmserve.models.graph import CacheShape, Graph, Program
 from llmserve.models.number_formats import INT4, QUANTIZED
 from llmserve.models.spec import Param
@@ -170,7 +171,8 @@ def test_equal_constants_are_stored_once() -> None:
 def test_ops_after_select_rows_work_on_the_selected_rows() -> None:
     result = lowered(odd_network(), "int8")
     first = next(i for i, op in enumerate(result.ops) if op.code is OpCode.SELECT_ROWS)
-    assert [op.selected for op in result.ops] == [False] * first + [True] * (len(result.ops) - first)
+    of_tokens, of_selected = [RowsOf.TOKENS] * first, [RowsOf.SELECTED] * (len(result.ops) - first)
+    assert [op.rows for op in result.ops] == of_tokens + of_selected
 
 
 def reads_and_writes(op: DeviceOp) -> tuple[tuple[Place, ...], tuple[Place, ...]]:

@@ -17,6 +17,7 @@ from llmserve.builder.targets.cpu.lowering import lower
 from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.cpu.layout import FORMAT_VERSION, DType
 from llmserve.models.graph import Attr, CacheShape, Graph, OpKind
+from llmserve.models.spec import Param
 from tests.engine.cpu.networks import LIMITS, odd_network
 
 
@@ -32,6 +33,22 @@ def test_all_problems_of_the_options_at_once() -> None:
     assert len(found) == 5
     for word in ("float8", "int3", "max_batch_size", "max_seq_len", "tokens_per_block"):
         assert any(word in text for text in found)
+
+
+def test_mixtures_of_experts_that_the_kernels_cannot_do() -> None:
+    g = Graph(CacheShape(1, 1, 2), 8)
+    x, shapes = g.embed("embed", 64), {"embed": (8, 64), "router": (4, 64), "head": (8, 64)}
+    for layer, (inner, chosen) in enumerate(((40, 2), (48, 3))):
+        routes = g.route(g.linear(x, "router", 4), experts_per_token=chosen, renormalize=False)
+        x = g.experts(x, routes, f"{layer}.gate_up", f"{layer}.down", num_experts=4)
+        shapes |= {f"{layer}.gate_up": (8 * inner, 64), f"{layer}.down": (4 * 64, inner)}
+    g.logits(x, "head")
+    params = [Param(name, shape, (name,), (shape,)) for name, shape in shapes.items()]
+    found = CpuTarget().problems(g.program(), params, LIMITS)
+    assert found == [
+        "0.gate_up: each expert has 80 outputs, the cpu target needs a multiple of 32",
+        "the cpu target has mixtures of one kind only: as many experts in each, and for each token",
+    ]
 
 
 def test_what_the_kernels_cannot_do() -> None:

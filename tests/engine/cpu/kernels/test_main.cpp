@@ -1,5 +1,5 @@
 // Runs the kernels of every variant on buffers of exactly the size they need, and the engine on damaged files, under
-// address and undefined-behaviour sanitizers. Usage: kernel_tests ENGINE_FILE SCRATCH_FILE; exits 0 when all is well.
+// address and undefined-behaviour sanitizers. Usage: kernel_tests SCRATCH_FILE ENGINE_FILE...; exits 0 when all is well.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -94,6 +94,59 @@ void test_rowwise(const KernelTable& k, Random& random) {
   }
 }
 
+// The experts of rows with ties, and the sums of what they make.
+void test_experts(const KernelTable& k, Random& random) {
+  for (size_t num_experts : kSizes) {
+    const size_t rows = 3, chosen = num_experts < 5 ? num_experts : 5, width = num_experts;
+    auto logits = random.numbers(rows * num_experts);
+    for (size_t i = 0; i < logits.size(); i += 3) logits[i] = 0.5f;
+    for (const bool renormalize : {false, true}) {
+      std::vector<float> routes(rows * 2 * chosen);
+      k.route({logits.data(), num_experts}, num_experts, chosen, renormalize, rows, {routes.data(), 2 * chosen});
+      bool equal = true;
+      for (size_t r = 0; r < rows; ++r) {
+        const float *x = logits.data() + r * num_experts, *places = routes.data() + r * 2 * chosen, *weights = places + chosen;
+        double total = 0.0;
+        for (size_t e = 0, place = 0; e < num_experts; ++e) {
+          size_t before = 0;  // experts that are better
+          for (size_t other = 0; other < num_experts; ++other) before += x[other] > x[e] || (x[other] == x[e] && other < e);
+          const bool is_chosen = before < chosen;
+          if (is_chosen) equal = equal && place < chosen && places[place++] == static_cast<float>(e);
+          if (is_chosen || !renormalize) total += std::exp(double{x[e]});
+        }
+        for (size_t i = 0; i < chosen; ++i) {
+          equal = equal && near(weights[i], std::exp(double{x[static_cast<size_t>(places[i])]}) / total);
+        }
+      }
+      expect(equal, k.name, "route", num_experts);
+    }
+
+    const auto x = random.numbers(rows * width), weights = random.numbers(rows);
+    const uint32_t places[] = {2, 0, 2};
+    std::vector<float> y(rows * width);
+    bool equal = true;
+    k.combine({x.data(), width}, places, weights.data(), rows, width, y.data());
+    for (size_t i = 0; i < width; ++i) {
+      double sum = 0.0;
+      for (size_t r = 0; r < rows; ++r) sum += double{weights[r]} * x[places[r] * width + i];
+      equal = equal && near(y[i], sum);
+    }
+    expect(equal, k.name, "combine", width);
+    k.sigmoid_gate({x.data(), width}, {weights.data(), 1}, width, rows, {y.data(), width});
+    for (size_t i = 0; i < rows * width; ++i) equal = equal && near(y[i], x[i] / (1.0 + std::exp(-double{weights[i / width]})));
+    expect(equal, k.name, "sigmoid_gate", width);
+  }
+}
+
+// Whatever the logits are, a row has experts, and each once.
+void test_routes_of_no_numbers(const KernelTable& k) {
+  const float nan = std::nanf(""), logits[] = {nan, 1.0f, nan, 2.0f};
+  float routes[6];
+  k.route({logits, 4}, 4, 3, true, 1, {routes, 6});
+  const bool holds = routes[0] >= 0.0f && routes[0] < routes[1] && routes[1] < routes[2] && routes[2] < 4.0f;
+  expect(holds, k.name, "route of NaN", 4);
+}
+
 // One step of two sequences over an engine: three tokens, then one, both sampled, the first token scored.
 Error run_step(Engine& engine) {
   const int32_t tokens[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3, 4, 5}, sample_ids[] = {1, 2, 3, 5, 0};
@@ -167,20 +220,24 @@ void test_damaged_files(const std::string& path, const std::string& scratch) {
   std::printf("%zu of 1500 damaged files were still well-formed and ran\n", survivors);
 }
 
-int run(const std::string& engine, const std::string& scratch) {
+int run(const std::vector<std::string>& engines, const std::string& scratch) {
   test_threads();
   for (const KernelTable* kernels : available_kernels()) {
     Random random;
     test_linear_layers(*kernels, random);
     test_rowwise(*kernels, random);
     test_small_numbers_under_soft_caps(*kernels);
+    test_experts(*kernels, random);
+    test_routes_of_no_numbers(*kernels);
     test_attention(*kernels, random);
     test_sampling(*kernels, random);
     test_choosing(*kernels, random);
-    expect(open_and_run(engine, *kernels, 2), kernels->name, "step over a good engine", 0);
+    for (const std::string& engine : engines) {
+      expect(open_and_run(engine, *kernels, 2), kernels->name, "step over a good engine", 0);
+    }
     std::printf("%s done\n", kernels->name);
   }
-  test_damaged_files(engine, scratch);
+  for (const std::string& engine : engines) test_damaged_files(engine, scratch);
   return num_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
@@ -188,6 +245,6 @@ int run(const std::string& engine, const std::string& scratch) {
 }  // namespace llmserve
 
 int main(int argc, char** argv) {
-  if (argc != 3) return EXIT_FAILURE;
-  return llmserve::run(argv[1], argv[2]);
+  if (argc < 3) return EXIT_FAILURE;
+  return llmserve::run({argv + 2, argv + argc}, argv[1]);
 }

@@ -1,0 +1,71 @@
+"""What a Program becomes for the CPU engine: its operations and tensors, and how each number format is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.targets.buffers import NOWHERE, Place
+from llmserve.builder.targets.tensor_writer import Rows
+from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, OpCode, RowsOf, TensorEntry
+from llmserve.models.number_formats import INT4, INT8, WeightFormat
+
+ACTIVATIONS = {  # by itself, and before a quantization
+    "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
+    "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
+    "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
+}
+
+
+class Grouped(NamedTuple):
+    """How the engine file has weights that share scales, and what multiplies them."""
+
+    code: OpCode
+    values: DType  # `pack_panels` lays them out
+    groups: DType  # `pack_groups`
+    group_columns: int  # of a panel
+
+
+GROUPED: Mapping[WeightFormat, Grouped] = {  # all that the target has
+    INT8: Grouped(OpCode.LINEAR_INT8, DType.INT8, DType.FLOAT16, PANEL_COLUMNS),
+    INT4: Grouped(OpCode.LINEAR_INT4, DType.INT4, DType.INT8, 2 * PANEL_COLUMNS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOp:
+    code: OpCode
+    output: Place = NOWHERE
+    inputs: tuple[Place, ...] = ()
+    tensors: tuple[int, ...] = ()
+    rows: RowsOf = RowsOf.TOKENS
+    fields: Mapping[str, int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Everything of an engine file but its numbers. `tensors` come in the order of `sources`."""
+
+    ops: tuple[DeviceOp, ...]
+    tensors: tuple[TensorEntry, ...]
+    constants: Mapping[str, tuple[float, ...]]  # tensors that no parameter holds: rotary frequencies, ALiBi slopes
+    offsets: Mapping[str, float]  # what is added to a parameter before it is written: a norm's offset to its weight
+    stored: Mapping[str, Sequence[Rows]]  # parameter -> where its rows are; some are stored under another's name
+    num_quantized: int  # parameters kept as integers
+    buffers: tuple[int, ...]  # bytes per row
+
+    def op_records(self) -> NDArray[Any]:
+        records = np.zeros(len(self.ops), OP)
+        for record, op in zip(records, self.ops, strict=True):
+            record["kind"], record["rows"], record["output"] = op.code, op.rows, op.output.record
+            places = (*op.inputs, NOWHERE, NOWHERE, NOWHERE)[:3]
+            for slot, place in enumerate(places):
+                record["inputs"][slot] = place.record
+            record["tensors"] = (*op.tensors, *[NO_TENSOR] * 4)[:4]
+            for name, value in op.fields.items():
+                record[name] = value
+        return records

@@ -1,0 +1,57 @@
+// Mixtures of experts within a step: rows are put in the order of their experts, and come back as sums.
+#include <algorithm>
+#include <utility>
+
+#include "executor.h"
+
+namespace llmserve {
+
+void Executor::route(const OpRecord& op, size_t begin, size_t end) {
+  engine_.kernels_->route(view<const float>(op.in[0], begin), op.in[0].width, header_.experts_per_token, op.groups == 1,
+                          end - begin, view<float>(op.out, begin));
+}
+
+// A counting sort by expert; the rows of an expert are in the order of their tokens.
+void Executor::dispatch(const OpRecord& op) {
+  Dispatch& d = engine_.dispatch_;
+  const size_t chosen = header_.experts_per_token, num_experts = op.groups;
+  const auto routes = view<const float>(op.in[0]);
+  const auto expert = [&](size_t token, size_t i) {  // whatever the buffer holds
+    const float number = routes.row(token)[i];
+    return number >= 0.0f && number < static_cast<float>(num_experts) ? static_cast<size_t>(number) : size_t{0};
+  };
+  std::fill(d.ends.begin(), d.ends.end(), 0);
+  for (size_t token = 0; token < step_.num_tokens; ++token) {
+    for (size_t i = 0; i < chosen; ++i) ++d.ends[expert(token, i)];
+  }
+  d.active.clear();
+  uint32_t begin = 0;
+  for (size_t e = 0; e < num_experts; ++e) {  // from numbers of rows to where they begin
+    if (d.ends[e] > 0) d.active.push_back({static_cast<uint32_t>(e), begin, d.ends[e]});
+    begin += std::exchange(d.ends[e], begin);
+  }
+  for (size_t token = 0; token < step_.num_tokens; ++token) {
+    for (size_t i = 0; i < chosen; ++i) {
+      const uint32_t row = d.ends[expert(token, i)]++;
+      d.tokens[row] = static_cast<uint32_t>(token);
+      d.rows[token * chosen + i] = row;
+    }
+  }
+}
+
+void Executor::combine(const OpRecord& op, size_t begin, size_t end) {
+  const size_t chosen = header_.experts_per_token;
+  for (size_t token = begin; token < end; ++token) {
+    const float* weights = view<const float>(op.in[1], token).data + chosen;
+    engine_.kernels_->combine(view<const float>(op.in[0]), engine_.dispatch_.rows.data() + token * chosen, weights, chosen,
+                              op.out.width, view<float>(op.out, token).data);
+  }
+}
+
+void Executor::sigmoid_gate(const OpRecord& op, size_t begin, size_t end) {
+  const auto x = view<const float>(op.in[0], first_row(op) + begin);
+  const auto gate = view<const float>(op.in[1], first_row(op) + begin);
+  engine_.kernels_->sigmoid_gate(x, gate, op.out.width, end - begin, view<float>(op.out, begin));
+}
+
+}  // namespace llmserve
