@@ -146,6 +146,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     late = [file for file in _files(directory) if file not in written]
     files = {**records.result(progress), **_file_records(directory, late)}
     as_stored = {f"{name}.integers": "kept" for name in build.kept}
+    as_stored |= {"cache.heads": "mixed"} if build.target.cache_format(build.options).mixes_heads else {}
     as_stored |= {COMPUTES: str(device[COMPUTES])} if COMPUTES in device else {}
     manifest = Manifest(
         engine_digest=engine_digest(build.program, build.options, {**tensors, **rounding.digests, **as_stored}),

@@ -269,6 +269,25 @@ def round_in_groups(x: Matrix, format: NumberFormat) -> Matrix:
     return round_to_steps(in_groups(x, format), format.most).reshape(len(x), -1)[:, : x.shape[1]]
 
 
+def mix_heads(heads: Matrix) -> Matrix:
+    """The Walsh-Hadamard transform of each row, block by block; sums and differences in the order of the kernels."""
+    mixed, begin = heads.copy(), 0
+    for count in mixed_blocks(heads.shape[1]):
+        block, half = mixed[:, begin : begin + count], 1
+        while half < count:
+            first, second = np.moveaxis(block.reshape(len(heads), -1, 2, half), 2, 0)
+            block, half = np.stack((first + second, first - second), axis=2).reshape(len(heads), count), 2 * half
+        mixed[:, begin : begin + count] = block
+        begin += count
+    return mixed
+
+
+def mixed_blocks(width: int) -> list[int]:
+    """Powers of two whose sum is `width`, from the largest on. A block of both factors makes their product so many
+    times as large."""
+    return [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
+
+
 def round_to_steps(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
     """To so many steps on each side of zero, with one scale for the numbers along the last axis; as kernels do it."""
     peak = np.abs(x).max(axis=-1, keepdims=True)

@@ -24,6 +24,8 @@ from llmserve.builder.quantization import (
     LINEAR_KINDS,
     Matrix,
     WeightPart,
+    mix_heads,
+    mixed_blocks,
     round_in_groups,
     round_to_steps,
     round_weight,
@@ -269,7 +271,12 @@ def _attention_in_integers(op: Op, cache: NumberFormat, q: Matrix, k: Matrix, v:
         taken: Matrix = shares @ integers_GTD[kv_head]
         return taken
 
-    q, k = (round_in_groups(x.reshape(-1, head_dim), cache).reshape(x.shape) for x in (q, k))
+    heads = [x.reshape(-1, head_dim) for x in (q, k)]
+    if cache.mixes_heads:
+        blocks = mixed_blocks(head_dim)
+        heads = [mix_heads(x) for x in heads]
+        heads[0] /= np.repeat(np.array(blocks, np.float32), blocks)
+    q, k = (round_in_groups(x, cache).reshape(len(q), -1) for x in heads)
     return _attend(op, q, k, weigh)
 
 

@@ -13,6 +13,8 @@ from llmserve.builder.quantization import (
     Matrix,
     WeightPart,
     in_groups,
+    mix_heads,
+    mixed_blocks,
     quantized_params,
     round_in_groups,
     round_to_steps,
@@ -157,3 +159,16 @@ def test_activations_have_a_scale_for_each_group() -> None:
     near = np.r_[0:32, 64:70]  # the outlier's neighbours are what is lost
     assert np.abs(rounded - x)[:, near].max() < np.abs(x[:, near]).max() / 127 * 0.501
     assert not rounded[:, 41:64].any()
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 10, 64, 80, 96, 128])
+def test_mixed_heads_have_the_same_product_and_no_large_dimension(head_dim: int) -> None:
+    rng = np.random.default_rng(head_dim)
+    queries, keys = rng.integers(-9, 10, (2, 5, head_dim)).astype(np.float32)
+    blocks = mixed_blocks(head_dim)
+    assert sum(blocks) == head_dim
+    factors = np.repeat(np.float32(1) / np.array(blocks, np.float32), blocks)
+    np.testing.assert_array_equal((mix_heads(queries) * factors) @ mix_heads(keys).T, queries @ keys.T)
+    one = np.zeros((1, head_dim), np.float32)
+    one[0, 0] = 3
+    np.testing.assert_array_equal(np.abs(mix_heads(one))[0], [3] * blocks[0] + [0] * (head_dim - blocks[0]))

@@ -113,7 +113,7 @@ HEADER = np.dtype(
     + [(name, "<u4") for name in ("num_ops", "num_tensors", "num_buffers", "packing")]
     + [(name, "<u4") for name in ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size")]
     + [(name, "<u4") for name in ("num_layers", "num_kv_heads", "head_dim", "cache_dtype")]
-    + [("experts_per_token", "<u4")]
+    + [("mixes_heads", "<u2"), ("experts_per_token", "<u2")]
 )
 CRC_BEGIN = 16  # magic, version and the checksum itself are outside
 
@@ -240,6 +240,7 @@ def encode_metadata(
     fixed["num_ops"], fixed["num_tensors"], fixed["num_buffers"] = len(ops), len(tensors), len(buffers)
     fixed["packing"], fixed["experts_per_token"] = PACKING_CODE, experts_per_token
     fixed["cache_dtype"] = DType[header.cache_dtype.upper()]
+    fixed["mixes_heads"] = CACHES[header.cache_dtype].is_rounded
     for name in ("vocab_size", "max_num_tokens", "max_batch_size", "max_seq_len", "block_size"):
         fixed[name] = getattr(header, name)
     for name in ("num_layers", "num_kv_heads", "head_dim"):

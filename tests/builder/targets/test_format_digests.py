@@ -36,11 +36,11 @@ DIGESTS = {  # dtype, quantization, kv_cache_dtype: engine files for cpu and cud
     ("float32", "", "auto"): ("6ea83f7ae0c5f513", "cdeaf0e2243a20cc", "84e4793a38c68a5d"),
     ("float16", "", "auto"): ("dd30efa0fcc7bce0", "dc9b4d8fefbf841f", "03eaa66a42d13a0c"),
     ("bfloat16", "", "auto"): ("af40e3c82a921fc5", "42aff4bed7eb76e7", "3b52fc8932546b30"),
-    ("float16", "", "int8"): ("2ead37916a411c2c", "e18ac562ea2f192e", "a7e3d1fb0dac1d74"),
-    ("float16", "int8", "auto"): ("9bf4005e9134074b", "6bfcb91f2e23a695", "f879d099ba931b4f"),
-    ("bfloat16", "int8", "int8"): ("1d4f7de7c43ccb00", "91d3e51c9135a8f7", "65a40d9466fa64a2"),
-    ("float16", "int4", "auto"): ("be30aadc431b8497", "d75d573a51a364ae", "5b6436bd2f1c07ec"),
-    ("float32", "int4", "int8"): ("7666df5c9fd5be53", "99278e6648dc8592", "4d8dda7e03511783"),
+    ("float16", "", "int8"): ("ceca8de510bc3a95", "e18ac562ea2f192e", "a7e3d1fb0dac1d74"),
+    ("float16", "int8", "auto"): ("e49224c7aa1edc97", "6bfcb91f2e23a695", "f879d099ba931b4f"),
+    ("bfloat16", "int8", "int8"): ("91a0c95f9d172d15", "91d3e51c9135a8f7", "65a40d9466fa64a2"),
+    ("float16", "int4", "auto"): ("a6447ad8f1deb18f", "d75d573a51a364ae", "5b6436bd2f1c07ec"),
+    ("float32", "int4", "int8"): ("142038f8601a5a22", "99278e6648dc8592", "4d8dda7e03511783"),
 }
 
 

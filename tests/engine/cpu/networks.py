@@ -8,7 +8,7 @@ a table, so that sampling can be tested with any logits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,6 +83,8 @@ class FakeQuantModel(ReferenceModel):
     ) -> None:
         rounded = {name: array.astype(FLOATS[options.dtype]).astype(np.float32) for name, array in arrays.items()}
         cache = CpuTarget().cache_format(options)
+        if options.target != CpuTarget.name:
+            cache = replace(cache, mixes_heads=False)
         super().__init__(program, lambda name: rounded[name], quantized=quantized, cache=cache)
         self._arrays = rounded
         self._parts = quantized

@@ -138,6 +138,15 @@ def test_foreign_files_are_refused(tmp_path: Path, good: bytes) -> None:
     )
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_keys_in_another_form_are_refused(kv_cache_dtype: str, tmp_path: Path) -> None:
+    """Files that were written before heads were mixed have the same version and nothing there."""
+    path = odd_network().compile(tmp_path / "e.engine", dataclasses.replace(LIMITS, kv_cache_dtype=kv_cache_dtype))
+    path.write_bytes(patched(path.read_bytes(), mixes_heads=int(kv_cache_dtype == "auto")))
+    with pytest.raises(EngineFileError, match="rebuild with: llmserve build CHECKPOINT"):
+        open_natively(path)
+
+
 @pytest.mark.parametrize("version", [0, 1, FORMAT_VERSION - 1])
 def test_files_of_an_older_version_say_how_to_build_them_again(version: int, tmp_path: Path, good: bytes) -> None:
     path = tmp_path / "rank0.engine"

@@ -1,6 +1,6 @@
 // Causal attention over a paged cache of integers, prefill and decode alike: products of bytes, as in the linear layers.
 //
-// Queries are rounded to eight bits as keys are, with a scale for every thirty-two dimensions. The weight of a position
+// Queries are mixed and rounded to eight bits as keys are, with a scale for every thirty-two dimensions. The weight of a position
 // times the scale of its value becomes a share of fourteen bits, two digits of seven; the shares of a chunk have one
 // scale. Within a group of dimensions, or the digits of a chunk, sums are exact integers; groups and chunks are added
 // in order.
@@ -8,6 +8,7 @@
 // A tile of queries meets the positions in chunks, which begin at multiples of kChunkPositions: scores, weights relative
 // to the largest score so far, shares, sums. What a query computes depends on its own position only: of panels and
 // chunks that it does not see it has shares of nothing, which change no sum.
+#include "mixing.h"
 #include "panels.h"
 #include "queries.h"
 #include "rows.h"
@@ -97,8 +98,9 @@ class ByteTile {
       rotate_head(q, args_.rope.row(query.row), args_.rotary_dim, head_dim, turned_);
       q = turned_;
     }
+    mix_head<true>(q, head_dim, turned_);
     float* scales = query_scales_ + n * num_groups_;
-    quantize_groups(q, head_dim, kZeroPoint, queries_ + n * width_, scales, offsets_ + n * num_groups_);
+    quantize_groups(turned_, head_dim, kZeroPoint, queries_ + n * width_, scales, offsets_ + n * num_groups_);
     const float factor = args_.soft_cap > 0.0f ? args_.scale : args_.scale * kLog2E;
     for (size_t g = 0; g < num_groups_; ++g) scales[g] *= factor;
     __builtin_memset(sums_ + n * width_, 0, width_ * sizeof(float));

@@ -1,6 +1,7 @@
 // Puts the keys and values of a step into the paged cache, keys turned by their position.
 #include <type_traits>
 
+#include "mixing.h"
 #include "rows.h"
 #include "variant.h"
 
@@ -54,10 +55,12 @@ class Writer {
 
   void write_integer_key(const float* key, size_t place, std::byte* target) const {
     const CacheShape& shape = args_.shape;
+    float mixed[kMaxHeadDim];
+    mix_head<false>(key, shape.head_dim, mixed);
     int8_t elements[kMaxHeadDim];
     float scales[num_quantized_groups(kMaxHeadDim)];
     int32_t offsets[num_quantized_groups(kMaxHeadDim)];
-    quantize_groups(key, shape.head_dim, 0, elements, scales, offsets);
+    quantize_groups(mixed, shape.head_dim, 0, elements, scales, offsets);
     auto* column = reinterpret_cast<uint8_t*>(target) + 4 * place;
     for (size_t d = 0; d < shape.head_dim; d += 4, column += shape.key_step_bytes()) {
       for (size_t i = 0; i < 4; ++i) column[i] = static_cast<uint8_t>(elements[d + i] + 128);

@@ -115,6 +115,9 @@ Error EngineFile::check_header() const {
       h.cache_dtype > static_cast<uint32_t>(DType::kI8)) {
     return bad_file("has a limit that makes no sense");
   }
+  if (h.mixes_heads != (h.cache_dtype == static_cast<uint32_t>(DType::kI8))) {
+    return bad_file("rounds keys in a form that this build does not have; rebuild with: llmserve build CHECKPOINT");
+  }
   return {};
 }
 

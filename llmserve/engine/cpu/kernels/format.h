@@ -151,7 +151,8 @@ struct FileHeader {
   uint32_t num_kv_heads;
   uint32_t head_dim;
   uint32_t cache_dtype;
-  uint32_t experts_per_token;  // 0: no experts
+  uint16_t mixes_heads;  // 1 where keys are integers: older files had keys that were rounded as they are
+  uint16_t experts_per_token;  // 0: no experts
 };
 static_assert(sizeof(FileHeader) == 128);
 

@@ -1,5 +1,6 @@
 // Attention over every kind of cache, beside a plain loop over the same numbers.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -62,6 +63,24 @@ void round_shares(std::vector<double>& weights, const std::vector<float>& scales
   }
 }
 
+// Heads transformed as `mixing.h` does it, in one plain loop.
+void mix(std::vector<float>& rows, size_t head_dim, bool are_queries) {
+  for (size_t begin = 0; begin < rows.size();) {
+    const size_t count = std::bit_floor(head_dim - begin % head_dim);
+    float* x = rows.data() + begin;
+    for (size_t half = 1; half < count; half *= 2) {
+      for (size_t i = 0; i < count; ++i) {
+        if (i & half) continue;
+        const float a = x[i], b = x[i + half];
+        x[i] = a + b;
+        x[i + half] = a - b;
+      }
+    }
+    for (size_t i = 0; are_queries && i < count; ++i) x[i] /= static_cast<float>(count);
+    begin += count;
+  }
+}
+
 // Writes a cache through the kernel, attends to it, and compares with a plain loop over the same numbers.
 void test_attention_case(const KernelTable& k, Random& random, const AttentionCase& c, DType type) {
   constexpr size_t kKvHeads = 2;
@@ -94,6 +113,8 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
   std::vector<float> queries = c.rope ? turned(q, table, c, width) : q, value_scales;
   if (c.rope) keys.values = turned(keys.values, table, c, kv_width);
   if (integers) {
+    mix(queries, c.head_dim, true);
+    mix(keys.values, c.head_dim, false);
     round_groups(queries, c.head_dim, kQuantizedGroup);
     round_groups(keys.values, c.head_dim, kQuantizedGroup);
     value_scales = round_groups(values.values, c.head_dim, c.head_dim);
