@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import metadata
 from importlib.resources import files
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,3 +60,13 @@ def test_hosted_wheels_are_made_as_at_home_and_tried_without_a_compiler() -> Non
     assert [command.split()[:2] for command in commands["trial"]] == [["python", "tools/wheels/trial.py"]]
     assert "slim" in jobs["trial"]["container"]  # the image that has no compiler
     assert all("timeout-minutes" in job for job in jobs.values())
+
+
+def test_an_installation_without_a_compiler_says_how_to_get_one(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if cmake is None:
+        pytest.skip("cmake is not installed")
+    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path)]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "There is no C++ compiler. Install one (apt-get install g++)" in " ".join(done.stderr.split())
