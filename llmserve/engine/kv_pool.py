@@ -37,7 +37,11 @@ def num_kv_blocks(
             f"{_mib(-(-info.max_seq_len // block_size) * block_bytes)}, but {allowed}; free some memory, or build with "
             f"a smaller max_seq_len"
         )
-    logger.warning("%s, but %s: it gets %d tokens", wanted, allowed, num_allowed * block_size)
+    if settings.max_kv_tokens:
+        logger.warning("%s, but %s: it gets %d tokens", wanted, allowed, num_allowed * block_size)
+    else:  # nobody asked for room for the largest batch
+        got = f"{num_allowed * block_size} tokens ({_mib(num_allowed * block_bytes)})"
+        logger.info("the KV cache has %s: %s, and --kv-cache-fraction is %s", got, left, settings.kv_cache_fraction)
     return num_allowed
 
 

@@ -63,11 +63,14 @@ def test_a_pool_that_memory_cuts_is_reported(
     expected: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         assert blocks(num_free, **settings) == expected
-    (message,) = caplog.messages
-    assert f"it gets {expected * 8} tokens" in message
-    assert "kv_cache_free_gpu_mem_fraction" in message
+    (record,) = caplog.records
+    was_asked = "max_kv_tokens" in settings
+    assert record.levelno == (logging.WARNING if was_asked else logging.INFO)
+    assert ("it gets " if was_asked else "the KV cache has ") + f"{expected * 8} tokens" in record.getMessage()
+    assert ("gpu" in record.getMessage()) == was_asked
+    assert "--kv-cache-fraction" in record.getMessage()
 
 
 @pytest.mark.parametrize("num_free", [15, 1, 0, -1])
