@@ -11,7 +11,6 @@ from llmserve.builder.quantization import stored_names
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.engine.artifact import TOKENIZER_FILES
 from llmserve.models.graph import OpKind, Program
 
 KV_MEMORY_FRACTION = 0.9  # of what the engine leaves free, as the server does by default
@@ -107,7 +106,7 @@ def plan_build(
             weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build),
             available_bytes=build.target.available_bytes(),
             read_bytes_per_s=(measure or build.target.read_bytes_per_s)(),
-            notes=_notes(checkpoint, build),
+            notes=_notes(build),
         )
 
 
@@ -120,11 +119,9 @@ def _looked_up_bytes(build: ResolvedBuild) -> int:
     return build.options.floats.num_bytes(sum(looked_up))
 
 
-def _notes(checkpoint: Checkpoint, build: ResolvedBuild) -> tuple[str, ...]:
+def _notes(build: ResolvedBuild) -> tuple[str, ...]:
     options = build.options
     notes = [*build.notes, *build.target.machine_problems(build.options)]
-    if all(checkpoint.text_file(name) is None for name in TOKENIZER_FILES[:2]):
-        notes.append(f"no {' or '.join(TOKENIZER_FILES[:2])}: this engine can be given token ids, but no text")
     if options.max_batch_size > options.max_num_tokens:
         notes.append(
             f"a step has at most max_num_tokens={options.max_num_tokens} tokens, "

@@ -67,6 +67,7 @@ class ResolvedBuild:
             *self.target.notes(options),
             *(self.calibration.notes if self.calibration else ()),
             *self.spec.notes(options.max_seq_len),
+            *self.encoder.notes(),
             *code,
         ]
 

@@ -158,5 +158,8 @@ def _build(checkpoint: Path, output_dir: Path, options: BuildOptions) -> None:
     if line := runtime_for(manifest.target).built_for(manifest):
         typer.echo(line)
     if manifest.loss:
+        usual = options.weights.usual_loss
+        advice = "" if manifest.loss.divergence <= usual else ": compare it with the checkpoint before you serve it"
         typer.echo(f"loss of rounding: {manifest.loss} of a short text")
+        typer.echo(f"  up to {usual:g} nats are usual for {options.weights.name}{advice} (llmserve eval)")
     typer.echo(f"engine digest {manifest.engine_digest}")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 INTERVAL_S = 5.0  # between two lines of a phase
+LEAST_TIMED_S = 1.0
 MB = 10**6
 
 
@@ -89,7 +90,8 @@ class ProgressLines:
     def _finish_phase(self) -> None:
         if self._phase:
             elapsed = self._clock() - self._began
-            self._say(f"done, {self._done / MB:,.0f} MB in {elapsed:.1f} s")
+            size = f", {self._done / MB:,.0f} MB" if elapsed >= LEAST_TIMED_S else ""  # no speed: it was there already
+            self._say(f"done{size} in {elapsed:.1f} s")
 
     def _say(self, text: str) -> None:
         print(f"{self._phase}: {text}", file=self._stream, flush=True)

@@ -65,6 +65,7 @@ class WeightFormat(NumberFormat):
     wider: WeightFormat | None = None  # of the head, and of rows whose rounding costs most
     most_bits: float = 0.0  # of a layers' weight on average, with such rows
     least_exponent: int = 0  # of the powers of two that equalization moves where sizes were measured
+    usual_loss: float = 0.0  # nats: no sound engine of docs/quantization.md loses more
     weight_only_algo: str | None = None  # TensorRT-LLM's name of its own format with as many bits
 
 
@@ -73,12 +74,13 @@ BFLOAT16 = WeightFormat(name="bfloat16", bits=16, values="bfloat16", short="bf16
 FLOAT32 = WeightFormat(name="float32", bits=32, values="float32", short="fp32", tolerance=1e-4)
 INT8 = WeightFormat(
     name="int8", bits=8, values="int8", group=32, scales="float16", activations=INT8_ACTIVATIONS, least_exponent=1,
-    quant_algo="W8A8_INT8_GROUPED", weight_only_algo="W8A16",
+    quant_algo="W8A8_INT8_GROUPED", usual_loss=0.01, weight_only_algo="W8A16",
 )  # fmt: skip
 INT4 = WeightFormat(
     # Four bits suffer from uneven columns more than activations gain, unless these are far apart.
     name="int4", bits=4, values="uint8", group=32, scales="uint8", has_zeros=True, activations=INT8_ACTIVATIONS,
     wider=INT8, most_bits=4.9, least_exponent=3, quant_algo="W4A8_INT8_GROUPED", weight_only_algo="W4A16",
+    usual_loss=0.03,
 )  # fmt: skip
 # Keys have a scale for each group of dimensions, values one for each token and head.
 INT8_CACHE = NumberFormat(name="int8", bits=8, group=32, scales="float32", quant_algo="INT8")

@@ -65,7 +65,7 @@ def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama", with_tokenizer=False)
     notes = "\n".join(plan(checkpoint, BuildOptions(max_num_tokens=8)).notes)
     assert "max_batch_size=64 can never be reached" in notes
-    assert "no tokenizer.model or tokenizer.json" in notes
+    assert "no tokenizer.json or tokenizer.model" in notes
     with_tokenizer = make_checkpoint(tmp_path / "whole", "llama")
     assert plan(with_tokenizer, BuildOptions()).notes == ()
 

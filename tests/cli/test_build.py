@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.builder.calibration import encoder
 from llmserve.builder.options import BuildOptions
 from llmserve.cli.build import default_output_dir
 from llmserve.cli.main import main
@@ -159,6 +160,7 @@ def test_a_calibrated_build_says_what_it_was_made_with_and_what_it_costs(
     assert llmserve(monkeypatch, "build", checkpoint, *flags) == 0
     shown = capsys.readouterr()
     assert re.search(r"loss of rounding: mean divergence \S+ nats, the same best token at \S+% of \d+ pos", shown.out)
+    assert re.search(r"^  up to 0.03 nats are usual for int4.*\(llmserve eval\)$", shown.out, re.MULTILINE)
     assert llmserve(monkeypatch, "inspect", tmp_path / "e") == 0
     shown_facts = " ".join(capsys.readouterr().out.split())
     assert re.search(r"calibrated with [\d,]+ tokens of 2 lines, sha256 [0-9a-f]{64}", shown_facts)
@@ -168,6 +170,22 @@ def test_a_calibrated_build_says_what_it_was_made_with_and_what_it_costs(
     manifest = json.loads(capsys.readouterr().out)["manifest"]
     assert manifest["calibration"].keys() == {"sha256", "tokens", "lines"}
     assert manifest["loss"].keys() == {"divergence", "agreement", "positions"}
+
+
+def test_a_tokenizer_that_does_not_go_with_the_network_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = make_checkpoint(tmp_path / "own", "llama")
+    without = make_checkpoint(tmp_path / "without", "llama", with_tokenizer=False)
+    config = json.loads((own / "config.json").read_text())
+    monkeypatch.setattr(encoder, "LEAST_KNOWN", 1.01)  # as if the network knew more
+    for checkpoint, note in (
+        (own, f"pieces and the network {config['vocab_size']}: is it this network's own?"),
+        (without, "no tokenizer.json or tokenizer.model: this engine can be given token ids, but no text"),
+    ):
+        caplog.clear()
+        assert llmserve(monkeypatch, "build", checkpoint, "--output-dir", tmp_path / "e") == 0
+        assert any(note in message for message in caplog.messages)
 
 
 def test_a_recipe_replaces_the_flags(

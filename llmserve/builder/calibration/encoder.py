@@ -12,6 +12,7 @@ from llmserve.owned_directory import temporary_directory
 from llmserve.stages.chat import parse_messages
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 
+LEAST_KNOWN = 0.95
 TEMPORARY_PREFIX = "llmserve-tokenizer-"
 
 Ids: TypeAlias = tuple[int, ...]
@@ -41,6 +42,18 @@ class Encoder:
         """Where the checkpoint has a tokenizer: an engine with one that cannot be read would not serve."""
         if any(self._checkpoint.text_file(name) is not None for name in TOKENIZER_NAMES):
             self._opened()
+
+    def notes(self) -> list[str]:
+        """What of the vocabulary has no text. A table that is a little larger than its tokenizer is usual."""
+        if all(self._checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
+            return [f"no {' or '.join(TOKENIZER_NAMES)}: this engine can be given token ids, but no text"]
+        num_pieces = self._opened().tokenizer.vocab_size
+        if LEAST_KNOWN * self._vocab_size <= num_pieces <= self._vocab_size:
+            return []
+        return [
+            f"the tokenizer has {num_pieces:,} pieces and the network {self._vocab_size:,}: is it this network's own? "
+            "Ids that only one of them has cannot be read or written"
+        ]
 
     def _encode(self, prompt: TextPrompt) -> Ids:
         return self._known(self._opened().prepare(prompt).input_ids)
