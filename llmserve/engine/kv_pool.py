@@ -23,27 +23,31 @@ def num_kv_blocks(
     num_wanted = -(-(settings.max_kv_tokens or info.max_batch_size * info.max_seq_len) // block_size)
     free_bytes = max(0, free_bytes)
     num_allowed = int(settings.kv_cache_fraction * free_bytes) // block_bytes
-    wanted = f"a KV cache of {num_wanted * block_size} tokens needs {_mib(num_wanted * block_bytes)}"
-    beside = f" ({_mib(settings.reserved_bytes)} belong to the engine beside it)" if settings.reserved_bytes else ""
-    left = f"{_mib(free_bytes)} of memory are left for it{beside}"
+    wanted = f"a KV cache of {num_wanted * block_size} tokens needs {_size(num_wanted * block_bytes)}"
+    beside = f" ({_size(settings.reserved_bytes)} belong to the engine beside it)" if settings.reserved_bytes else ""
+    left = f"{_size(free_bytes)} of memory are left for it{beside}"
     if settings.max_kv_tokens and num_wanted * block_bytes > free_bytes:
         raise ResourceExhausted(f"{wanted}, but {left}; lower max_tokens_in_paged_kv_cache (--max-kv-tokens)")
     if num_wanted <= num_allowed:
         return num_wanted
-    allowed = f"{left}, and kv_cache_free_gpu_mem_fraction (--kv-cache-fraction) is {settings.kv_cache_fraction}"
+    fraction = settings.kv_cache_fraction
+    allowed = (
+        f"it may have {_size(fraction * free_bytes)}: {left}, and kv_cache_free_gpu_mem_fraction "
+        f"(--kv-cache-fraction) is {fraction:g}"
+    )
     if num_allowed * block_size < info.max_seq_len:
         raise ResourceExhausted(
             f"a KV cache with room for one sequence of {info.max_seq_len} tokens needs "
-            f"{_mib(-(-info.max_seq_len // block_size) * block_bytes)}, but {allowed}; free some memory, or build with "
-            f"a smaller max_seq_len"
+            f"{_size(-(-info.max_seq_len // block_size) * block_bytes)}, and {allowed}; raise the fraction, free "
+            f"some memory, or build with a smaller max_seq_len"
         )
     if settings.max_kv_tokens:
-        logger.warning("%s, but %s: it gets %d tokens", wanted, allowed, num_allowed * block_size)
+        logger.warning("%s, and %s: it gets %d tokens", wanted, allowed, num_allowed * block_size)
     else:  # nobody asked for room for the largest batch
-        got = f"{num_allowed * block_size} tokens ({_mib(num_allowed * block_bytes)})"
-        logger.info("the KV cache has %s: %s, and --kv-cache-fraction is %s", got, left, settings.kv_cache_fraction)
+        got = f"{num_allowed * block_size} tokens ({_size(num_allowed * block_bytes)})"
+        logger.info("the KV cache has %s: %s, and --kv-cache-fraction is %g", got, left, fraction)
     return num_allowed
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 10 * 2**30 else f"{num_bytes / 2**20:,.1f} MiB"

@@ -40,7 +40,10 @@ class TextFiles:
     @classmethod
     def read(cls, path: Path) -> TextFiles:
         if not path.is_dir():
-            raise NotFound(f"no directory {path} to read a tokenizer from; set tokenizer_dir to an engine directory")
+            raise NotFound(
+                f"no directory {path} to read a tokenizer from; an engine directory has one, so leave tokenizer_dir "
+                "(--tokenizer-dir) out, or name a checkpoint's folder"
+            )
         config = read_json(path / "config.json")
         is_engine = "build_config" in config
         return cls(

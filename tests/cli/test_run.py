@@ -182,6 +182,14 @@ def test_several_values_follow_only_the_names_of_run_py() -> None:
     assert spread(["--input-text", "a", "ENGINE"]) == ["--input-text", "a", "ENGINE"]
 
 
+def test_a_tokenizer_that_is_not_there(
+    text_dir: Path, tell: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--engine_dir", str(text_dir), "--tokenizer_dir", "baichuan-inc/Baichuan2-7B-Chat"]
+    assert llmserve_run(tell, *given) == 2
+    assert "an engine directory has one, so leave tokenizer_dir (--tokenizer-dir) out" in capsys.readouterr().err
+
+
 def test_run_py_without_a_prompt_has_one(
     text_dir: Path, tell: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
@@ -77,6 +78,17 @@ def test_a_pool_that_memory_cuts_is_reported(
 def test_a_pool_without_room_for_one_longest_sequence_is_refused(num_free: float) -> None:
     with pytest.raises(ResourceExhausted, match="room for one sequence of 64 tokens"):
         blocks(num_free, kv_cache_fraction=0.5)
+
+
+def test_what_is_needed_and_what_there_is_are_told_apart() -> None:
+    with pytest.raises(ResourceExhausted) as caught:
+        blocks(20, kv_cache_fraction=1e-7)
+    needed, allowed, advice = re.split(", and |; ", str(caught.value), maxsplit=2)
+    assert needed.startswith("a KV cache with room for one sequence of 64 tokens needs ")
+    assert allowed.startswith("it may have 0.0 MiB: ")
+    assert advice.endswith(
+        "(--kv-cache-fraction) is 1e-07; raise the fraction, free some memory, or build with a smaller max_seq_len"
+    )
 
 
 def test_more_tokens_than_there_is_memory_for_are_refused() -> None:

@@ -123,11 +123,12 @@ def test_what_has_no_effect_is_reported_and_what_is_so_anyway_is_not(
         unheard_of="1",
         sink_token_length="",
         lora_prefetch_dir="${lora_prefetch_dir}",
+        decoding_mode="${decoding_mode}",
     )
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     assert [record.getMessage() for record in caplog.records] == [
         "model 'tensorrt_llm': parameter unheard_of = 1 has no effect on this engine",
-        "model 'tensorrt_llm': parameter lora_prefetch_dir = ${lora_prefetch_dir} is an unfilled placeholder, ignored",
+        "model 'tensorrt_llm': unfilled placeholders, ignored: lora_prefetch_dir, decoding_mode",
     ]
 
 
