@@ -7,6 +7,7 @@ from its source, so that this side knows nothing of ours.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ ARCHITECTURES = {
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
@@ -52,9 +56,9 @@ def make_gguf(
     entries = model_metadata(config, gguf.MODEL_ARCH_NAMES[architecture]) | tokenizer_metadata(tokenizer, config, path)
     add_metadata(writer, entries | dict(metadata or {}))
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, tensor in random_tensors(config, dtype="float32", seed=seed).items():
+    for name, tensor in with_merged_experts(random_tensors(config, dtype="float32", seed=seed)).items():
         converted = as_converted(name, tensor, config)
-        stored_type = gguf.GGMLQuantizationType[stored if converted.ndim == 2 else "F32"]
+        stored_type = gguf.GGMLQuantizationType[stored if converted.ndim >= 2 else "F32"]
         numbers = gguf.quants.quantize(np.ascontiguousarray(converted), stored_type)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None
@@ -63,6 +67,17 @@ def make_gguf(
         writer.add_tensor(name, tensor)
     finish(writer)
     return path
+
+
+def with_merged_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Experts' matrices of a layer as one tensor; a gate of one row as a vector."""
+    merged: dict[str, list[NDArray[Any]]] = {}
+    for name, tensor in tensors.items():
+        merged.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", name), []).append(tensor)
+    return {
+        name: np.stack(found) if ".experts." in name else found[0].reshape(-1) if len(found[0]) == 1 else found[0]
+        for name, found in merged.items()
+    }
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -99,6 +114,12 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
     }
+    if "num_experts" in config:
+        entries |= {"expert_count": config["num_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
+        entries["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if config["model_type"] == "qwen2_moe":
+        entries["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     scaling = config.get("rope_scaling") or {}
     if scaling.get("rope_type") in ("linear", "yarn"):
         entries |= {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": scaling["factor"]}

@@ -26,8 +26,18 @@ FOUR_NORMS = {
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 
+# One tensor has those of all experts: `*` stands for their numbers.
+EXPERTS = {f"ffn_{name}_exps": f"mlp.experts.*.{name}_proj" for name in ("gate", "up", "down")} | {
+    "ffn_gate_inp": "mlp.gate"
+}
+SHARED_GATE = "ffn_gate_inp_shexp"
+SHARED_EXPERT = {f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {
+    SHARED_GATE: "mlp.shared_expert_gate"
+}
+
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
+LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.*]+)\.(weight|bias)")
+EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 
 # Numbers that belong to the config. `rope_freqs` divides the frequencies of the rotary embedding one by one.
 ROPE_FREQS = "rope_freqs.weight"
@@ -60,7 +70,7 @@ class GgufArchitecture:
         outside = {hf: gguf for gguf, hf in OUTSIDE.items()}
         if module in outside:
             return f"{outside[module]}.{suffix}"
-        found = LAYER_NAME.fullmatch(name)
+        found = LAYER_NAME.fullmatch(EXPERT.sub("*", name))
         modules = {hf: gguf for gguf, hf in self.block.items()}
         if found is None or found[2] not in modules:
             return name
@@ -81,6 +91,9 @@ ALL = (
     ),
     GgufArchitecture("qwen2", "Qwen2ForCausalLM", "qwen2", NORMS | ATTENTION | MLP, factors=(ROPE_FREQS,)),
     GgufArchitecture("qwen3", "Qwen3ForCausalLM", "qwen3", NORMS | ATTENTION | HEAD_NORMS | MLP, factors=(ROPE_FREQS,)),
+    GgufArchitecture("qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", NORMS | ATTENTION | EXPERTS | SHARED_EXPERT),
+    GgufArchitecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", NORMS | ATTENTION | HEAD_NORMS | EXPERTS),
+    GgufArchitecture("olmoe", "OlmoeForCausalLM", "olmoe", NORMS | ATTENTION | HEAD_NORMS | EXPERTS),
     GgufArchitecture("gemma2", "Gemma2ForCausalLM", "gemma2", FOUR_NORMS | ATTENTION | MLP, norm_shift=-1.0),
     GgufArchitecture(
         "gemma3", "Gemma3ForCausalLM", "gemma3_text", FOUR_NORMS | ATTENTION | HEAD_NORMS | MLP, norm_shift=-1.0

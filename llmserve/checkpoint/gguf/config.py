@@ -23,7 +23,10 @@ GEMMA_SCALE_BY_WIDTH = {
 GEMMA3_PATTERN = 6
 # What makes another network of one that we know, and the value that does not.
 NEUTRAL: Mapping[str, object] = {
-    "{}.expert_count": 0,
+    "{}.expert_count": 0,  # of the architectures that have none
+    "{}.expert_gating_func": 1,  # softmax
+    "{}.expert_group_count": 1,
+    "{}.expert_weights_scale": 1.0,
     "{}.attention.causal": True,
     "{}.attention.clamp_kqv": 0.0,
     "{}.attention.max_alibi_bias": 0.0,
@@ -50,7 +53,7 @@ class Described:
 def config_of(file: Described) -> Config:
     """Problems of single values go to the reader; Unsupported for a network that is none of ours."""
     reader, shapes = file.reader, file.shapes
-    _refuse_other_networks(reader)
+    _refuse_other_networks(reader, has_experts="ffn_gate_inp" in file.architecture.block)
     hidden_size, num_heads = reader.integer("{}.embedding_length"), reader.integer("{}.attention.head_count")
     head_dim = reader.integer("{}.attention.key_length", max(1, hidden_size // num_heads))
     if reader.integer("{}.attention.value_length", head_dim) != head_dim:
@@ -76,10 +79,11 @@ def config_of(file: Described) -> Config:
     return config | OWN[file.architecture.name](file, config)
 
 
-def _refuse_other_networks(reader: MetadataReader) -> None:
+def _refuse_other_networks(reader: MetadataReader, *, has_experts: bool) -> None:
     changed = [
         f"{reader.key(key)} {value!r} makes it a network that is not supported"
         for key, neutral in NEUTRAL.items()
+        if not (has_experts and key == "{}.expert_count")
         if isinstance(value := reader.metadata.get(reader.key(key), neutral), np.ndarray) or value != neutral
     ]
     raise_problems(Unsupported, f"architecture {reader.architecture!r}", changed)
@@ -170,6 +174,31 @@ def _qwen3(file: Described, config: Config) -> Config:
     return _qwen2(file, config) | {"attention_bias": "blk.0.attn_q.bias" in file.shapes}
 
 
+def _experts(file: Described, config: Config, *, renormalize: bool = False) -> Config:
+    """`renormalize`: what llama.cpp does where the file does not say it."""
+    reader = file.reader
+    inner = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0))[1:2] or (0,)
+    return _qwen2(file, config) | {
+        "num_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length", inner[0]),
+        "norm_topk_prob": reader.flag("{}.expert_weights_norm", renormalize),
+    }
+
+
+def _qwen2_moe(file: Described, config: Config) -> Config:
+    inner = file.shapes.get("blk.0.ffn_gate_shexp.weight", (0,))[0]
+    return _experts(file, config) | {
+        "shared_expert_intermediate_size": file.reader.integer("{}.expert_shared_feed_forward_length", inner),
+        "qkv_bias": "blk.0.attn_q.bias" in file.shapes,
+    }
+
+
+def _qwen3_moe(file: Described, config: Config) -> Config:
+    own = _experts(file, config, renormalize=True)
+    return own | {"attention_bias": "blk.0.attn_q.bias" in file.shapes}
+
+
 def _gemma(file: Described, config: Config) -> Config:
     _require_whole_heads(file.reader, config)
     by_width = config["num_hidden_layers"] == GEMMA_SCALE_BY_WIDTH[file.architecture.name]
@@ -226,6 +255,9 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen2moe": _qwen2_moe,
+    "qwen3moe": _qwen3_moe,
+    "olmoe": _experts,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,

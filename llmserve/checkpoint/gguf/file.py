@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.checkpoint.gguf.architectures import gguf_architecture
+from llmserve.checkpoint.gguf.architectures import EXPERT, SHARED_GATE, gguf_architecture
 from llmserve.checkpoint.gguf.config import Described, config_of
 from llmserve.checkpoint.gguf.header import Header, StoredBlocks, read_header
 from llmserve.checkpoint.gguf.metadata import MetadataReader
@@ -24,6 +24,7 @@ from llmserve.errors import CheckpointError, Unsupported, raise_problems
 
 SUFFIX = ".gguf"
 MAX_FACTORS = 1 << 16
+MAX_EXPERTS = 10_000
 ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token", "pad_token")}
 
 
@@ -41,7 +42,7 @@ class GgufFile:
             reader = MetadataReader(header.metadata, str(header.metadata.get("general.architecture", "")))
             self._architecture = gguf_architecture(header.metadata.get("general.architecture"))
             self.config: dict[str, Any] = self._read_config(reader)
-            self._tensors = {self._architecture.to_hf(name): self._info(name) for name in self._wanted()}
+            self._tensors = {hf: self._info(name) for name in self._wanted() for hf in self._hf_names(name)}
             texts = text_files(reader, self.config["vocab_size"]) if with_tokenizer else {}
             if header.metadata.get("split.count", 1) != 1:
                 reader.problems.append("it is one part of several; join them with `llama-gguf-split --merge`")
@@ -70,7 +71,10 @@ class GgufFile:
         if self._architecture.is_interleaved(name):
             heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             order = interleaved_order(heads, stored.shape[0] // heads)
-        return ExpandedRows(self._packed(stored), stored.kind, stored.shape, order, self._shift(stored_name))
+        packed = self._packed(stored)
+        if expert := EXPERT.search(name):
+            packed = packed.reshape(stored.shape[0], -1)[int(expert[0])]
+        return ExpandedRows(packed, stored.kind, self._shape(stored_name), order, self._shift(stored_name))
 
     def stored_name(self, name: str) -> str:
         return self._architecture.to_gguf(name)
@@ -118,6 +122,24 @@ class GgufFile:
         """Tensors, without those that are part of the config."""
         return [name for name in self._stored if name not in self._architecture.factors]
 
+    def _hf_names(self, stored_name: str) -> list[str]:
+        """One, or one for each expert."""
+        name = self._architecture.to_hf(stored_name)
+        count = self._stored[stored_name].shape[0] if self._has_experts(stored_name) else 0
+        return [name.replace("*", str(expert)) for expert in range(count)] or [name]
+
+    def _has_experts(self, stored_name: str) -> bool:
+        """One that claims to have them and cannot keeps a name that has no place in the plan."""
+        shape = self._stored[stored_name].shape
+        return "*" in self._architecture.to_hf(stored_name) and len(shape) == 3 and shape[0] <= MAX_EXPERTS
+
+    def _shape(self, stored_name: str) -> tuple[int, ...]:
+        """Of each tensor that it is: converters leave out the one row of a shared expert's gate."""
+        shape = self._stored[stored_name].shape
+        if self._has_experts(stored_name):
+            return shape[1:]
+        return (1, *shape) if f".{SHARED_GATE}." in stored_name and len(shape) == 1 else shape
+
     def _packed(self, stored: StoredBlocks) -> Any:
         return self._bytes[stored.offset : stored.offset + stored.num_bytes]
 
@@ -125,8 +147,8 @@ class GgufFile:
         return self._architecture.norm_shift if stored_name.endswith("norm.weight") else 0.0
 
     def _info(self, stored_name: str) -> TensorInfo:
-        stored = self._stored[stored_name]
+        stored, shape = self._stored[stored_name], self._shape(stored_name)
         is_plain = stored.kind.expand is None and not self._shift(stored_name)
         layouts = {layout: name for name, layout in DTYPES.items()}
         dtype = layouts[stored.kind.layout] if is_plain else "float32"
-        return TensorInfo(dtype, stored.shape, math.prod(stored.shape) * DTYPES[dtype].itemsize)
+        return TensorInfo(dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize)

@@ -18,15 +18,17 @@ from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import DecoderSpec
-from tests.checkpoints import KINDS, random_tensors
+from tests.checkpoints import KINDS, MIXTURES, random_tensors
 from tests.gguf_files import GGUF_KINDS, make_gguf
 from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
 
+# llama.cpp has experts in every layer; sizes are whole blocks of Q8_0
+EXPERTS: dict[str, Any] = {"mlp_only_layers": [], "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
 GEMMA = {"query_pre_attn_scalar": 24}  # the head size, which a GGUF file cannot say otherwise
 
 
 def overrides(kind: str) -> dict[str, Any]:
-    return GEMMA if kind.startswith("gemma") else {}
+    return GEMMA if kind.startswith("gemma") else EXPERTS if kind in MIXTURES else {}
 
 
 def spec_of(config: Any) -> DecoderSpec:
@@ -42,8 +44,8 @@ def problems_of(path: Path, error: type[Exception] = CheckpointError) -> str:
 
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_tensors_are_those_of_the_folder(kind: str, tmp_path: Path) -> None:
-    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", kind)) as found:
-        wanted = random_tensors(KINDS[kind], dtype="float32", seed=0)
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", kind, **overrides(kind))) as found:
+        wanted = random_tensors(KINDS[kind] | overrides(kind), dtype="float32", seed=0)
         assert {name: info.shape for name, info in found.tensors.items()} == {n: t.shape for n, t in wanted.items()}
         for name, tensor in wanted.items():
             if kind.startswith("gemma") and name.endswith("norm.weight"):
@@ -122,10 +124,38 @@ def test_gemma_3_without_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"qwen3moe.expert_gating_func": 2}, "qwen3moe.expert_gating_func 2 makes it a network that is not supported"),
+        ({"qwen3moe.expert_weights_scale": 2.5}, "qwen3moe.expert_weights_scale 2.5"),
+        ({"qwen3moe.expert_used_count": None}, "qwen3moe.expert_used_count must be an integer from 1"),
+    ],
+)
+def test_other_mixtures_of_experts_are_refused(metadata: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", "qwen3-moe", metadata=metadata, **EXPERTS)
+    with pytest.raises((CheckpointError, Unsupported), match=problem):
+        Checkpoint.open(path)
+
+
+def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", "olmoe", metadata={"olmoe.expert_count": 9})
+    with Checkpoint.open(path) as checkpoint:
+        params = architecture_for(checkpoint.config).params(spec_of(checkpoint.config))
+        with pytest.raises(CheckpointError) as caught:
+            plan_weights(checkpoint, params, ())
+    assert "tensor blk.0.ffn_gate_exps.weight [48, 64] is missing" in str(caught.value)
+    assert "tensor blk.1.ffn_gate_inp.weight has shape [7, 64]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("metadata", "error", "problem"),
     [
         ({"general.architecture": "mamba"}, Unsupported, "architecture 'mamba'"),
-        ({"general.architecture": 7}, Unsupported, "supported: gemma2, gemma3, llama, phi3, qwen2, qwen3"),
+        (
+            {"general.architecture": 7},
+            Unsupported,
+            "supported: gemma2, gemma3, llama, olmoe, phi3, qwen2",
+        ),
         ({"llama.expert_count": 8}, Unsupported, "llama.expert_count 8 makes it a network that is not supported"),
         ({"llama.attention.causal": False}, Unsupported, "llama.attention.causal False"),
         ({"llama.block_count": None}, CheckpointError, "llama.block_count must be an integer from 1"),
