@@ -27,7 +27,7 @@ class BuildPlan:
     engine_bytes: int
     cache_dtype: str  # what keys and values are kept in
     kv_bytes_per_token: int
-    weight_bytes_per_step: int  # what one decode step reads, however many sequences share it
+    weight_bytes_per_step: int  # what one decode step of one sequence reads
     available_bytes: int  # memory that an engine may take here now
     read_bytes_per_s: float  # 0: not known, and then nothing is said of this machine
     notes: tuple[str, ...]
@@ -103,7 +103,7 @@ def plan_build(
             engine_bytes=build.engine_bytes,
             cache_dtype=build.target.cache_format(build.options).name,
             kv_bytes_per_token=build.target.kv_bytes_per_token(build.program, build.options),
-            weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build),
+            weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build) - _idle_expert_bytes(build),
             available_bytes=build.target.available_bytes(),
             read_bytes_per_s=(measure or build.target.read_bytes_per_s)(),
             notes=_notes(build),
@@ -117,6 +117,18 @@ def _looked_up_bytes(build: ResolvedBuild) -> int:
     read_whole = {stored[name] for op in build.program.ops if op.kind is not OpKind.EMBED for name in op.weights}
     looked_up = [param.num_elements for param in build.params if param.name in tables - read_whole]
     return build.options.floats.num_bytes(sum(looked_up))
+
+
+def _idle_expert_bytes(build: ResolvedBuild) -> int:
+    """Of experts that one token does not choose."""
+    sizes, total = {param.name: param.num_elements for param in build.params}, 0.0
+    for op in build.program.ops:
+        if op.kind is OpKind.EXPERTS:
+            idle = 1 - op.number("experts_per_token") / op.number("num_experts")
+            for name in op.weights:
+                parts = build.quantized.get(name)
+                total += idle * (parts[0].scheme.format if parts else build.options.floats).num_bytes(sizes[name])
+    return int(total)
 
 
 def _notes(build: ResolvedBuild) -> tuple[str, ...]:
