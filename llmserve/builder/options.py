@@ -13,7 +13,7 @@ from llmserve.builder.targets.registry import DEFAULT_TARGET, TARGETS
 from llmserve.errors import RecipeError
 from llmserve.models.number_formats import AUTO, CACHES, FLOATS, QUANTIZED, NumberFormat, WeightFormat
 
-KV_CACHE_DTYPES = (AUTO, *sorted(CACHES.keys() - FLOATS.keys()))
+KV_CACHE_DTYPES = (AUTO, *CACHES)
 Own = TypeVar("Own", bound=TargetOptions)
 
 
@@ -116,6 +116,11 @@ class BuildOptions:
                 f"max_seq_len must be at least 2 (or 0: the checkpoint's limit), got {self.max_seq_len}",
             ),
             (block >= 1 and block & (block - 1) == 0, f"tokens_per_block must be a power of two, got {block}"),
+            (
+                self.kv_cache_dtype not in FLOATS or self.kv_cache_dtype == self.dtype,
+                f"kv_cache_dtype is {self.kv_cache_dtype}, but a KV cache that is not rounded has the engine's dtype: "
+                f"write --kv-cache-dtype {self.dtype}, or change --dtype",
+            ),
             (
                 not self.calibration_data or bool(self.quantization),
                 "calibration_data has no effect without quantization; leave it out, or give quantization "

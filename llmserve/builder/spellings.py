@@ -23,6 +23,8 @@ def advice(option: str, name: str) -> str:
     if option not in OPTIONS:
         return ""
     known = FLOATS.get(name.lower(), name.lower())
+    if known in number_formats.FLOATS and option == "kv_cache_dtype":
+        return f"write --kv-cache-dtype {known}"
     if known in number_formats.FLOATS:
         elsewhere = "" if option == "dtype" else f" and leave --{option.replace('_', '-')} out"
         return f"write --dtype {known}{elsewhere}"

@@ -162,9 +162,18 @@ def test_a_second_build_reuses_the_timings_of_the_first(tmp_path: Path) -> None:
     assert set(json.loads(cache.read_text())["microseconds"]) == set(json.loads(first)["microseconds"])
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_the_plan_says_what_the_engine_is(tmp_path: Path, kv_cache_dtype: str) -> None:
-    options = replace(OPTIONS, kv_cache_dtype=kv_cache_dtype)
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_weights_go_with_keys_and_values_as_floats(tmp_path: Path, quantization: str) -> None:
+    options = replace(OPTIONS, dtype="float16", quantization=quantization, kv_cache_dtype="float16")
+    directory = build(tmp_path, "qwen2", options)
+    assert read_header(directory.engine_file).cache_dtype == "float16"
+    assert directory.manifest.dtype == f"float16+{quantization}+kv-float16"
+    assert verified(directory).passed
+
+
+@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("", "auto"), ("", "int8"), ("int8", "float32")])
+def test_the_plan_says_what_the_engine_is(tmp_path: Path, quantization: str, kv_cache_dtype: str) -> None:
+    options = replace(OPTIONS, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     directory = build(tmp_path, "llama", options)
     plan = plan_build(tmp_path / "llama", options, measure=lambda: 1.0)
     header = read_header(directory.engine_file)

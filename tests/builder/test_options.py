@@ -42,6 +42,8 @@ def test_a_sequence_has_room_for_a_prompt_and_an_answer() -> None:
         ({"quantization": "int4_awq"}, "there are no engines in int4_awq; the nearest is --quantization int4"),
         ({"quantization": "float16"}, "got 'float16'; write --dtype float16 and leave --quantization out"),
         ({"kv_cache_dtype": "fp8"}, "there are no engines in fp8; the nearest is --kv-cache-dtype int8"),
+        ({"kv_cache_dtype": "fp16"}, "got 'fp16'; write --kv-cache-dtype float16"),
+        ({"kv_cache_dtype": "bfloat16"}, "write --kv-cache-dtype float16, or change --dtype"),
         ({"kv_cache_dtype": "int4"}, "there are no engines in int4; the nearest is --kv-cache-dtype int8"),
     ],
 )

@@ -37,7 +37,7 @@ from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FI
 from llmserve.engine.tensorrt_llm.library import Installed, Mode
 from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
 from llmserve.models.graph import Program
-from llmserve.models.number_formats import AUTO, NumberFormat
+from llmserve.models.number_formats import NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
 
@@ -254,7 +254,7 @@ def _option_problems(options: BuildOptions) -> list[str]:
     given = options.of(TensorrtLlmOptions)
     rules = [
         (
-            options.kv_cache_dtype == AUTO,
+            not options.cache().is_rounded,
             f"kv_cache_dtype {options.kv_cache_dtype}: TensorRT-LLM wants scales from calibration for it; leave it out",
         ),
         (given.kv_cache_type == "paged", f"kv_cache_type {given.kv_cache_type} cannot be served: {IN_FLIGHT}"),
