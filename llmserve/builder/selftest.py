@@ -13,6 +13,7 @@ from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.builder.targets.base import CompileJob
 from llmserve.engine.manifest import Loss
 from llmserve.engine.selftest import SelfTest
+from llmserve.models.graph import OpKind
 from llmserve.models.number_formats import NumberFormat
 
 ROWS_PER_PROMPT = 4
@@ -44,7 +45,8 @@ def make_selftest(job: CompileJob, *, cache: NumberFormat, passage: Prompt = ())
     )
     runs = [Run(prompt) for prompt in prompts]
     tolerance = options.floats.tolerance
-    if cache.is_rounded or options.weights.activations.is_rounded:
+    chooses = any(op.kind is OpKind.ROUTE for op in job.program.ops)  # which a last bit can change
+    if cache.is_rounded or options.weights.activations.is_rounded or chooses:
         runs += [Run(prompt, rounds=False) for prompt in prompts]
     if passage:
         runs += [Run(passage), Run(passage, rounds=False, exact_weights=True)]

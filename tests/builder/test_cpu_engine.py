@@ -24,6 +24,7 @@ from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_heade
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.selftest import SelfTest, SelfTestResult, prompt_logits
 from llmserve.engine.verify import verify_engine
+from llmserve.models.number_formats import FLOATS
 from tests.builder.contents import TIMES, contents
 from tests.checkpoints import KINDS, MIXTURES, make_checkpoint, random_tensors, write_tensors
 from tests.engine.directories import seal
@@ -55,6 +56,7 @@ def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: st
     result = verified(build(tmp_path, kind, replace(OPTIONS, dtype=dtype)))
     assert result.passed
     assert result.max_error < result.tolerance / 2
+    assert (result.tolerance > np.float32(FLOATS[dtype].tolerance)) == (kind in MIXTURES)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
