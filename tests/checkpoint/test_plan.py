@@ -52,6 +52,12 @@ def problems_of(path: Path) -> str:
     return str(caught.value)
 
 
+def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
+    name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    message = problems_of(edited(tmp_path, "mixtral", lambda tensors: tensors.pop(name)))
+    assert f"tensor {name} [64, 112] is missing" in message
+
+
 def test_combining(tmp_path: Path) -> None:
     tensors = random_tensors(KINDS["qwen2"], dtype="float32", seed=0)
     plan = plan_for(make_checkpoint(tmp_path, "qwen2", with_tokenizer=False))
