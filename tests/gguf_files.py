@@ -22,6 +22,7 @@ from tests.tiny_tokenizers import CHAT_TEMPLATE, sentencepiece_model, write_byte
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
@@ -114,8 +115,8 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
     }
-    if "num_experts" in config:
-        entries |= {"expert_count": config["num_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    if num_experts := config.get("num_experts") or config.get("num_local_experts"):
+        entries |= {"expert_count": num_experts, "expert_used_count": config["num_experts_per_tok"]}
     if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
         entries["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if config["model_type"] == "qwen2_moe":
@@ -123,7 +124,7 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
     scaling = config.get("rope_scaling") or {}
     if scaling.get("rope_type") in ("linear", "yarn"):
         entries |= {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": scaling["factor"]}
-    if config["model_type"] in ("llama", "mistral"):
+    if config["model_type"] in ("llama", "mistral", "mixtral"):
         entries |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
     if "head_dim" in config:
         entries |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
@@ -150,7 +151,7 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 def as_converted(name: str, tensor: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
     """What the converter does to a tensor: `permute` of Llama's, 1 + weight of Gemma's norms."""
-    if config["model_type"] in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
+    if config["model_type"] in ("llama", "mistral", "mixtral") and (".q_proj." in name or ".k_proj." in name):
         heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         return halves.swapaxes(1, 2).reshape(tensor.shape)

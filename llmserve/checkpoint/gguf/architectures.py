@@ -30,6 +30,10 @@ FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 EXPERTS = {f"ffn_{name}_exps": f"mlp.experts.*.{name}_proj" for name in ("gate", "up", "down")} | {
     "ffn_gate_inp": "mlp.gate"
 }
+MIXTRAL_EXPERTS = {
+    f"ffn_{name}_exps": f"block_sparse_moe.experts.*.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+}
+MIXTRAL_EXPERTS |= {"ffn_gate_inp": "block_sparse_moe.gate"}
 SHARED_GATE = "ffn_gate_inp_shexp"
 SHARED_EXPERT = {f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {
     SHARED_GATE: "mlp.shared_expert_gate"
@@ -100,11 +104,23 @@ ALL = (
     ),
     GgufArchitecture("phi3", "Phi3ForCausalLM", "phi3", NORMS | FUSED | FUSED_MLP, factors=(ROPE_LONG, ROPE_SHORT)),
 )
+MIXTRAL = GgufArchitecture(  # which is a llama with experts
+    "llama",
+    "MixtralForCausalLM",
+    "mixtral",
+    NORMS | ATTENTION | MIXTRAL_EXPERTS,
+    interleaved=True,
+    factors=(ROPE_FREQS,),
+)
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {each.name: each for each in ALL}
 
 
-def gguf_architecture(name: object) -> GgufArchitecture:
-    found = ARCHITECTURES.get(str(name))
+def gguf_architecture(name: object, num_experts: object) -> GgufArchitecture:
+    found = (
+        MIXTRAL
+        if name == MIXTRAL.name and isinstance(num_experts, int) and num_experts > 0
+        else ARCHITECTURES.get(str(name))
+    )
     if found is None:
         raise Unsupported(
             f"architecture {name!r} (general.architecture) is not supported as GGUF; supported: "

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from llmserve.checkpoint.gguf.architectures import ROPE_FREQS, ROPE_LONG, ROPE_SHORT, GgufArchitecture
+from llmserve.checkpoint.gguf.architectures import MIXTRAL, ROPE_FREQS, ROPE_LONG, ROPE_SHORT, GgufArchitecture
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.stored_tensor import Tensor
 from llmserve.errors import Unsupported, raise_problems
@@ -147,10 +147,15 @@ def _divisors(factors: Tensor) -> list[float]:
 
 
 def _llama(file: Described, config: Config) -> Config:
-    """Mistral, where it has a window."""
+    """Mistral, where it has a window; Mixtral, where it has experts, whose weights llama.cpp always renormalizes."""
     _require_whole_heads(file.reader, config)
     own = _frequency_factors(file, config)
     window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
+    if file.architecture is MIXTRAL:
+        counts = {"num_local_experts": "{}.expert_count", "num_experts_per_tok": "{}.expert_used_count"}
+        return (
+            own | {name: file.reader.integer(key) for name, key in counts.items()} | {"sliding_window": window or None}
+        )
     if window:
         mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
         return own | mistral

@@ -40,7 +40,8 @@ class GgufFile:
         self._stored = header.tensors
         try:
             reader = MetadataReader(header.metadata, str(header.metadata.get("general.architecture", "")))
-            self._architecture = gguf_architecture(header.metadata.get("general.architecture"))
+            num_experts = header.metadata.get(reader.key("{}.expert_count"), 0)
+            self._architecture = gguf_architecture(header.metadata.get("general.architecture"), num_experts)
             self.config: dict[str, Any] = self._read_config(reader)
             self._tensors = {hf: self._info(name) for name in self._wanted() for hf in self._hf_names(name)}
             texts = text_files(reader, self.config["vocab_size"]) if with_tokenizer else {}
