@@ -33,5 +33,5 @@ def test_a_server_that_is_ready_has_imported_no_library_that_it_does_not_need(
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=60)
     imported = set(re.findall(r"\| +([\w.]+)$", log.read_text(), re.MULTILINE))
-    assert {"llmserve.cli.serve", "numpy", "uvloop"} <= imported
+    assert {"llmserve.cli.server", "numpy", "uvloop"} <= imported
     assert {name.partition(".")[0] for name in imported} & NOT_AT_START == set()
