@@ -7,7 +7,7 @@ format is added.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import ml_dtypes  # noqa: F401 - numpy knows bfloat16 by name from here on
 import numpy as np
@@ -84,7 +84,6 @@ INT4 = WeightFormat(
 )  # fmt: skip
 # Keys have a scale for each group of dimensions, values one for each token and head.
 INT8_CACHE = NumberFormat(name="int8", bits=8, group=32, scales="float32", quant_algo="INT8")
-MIXED_INT8_CACHE = replace(INT8_CACHE, mixes_heads=True)
 
 FLOATS: Mapping[str, WeightFormat] = {each.name: each for each in (FLOAT16, BFLOAT16, FLOAT32)}
 QUANTIZED: Mapping[str, WeightFormat] = {each.name: each for each in (INT8, INT4)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from llmserve.engine.cpu.tactics import num_timed_bytes, this_machine, time_tact
 from llmserve.engine.memory import available_memory_bytes
 from llmserve.engine.tactics import TacticCache
 from llmserve.models.graph import OpKind, Program
-from llmserve.models.number_formats import FLOATS, INT8_CACHE, MIXED_INT8_CACHE, NumberFormat
+from llmserve.models.number_formats import FLOATS, INT8_CACHE, NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
 
@@ -76,7 +77,7 @@ class CpuTarget:
     def cache_format(self, options: BuildOptions) -> NumberFormat:
         """By default an engine that rounds activations multiplies them with keys and values of eight bits too."""
         found = options.cache(auto=INT8_CACHE if options.weights.activations.is_rounded else None)
-        return MIXED_INT8_CACHE if found.is_rounded else found
+        return replace(found, mixes_heads=found.is_rounded)
 
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
         cache, block_size = program.cache, options.tokens_per_block
