@@ -27,7 +27,15 @@ def write_baichuan(path: Path) -> None:
     """sentencepiece BPE with byte fallback, no leading space, no bos; 195 and 196 are role tokens."""
     (path / "tokenizer.model").write_bytes(sentencepiece_model(620, 197))
     write_json(path, "tokenizer_config.json", tokenizer_class="BaichuanTokenizer", add_bos_token=False)
-    write_json(path, "config.json", model_type="baichuan", model_max_length=64, eos_token_id=2, pad_token_id=0)
+    write_json(
+        path,
+        "config.json",
+        model_type="baichuan",
+        position_embedding="rope",
+        model_max_length=64,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
 
 
 def write_llama_slow(path: Path) -> None:

@@ -191,6 +191,7 @@ FIELDS = [name for name in HEADER.names or () if name not in ("magic", "version"
 def test_absurd_header_fields_are_an_error_or_harmless(name: str, value: int, tmp_path: Path, good: bytes) -> None:
     """With a checksum that fits, the C++ reader has only its own checks. It opens the file or says why not."""
     path = tmp_path / "absurd.engine"
+    value = min(value, int(np.iinfo(HEADER[name]).max))
     path.write_bytes(patched(good, **{name: value}))
     with contextlib.suppress(EngineFileError, InvalidArgument, ResourceExhausted):
         open_natively(path)

@@ -72,8 +72,8 @@ def test_quantized_engines_agree_with_integer_arithmetic_in_numpy(
     exact = NETWORKS[network]().reference(LIMITS).logits(ids)
     # A sum that rounds differently can move an activation to the neighbouring integer, so a few logits differ more.
     assert np.median(np.abs(found - wanted)) < 2e-5
-    assert error_of(network, found, wanted) < 2e-2
-    assert error_of(network, exact, wanted) > 2e-2, "integer arithmetic should be visible"
+    assert error_of(network, found, wanted) < 1e-2
+    assert error_of(network, exact, wanted) > 1e-2, "integer arithmetic should be visible"
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -87,7 +87,7 @@ def test_a_cache_of_integers_is_rounded_as_the_reference_rounds_it(
     wanted = NETWORKS[network]().reference(options).logits(ids)
     found = all_logits(runner, ids)
     exact = NETWORKS[network]().reference(LIMITS).logits(ids)
-    assert np.median(np.abs(found - wanted)) < 2e-5
+    assert np.median(np.abs(found - wanted)) < 3e-5
     assert error_of(network, found, wanted) < 1e-2  # a last bit can tip a value over to the neighbouring integer
     assert error_of(network, exact, wanted) > 5e-3, "rounded keys and values should be visible"
 
