@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
@@ -44,7 +45,8 @@ class LogFile(logging.FileHandler):
             return
         self._has_failed = True
         if not self._is_reported:
-            print(f"error: log file {self.baseFilename} cannot be written: {error.strerror}", file=sys.stderr)
+            with suppress(OSError):  # standard error may be a file on the same disk
+                print(f"error: log file {self.baseFilename} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)

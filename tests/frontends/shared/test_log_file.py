@@ -47,3 +47,12 @@ def test_other_records_are_written(tmp_path: Path, capsys: pytest.CaptureFixture
     log.close()
     assert (tmp_path / "log").read_text() == "one\n"
     assert capsys.readouterr().err == ""
+
+
+def test_standard_error_on_the_same_disk_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogFile(str(tmp_path / "log"))
+    opened = log.setStream(Full())
+    assert opened is not None
+    opened.close()
+    monkeypatch.setattr("sys.stderr", Full())
+    log.handle(record("x"))
