@@ -24,7 +24,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/evaluation": 6_400,
     "llmserve/frontends": 13_170,
     "llmserve/models": 2_140,
-    "llmserve/scheduler": 1_460,
+    "llmserve/scheduler": 1_480,
     "llmserve/serving": 9_494,
     "llmserve/stages": 3_664,
     "llmserve/wire": 3_490,

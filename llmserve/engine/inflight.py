@@ -312,7 +312,7 @@ class InflightEngine:
             gpu_mem_usage=self._limits.gpu_bytes,
             pinned_mem_usage=self._limits.pinned_bytes,
             total_ctx_tokens=self._num_ctx_tokens,
-            total_gen_tokens=scheduler.speculator.num_generated,
+            total_gen_tokens=scheduler.num_generated + scheduler.speculator.num_generated,
             total_drafted_tokens=scheduler.speculator.num_drafted,
             total_accepted_tokens=scheduler.speculator.num_accepted,
             promised_bytes=self._limits.weight_bytes + pool.num_free * self._limits.block_bytes,

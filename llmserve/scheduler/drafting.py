@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 GRAM = 3  # tokens that have to be the same before what followed them is drafted
+INDEXED_AT_ONCE = 1024  # tokens, in a step
 MAX_DRAFTED = 15  # of a sequence in a step
 FORGETTING = 0.9  # what an older draft weighs beside the next one
 RECOVERY = 0.97  # what rejected drafts weigh after each token that was not worth a draft: it is tried again
@@ -23,23 +24,29 @@ class Speculation(Enum):
 
 
 class LookupDrafter:
-    """Of one sequence: what followed the last time that its newest `GRAM` tokens stood in it. Constant time a token."""
+    """Of one sequence: what followed the last time that its newest `GRAM` tokens stood in it. Constant time a token; a
+    long prompt is read over several steps, for others wait for each of them."""
 
     def __init__(self) -> None:
-        self._follows: dict[tuple[int, ...], int] = {}  # tokens -> place of the one after their last occurrence
+        self._follows: dict[bytes, int] = {}  # tokens -> place of the one after their last occurrence
         self._num_indexed = GRAM
         self._num_accepted = 1.0
         self._num_rejected = 1.0
 
-    def draft(self, token_ids: array[int], limit: int, threshold: float) -> Sequence[int]:
-        """At most `limit` tokens, each of which is drawn with a probability above `threshold`, as far as is known."""
-        self._index(token_ids)
-        place = self._follows.get(tuple(token_ids[-GRAM:]))
-        if place is None:
-            return ()
-        count = min(limit, MAX_DRAFTED, self._num_worthwhile(threshold))
-        if not count:
+    def match(self, token_ids: array[int]) -> int | None:
+        """Where the tokens stand that followed the newest ones the last time."""
+        follows, end = self._follows, min(len(token_ids), self._num_indexed + INDEXED_AT_ONCE)
+        for place in range(self._num_indexed, end):  # the newest ones themselves are not among them
+            follows[token_ids[place - GRAM : place].tobytes()] = place
+        self._num_indexed = max(self._num_indexed, end)
+        return follows.get(token_ids[-GRAM:].tobytes())
+
+    def draft(self, token_ids: array[int], place: int, limit: int, threshold: float) -> Sequence[int]:
+        """At most `limit` tokens from `place` on, each likelier than `threshold` to be drawn, as far as is known."""
+        if not (num_worthwhile := self._num_worthwhile(threshold)):
             self._num_rejected *= RECOVERY
+        count = min(limit, MAX_DRAFTED, num_worthwhile)
+        if count <= 0:
             return ()
         drafted = token_ids[place : place + count].tolist()
         period = len(drafted)  # it repeats itself
@@ -50,13 +57,6 @@ class LookupDrafter:
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         self._num_accepted = FORGETTING * self._num_accepted + num_accepted
         self._num_rejected = FORGETTING * self._num_rejected + (num_accepted < num_drafted)
-
-    def _index(self, token_ids: array[int]) -> None:
-        """All but the newest tokens themselves."""
-        follows = self._follows
-        for place in range(self._num_indexed, len(token_ids)):
-            follows[tuple(token_ids[place - GRAM : place])] = place
-        self._num_indexed = max(self._num_indexed, len(token_ids))
 
     def _num_worthwhile(self, threshold: float) -> int:
         """Token n of a draft is drawn with the n-th power of a token's probability."""

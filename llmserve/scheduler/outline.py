@@ -12,24 +12,24 @@ class Outline:
     def __init__(self, max_num_tokens: int) -> None:
         self.chunks: list[Chunk] = []
         self.sequences: list[Sequence] = []
-        self.num_tokens = 0
         self.num_left = max_num_tokens
+        self._max_num_tokens = max_num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self._max_num_tokens - self.num_left
 
     def take(self, sequence: Sequence) -> int:
         """How many tokens it took."""
         num_tokens = min(sequence.num_pending, self.num_left)
         self.chunks.append(sequence.chunk(num_tokens))
         self.sequences.append(sequence)
-        self._count(num_tokens)
+        self.num_left -= num_tokens
         return num_tokens
 
     def replace(self, index: int, chunk: Chunk) -> None:
-        self._count(len(chunk.token_ids) - len(self.chunks[index].token_ids))
+        self.num_left -= len(chunk.token_ids) - len(self.chunks[index].token_ids)
         self.chunks[index] = chunk
 
     def plan(self) -> StepPlan | None:
         return StepPlan(tuple(self.chunks)) if self.chunks else None
-
-    def _count(self, num_tokens: int) -> None:
-        self.num_tokens += num_tokens
-        self.num_left -= num_tokens

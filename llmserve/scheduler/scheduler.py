@@ -27,7 +27,6 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
-from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -60,6 +59,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # sorted by place
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0  # since the start
+        self.num_generated = 0  # tokens, without the drafted ones
         self.speculator = Speculator(config, self.pool)
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
@@ -159,23 +159,30 @@ class Scheduler:
         """Record what the step computed and sampled: one entry per sample, and `scores` of the chunks that asked."""
         now_ns = self._wall_clock_ns()
         updates: list[Update] = []
-        samples = zip(tokens, log_probs, strict=True)
+        end = 0
         for index, chunk in enumerate(plan.chunks):
-            drawn = list(islice(samples, chunk.num_samples))
+            begin, end = end, end + chunk.num_samples
             sequence = self.running.get(chunk.sequence_id)
             if sequence is None:  # cancelled while the step ran, or it had ended before
                 continue
-            if plan is not self._advanced and not chunk.drafted:
-                self._advance(sequence, chunk.start, chunk.end)
             found = scores.get(index, NO_SCORES)
-            sequence.score_prompt(chunk, found)
-            updates += [(sequence.id, event) for event in self.speculator.take(sequence, chunk, drawn, found, now_ns)]
-            if chunk.drafted:
+            if end - begin > 1:
+                drawn = zip(tokens[begin:end], log_probs[begin:end], strict=True)
+                events = self.speculator.verify(sequence, chunk, drawn, found, now_ns)
+                updates += [(sequence.id, event) for event in events]
                 self._advance(sequence, chunk.start, sequence.num_tokens - 1)
                 self.speculator.forget_rejected(sequence)
+            else:
+                if plan is not self._advanced:
+                    self._advance(sequence, chunk.start, chunk.end)
+                sequence.score_prompt(chunk, found)
+                event = sequence.append(tokens[begin], log_probs[begin], now_ns, found) if end > begin else None
+                if event is not None:
+                    updates.append((sequence.id, event))
+                self.num_generated += end - begin
             if sequence.finish_reason:
                 self._remove(sequence)
-        assert next(samples, None) is None, "more samples than were planned"
+        assert end == len(tokens) == len(log_probs), "other samples than were planned"
         self._advanced = None
         return updates
 

@@ -105,6 +105,12 @@ class Sequence:
         return self.matcher is None and not self.request.bad_ids
 
     @property
+    def num_draftable(self) -> int:
+        """Tokens that may be drafted now. Below `min_tokens` the end tokens are banned."""
+        is_held = self._expects or self.scores_prompt or self.num_output < self.request.sampling.min_tokens
+        return 0 if is_held else self.max_num_cached - self.num_tokens
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether logits of the prompt are still to be looked at; those of a request's first sequence are, for all."""
         return self.request.scores_prompt and self.index == 0 and self.num_prompt_scored < self.num_prompt
@@ -127,13 +133,6 @@ class Sequence:
             parent = hashes[-1] if hashes else self.cache_root
             hashes.append(hash_block(parent, self.token_ids[start : start + block_size]))
         return hashes[:num_blocks]
-
-    def draft(self, limit: int, threshold: float) -> Seq[int]:
-        """Tokens that may follow, at most `limit`, each likelier than `threshold`; see `speculation`."""
-        limit = min(limit, self.max_num_cached - self.num_tokens)
-        if self.drafter is None or limit <= 0 or self._expects or self.scores_prompt or self._banned_ids():
-            return ()
-        return self.drafter.draft(self.token_ids, limit, threshold)
 
     def drafted_chunk(self, drafted: Seq[int]) -> Chunk:
         """The one pending token and what may follow it."""

@@ -97,7 +97,7 @@ class ModelSignature:
         self.reshapes_outputs = any(spec.reshape is not None for spec in self.outputs.values())
         self._reshapes_inputs = any(spec.reshape is not None for spec in self.inputs.values())
         names = sorted(self.outputs) if self.sorts_outputs else list(self.outputs)
-        self._reported: set[str] = set()  # outputs of other shapes than declared
+        self._unseen = set(self.outputs)  # whose shape no response has shown yet
         self._output_order = {name: place for place, name in enumerate(names)}
 
     def batch_size(self, request: InferRequest) -> int:
@@ -160,8 +160,9 @@ class ModelSignature:
         """
         order = self._output_order
         places = [order.get(tensor.name, -1) for tensor in outputs]
+        if self._unseen:
+            self._check_shapes(outputs)
         if not wanted and not self.reshapes_outputs and -1 not in places and places == sorted(places):
-            self._report_shapes(outputs)
             return outputs
         kept = []
         for tensor in outputs:
@@ -170,21 +171,21 @@ class ModelSignature:
                 continue
             kept.append(tensor if spec.reshape is None else self._restored(tensor, spec, spec.reshape))
         kept.sort(key=lambda tensor: order[tensor.name])
-        self._report_shapes(kept)
         return tuple(kept)
 
-    def _report_shapes(self, outputs: Iterable[Tensor]) -> None:
-        """A model may answer with any shape, as in Triton. One that its config does not declare is logged once; to
-        leave the batch dimension out is common, and published pipelines do it."""
+    def _check_shapes(self, outputs: Iterable[Tensor]) -> None:
+        """A model may answer with any shape, as in Triton. If an output's first shape is not the declared one, that is
+        logged; to leave the batch dimension out is common, and published pipelines do it."""
         for tensor in outputs:
-            spec = self.outputs[tensor.name]
-            shape = tensor.shape
-            if spec.accepts(shape, self._batch_dims) or spec.accepts(shape, 0) or spec.name in self._reported:
+            if tensor.name not in self._unseen:
                 continue
-            self._reported.add(spec.name)
+            self._unseen.remove(tensor.name)
+            spec, shape = self.outputs[tensor.name], tensor.shape
+            if spec.accepts(shape, self._batch_dims) or spec.accepts(shape, 0):
+                continue
             logger.warning(
                 "model '%s' answered with output '%s' of shape %s, which its config declares as %s; clients get it as "
-                "it is, as from Triton; later ones are not reported",
+                "it is, as from Triton",
                 self.model_name,
                 spec.name,
                 format_shape(shape),

@@ -91,12 +91,13 @@ scheduler_settings = st.builds(
 def guesses() -> Iterator[None]:
     """Drafts that are right to the end, right for a while, or nonsense; as long as they may be."""
 
-    def draft(self: LookupDrafter, token_ids: array[int], limit: int, threshold: float) -> list[int]:
+    def draft(self: LookupDrafter, token_ids: array[int], place: int, limit: int, threshold: float) -> list[int]:
+        limit = max(0, limit)
         right = fake_answer(token_ids, limit, INFO.vocab_size)
         num_right = random.Random(fold(token_ids)).choice([0, limit // 2, limit])
         return [token if place < num_right else place % INFO.vocab_size for place, token in enumerate(right)]
 
-    with patch.object(LookupDrafter, "draft", draft):
+    with patch.object(LookupDrafter, "draft", draft), patch.object(LookupDrafter, "match", return_value=0):
         yield
 
 

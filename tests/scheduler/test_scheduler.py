@@ -317,5 +317,5 @@ def test_a_result_of_the_wrong_length_is_noticed() -> None:
     bench.add([1])
     plan = bench.scheduler.schedule()
     assert plan is not None
-    with pytest.raises(AssertionError, match="more samples"):
+    with pytest.raises(AssertionError, match="other samples"):
         bench.scheduler.commit(plan, [1, 2], [0.0, 0.0])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from fastapi import Request, Response
@@ -26,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, nearest
 from llmserve.frontends.http import asgi
 from llmserve.frontends.http.bodies import off_loop
 from llmserve.frontends.http.json_fields import ENCODER, Json
@@ -35,7 +34,6 @@ from llmserve.frontends.openai.failures import Refused, failure_of
 from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
 from llmserve.wire.http1 import request as wire
 
-LONGEST_NEAR = 64  # letters of a name that is compared with those that are known
 MOST_PROBLEMS = 10  # that are told
 MOST_UNKNOWN = 16  # fields of an object that are told by name
 EXPANSION = 32  # bytes that a document may take for each of its text: as Python's objects, then as models
@@ -191,7 +189,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
 def _told(place: Sequence[int | str], text: str, kind: str, model: type[BaseModel]) -> str:
     name = ".".join(map(str, place))
     if kind == "extra_forbidden":
-        near = get_close_matches(name, model.model_fields, 1) if len(name) <= LONGEST_NEAR else []
-        return f"{name}: unknown field; did you mean {near[0]!r}?" if near else f"{name}: unknown field; remove it"
+        near = nearest(name, model.model_fields)
+        return f"{name}: unknown field{near}" if near else f"{name}: unknown field; remove it"
     text = text.removeprefix("Value error, ")
     return f"{name}: {text}" if name else text

@@ -17,7 +17,7 @@ from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TopToke
 from llmserve.engine.base import Engine, EngineStats
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
-from llmserve.scheduler.drafting import GRAM, LookupDrafter, Speculation, StepCosts
+from llmserve.scheduler.drafting import GRAM, INDEXED_AT_ONCE, LookupDrafter, Speculation, StepCosts
 from llmserve.scheduler.settings import SchedulerSettings
 from tests.checkpoints import make_checkpoint
 
@@ -87,7 +87,9 @@ def test_answers_are_those_without_it_in_fewer_steps(engine_dir: Path) -> None:
 
 
 def drafted(tokens: Sequence[int], limit: int = 8, threshold: float = 0.03) -> list[int]:
-    return list(LookupDrafter().draft(array("i", tokens), limit, threshold))
+    drafter, token_ids = LookupDrafter(), array("i", tokens)
+    place = drafter.match(token_ids)
+    return [] if place is None else list(drafter.draft(token_ids, place, limit, threshold))
 
 
 def test_what_followed_last_time_is_drafted() -> None:
@@ -102,13 +104,13 @@ def test_a_drafter_that_is_wrong_drafts_less_and_tries_again() -> None:
     drafter, tokens = LookupDrafter(), array("i", [1, 2, 3, 4, 1, 2, 3])
     lengths = []
     for _ in range(6):
-        lengths.append(len(drafter.draft(tokens, 15, 0.03)))
+        lengths.append(len(drafter.draft(tokens, 3, 15, 0.03)))
         if lengths[-1]:
             drafter.learn(lengths[-1], 0)
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < lengths[0]
     drafter.learn(15, 15)
-    assert len(drafter.draft(tokens, 15, 0.03)) > lengths[0]
+    assert len(drafter.draft(tokens, 3, 15, 0.03)) > lengths[0]
 
 
 def test_rows_that_cost_more_have_to_be_likelier() -> None:
@@ -120,3 +122,11 @@ def test_rows_that_cost_more_have_to_be_likelier() -> None:
     assert costs.threshold(1) == pytest.approx(0.2 / 1.2)
     costs.observe(1, 100.0)  # the machine was busy
     assert costs.threshold(1) < 0.5
+
+
+def test_a_long_prompt_is_read_over_several_steps() -> None:
+    tokens = array("i", [*range(3 * INDEXED_AT_ONCE), 0, 1, 2])
+    drafter = LookupDrafter()
+    drafter.match(tokens)
+    assert drafter._num_indexed == INDEXED_AT_ONCE + GRAM
+    assert drafter.match(tokens) == 3

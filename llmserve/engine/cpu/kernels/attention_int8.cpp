@@ -1,9 +1,9 @@
 // Causal attention over a paged cache of integers, prefill and decode alike: products of bytes, as in the linear layers.
 //
-// Queries are mixed and rounded to eight bits as keys are, with a scale for every thirty-two dimensions. The weight of a position
-// times the scale of its value becomes a share of fourteen bits, two digits of seven; the shares of a chunk have one
-// scale. Within a group of dimensions, or the digits of a chunk, sums are exact integers; groups and chunks are added
-// in order.
+// Queries are mixed and rounded to eight bits as keys are, with a scale for every thirty-two dimensions. The weight of a
+// position times the scale of its value becomes a share of fourteen bits, two digits of seven; the shares of a chunk
+// have one scale. Within a group of dimensions, or the digits of a chunk, sums are exact integers; groups and chunks are
+// added in order.
 //
 // A tile of queries meets the positions in chunks, which begin at multiples of kChunkPositions: scores, weights relative
 // to the largest score so far, shares, sums. What a query computes depends on its own position only: of panels and
