@@ -57,7 +57,11 @@ class Checkpoint:
             return GgufCheckpoint(path, path)
         if not path.is_dir():
             what = f"is neither a folder nor a {SUFFIX} file" if path.exists() else "does not exist"
-            hub = f", or download it first: llmserve pull {path}" if HUB_NAME.fullmatch(str(path)) else ""
+            hub = (
+                f", or download it first: llmserve pull {path}"
+                if HUB_NAME.fullmatch(str(path)) and path.suffix != SUFFIX
+                else ""
+            )
             raise CheckpointError(f"checkpoint {path} {what}; give a Hugging Face folder or a {SUFFIX} file{hub}")
         if (path / ENGINE_MANIFEST).is_file():
             raise CheckpointError(

@@ -17,7 +17,7 @@ from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TopToke
 from llmserve.engine.base import Engine, EngineStats
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
-from llmserve.scheduler.drafting import GRAM, INDEXED_AT_ONCE, LookupDrafter, Speculation, StepCosts
+from llmserve.scheduler.drafting import CAUTION, GRAM, INDEXED_AT_ONCE, LookupDrafter, Speculation, StepCosts
 from llmserve.scheduler.settings import SchedulerSettings
 from tests.checkpoints import make_checkpoint
 
@@ -117,11 +117,25 @@ def test_rows_that_cost_more_have_to_be_likelier() -> None:
     costs = StepCosts()
     assert costs.threshold(1) < costs.threshold(32)
     for _ in range(50):
-        for num_rows in (1, 4, 16):
-            costs.observe(num_rows, 1.0 + 0.2 * num_rows)
-    assert costs.threshold(1) == pytest.approx(0.2 / 1.2)
+        for num_rows in (1, 4, 16, 200):
+            costs.observe(num_rows, 1.0 + 0.5 * num_rows)  # long steps are no interruptions
+    cost = CAUTION * 0.5
+    assert costs.threshold(1) == pytest.approx(cost / (1 + cost))
     costs.observe(1, 100.0)  # the machine was busy
-    assert costs.threshold(1) < 0.5
+    assert costs.threshold(1) == pytest.approx(cost / (1 + cost), abs=0.1)
+
+
+def test_what_rows_cost_is_not_forgotten_where_all_steps_are_alike() -> None:
+    costs = StepCosts()
+    for num_rows in (1, 8, 16) * 20:
+        costs.observe(num_rows, 1.0 + 0.5 * num_rows)
+    measured = costs.threshold(16)
+    for _ in range(200):
+        costs.observe(16, 9.0)
+    assert costs.threshold(16) == pytest.approx(measured, abs=0.1)
+    for _ in range(4000):
+        costs.observe(16, 9.0)
+    assert costs.threshold(16) < 0.5  # and tried again in the end
 
 
 def test_a_long_prompt_is_read_over_several_steps() -> None:
