@@ -19,7 +19,7 @@ from tools.cluster.local import LocalCluster, is_there
 
 pytestmark = pytest.mark.skipif(not is_there(), reason="there is no .venv-cluster: make cluster-env")
 PROMPTS = [f"Summarize:\n{document}" for document in DOCUMENTS]
-NUM_STREAMS, NEW_TOKENS = 200, 150  # so that all take a while, however fast the machine
+NUM_STREAMS, NEW_TOKENS = 100, 150  # so that all take a while, however fast the machine
 
 
 @pytest.fixture(scope="module")
@@ -127,32 +127,34 @@ def total(cluster: LocalCluster, metric: str) -> float:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
 
 
 async def test_streams_of_killed_workers_go_on_as_if_nothing_had_been(tmp_path: Path, demo_engine: Path) -> None:
-    """Two of four die, one after the other, while all streams are under way: every text is what it would have been."""
+    """Two of four die, each while all streams are under way: every text is what it would have been.
+
+    The second dies after the front end has forgotten the first: until then Dynamo sends streams to it, and fails them.
+    """
     chance = random.Random(0)
     cluster = LocalCluster(tmp_path / "cluster", demo_engine, num_workers=4)
     client = openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
     try:
         asked = [(PROMPTS[number % len(PROMPTS)], fields_of(number)) for number in range(NUM_STREAMS)]
         wanted = await all_of(client, asked)
-        heard, ended = [0] * len(asked), set[int]()
-        answers = asyncio.create_task(all_of(client, asked, heard, ended))
-        for number in (0, 1):  # one that has not begun on its new worker may fail, as documented: all have, each time
-            before, more = list(heard), sum(heard) + chance.randrange(NUM_STREAMS * NEW_TOKENS // 20)
-            while sum(heard) < more or any(
-                heard[stream] == before[stream] for stream in range(NUM_STREAMS) if stream not in ended
-            ):
-                assert not answers.done(), f"every answer had ended before worker {number} was killed"
+        for killed in (0, 1):
+            heard = [0] * NUM_STREAMS
+            answers = asyncio.create_task(all_of(client, asked, heard))
+            until_now = chance.randrange(NUM_STREAMS * NEW_TOKENS // 10)
+            while min(heard) == 0 or sum(heard) < until_now:  # an answer that has not begun may fail, as documented
+                assert not answers.done(), f"every answer had ended before worker {killed} was killed"
                 await asyncio.sleep(0.005)
-            cluster.kill(number)
-        found = await answers
-        assert [number for number in range(NUM_STREAMS) if found[number] != wanted[number]] == []
+            cluster.kill(killed)
+            found = await answers
+            assert [number for number in range(NUM_STREAMS) if found[number] != wanted[number]] == []
+            await until(lambda killed=killed: cluster.said("frontend").count("Removing worker") > killed)
         lengths = [len(text) for text in wanted]
         assert len(set(lengths[3::5])) > 5, "stop strings end answers at various places"
     finally:
@@ -164,9 +166,8 @@ async def all_of(
     client: openai.AsyncOpenAI,
     asked: Sequence[tuple[str, dict[str, Any]]],
     heard: list[int] | None = None,
-    ended: set[int] | None = None,
 ) -> list[str]:
-    """`heard` counts the pieces of each answer as they come; `ended` gets those that are whole."""
+    """`heard` counts the pieces of each answer as they come."""
 
     async def text(number: int, prompt: str, fields: dict[str, Any]) -> str:
         pieces: list[str] = []
@@ -174,8 +175,6 @@ async def all_of(
             pieces.append(piece)
             if heard is not None:
                 heard[number] += 1
-        if ended is not None:
-            ended.add(number)
         return "".join(pieces)
 
     return await asyncio.gather(*(text(number, prompt, fields) for number, (prompt, fields) in enumerate(asked)))
