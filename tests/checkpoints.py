@@ -202,7 +202,51 @@ KINDS |= {
         "sliding_window": None,
     },
 }
-MIXTURES = ("mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
+# Families that change little of Llama. Heads are six for two of keys, and of a size that is no part of the width.
+DENSE: dict[str, Any] = QWEN | {"num_attention_heads": 6, "head_dim": 20, "num_hidden_layers": 3}
+KINDS |= {
+    "smollm3": QWEN | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layer_interval": 2},
+    "olmo2": QWEN | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_attention_heads": 8},
+    "olmo3": QWEN
+    | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "num_hidden_layers": 4,
+        "rope_theta": 500000.0,
+        "rope_scaling": LLAMA3_SCALING,
+    },
+    "granite": QWEN
+    | {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.08,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+        "rms_norm_eps": 1e-3,  # so that it is seen
+    },
+    "granite-moe": QWEN
+    | {
+        "architectures": ["GraniteMoeForCausalLM"],
+        "model_type": "granitemoe",
+        "intermediate_size": 48,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.08,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6.0,
+    },
+    "seed-oss": DENSE | {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": True},
+    "exaone4": DENSE
+    | {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window_pattern": 3, "head_dim": 16}
+    | {"num_attention_heads": 4},
+    "glm": DENSE | {"architectures": ["GlmForCausalLM"], "model_type": "glm", "attention_bias": True},
+    "glm4": DENSE | {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
+    "ernie4.5": DENSE
+    | {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "tie_word_embeddings": True},
+}
+MIXTURES = ("mixtral", "olmoe", "qwen2-moe", "qwen3-moe", "granite-moe")
 EXPERT_NAMES = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # else "mlp" and the names of an MLP
 
 
@@ -274,7 +318,12 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
 
 
 def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Experts one by one: transformers has those of a layer in one tensor."""
+    """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
+    if model_type == "granitemoe":
+        published = {"router.weight": "router.layer.weight"}
+        published |= {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight"}
+        renamed = {name: ".block_sparse_moe.".join(_parts(name, published)) for name in shapes}
+        return {renamed[name]: shape for name, shape in shapes.items()}
     module, gate, up, down = EXPERT_NAMES.get(model_type, ("mlp", "gate_proj", "up_proj", "down_proj"))
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
@@ -289,6 +338,11 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
         for expert in range(shape[0]):
             found |= {f"{layer}.{module}.experts.{expert}.{part}.weight": (rows, shape[2]) for part in parts}
     return found
+
+
+def _parts(name: str, published: dict[str, str]) -> tuple[str, ...]:
+    layer, separator, rest = name.partition(".block_sparse_moe.")
+    return (layer, published[rest]) if separator else (layer,)
 
 
 def attention_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

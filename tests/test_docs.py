@@ -152,7 +152,7 @@ def test_the_diffs_that_contributing_shows_are_in_the_files() -> None:
         r"^```diff\n\+\+\+ (\S+)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL
     )
     assert [path for path, _ in shown] == [
-        "llmserve/models/phi3.py",
+        "llmserve/models/olmo2.py",
         "llmserve/models/registry.py",
         "tests/checkpoints.py",
         "llmserve/models/graph.py",

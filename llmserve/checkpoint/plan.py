@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from llmserve.checkpoint.floats import is_finite
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
+from llmserve.checkpoint.rearranged import ReorderedRows, StackedRows, pair_order
 from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Rows, Tensor
 from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import Combine, Param
@@ -104,11 +106,16 @@ class WeightPlan:
         param = self._params[name]
         self._check_duplicates(param)
         parts, begin = [], 0
-        for source, shape in zip(param.sources, param.source_shapes, strict=True):
+        pairs = param.pairs or (None,) * len(param.sources)
+        for source, shape, stored_pairs in zip(param.sources, param.source_shapes, pairs, strict=True):
             dtype_stored, stored_name = self._checkpoint.tensors[source].dtype, self._checkpoint.stored_name(source)
-            rows = self._checkpoint.rows(source)
-            parts.append(_Part(rows, DTYPES[dtype_stored], stored_name, begin, begin + shape[0]))
-            begin += shape[0]
+            rows, height = self._checkpoint.rows(source), math.prod(shape) // math.prod(param.shape[1:])
+            if height != shape[0]:
+                rows = StackedRows(rows, shape[1])
+            if stored_pairs is not None:
+                rows = ReorderedRows(rows, pair_order(height, stored_pairs.head_dim, stored_pairs.rotary_dim))
+            parts.append(_Part(rows, DTYPES[dtype_stored], stored_name, begin, begin + height))
+            begin += height
         return ParamRows(param.shape, DTYPES[dtype], param.combine, tuple(parts))
 
     def _check_duplicates(self, param: Param) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
-from llmserve.models import blocks, weights
 from llmserve.models.alibi import alibi_slopes
 from llmserve.models.config import ConfigReader, read_decoder
-from llmserve.models.graph import Graph, Value
-from llmserve.models.rope import STORED_FREQUENCIES, default_rope
-from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param
+from llmserve.models.family import FamilySpec, family
+from llmserve.models.rope import default_rope
+from llmserve.models.spec import HfConfig
 
 # The published models: what their configs leave unsaid follows from these sizes, and from no others.
 NORM_HEAD_OF_VOCAB = ((64000, False), (125696, True))  # generation 1, generation 2
@@ -19,13 +17,7 @@ LARGE_FORM_SIZES = (5120, 40)  # of the 13B models: ALiBi
 ROPE_THETA = 10000.0  # fixed in the published models; their configs do not carry it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaichuanSpec(DecoderSpec):
-    alibi_slopes: tuple[float, ...]  # empty: rotary embedding
-    norm_head: bool  # the rows of lm_head are divided by their L2 norm
-
-
-def from_hf(config: HfConfig) -> BaichuanSpec:
+def from_hf(config: HfConfig) -> FamilySpec:
     reader = ConfigReader(config)
     form = read_form(reader)
     spec = read_decoder(reader, "BaichuanForCausalLM", max_positions=form.max_positions)
@@ -36,30 +28,12 @@ def from_hf(config: HfConfig) -> BaichuanSpec:
     reader.expect("rope_scaling", {})
     reader.expect("tie_word_embeddings", False)
     reader.finish()
-    return BaichuanSpec.extending(
+    return FamilySpec.extending(
         replace(spec, rope=default_rope(spec.head_dim, ROPE_THETA) if form.rope else None),
+        fused_qkv="W_pack",
         alibi_slopes=() if form.rope else alibi_slopes(spec.num_heads),
-        norm_head=form.norm_head,
+        normalized_head=form.norm_head,
     )
-
-
-def params(spec: BaichuanSpec) -> list[Param]:
-    return weights.pre_norm_decoder(
-        spec,
-        lambda layer: [*weights.qkv(spec, layer, fused="W_pack"), *weights.output(spec, layer)],
-        partial(weights.gated_mlp, spec),
-        normalized_head=spec.norm_head,
-    )
-
-
-def forward(g: Graph, spec: BaichuanSpec) -> None:
-    def attention(x: Value, layer: int) -> Value:
-        q, k, v = blocks.qkv(g, spec, x, layer)
-        q, k = blocks.turned(g, spec, spec.rope, q, k)
-        y = blocks.attention(g, spec, (q, k, v), layer, alibi_slopes=spec.alibi_slopes)
-        return blocks.output(g, spec, y, layer)
-
-    blocks.pre_norm_decoder(g, spec, attention, partial(blocks.gated_mlp, g, spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +94,10 @@ def _is_rope(reader: ConfigReader) -> bool:
     return small
 
 
-ARCHITECTURE = Architecture(
-    ("BaichuanForCausalLM", "BaiChuanForCausalLM"),  # the second is the spelling of Baichuan-7B
+ARCHITECTURE = family(
+    "BaichuanForCausalLM",
     "baichuan",
     from_hf,
-    params,
-    forward,
-    ignored=(STORED_FREQUENCIES, r"model\.(alibi_mask|future_mask)"),
+    other_names=("BaiChuanForCausalLM",),  # the spelling of Baichuan-7B
+    ignored=(r"model\.(alibi_mask|future_mask)",),
 )

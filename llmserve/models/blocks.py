@@ -5,22 +5,10 @@ A block names its parameters as `weights.py` does: "layers.0.attn.qkv" and so on
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from llmserve.models.graph import Graph, Value
 from llmserve.models.spec import DecoderSpec, Rope
-
-Block: TypeAlias = Callable[[Value, int], Value]  # the normed residual stream, the layer
-
-
-def pre_norm_decoder(g: Graph, spec: DecoderSpec, attention: Block, mlp: Block) -> None:
-    """In every layer x + attention(norm(x)), then x + mlp(norm(x)): Llama's shape, and that of most since."""
-    x = g.embed("embed", spec.hidden_size)
-    for layer in range(spec.num_layers):
-        x = g.add(x, attention(norm(g, spec, x, f"layers.{layer}.attn.norm"), layer))
-        x = g.add(x, mlp(norm(g, spec, x, f"layers.{layer}.mlp.norm"), layer))
-    g.logits(norm(g, spec, g.select_rows(x), "norm"), "head")
 
 
 def norm(g: Graph, spec: DecoderSpec, x: Value, name: str, *, offset: float = 0.0) -> Value:
@@ -34,11 +22,17 @@ def qkv(g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False
     return q, k, g.slice(joined, spec.q_width + spec.kv_width, spec.kv_width)
 
 
-def head_norms(g: Graph, spec: DecoderSpec, qk: tuple[Value, Value], layer: int, *, offset: float = 0.0) -> list[Value]:
-    """Every head of q and of k, normed by itself."""
+def head_norms(
+    g: Graph, spec: DecoderSpec, qk: Sequence[Value], layer: int, *, offset: float = 0.0, is_whole: bool = False
+) -> list[Value]:
+    """Of q and of k: every head by itself, or all of a token together."""
     return [
         g.rms_norm(
-            x, f"layers.{layer}.attn.{n}_norm", eps=spec.norm_eps, groups=x.width // spec.head_dim, offset=offset
+            x,
+            f"layers.{layer}.attn.{n}_norm",
+            eps=spec.norm_eps,
+            groups=1 if is_whole else x.width // spec.head_dim,
+            offset=offset,
         )
         for n, x in zip("qk", qk, strict=True)
     ]
@@ -76,15 +70,6 @@ def attention(
         soft_cap=soft_cap,
         alibi_slopes=alibi_slopes,
     )
-
-
-def rotary_attention(
-    g: Graph, spec: DecoderSpec, x: Value, layer: int, *, qkv_bias: bool = False, output_bias: bool = False
-) -> Value:
-    """Llama's, from the normed stream to what is added to it."""
-    q, k, v = qkv(g, spec, x, layer, bias=qkv_bias)
-    q, k = turned(g, spec, spec.rope, q, k)
-    return output(g, spec, attention(g, spec, (q, k, v), layer), layer, bias=output_bias)
 
 
 def output(g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False) -> Value:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from llmserve.models import weights
+from llmserve.models import blocks, weights
 from llmserve.models.config import MAX_COUNT, ConfigReader
 from llmserve.models.graph import Graph, Value
 from llmserve.models.spec import DecoderSpec, Param, Shard
@@ -22,6 +23,13 @@ class Mixture:
     expert_size: int  # inner width of each
     renormalize: bool  # the weights of a token's experts, to a sum of one
     dense_layers: Collection[int] = ()  # that have a plain MLP
+    module: str = "mlp"  # in a layer of the checkpoint; the names that follow are in it
+    router: str = "gate"
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # in each expert
+    stacked: tuple[str, str] | None = None  # tensors that have gate and up, and down, of all experts
+    shared: str = ""  # an expert that every token goes through
+    shared_size: int = 0  # its inner width
+    shared_gate: str = ""  # gives the number whose sigmoid its output is multiplied with
 
 
 def read_mixture(
@@ -29,14 +37,15 @@ def read_mixture(
     *,
     expert_size: str = "intermediate_size",
     renormalize: bool | None = None,
-    dense_layers: Collection[int] = (),
+    per_token_key: str = "num_experts_per_tok",
+    **own: Any,
 ) -> Mixture:
-    """By the family's keys; `renormalize` None: as the config says."""
+    """By the family's keys; `renormalize` None: as the config says. `own`: other fields of `Mixture`."""
     num_experts = next(key for key in COUNT_KEYS if reader.get(key) is not None or key == COUNT_KEYS[-1])
     count = reader.integer(num_experts, maximum=MAX_COUNT)
-    per_token = reader.integer("num_experts_per_tok", maximum=MAX_COUNT)
+    per_token = reader.integer(per_token_key, maximum=MAX_COUNT)
     if per_token > count:
-        reader.problems.append(f"num_experts_per_tok ({per_token}) must be at most {num_experts} ({count})")
+        reader.problems.append(f"{per_token_key} ({per_token}) must be at most {num_experts} ({count})")
     for key, neutral in OTHER_ROUTERS.items():
         reader.expect(key, neutral)
     return Mixture(
@@ -44,7 +53,7 @@ def read_mixture(
         experts_per_token=per_token,
         expert_size=reader.integer(expert_size),
         renormalize=reader.flag("norm_topk_prob") if renormalize is None else renormalize,
-        dense_layers=dense_layers,
+        **own,
     )
 
 
@@ -58,31 +67,54 @@ def read_dense_layers(reader: ConfigReader, num_layers: int) -> Collection[int]:
     return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
 
 
-def mixture_params(
-    spec: DecoderSpec,
-    mixture: Mixture,
-    layer: int,
-    *,
-    module: str = "mlp",
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-) -> list[Param]:
-    """`names`: of an expert's modules. The router is not rounded: it chooses."""
-    source, name = f"{weights.layer_source(layer)}.{module}", f"layers.{layer}.mlp"
-    gate, up, down = names
-    experts = [f"{source}.experts.{number}" for number in range(mixture.num_experts)]
-    inner, hidden = mixture.expert_size, spec.hidden_size
+def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
+    """The router is not rounded: it chooses."""
+    source, name = f"{weights.layer_source(layer)}.{mixture.module}", f"layers.{layer}.mlp"
+    router = weights.copied(
+        f"{name}.router", f"{source}.{mixture.router}.weight", (mixture.num_experts, spec.hidden_size)
+    )
+    found = [router, *_expert_params(spec, mixture, source, name)]
+    if mixture.shared:
+        inner = replace(spec, intermediate_size=mixture.shared_size)
+        found += weights.gated_mlp(inner, layer, module=f"{mixture.module}.{mixture.shared}")
+    if mixture.shared_gate:
+        gate = f"{source}.{mixture.shared_gate}.weight"
+        found.append(weights.copied(f"{name}.gate", gate, (1, spec.hidden_size)))
+    return found
+
+
+def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
+    inner, hidden, count = mixture.expert_size, spec.hidden_size, mixture.num_experts
+    if mixture.stacked:
+        shapes = {"gate_up": (count, 2 * inner, hidden), "down": (count, hidden, inner)}
+        return [
+            Param(
+                f"{name}.experts.{part}", (count * rows, columns), (f"{source}.{module}.weight",),
+                ((count, rows, columns),), quantizable=True,
+            )
+            for module, (part, (count, rows, columns)) in zip(mixture.stacked, shapes.items(), strict=True)
+        ]  # fmt: skip
+    gate, up, down = mixture.names
+    experts = [f"{source}.experts.{number}" for number in range(count)]
     gate_up_rows = {f"{expert}.{part}": inner for expert in experts for part in (gate, up)}
     down_rows = {f"{expert}.{down}": hidden for expert in experts}
     return [
-        weights.copied(f"{name}.router", f"{source}.gate.weight", (mixture.num_experts, hidden)),
         *weights.linear(f"{name}.experts.gate_up", gate_up_rows, hidden, Shard.NONE, bias=False),
         *weights.linear(f"{name}.experts.down", down_rows, inner, Shard.NONE, bias=False),
     ]
 
 
-def mixture_of_experts(g: Graph, mixture: Mixture, x: Value, layer: int) -> Value:
+def mixture_of_experts(
+    g: Graph, spec: DecoderSpec, mixture: Mixture, x: Value, layer: int, *, activation: str
+) -> Value:
     name = f"layers.{layer}.mlp"
     logits = g.linear(x, f"{name}.router", mixture.num_experts)
     routes = g.route(logits, experts_per_token=mixture.experts_per_token, renormalize=mixture.renormalize)
     matrices = f"{name}.experts.gate_up", f"{name}.experts.down"
-    return g.experts(x, routes, *matrices, num_experts=mixture.num_experts)
+    y = g.experts(x, routes, *matrices, num_experts=mixture.num_experts, activation=activation)
+    if not mixture.shared:
+        return y
+    gate = g.linear(x, f"{name}.gate", 1) if mixture.shared_gate else None
+    inner = replace(spec, intermediate_size=mixture.shared_size)
+    shared = blocks.gated_mlp(g, inner, x, layer, activation=activation)
+    return g.add(y, g.sigmoid_gate(shared, gate) if gate else shared)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from llmserve.models import blocks, weights
 from llmserve.models.config import ConfigReader, is_number, read_decoder
-from llmserve.models.graph import Graph
-from llmserve.models.rope import STORED_FREQUENCIES, default_rope, read_rope_values
-from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param, Rope
+from llmserve.models.family import FamilySpec, family
+from llmserve.models.rope import default_rope, read_rope_values
+from llmserve.models.spec import DecoderSpec, HfConfig, Rope
 
 ORIGINAL_POSITIONS = 4096  # transformers' default where the key is missing
 LONGROPE = ("longrope", "su", "yarn")  # the last two are older names
@@ -25,7 +23,7 @@ LONGROPE_KEYS = {"short_factor", "long_factor", "factor", "attention_factor"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phi3Spec(DecoderSpec):
+class Phi3Spec(FamilySpec):
     original_positions: int  # of the first training
     long_rope: Rope | None  # of engines for longer sequences than these; None: the same rope for all
 
@@ -64,21 +62,9 @@ def from_hf(config: HfConfig) -> Phi3Spec:
     reader.finish()
     windows = (window,) * spec.num_layers if window else ()
     return Phi3Spec.extending(
-        replace(spec, rope=rope, windows=windows), original_positions=original, long_rope=long_rope
-    )
-
-
-def params(spec: Phi3Spec) -> list[Param]:
-    return weights.pre_norm_decoder(
-        spec,
-        lambda layer: [*weights.qkv(spec, layer, fused="qkv_proj"), *weights.output(spec, layer)],
-        partial(weights.gated_mlp, spec, fused="gate_up_proj"),
-    )
-
-
-def forward(g: Graph, spec: Phi3Spec) -> None:
-    attention = partial(blocks.rotary_attention, g, spec)
-    blocks.pre_norm_decoder(g, spec, attention, partial(blocks.gated_mlp, g, spec))
+        replace(spec, rope=rope, windows=windows), fused_qkv="qkv_proj", fused_mlp="gate_up_proj",
+        original_positions=original, long_rope=long_rope,
+    )  # fmt: skip
 
 
 def _read_ropes(reader: ConfigReader, spec: DecoderSpec, original: int) -> tuple[Rope, Rope | None]:
@@ -138,4 +124,4 @@ def _attention_factor(values: dict[str, Any], positions: int, original: int) -> 
     return math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
 
 
-ARCHITECTURE = Architecture(("Phi3ForCausalLM",), "phi3", from_hf, params, forward, ignored=(STORED_FREQUENCIES,))
+ARCHITECTURE = family("Phi3ForCausalLM", "phi3", from_hf)

@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 
-from llmserve.models import blocks, qwen3, weights
+from llmserve.models import qwen3
 from llmserve.models.config import ConfigReader
-from llmserve.models.experts import Mixture, mixture_of_experts, mixture_params, read_dense_layers, read_mixture
-from llmserve.models.graph import Graph, Value
-from llmserve.models.rope import STORED_FREQUENCIES
-from llmserve.models.spec import Architecture, HfConfig, Param
+from llmserve.models.experts import read_dense_layers, read_mixture
+from llmserve.models.family import FamilySpec, family
+from llmserve.models.spec import HfConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3MoeSpec(qwen3.Qwen3Spec):
-    mixture: Mixture
-
-
-def from_hf(config: HfConfig) -> Qwen3MoeSpec:
+def from_hf(config: HfConfig) -> FamilySpec:
     reader = ConfigReader(config)
     spec = qwen3.read(reader, "Qwen3MoeForCausalLM")
     reader.expect("use_sliding_window", False)
     dense = read_dense_layers(reader, spec.num_layers)
     mixture = read_mixture(reader, expert_size="moe_intermediate_size", dense_layers=dense)
     reader.finish()
-    return Qwen3MoeSpec.extending(spec, mixture=mixture)
+    return replace(spec, mixture=mixture)
 
 
-def params(spec: Qwen3MoeSpec) -> list[Param]:
-    def mlp(layer: int) -> list[Param]:
-        if layer in spec.mixture.dense_layers:
-            return weights.gated_mlp(spec, layer)
-        return mixture_params(spec, spec.mixture, layer)
-
-    return weights.pre_norm_decoder(spec, partial(qwen3.attention_params, spec), mlp)
-
-
-def forward(g: Graph, spec: Qwen3MoeSpec) -> None:
-    def mlp(x: Value, layer: int) -> Value:
-        if layer in spec.mixture.dense_layers:
-            return blocks.gated_mlp(g, spec, x, layer)
-        return mixture_of_experts(g, spec.mixture, x, layer)
-
-    blocks.pre_norm_decoder(g, spec, partial(qwen3.attention, g, spec), mlp)
-
-
-ARCHITECTURE = Architecture(
-    ("Qwen3MoeForCausalLM",), "qwen3_moe", from_hf, params, forward, ignored=(STORED_FREQUENCIES,)
-)
+ARCHITECTURE = family("Qwen3MoeForCausalLM", "qwen3_moe", from_hf)

@@ -14,17 +14,27 @@ AnyArchitecture: TypeAlias = Architecture[Any]
 
 FILES = (  # of this folder, each with an ARCHITECTURE
     "baichuan",
+    "ernie4_5",
+    "exaone4",
     "gemma2",
     "gemma3",
+    "glm",
+    "glm4",
+    "granite",
+    "granite_moe",
     "llama",
     "mistral",
     "mixtral",
+    "olmo2",
+    "olmo3",
     "olmoe",
     "phi3",
     "qwen2",
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
+    "seed_oss",
+    "smollm3",
 )
 ALL: tuple[AnyArchitecture, ...] = tuple(import_module(f"{__package__}.{name}").ARCHITECTURE for name in FILES)
 ARCHITECTURES: Mapping[str, AnyArchitecture] = {name: each for each in ALL for name in each.names}

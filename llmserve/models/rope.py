@@ -1,8 +1,7 @@
 """Rotary position embedding: inverse frequencies from a config, in the old and the new style.
 
-Old: `rope_theta` and `rope_scaling`. New (transformers 5): everything in `rope_parameters`. The variants are default,
-linear, llama3, yarn, and longrope with one set of factors, by transformers' rules; those that change with the length of
-the sequence are refused (`phi3.py` has a longrope of its own).
+Old: `rope_theta` and `rope_scaling`. New (transformers 5): everything in `rope_parameters`. The variants are those of
+`VARIANTS`, by transformers' rules; longrope with one set of factors only (`phi3.py` has one of its own).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 
 from llmserve.models.config import MAX_SIZE, ConfigReader, is_number
 from llmserve.models.spec import HfConfig, Rope
+from llmserve.models.windows import FULL, SLIDING
 
 DEFAULT_THETA = 10000.0
 # tensors that old checkpoints store and that follow from the config
@@ -26,15 +26,45 @@ def default_rope(rotary_dim: int, theta: float) -> Rope:
     return Rope(tuple(theta ** (-i / rotary_dim) for i in range(0, rotary_dim, 2)))
 
 
-def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
-    """The rotary embedding that the config asks for. Problems go to `reader`."""
+def read_rope(reader: ConfigReader, head_dim: int, *, partial: bool = False) -> Rope:
+    """The rotary embedding that the config asks for. Problems go to `reader`.
+
+    `partial`: it may turn a part of each head, `partial_rotary_factor`.
+    """
     values = read_rope_values(reader)
-    problems = _rope_problems(values, head_dim)
+    part = values["partial_rotary_factor"]
+    rotary_dim = int(head_dim * part) if partial and is_number(part) and 0 < part <= 1 else head_dim
+    if rotary_dim < head_dim:
+        values["partial_rotary_factor"] = 1.0
+    problems = _rope_problems(values, rotary_dim)
     if problems:
         reader.problems.extend(problems)
         return Rope(())
-    plain = default_rope(head_dim, float(values["rope_theta"]))
+    plain = default_rope(rotary_dim, float(values["rope_theta"]))
     return VARIANTS[values["rope_type"]].apply(plain.inv_freq, values)
+
+
+def read_ropes(reader: ConfigReader, head_dim: int, theta: Mapping[str, tuple[str, float]]) -> tuple[Rope, Rope]:
+    """Of layers that see everything, and of those with a window. `theta`: of each type the old key, and the default.
+
+    New style: `rope_parameters` has both by name. Old: `rope_scaling` is that of the first.
+    """
+    nested = reader.get("rope_parameters")
+    if nested is not None and not (isinstance(nested, Mapping) and nested.keys() <= theta.keys()):
+        reader.problems.append(f"rope_parameters must be an object with {FULL} and {SLIDING}, got {nested!r}")
+        nested = {}
+    found = []
+    for kind in (FULL, SLIDING):
+        given = reader.get("rope_scaling", {}) if kind == FULL else {}
+        if nested is not None:
+            given = nested.get(kind) or {}
+        key, default = theta[kind]
+        if isinstance(given, Mapping):
+            given = {"rope_theta": reader.get(key, default)} | dict(given)
+        inner = ConfigReader({"rope_scaling": given, "max_position_embeddings": reader.get("max_position_embeddings")})
+        found.append(read_rope(inner, head_dim))
+        reader.problems += [f"{kind}: {problem}" for problem in inner.problems]
+    return found[0], found[1]
 
 
 def scaled_positions(reader: ConfigReader) -> int:
@@ -80,12 +110,12 @@ def read_rope_values(reader: ConfigReader) -> dict[str, Any]:
     return values
 
 
-def _rope_problems(values: Mapping[str, Any], head_dim: int) -> list[str]:
+def _rope_problems(values: Mapping[str, Any], rotary_dim: int) -> list[str]:
     problems = _scaling_problems(values)
-    if head_dim % 2:
-        problems.append(f"a rotary embedding needs an even head size, got {head_dim}")
+    if rotary_dim % 2 or not rotary_dim:
+        problems.append(f"a rotary embedding needs an even head size, got {rotary_dim}")
     if not problems and values["rope_type"] == "longrope":
-        problems += _factor_problems(values, head_dim // 2)
+        problems += _factor_problems(values, rotary_dim // 2)
     return problems
 
 
@@ -216,6 +246,7 @@ class Variant:
 
 VARIANTS: Mapping[str, Variant] = {
     "default": Variant(_default),
+    "dynamic": Variant(_default, ("factor",)),  # which changes nothing up to `max_position_embeddings`
     "linear": Variant(_linear, ("factor",), positions=_linear_positions),
     "llama3": Variant(_llama3, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),
     "yarn": Variant(

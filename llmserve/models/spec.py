@@ -34,16 +34,28 @@ class Shard(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Pairs:
+    """Rows of heads whose first `rotary_dim` are stored as pairs of a rotary embedding: (0, 1), (2, 3) and so on.
+
+    A parameter has pair i as its elements i and i + rotary_dim / 2: what ROPE turns.
+    """
+
+    head_dim: int
+    rotary_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Param:
     """One parameter of the Program, and its origin in the checkpoint."""
 
     name: str
     shape: tuple[int, ...]
     sources: tuple[str, ...]  # Hugging Face tensor names
-    source_shapes: tuple[tuple[int, ...], ...]
+    source_shapes: tuple[tuple[int, ...], ...]  # one of three dimensions has matrices of all experts, to be stacked
     combine: Combine = Combine.COPY
     shard: Shard = Shard.NONE
     quantizable: bool = False
+    pairs: tuple[Pairs | None, ...] = ()  # of each source; empty: of none
     duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
 
     @property

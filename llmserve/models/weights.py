@@ -6,9 +6,10 @@ quantize the head, which is a matrix product, without touching the embedding, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from llmserve.models.spec import Combine, DecoderSpec, Param, Shard
+from llmserve.models.spec import Combine, DecoderSpec, Pairs, Param, Shard
 
 EMBED_SOURCE = "model.embed_tokens.weight"
 HEAD_SOURCE = "lm_head.weight"
@@ -22,26 +23,6 @@ def decoder(spec: DecoderSpec, layer: Callable[[int], list[Param]], *, normalize
     return [*listed, norm(spec, "norm", "model.norm"), _head(spec, normalized=normalized_head)]
 
 
-def pre_norm_decoder(
-    spec: DecoderSpec,
-    attention: Callable[[int], list[Param]],
-    mlp: Callable[[int], list[Param]],
-    *,
-    normalized_head: bool = False,
-) -> list[Param]:
-    """`decoder` with Llama's two norms in each layer."""
-
-    def layer(i: int) -> list[Param]:
-        return [
-            norm(spec, f"layers.{i}.attn.norm", f"{layer_source(i)}.input_layernorm"),
-            *attention(i),
-            norm(spec, f"layers.{i}.mlp.norm", f"{layer_source(i)}.post_attention_layernorm"),
-            *mlp(i),
-        ]
-
-    return decoder(spec, layer, normalized_head=normalized_head)
-
-
 def layer_source(layer: int) -> str:
     return f"model.layers.{layer}"
 
@@ -50,19 +31,27 @@ def norm(spec: DecoderSpec, name: str, module: str) -> Param:
     return copied(name, f"{module}.weight", (spec.hidden_size,))
 
 
-def qkv(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False) -> list[Param]:
-    """`fused`: the module that has q, k and v as its rows, in this order; empty: there is one module for each."""
+def qkv(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False, rotary_dim: int = 0) -> list[Param]:
+    """`fused`: the module that has q, k and v as its rows, in this order; empty: there is one module for each.
+
+    `rotary_dim`: so many elements of each head are stored as pairs that turn together.
+    """
     widths = {"q_proj": spec.q_width, "k_proj": spec.kv_width, "v_proj": spec.kv_width}
     if fused:
         widths = {fused: sum(widths.values())}
     rows = {f"{layer_source(layer)}.self_attn.{module}": width for module, width in widths.items()}
-    return linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
+    pairs = Pairs(spec.head_dim, rotary_dim) if rotary_dim else None
+    found = linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
+    return [replace(param, pairs=(pairs, pairs, None)) for param in found] if pairs else found
 
 
-def head_norms(spec: DecoderSpec, layer: int) -> list[Param]:
-    """Of q and k, shared by the heads."""
+def head_norms(layer: int, modules: Sequence[str], widths: Sequence[int]) -> list[Param]:
+    """Of q and of k."""
     source = f"{layer_source(layer)}.self_attn"
-    return [copied(f"layers.{layer}.attn.{n}_norm", f"{source}.{n}_norm.weight", (spec.head_dim,)) for n in "qk"]
+    return [
+        copied(f"layers.{layer}.attn.{n}_norm", f"{source}.{module}.weight", (width,))
+        for n, module, width in zip("qk", modules, widths, strict=True)
+    ]
 
 
 def output(spec: DecoderSpec, layer: int, *, bias: bool = False) -> list[Param]:

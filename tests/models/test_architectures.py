@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmserve.builder.quantization import MATRICES
+from llmserve.checkpoint.gguf import architectures as gguf
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.models.graph import OpKind
 from llmserve.models.registry import ARCHITECTURES, MODEL_TYPES, architecture_for
 from llmserve.models.spec import Combine, DecoderSpec
 from tests.checkpoints import KINDS, LONGROPE, tensor_shapes
+
+MODELS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
 
 def spec_of(kind: str, **overrides: Any) -> DecoderSpec:
@@ -93,7 +98,7 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
 @pytest.mark.parametrize(
     ("kind", "overrides", "message"),
     [
-        ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: 'silu'"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported: 'silu', 'swish', 'gelu'"),
         ("llama", {"hidden_size": None}, "hidden_size must be an integer from 1 to 2147483647, it is missing"),
         ("llama", {"hidden_size": "64"}, "hidden_size must be an integer"),
         ("llama", {"hidden_size": 66}, "hidden_size (66) must be a multiple of num_attention_heads (4)"),
@@ -148,11 +153,9 @@ def test_values_that_we_do_not_know_are_refused(kind: str, overrides: dict[str, 
 
 
 def test_all_problems_come_in_one_error() -> None:
-    message = problems_of(
-        "llama", hidden_act="gelu", vocab_size=0, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
-    )
+    message = problems_of("llama", hidden_act="relu", vocab_size=0, rope_scaling={"rope_type": "su", "factor": 2.0})
     assert "(3 problems)" in message
-    assert all(text in message for text in ("hidden_act", "vocab_size", "rope type 'dynamic'"))
+    assert all(text in message for text in ("hidden_act", "vocab_size", "rope type 'su'"))
 
 
 def test_registry() -> None:
@@ -164,6 +167,13 @@ def test_registry() -> None:
     for config in wrong:
         with pytest.raises(Unsupported):
             architecture_for(config)
+
+
+def test_the_page_of_models_has_a_row_for_each_family() -> None:
+    rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| (?:`(\w+)`)? ?\|", MODELS_PAGE.read_text(), re.MULTILINE)
+    assert {model_type for model_type, _ in rows} == set(MODEL_TYPES)
+    in_gguf = {(each.model_type, each.name) for each in (*gguf.ALL, gguf.MIXTRAL)} | {("mistral", "llama")}
+    assert {row for row in rows if row[1]} == in_gguf
 
 
 def test_norm_head_is_normalized_at_load() -> None:

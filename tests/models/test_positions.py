@@ -75,8 +75,8 @@ def test_defaults() -> None:
     ("config", "message"),
     [
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rope type 'dynamic' is not supported; supported: default",
+            {"rope_scaling": {"type": "su", "factor": 2.0}},
+            "rope type 'su' is not supported; supported: default",
         ),
         ({"rope_scaling": {"rope_type": "su"}}, "rope type 'su' is not supported"),
         (

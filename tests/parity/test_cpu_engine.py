@@ -26,6 +26,8 @@ from tests.e2e.conftest import CHECKPOINT
 from tests.oracle import load_oracle, oracle_logits, relative_error
 
 NUM_STEPS = 64
+# Of ops that other kinds have with the same attributes: rounded and quantized, they say nothing new of the engine.
+LIKE_OTHERS = {"ernie4.5", "exaone4", "glm", "olmo2", "olmo3", "seed-oss", "smollm3"}
 PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,))
 
 
@@ -88,7 +90,7 @@ def test_float32_logits_and_greedy_tokens(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(MIXTURES)))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(MIXTURES) - LIKE_OTHERS))
 def test_rounded_engines_leave_the_oracle_only_at_near_ties(kind: str, dtype: str, tmp_path: Path) -> None:
     """The oracle computes in float32 on the same rounded weights: what differs is the engine's own rounding.
 
@@ -127,7 +129,7 @@ def test_log_probs_of_prompts_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.08), ("int4", 0.6)])
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - LIKE_OTHERS))
 def test_quantized_logits_are_those_of_the_same_network(
     kind: str, quantization: str, bound: float, tmp_path: Path
 ) -> None:

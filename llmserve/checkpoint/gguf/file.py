@@ -16,10 +16,11 @@ from llmserve.checkpoint.gguf.architectures import EXPERT, SHARED_GATE, gguf_arc
 from llmserve.checkpoint.gguf.config import Described, config_of
 from llmserve.checkpoint.gguf.header import Header, StoredBlocks, read_header
 from llmserve.checkpoint.gguf.metadata import MetadataReader
-from llmserve.checkpoint.gguf.rows import ExpandedRows, interleaved_order
+from llmserve.checkpoint.gguf.rows import ExpandedRows
 from llmserve.checkpoint.gguf.text_files import text_files
 from llmserve.checkpoint.gguf.vocabulary import SPECIAL_KEYS
-from llmserve.checkpoint.stored_tensor import DTYPES, Tensor, TensorInfo
+from llmserve.checkpoint.rearranged import ReorderedRows, pair_order
+from llmserve.checkpoint.stored_tensor import DTYPES, Rows, Tensor, TensorInfo
 from llmserve.errors import CheckpointError, Unsupported, raise_problems
 
 SUFFIX = ".gguf"
@@ -65,17 +66,18 @@ class GgufFile:
             counted[tensor.kind.name if tensor.kind.expand else ""] += math.prod(tensor.shape)
         return {name: count / counted.total() for name, count in sorted(counted.items()) if name}
 
-    def read(self, name: str) -> ExpandedRows:
+    def read(self, name: str) -> Rows:
         stored_name = self._architecture.to_gguf(name)
         stored = self._stored[stored_name]
-        order = None
-        if self._architecture.is_interleaved(name):
-            heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            order = interleaved_order(heads, stored.shape[0] // heads)
         packed = self._packed(stored)
         if expert := EXPERT.search(name):
             packed = packed.reshape(stored.shape[0], -1)[int(expert[0])]
-        return ExpandedRows(packed, stored.kind, self._shape(stored_name), order, self._shift(stored_name))
+        rows = ExpandedRows(packed, stored.kind, self._shape(stored_name), self._shift(stored_name))
+        if not self._architecture.is_interleaved(name):
+            return rows
+        heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        head_dim = stored.shape[0] // heads
+        return ReorderedRows(rows, pair_order(stored.shape[0], head_dim, head_dim))
 
     def stored_name(self, name: str) -> str:
         return self._architecture.to_gguf(name)

@@ -14,18 +14,17 @@ from llmserve.checkpoint.stored_tensor import STRIP_ELEMENTS, Tensor
 
 @dataclass(frozen=True, slots=True)
 class ExpandedRows:
-    """`order` and `shift` undo what a converter did: row i is row `order[i]` of the file, and `shift` is added."""
+    """`shift` undoes what a converter did: it is added."""
 
     packed: NDArray[np.uint8]  # a view of the file
     kind: BlockType
     shape: tuple[int, ...]
-    order: NDArray[np.intp] | None = None
     shift: float = 0.0
 
     def __getitem__(self, rows: slice, /) -> Tensor:
         """In float32, or in the file's own type where that is a float; then a view of the file, if it can be one."""
         if len(self.shape) == 1:  # its blocks are not those of a row
-            return self._reordered(self._expand(self.packed))[rows]
+            return self._expand(self.packed)[rows]
         return self._expand(self._chosen(rows)).reshape(-1, *self.shape[1:])
 
     def integers(self, rows: slice, /) -> Integers | None:
@@ -38,11 +37,7 @@ class ExpandedRows:
     def _chosen(self, rows: slice) -> NDArray[np.uint8]:
         """Bytes of rows of more than one element."""
         row_bytes = self.shape[-1] // self.kind.num_elements * self.kind.num_bytes
-        packed = self.packed.reshape(*self.shape[:-1], row_bytes)
-        return (packed[rows] if self.order is None else packed[self.order[rows]]).reshape(-1)
-
-    def _reordered(self, values: Tensor) -> Tensor:
-        return values if self.order is None else values[self.order]
+        return self.packed.reshape(*self.shape[:-1], row_bytes)[rows].reshape(-1)
 
     def _expand(self, packed: NDArray[np.uint8]) -> Tensor:
         """Bytes of whole blocks to their elements."""
@@ -58,12 +53,3 @@ class ExpandedRows:
         if self.shift:
             values += np.float32(self.shift)
         return values.reshape(-1)
-
-
-def interleaved_order(num_heads: int, head_dim: int) -> NDArray[np.intp]:
-    """Where the rows of a query or key projection are when a converter has put pairs of the rotary embedding together.
-
-    Hugging Face has the first half of each head and then the second, ggml's `llama` the pairs (0, half), (1, half + 1).
-    """
-    halves = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
-    return halves.swapaxes(1, 2).reshape(-1)

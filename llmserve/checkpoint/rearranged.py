@@ -1,0 +1,56 @@
+"""Rows of a tensor in another order or shape than a file has them, made when they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.checkpoint.integers import Integers, integers
+from llmserve.checkpoint.stored_tensor import Rows, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedRows:
+    """Row i is row `order[i]` of `source`. Rows that are asked for together lie near to each other there."""
+
+    source: Rows
+    order: NDArray[np.intp]
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        wanted = self.order[rows]
+        span = _span(wanted)
+        found: Tensor = self.source[span][wanted - span.start]
+        return found
+
+    def integers(self, rows: slice, /) -> Integers | None:
+        wanted = self.order[rows]
+        span = _span(wanted)
+        found = integers(self.source, span)
+        return found and Integers(found.values[wanted - span.start], found.steps[wanted - span.start])
+
+
+@dataclass(frozen=True, slots=True)
+class StackedRows:
+    """Matrices of all experts, one below the other, of a source of the shape [experts, rows, columns]."""
+
+    source: Rows
+    num_rows: int  # of each matrix
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        first, last = rows.start // self.num_rows, -(-rows.stop // self.num_rows)
+        matrices = self.source[first:last]
+        offset = first * self.num_rows
+        return matrices.reshape(-1, matrices.shape[-1])[rows.start - offset : rows.stop - offset]
+
+
+def pair_order(num_rows: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:
+    """Where the rows of heads are that are stored as pairs of a rotary embedding; see `Pairs`."""
+    heads = np.arange(num_rows).reshape(-1, head_dim)
+    pairs = heads[:, :rotary_dim].reshape(len(heads), rotary_dim // 2, 2).swapaxes(1, 2).reshape(len(heads), -1)
+    return np.concatenate([pairs, heads[:, rotary_dim:]], axis=1).reshape(-1)
+
+
+def _span(wanted: NDArray[np.intp]) -> slice:
+    return slice(int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else slice(0, 0)

@@ -1,0 +1,183 @@
+"""Llama, and what its descendants changed about it: fields of a spec, so that most families only read a config.
+
+`params` and `forward` follow from the fields. A family whose layers have another shape has a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeVar
+
+from llmserve.models import blocks, experts, weights
+from llmserve.models.config import ConfigReader, read_decoder
+from llmserve.models.experts import Mixture
+from llmserve.models.graph import Graph, Value
+from llmserve.models.rope import STORED_FREQUENCIES, read_rope, scaled_positions
+from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param, Rope
+
+# transformers' names of what we have
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Of a layer, by their modules in the checkpoint. Empty: there is none."""
+
+    attention: str = "input_layernorm"
+    after_attention: str = ""
+    mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+
+
+class HeadNorm(Enum):
+    """How queries and keys are normed."""
+
+    NONE = "none"
+    HEADS = "heads"  # each head by itself
+    WHOLE = "whole"  # all heads of a token together
+    TURNED_HEADS = "turned heads"  # each head, after the rotary embedding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilySpec(DecoderSpec):
+    """The defaults are Llama's."""
+
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    fused_qkv: str = ""  # the module that has q, k and v, where there is one
+    fused_mlp: str = ""  # the same of gate and up
+    activation: str = "silu"
+    norms: Norms = Norms()
+    norm_offset: float = 0.0  # added to the weights of every norm
+    head_norm: HeadNorm = HeadNorm.NONE
+    head_norm_modules: tuple[str, str] = ("q_norm", "k_norm")
+    local_rope: Rope | None = None  # of layers with a window, where they have another
+    unturned: Collection[int] = ()  # layers without a rotary embedding
+    interleaved: bool = False  # elements 2i and 2i + 1 of a head turn together, not i and i + R/2
+    embed_scale: float = 1.0
+    attention_scale: float | None = None  # None: one over the root of the head size
+    attention_soft_cap: float = 0.0  # 0: none
+    alibi_slopes: tuple[float, ...] = ()  # one for each head
+    logit_scale: float = 1.0
+    logit_soft_cap: float = 0.0  # 0: none
+    normalized_head: bool = False  # the rows of the head are divided by their L2 norm
+    mixture: Mixture | None = None
+
+    def rope_of(self, layer: int) -> Rope | None:
+        if layer in self.unturned:
+            return None
+        return self.local_rope if self.local_rope and self.window(layer) else self.rope
+
+
+def read_family(
+    reader: ConfigReader, architecture: str, *, activation_key: str = "hidden_act", partial: bool = False
+) -> FamilySpec:
+    """What a config says of any of them. `partial`: a part of each head may be turned."""
+    spec = read_decoder(reader, architecture, max_positions=scaled_positions(reader))
+    reader.expect(activation_key, *ACTIVATIONS)
+    activation = ACTIVATIONS.get(str(reader.get(activation_key, "silu")), "silu")
+    rope = read_rope(reader, spec.head_dim, partial=partial)
+    return FamilySpec.extending(replace(spec, rope=rope), activation=activation)
+
+
+Spec = TypeVar("Spec", bound=FamilySpec)
+
+
+def family(
+    name: str,
+    model_type: str,
+    from_hf: Callable[[HfConfig], Spec],
+    *,
+    other_names: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+) -> Architecture[Spec]:
+    names, unwanted = (name, *other_names), (STORED_FREQUENCIES, *ignored)
+    return Architecture(names, model_type, from_hf, params, forward, ignored=unwanted)
+
+
+def params(spec: FamilySpec) -> list[Param]:
+    def layer(i: int) -> list[Param]:
+        name, source, norms = f"layers.{i}", weights.layer_source(i), spec.norms
+
+        def norm(place: str, module: str) -> list[Param]:
+            return [weights.norm(spec, f"{name}.{place}", f"{source}.{module}")] if module else []
+
+        return [
+            *norm("attn.norm", norms.attention),
+            *weights.qkv(spec, i, fused=spec.fused_qkv, bias=spec.qkv_bias, rotary_dim=_rotary_dim(spec, i)),
+            *_head_norm_params(spec, i),
+            *weights.output(spec, i, bias=spec.output_bias),
+            *norm("attn.post_norm", norms.after_attention),
+            *norm("mlp.norm", norms.mlp),
+            *_mlp_params(spec, i),
+            *norm("mlp.post_norm", norms.after_mlp),
+        ]
+
+    return weights.decoder(spec, layer, normalized_head=spec.normalized_head)
+
+
+def forward(g: Graph, spec: FamilySpec) -> None:
+    def norm(x: Value, name: str, module: str) -> Value:
+        return blocks.norm(g, spec, x, name, offset=spec.norm_offset) if module else x
+
+    norms = spec.norms
+    x = g.embed("embed", spec.hidden_size, scale=spec.embed_scale)
+    for layer in range(spec.num_layers):
+        name = f"layers.{layer}"
+        y = _attention(g, spec, norm(x, f"{name}.attn.norm", norms.attention), layer)
+        x = g.add(x, norm(y, f"{name}.attn.post_norm", norms.after_attention))
+        y = _mlp(g, spec, norm(x, f"{name}.mlp.norm", norms.mlp), layer)
+        x = g.add(x, norm(y, f"{name}.mlp.post_norm", norms.after_mlp))
+    last = norm(g.select_rows(x), "norm", "norm")
+    g.logits(last, "head", scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
+
+
+def _rotary_dim(spec: FamilySpec, layer: int) -> int:
+    rope = spec.rope_of(layer)
+    return 2 * len(rope.inv_freq) if rope and spec.interleaved else 0
+
+
+def _head_norm_params(spec: FamilySpec, layer: int) -> list[Param]:
+    if spec.head_norm is HeadNorm.NONE:
+        return []
+    is_whole = spec.head_norm is HeadNorm.WHOLE
+    widths = (spec.q_width, spec.kv_width) if is_whole else (spec.head_dim, spec.head_dim)
+    return weights.head_norms(layer, spec.head_norm_modules, widths)
+
+
+def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
+    if spec.mixture is None or layer in spec.mixture.dense_layers:
+        return weights.gated_mlp(spec, layer, fused=spec.fused_mlp, bias=spec.mlp_bias)
+    return experts.params(spec, spec.mixture, layer)
+
+
+def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
+    q, k, v = blocks.qkv(g, spec, x, layer, bias=spec.qkv_bias)
+    rope = spec.rope_of(layer)
+    if spec.head_norm is HeadNorm.TURNED_HEADS:
+        q, k = blocks.head_norms(g, spec, blocks.turned(g, spec, rope, q, k), layer)
+    else:
+        if spec.head_norm is not HeadNorm.NONE:
+            is_whole = spec.head_norm is HeadNorm.WHOLE
+            q, k = blocks.head_norms(g, spec, (q, k), layer, offset=spec.norm_offset, is_whole=is_whole)
+        q, k = blocks.turned(g, spec, rope, q, k)
+    y = blocks.attention(
+        g, spec, (q, k, v), layer, scale=spec.attention_scale, soft_cap=spec.attention_soft_cap,
+        alibi_slopes=spec.alibi_slopes,
+    )  # fmt: skip
+    return blocks.output(g, spec, y, layer, bias=spec.output_bias)
+
+
+def _mlp(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
+    if spec.mixture is None or layer in spec.mixture.dense_layers:
+        return blocks.gated_mlp(g, spec, x, layer, activation=spec.activation, bias=spec.mlp_bias)
+    return experts.mixture_of_experts(g, spec, spec.mixture, x, layer, activation=spec.activation)
