@@ -34,10 +34,9 @@ def tensor(name: str, datatype: str, shape: list[int] | list[str], **more: Json)
 
 DIFFERENCES = (
     Difference(
-        "`generate` and `generate_stream` answer 400 to whatever the model fails with",
-        "the status is that of the error's code, as on `infer`",
-        "a failure of the server is to look like one, as in Triton's releases of 2026: load balancers and clients "
-        "retry by it",
+        "`generate` and `generate_stream` answer 400 to any error of a model",
+        "the status of the error's code, as on `infer`",
+        "load balancers and clients retry by the status; Triton's releases of 2026 do the same",
         {
             "streams: generate with a model that raises": {
                 "status": 500,
@@ -54,7 +53,7 @@ DIFFERENCES = (
     Difference(
         "an answer whose binary tensors are all empty has no `Inference-Header-Content-Length`",
         "it has one",
-        "a client that asked for binary tensors finds them, empty as they are, where it looks for them",
+        "a client that asked for binary tensors finds the empty ones in the usual place",
         {
             "binary: an empty tensor": EMPTY_BINARY
             | {
@@ -77,7 +76,7 @@ DIFFERENCES = (
     Difference(
         "a body that is not what `Content-Encoding` says is read as a raw tensor",
         "400, and why it cannot be decompressed",
-        "the message is about what is wrong",
+        "the message names the real error",
         {
             "binary: a gzipped request that is not": {
                 "status": 400,
@@ -105,7 +104,7 @@ DIFFERENCES = (
     Difference(
         "a Python model's answer that is an error counts as success, and as an inference",
         "as a failure with reason `BACKEND`",
-        "an alert on failures is to see them",
+        "alerts on failures work",
         {
             "statistics: a model that answers an error": {
                 "batch 1 compute_infer": 1,
@@ -146,10 +145,10 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "the second response that a model sends that is not decoupled makes a unary answer an error behind a body with "
-        "both, and a stream's answer is not marked as final",
+        "if a model that is not decoupled sends a second response, a unary answer is an error after a body "
+        "with both, and a stream's answer is not marked as final",
         "the first response is the answer, and final",
-        "the model is told of its mistake by an exception; clients have an answer that they can read",
+        "the model gets an exception; clients get an answer that they can read",
         {
             "streams: a sender of a unary model, two responses": {
                 "responses": {
@@ -171,19 +170,19 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "a model whose correlation ID is a number gets the length and the first letters of one that is a text",
-        "a number that is made of the whole text",
+        "a model whose correlation ID is a number gets the length and the first letters of a text ID",
+        "a number computed from the whole text",
         "`sequence-1` and `sequence-2` are not the same sequence",
     ),
     Difference(
         "a body with both a `Content-Length` and a `Transfer-Encoding` is read by the latter",
         "400",
-        "two lengths are how requests are smuggled past proxies",
+        "two lengths allow request smuggling past proxies",
     ),
     Difference(
         "answers have no `Date`, and a 503 says nothing more",
         "`Date`, and `Retry-After` with every 503",
-        "HTTP wants the one, load balancers go by the other",
+        "HTTP requires the first, load balancers use the second",
     ),
     Difference(
         "the answer to HEAD has a body",
@@ -201,18 +200,18 @@ DIFFERENCES = (
         "the reader need not look it up",
     ),
     Difference(
-        "JSON errors are told in RapidJSON's words, and numbers written as 1e300",
-        "in those of Python, and 1e+300",
+        "JSON errors have RapidJSON's words, and numbers are written as 1e300",
+        "Python's words, and 1e+300",
         "another parser; the same values",
     ),
     Difference(
         "every answer of an ensemble repeats `sequence_id`, `sequence_start` and `sequence_end` of its request",
         "it does not",
-        "they are the client's own words, and would make every streamed token longer",
+        "the client knows them, and they make every streamed token longer",
     ),
     Difference(
         "some refusals name the request's id, others do not",
-        "all that come from the core do: `[request id: ...]`",
+        "all errors of the core do: `[request id: ...]`",
         "a message can be traced to its request",
     ),
     Difference(
@@ -223,26 +222,26 @@ DIFFERENCES = (
     Difference(
         "a second region of one shared-memory object cannot be registered",
         "it can",
-        "regions of one object do not disturb each other",
+        "regions of one object are independent",
     ),
     Difference(
         "registering CUDA shared memory is 400 without a GPU",
         "501, UNIMPLEMENTED",
-        "the server does not do it, whatever is registered",
+        "the server does not support it, with or without a GPU",
     ),
     Difference(
         "asking for the classes of a BYTES output ends the server",
         "400, INVALID_ARGUMENT",
-        "it harms only its own request",
+        "only the request itself fails",
     ),
     Difference(
         "headers are not forwarded by `generate` and `generate_stream`",
         "they are",
-        "a pattern that was given holds for every request",
+        "the pattern applies to every request",
     ),
     Difference(
-        "the end of a decoupled ensemble comes with its last answer, or alone, as threads happen to run",
-        "alone, to those who asked with `triton_enable_empty_final_response`",
+        "the end of a decoupled ensemble comes with its last answer, or alone, depending on thread timing",
+        "alone, to clients with `triton_enable_empty_final_response`",
         "clients see the same every time",
     ),
     Difference(
@@ -253,7 +252,7 @@ DIFFERENCES = (
     Difference(
         "a web page may load models and register shared memory",
         "403 to requests with an `Origin` header, unless these calls are restricted",
-        "a page that a browser shows could run code on a server of the same machine",
+        "a page in a browser could run code on a server of the same machine",
     ),
     Difference(
         "headers that open restricted calls are forwarded to models when the pattern matches them",
@@ -263,12 +262,12 @@ DIFFERENCES = (
     Difference(
         "an unload over HTTP whose body is no JSON is carried out",
         "500, and why it cannot be parsed",
-        "a body that is cut off may have said more",
+        "a truncated body may have said more",
     ),
     Difference(
         "a load that changes `instance_group` alone keeps the instances that stay",
-        "the model is loaded anew, beside the old one, which answers until then",
-        "one way to replace a model, whatever has changed in it",
+        "the model is loaded again, beside the old one, which answers until then",
+        "one way to replace a model, whatever has changed",
     ),
     Difference(
         "a Python model's file is the module `model` to every library",
@@ -278,7 +277,7 @@ DIFFERENCES = (
     Difference(
         "a custom metric cannot be used when its `MetricFamily` object is gone",
         "it can, as long as an instance that has defined it",
-        "the metric is what a model keeps",
+        "a model may keep only the metric",
     ),
     Difference(
         "a model with a response cache has no `nv_inference_request_summary_us`",
@@ -286,9 +285,9 @@ DIFFERENCES = (
         "its requests take time, too",
     ),
     Difference(
-        "files that a config names (labels, initial states, warm-up data, the model) may lie anywhere",
+        "files that a config names (labels, initial states, warm-up data, the model) may be anywhere",
         "inside the model's directory",
-        "a config may come from a client, and labels go to one",
+        "a config may come from a client, and labels are sent to one",
     ),
 )
 EXPECTED: Mapping[str, Json] = {name: answer for difference in DIFFERENCES for name, answer in difference.cases.items()}
