@@ -228,7 +228,7 @@ class ModelLifecycle:
         sources = await asyncio.to_thread(self._read_with_steps, listing, names, read)
         held = (source if source.name in read else self._rollouts.held(source) for source in sources)
         deployed = [source for source in held if source is not None]
-        failures = await self._deployment.deploy(deployed)
+        failures = await self._deployment.deploy(deployed, revive=bool(read))
         await self._rollouts.remember(deployed)
         if self._settings.control_mode == ControlMode.POLL:
             self._rollouts.offer(sources)

@@ -16,9 +16,12 @@ import pytest
 from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.backends.identity import IdentityBackend
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, ModelConfigError, NotFound, Unavailable
+from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.settings import ALL_MODELS, ControlMode
+from tests.serving.instances import Instance
 from tests.serving.models import BACKENDS, floats, identity_config, request, single, values, write_model
 
 TIMES = """
@@ -504,6 +507,41 @@ async def test_reloaded_files_are_read_again_and_nothing_is_written_beside_them(
             await core.load_model("m")
             assert await answer(core) == factor
     assert sorted(os.listdir(directory / "1")) == ["helper.py", "model.py"]
+
+
+class Mortal(IdentityBackend):
+    """Its instances work until the test says otherwise."""
+
+    name = "mortal"
+
+    def __init__(self) -> None:
+        self.instances: list[Instance] = []
+
+    def load(self, context: LoadContext) -> LoadedModel:
+        self.instances.append(Instance())
+        return LoadedModel([self.instances[-1]])
+
+
+async def test_a_model_that_has_died_is_loaded_again_when_a_client_asks(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", identity_config().replace("identity", "mortal"))
+    write_model(tmp_path, "ens", ensemble_config("m"))
+    backend = Mortal()
+    core = InferenceCore(
+        ServerSettings((tmp_path,), control_mode=ControlMode.EXPLICIT, load_at_start=("ens",)), {"mortal": backend}
+    )
+    await core.start()
+    for name in ("m", "ens"):
+        await core.load_model(name)
+        assert len(backend.instances) == 1  # its files have not changed
+    for num_loaded, name in ((2, "m"), (3, "ens")):
+        backend.instances[-1].works = False
+        assert not core.ready()
+        await core._lifecycle.poll()
+        assert len(backend.instances) == num_loaded - 1  # nobody has asked
+        await core.load_model(name)
+        assert len(backend.instances) == num_loaded
+        assert core.ready()
+    await core.stop(1)
 
 
 async def test_a_cancelled_load_is_finished(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class _Entry:
 class _Round:
     """What one call of `deploy` has come to so far."""
 
+    revives: bool = False
     changed: set[str] = field(default_factory=set)
     candidates: dict[str, PreparedModel] = field(default_factory=dict)  # ensembles to be planned
     failures: dict[str, Reasons] = field(default_factory=dict)
@@ -89,9 +90,12 @@ class Deployment:
         """The ensembles that have `name` as a step."""
         return [user for user in self._entries if name in self.steps(user)]
 
-    async def deploy(self, sources: Sequence[ModelSource]) -> dict[str, Reasons]:
-        """Load what is not served as it is now; returns why models could not be loaded."""
-        work = _Round()
+    async def deploy(self, sources: Sequence[ModelSource], *, revive: bool = False) -> dict[str, Reasons]:
+        """Load what is not served as it is now; returns why models could not be loaded.
+
+        `revive`: and what has stopped working, although its files are the same.
+        """
+        work = _Round(revive)
         try:
             await asyncio.gather(*(self._deploy(source, work) for source in sources))
         finally:
@@ -119,7 +123,7 @@ class Deployment:
             versions = self._table.versions(name) or [version for version in entry.reasons if version]
             source, entry.source, entry.ensemble, entry.reasons = entry.source, None, None, {}
             entry.has_gone = has_gone
-            work = _Round({name}, replaced=[(name, self._table.serve(name, ()), source)])
+            work = _Round(changed={name}, replaced=[(name, self._table.serve(name, ()), source)])
             self._table.set_unloaded(name, versions)
             self._plan_ensembles(work)
             self._retire_replaced(work)
@@ -148,7 +152,7 @@ class Deployment:
         async with _used(self._entries.setdefault(source.name, _Entry())):
             if not self._table.is_served(source.name) or self._table.find(source.name) is not over:
                 raise InvalidArgument(f"another version of model '{source.name}' was loaded meanwhile, or none is")
-            work = _Round({source.name})
+            work = _Round(changed={source.name})
             others = [one for one in self._table if one.name == source.name and one.version in kept]
             self._serve(source, [*others, model], work)
             work.replaced = [
@@ -188,7 +192,7 @@ class Deployment:
     async def _deploy(self, source: ModelSource, work: _Round) -> None:
         entry = self._entries.setdefault(source.name, _Entry())
         async with _used(entry):
-            if self._is_current(entry, source):
+            if self._is_current(entry, source) and not (work.revives and self._has_died(source.name)):
                 return
             entry.has_gone = False
             for attempt in range(1, NUM_ATTEMPTS + 1):
@@ -219,6 +223,9 @@ class Deployment:
         if now is None or entry.reasons or source.is_override or not self._table.is_served(source.name):
             return False
         return (now.path, now.served_stamp, now.versions) == (source.path, source.served_stamp, source.versions)
+
+    def _has_died(self, name: str) -> bool:
+        return not all(model.healthy() for model in self._table if model.name == name)
 
     async def _prepare(self, source: ModelSource) -> PreparedModel:
         async with self._slots:
