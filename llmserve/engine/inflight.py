@@ -24,7 +24,7 @@ from llmserve.engine.base import EngineInfo, EngineStats, PendingStep, Pipelined
 from llmserve.engine.budgets import TokenBudgets, check_num_answers
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
-from llmserve.errors import InternalError, LlmserveError, ResourceExhausted, Unavailable
+from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable
 from llmserve.scheduler.drafting import Speculation
 from llmserve.scheduler.fairness import has_queue_share
 from llmserve.scheduler.plan import StepPlan
@@ -202,7 +202,7 @@ class InflightEngine:
                 self._step()
         except Exception as error:  # the border: whatever failed, every open stream hears of it
             logger.exception("the step loop of engine %s failed", self._info.name)
-            is_lost = isinstance(error, Unavailable)  # the device, and no fault of ours
+            is_lost = isinstance(error, Unavailable | EngineFileError)  # the device or the file, and no fault of ours
             failure = Unavailable if is_lost else InternalError
             self._shut(failure(f"the engine failed while computing a step: {error!r}"))
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import zlib
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from llmserve.engine.cpu.layout import (
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block
 from llmserve.engine.native.library import load_library
 from llmserve.errors import EngineFileError, InvalidArgument, NotFound, ResourceExhausted
-from tests.engine.cpu.conftest import EngineFile
+from tests.engine.cpu.conftest import EngineFile, OpenRunner
 from tests.engine.cpu.mappings import mapping_of
-from tests.engine.cpu.networks import LIMITS, odd_network
+from tests.engine.cpu.networks import LIMITS, all_logits, odd_network
 
 
 @pytest.fixture
@@ -239,3 +240,30 @@ def test_the_weights_are_wanted_in_large_pages(engine_file: EngineFile) -> None:
     flags = mapping_of(path).split("VmFlags:")[1].split()
     runner.close()
     assert "hg" in flags
+
+
+@pytest.mark.parametrize("kept", [0, 0.5], ids=["nothing is left", "half is left"])
+def test_a_file_that_is_truncated_fails_its_own_steps_only(
+    kept: float, engine_file: EngineFile, tmp_path: Path, open_runner: OpenRunner
+) -> None:
+    path, whole = tmp_path / "truncated.engine", engine_file("rope", "float16", "")
+    path.write_bytes(whole.read_bytes())
+    runner, other = open_runner(path, threads=2), open_runner(whole, threads=2)
+    before = all_logits(runner, [1, 2, 3])
+    os.truncate(path, int(kept * path.stat().st_size))
+    for _ in range(2):
+        with pytest.raises(EngineFileError, match="was truncated, or cannot be read any more"):
+            all_logits(runner, [1, 2, 3])
+    np.testing.assert_array_equal(all_logits(other, [1, 2, 3]), before)
+
+
+def test_what_was_checked_of_a_file_stays_so_whatever_is_written_into_it(
+    engine_file: EngineFile, tmp_path: Path, open_runner: OpenRunner
+) -> None:
+    path = tmp_path / "overwritten.engine"
+    path.write_bytes(engine_file("rope", "float16", "").read_bytes())
+    runner = open_runner(path)
+    before = all_logits(runner, [1, 2, 3])
+    with path.open("r+b") as file:
+        file.write(b"\xff" * metadata_bytes(path.read_bytes()))
+    np.testing.assert_array_equal(all_logits(runner, [1, 2, 3]), before)

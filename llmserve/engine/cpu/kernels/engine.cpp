@@ -122,7 +122,7 @@ Error Engine::step(const StepRecord& step) {
     return out_of_memory("not enough memory for the step");
   }
   threads_->run([&](unsigned thread) { Executor(*this, step, thread).run(); });
-  return {};
+  return file_.check_whole();
 }
 
 size_t Engine::num_counters(uint32_t num_selected) const {

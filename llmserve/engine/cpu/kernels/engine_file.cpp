@@ -72,9 +72,22 @@ Error EngineFile::open(const std::string& path) {
   if (bytes < sizeof(FileHeader)) return bad_file("is too short to be an engine");
   mapping_ = Mapping::of_file(file.value(), bytes);
   if (!mapping_.data()) return out_of_memory(std::string("cannot be mapped: ") + std::strerror(errno));
+  guard_.watch(mapping_);
+  metadata_ = mapping_.data();
   if (Error error = check_header()) return error;
+  tables_ = Mapping::anonymous(header().metadata_bytes);
+  if (!tables_.data()) return out_of_memory("has tables for which there is no memory");
+  std::memcpy(tables_.data(), mapping_.data(), tables_.size());
+  metadata_ = tables_.data();
+  if (Error error = check_whole()) return error;
   if (Error error = check_tensors()) return error;
   return check_program(*this);
+}
+
+Error EngineFile::check_whole() const {
+  if (!guard_.lost()) return {};
+  return bad_file("was truncated, or cannot be read any more, while it was in use; put a whole copy in its place with a "
+                  "rename, and load the model again");
 }
 
 Error EngineFile::check_header() const {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "error.h"
+#include "file_guard.h"
 #include "format.h"
 #include "memory.h"
 
@@ -14,7 +15,10 @@ class EngineFile {
  public:
   Error open(const std::string& path);
 
-  const FileHeader& header() const { return *reinterpret_cast<const FileHeader*>(mapping_.data()); }
+  // An error when the file's bytes have gone since it was opened: what was read from it is worth nothing.
+  Error check_whole() const;
+
+  const FileHeader& header() const { return *reinterpret_cast<const FileHeader*>(metadata_); }
   std::span<const OpRecord> ops() const { return table<OpRecord>(header().ops_offset, header().num_ops); }
   std::span<const TensorRecord> tensors() const {
     return table<TensorRecord>(header().tensors_offset, header().num_tensors);
@@ -35,15 +39,17 @@ class EngineFile {
  private:
   template <class T>
   std::span<const T> table(uint64_t offset, uint32_t count) const {
-    return {reinterpret_cast<const T*>(mapping_.data() + offset), count};
+    return {reinterpret_cast<const T*>(metadata_ + offset), count};
   }
 
   Error check_header() const;
   Error check_tensors() const;
 
   Mapping mapping_;
+  FileGuard guard_;
+  Mapping tables_;                       // a copy: what was checked stays so, whatever is written into the file
+  const std::byte* metadata_ = nullptr;  // of the mapping, until there is the copy
 };
-
 
 // Of a tensor in the file, with what fills up its panels.
 uint64_t tensor_bytes(const TensorRecord& tensor);
