@@ -203,9 +203,9 @@ KINDS |= {
     },
 }
 # Families that change little of Llama. Heads are six for two of keys, and of a size that is no part of the width.
-DENSE: dict[str, Any] = QWEN | {"num_attention_heads": 6, "head_dim": 20, "num_hidden_layers": 3}
+DENSE: dict[str, Any] = QWEN | {"num_attention_heads": 6, "head_dim": 16, "num_hidden_layers": 3}
 KINDS |= {
-    "smollm3": QWEN | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layer_interval": 2},
+    "smollm3": QWEN | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 4},
     "olmo2": QWEN | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_attention_heads": 8},
     "olmo3": QWEN
     | {
@@ -213,7 +213,12 @@ KINDS |= {
         "model_type": "olmo3",
         "num_hidden_layers": 4,
         "rope_theta": 500000.0,
-        "rope_scaling": LLAMA3_SCALING,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "attention_factor": 1.2,
+            "original_max_position_embeddings": 64,
+        },
     },
     "granite": QWEN
     | {
@@ -238,9 +243,7 @@ KINDS |= {
         "logits_scaling": 6.0,
     },
     "seed-oss": DENSE | {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": True},
-    "exaone4": DENSE
-    | {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window_pattern": 3, "head_dim": 16}
-    | {"num_attention_heads": 4},
+    "exaone4": DENSE | {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window_pattern": 3},
     "glm": DENSE | {"architectures": ["GlmForCausalLM"], "model_type": "glm", "attention_bias": True},
     "glm4": DENSE | {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
     "ernie4.5": DENSE

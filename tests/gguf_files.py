@@ -31,7 +31,16 @@ ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
 }
+PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")  # whose converter is Llama's
 GGUF_KINDS = tuple(kind for kind, config in KINDS.items() if config["model_type"] in ARCHITECTURES)
 
 
@@ -124,7 +133,10 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
     scaling = config.get("rope_scaling") or {}
     if scaling.get("rope_type") in ("linear", "yarn"):
         entries |= {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": scaling["factor"]}
-    if config["model_type"] in ("llama", "mistral", "mixtral"):
+    if config["model_type"] == "olmo3":
+        entries["rope.scaling.attn_factor"] = scaling["attention_factor"]
+        entries["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
+    if config["model_type"] in PERMUTED:
         entries |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
     if "head_dim" in config:
         entries |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
@@ -135,6 +147,19 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         entries = {key.replace("softcap", "softcapping"): value for key, value in entries.items()}
     if config["model_type"] == "gemma3_text":
         entries["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
+    if config["model_type"] == "granite":
+        entries |= {
+            "attention.scale": config["attention_multiplier"],
+            "embedding_scale": config["embedding_multiplier"],
+            "residual_scale": config["residual_multiplier"],
+            "logit_scale": config["logits_scaling"],
+        }
+    if config["model_type"] == "glm4":
+        entries["rope.dimension_count"] = int(head_dim * config.get("partial_rotary_factor", 0.5))
+    if config["model_type"] in ("olmo3", "exaone4"):
+        entries["attention.sliding_window"] = config["sliding_window"]
+        every, count = config.get("sliding_window_pattern", 4), config["num_hidden_layers"]
+        entries["attention.sliding_window_pattern"] = [(layer + 1) % every != 0 for layer in range(count)]
     if config["model_type"] == "phi3":
         part = config.get("partial_rotary_factor", 1.0)
         entries |= {
@@ -151,7 +176,7 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 def as_converted(name: str, tensor: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
     """What the converter does to a tensor: `permute` of Llama's, 1 + weight of Gemma's norms."""
-    if config["model_type"] in ("llama", "mistral", "mixtral") and (".q_proj." in name or ".k_proj." in name):
+    if config["model_type"] in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         return halves.swapaxes(1, 2).reshape(tensor.shape)

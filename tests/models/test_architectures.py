@@ -172,7 +172,10 @@ def test_registry() -> None:
 def test_the_page_of_models_has_a_row_for_each_family() -> None:
     rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| (?:`(\w+)`)? ?\|", MODELS_PAGE.read_text(), re.MULTILINE)
     assert {model_type for model_type, _ in rows} == set(MODEL_TYPES)
-    in_gguf = {(each.model_type, each.name) for each in (*gguf.ALL, gguf.MIXTRAL)} | {("mistral", "llama")}
+    in_gguf = {(each.model_type, each.name) for each in (*gguf.ALL, gguf.MIXTRAL)} | {
+        ("mistral", "llama"),
+        ("olmo3", "olmo2"),
+    }
     assert {row for row in rows if row[1]} == in_gguf
 
 

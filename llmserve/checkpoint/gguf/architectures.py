@@ -17,11 +17,19 @@ ATTENTION = {f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"} | {"attn_output"
 HEAD_NORMS = {f"attn_{n}_norm": f"self_attn.{n}_norm" for n in "qk"}
 MLP = {f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+SEED_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 FOUR_NORMS = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+GLM_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
 }
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
@@ -44,6 +52,8 @@ LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.*]+)\.(weight|bias)")
 EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 
 # Numbers that belong to the config. `rope_freqs` divides the frequencies of the rotary embedding one by one.
+EXPERT_KEYS = ("{}.expert_count",)
+MULTIPLIERS = ("{}.attention.scale", "{}.embedding_scale", "{}.residual_scale", "{}.logit_scale")
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -57,6 +67,7 @@ class GgufArchitecture:
     interleaved: bool = False  # rows of q and k are in pairs of the rotary embedding
     norm_shift: float = 0.0  # to be added to every norm
     factors: tuple[str, ...] = ()  # tensors that the config takes
+    own_keys: tuple[str, ...] = ()  # of those that make another network of others
 
     def to_hf(self, name: str) -> str:
         """Hugging Face's name of a tensor; one that is not known here stays as it is, and has no place in the plan."""
@@ -95,9 +106,41 @@ ALL = (
     ),
     GgufArchitecture("qwen2", "Qwen2ForCausalLM", "qwen2", NORMS | ATTENTION | MLP, factors=(ROPE_FREQS,)),
     GgufArchitecture("qwen3", "Qwen3ForCausalLM", "qwen3", NORMS | ATTENTION | HEAD_NORMS | MLP, factors=(ROPE_FREQS,)),
-    GgufArchitecture("qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", NORMS | ATTENTION | EXPERTS | SHARED_EXPERT),
-    GgufArchitecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", NORMS | ATTENTION | HEAD_NORMS | EXPERTS),
-    GgufArchitecture("olmoe", "OlmoeForCausalLM", "olmoe", NORMS | ATTENTION | HEAD_NORMS | EXPERTS),
+    GgufArchitecture(
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        NORMS | ATTENTION | EXPERTS | SHARED_EXPERT,
+        own_keys=EXPERT_KEYS,
+    ),
+    GgufArchitecture(
+        "qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", NORMS | ATTENTION | HEAD_NORMS | EXPERTS, own_keys=EXPERT_KEYS
+    ),
+    GgufArchitecture(
+        "olmoe", "OlmoeForCausalLM", "olmoe", NORMS | ATTENTION | HEAD_NORMS | EXPERTS, own_keys=EXPERT_KEYS
+    ),
+    GgufArchitecture("olmo2", "Olmo2ForCausalLM", "olmo2", POST_NORMS | ATTENTION | HEAD_NORMS | MLP),
+    GgufArchitecture(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        "exaone4",
+        POST_NORMS | ATTENTION | HEAD_NORMS | MLP,
+        factors=(ROPE_FREQS,),
+    ),
+    GgufArchitecture(
+        "granite",
+        "GraniteForCausalLM",
+        "granite",
+        NORMS | ATTENTION | MLP,
+        interleaved=True,
+        own_keys=MULTIPLIERS,
+    ),
+    GgufArchitecture(
+        "smollm3", "SmolLM3ForCausalLM", "smollm3", NORMS | ATTENTION | MLP, interleaved=True, factors=(ROPE_FREQS,)
+    ),
+    GgufArchitecture("seed_oss", "SeedOssForCausalLM", "seed_oss", SEED_NORMS | ATTENTION | MLP),
+    GgufArchitecture("glm4", "Glm4ForCausalLM", "glm4", GLM_NORMS | ATTENTION | FUSED_MLP),
+    GgufArchitecture("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", NORMS | ATTENTION | MLP),
     GgufArchitecture("gemma2", "Gemma2ForCausalLM", "gemma2", FOUR_NORMS | ATTENTION | MLP, norm_shift=-1.0),
     GgufArchitecture(
         "gemma3", "Gemma3ForCausalLM", "gemma3_text", FOUR_NORMS | ATTENTION | HEAD_NORMS | MLP, norm_shift=-1.0
@@ -111,6 +154,7 @@ MIXTRAL = GgufArchitecture(  # which is a llama with experts
     NORMS | ATTENTION | MIXTRAL_EXPERTS,
     interleaved=True,
     factors=(ROPE_FREQS,),
+    own_keys=EXPERT_KEYS,
 )
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {each.name: each for each in ALL}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -53,7 +53,7 @@ class Described:
 def config_of(file: Described) -> Config:
     """Problems of single values go to the reader; Unsupported for a network that is none of ours."""
     reader, shapes = file.reader, file.shapes
-    _refuse_other_networks(reader, has_experts="ffn_gate_inp" in file.architecture.block)
+    _refuse_other_networks(reader, file.architecture.own_keys)
     hidden_size, num_heads = reader.integer("{}.embedding_length"), reader.integer("{}.attention.head_count")
     head_dim = reader.integer("{}.attention.key_length", max(1, hidden_size // num_heads))
     if reader.integer("{}.attention.value_length", head_dim) != head_dim:
@@ -79,11 +79,11 @@ def config_of(file: Described) -> Config:
     return config | OWN[file.architecture.name](file, config)
 
 
-def _refuse_other_networks(reader: MetadataReader, *, has_experts: bool) -> None:
+def _refuse_other_networks(reader: MetadataReader, own_keys: Collection[str]) -> None:
     changed = [
         f"{reader.key(key)} {value!r} makes it a network that is not supported"
         for key, neutral in NEUTRAL.items()
-        if not (has_experts and key == "{}.expert_count")
+        if key not in own_keys
         if isinstance(value := reader.metadata.get(reader.key(key), neutral), np.ndarray) or value != neutral
     ]
     raise_problems(Unsupported, f"architecture {reader.architecture!r}", changed)
@@ -103,7 +103,7 @@ def _rope_scaling(reader: MetadataReader) -> Config | None:
     scaling: Config = {"rope_type": kind, "factor": reader.positive("{}.rope.scaling.factor")}
     if kind == "yarn":
         optional = {
-            "attention_factor": "{}.rope.scaling.yarn_attn_factor",
+            "attention_factor": f"{{}}.rope.scaling.{_attn_factor_key(reader)}",
             "beta_fast": "{}.rope.scaling.yarn_beta_fast",
             "beta_slow": "{}.rope.scaling.yarn_beta_slow",
         }
@@ -111,6 +111,10 @@ def _rope_scaling(reader: MetadataReader) -> Config | None:
         if reader.has("{}.rope.scaling.original_context_length"):
             scaling["original_max_position_embeddings"] = reader.integer("{}.rope.scaling.original_context_length")
     return scaling
+
+
+def _attn_factor_key(reader: MetadataReader) -> str:
+    return next((key for key in ("yarn_attn_factor", "attn_factor") if reader.has(f"{{}}.rope.scaling.{key}")), "")
 
 
 def _require_whole_heads(reader: MetadataReader, config: Config) -> None:
@@ -256,6 +260,58 @@ def _phi3(file: Described, config: Config) -> Config:
     return own
 
 
+def _biased(file: Described, config: Config) -> Config:
+    """Biases by the tensors that there are."""
+    _require_whole_heads(file.reader, config)
+    return _frequency_factors(file, config) | {
+        "attention_bias": "blk.0.attn_q.bias" in file.shapes,
+        "attention_out_bias": "blk.0.attn_output.bias" in file.shapes,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.shapes,
+    }
+
+
+def _granite(file: Described, config: Config) -> Config:
+    multipliers = {
+        "attention_multiplier": ("{}.attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": ("{}.embedding_scale", 1.0),
+        "residual_multiplier": ("{}.residual_scale", 1.0),
+        "logits_scaling": ("{}.logit_scale", 1.0),
+    }
+    own = {name: file.reader.positive(key, default) for name, (key, default) in multipliers.items()}
+    return _biased(file, config) | own
+
+
+def _windows_by_layer(file: Described, config: Config) -> Config:
+    """The window, and the type of each layer by a list of flags."""
+    reader, count = file.reader, config["num_hidden_layers"]
+    window = reader.integer("{}.attention.sliding_window", 0, minimum=0)
+    slides = reader.metadata.get(reader.key("{}.attention.sliding_window_pattern"), np.zeros(count, bool))
+    if not isinstance(slides, np.ndarray) or slides.dtype != bool or len(slides) != count:
+        reader.problems.append(f"{reader.key('{}.attention.sliding_window_pattern')} must be {count} flags")
+        slides = np.zeros(count, bool)
+    types = ["sliding_attention" if slide and window else "full_attention" for slide in slides]
+    return {"sliding_window": window or None, "layer_types": types}
+
+
+def _olmo2(file: Described, config: Config) -> Config:
+    """OLMo 3, where it has a window."""
+    _require_whole_heads(file.reader, config)
+    own = _windows_by_layer(file, config)
+    olmo3 = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+    return olmo3 | own if own["sliding_window"] else {}
+
+
+def _exaone4(file: Described, config: Config) -> Config:
+    _require_whole_heads(file.reader, config)
+    return _frequency_factors(file, config) | _windows_by_layer(file, config)
+
+
+def _glm4(file: Described, config: Config) -> Config:
+    turned = file.reader.integer("{}.rope.dimension_count", config["head_dim"])
+    biased = "blk.0.attn_q.bias" in file.shapes
+    return {"partial_rotary_factor": turned / config["head_dim"], "attention_bias": biased}
+
+
 OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -266,4 +322,11 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
+    "olmo2": _olmo2,
+    "exaone4": _exaone4,
+    "granite": _granite,
+    "smollm3": _biased,
+    "seed_oss": _biased,
+    "glm4": _glm4,
+    "ernie4_5": _biased,
 }

@@ -154,7 +154,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
         (
             {"general.architecture": 7},
             Unsupported,
-            "supported: gemma2, gemma3, llama, olmoe, phi3, qwen2",
+            "supported: ernie4_5, exaone4, gemma2, gemma3, glm4, granite, llama, olmo2, olmoe, phi3, qwen2",
         ),
         ({"llama.expert_count": 8}, CheckpointError, "llama.expert_used_count must be an integer from 1"),
         ({"llama.expert_count": [8, 8]}, Unsupported, "llama.expert_count"),
