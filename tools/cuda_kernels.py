@@ -1,12 +1,13 @@
 """What the CUDA target's kernels take of a GPU, for networks of real shapes: `make cuda-kernels` (no GPU is needed).
 
-Writes docs/benchmarks/cuda-kernels.md. Exit code 1: a kernel spills registers, or fewer of its warps fit on a
-multiprocessor than LEAST_WARPS says.
+Writes docs/benchmarks/cuda-kernels.csv, and a summary beside it. Exit code 1: a kernel spills registers, or fewer of
+its warps fit on a multiprocessor than LEAST_WARPS says.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -133,30 +134,44 @@ def rows(
             yield Row(name, precision, kernel, architecture, compiled)
 
 
-def table(found: Sequence[Row]) -> str:
-    titles = ["kernel", "network", "precision", "architecture", "threads", "registers", "shared KiB", "spilled"]
-    lines = [f"| {' | '.join([*titles, 'programs', 'warps'])} |", "|" + "---|" * 10]
+def csv_table(found: Sequence[Row]) -> str:
+    lines = ["kernel,network,precision,architecture,threads,registers,shared KiB,spilled,programs,warps"]
     for row in sorted(
         found, key=lambda row: (row.kernel.function, row.network, row.precision, ARCHITECTURES.index(row.architecture))
     ):
         c = row.compiled
+        cells = (row.name, row.network, row.precision, row.architecture, c.threads, c.registers)
         lines.append(
-            f"| {row.name} | {row.network} | {row.precision} | {row.architecture} | {c.threads} | {c.registers} | "
-            f"{c.shared_bytes / 1024:.1f} | {c.spilled_bytes} | {row.programs} | {row.warps} |"
+            ",".join(map(str, (*cells, f"{c.shared_bytes / 1024:.1f}", c.spilled_bytes, row.programs, row.warps)))
         )
+    return "\n".join(lines) + "\n"
+
+
+def summary(data: str) -> str:
+    """Of each kernel: how many variants there are, and the extremes of them."""
+    variants: dict[str, list[dict[str, str]]] = {}
+    for row in csv.DictReader(data.splitlines()):
+        variants.setdefault(row["kernel"], []).append(row)
+    lines = ["| kernel | variants | most registers | most shared KiB | most spilled | fewest warps |", "|" + "---|" * 6]
+    for name, rows_of_it in variants.items():
+        registers, shared, spilled, warps = (
+            sorted((row[column] for row in rows_of_it), key=float)
+            for column in ("registers", "shared KiB", "spilled", "warps")
+        )
+        lines.append(f"| {name} | {len(rows_of_it)} | {registers[-1]} | {shared[-1]} | {spilled[-1]} | {warps[0]} |")
     return "\n".join(lines)
 
 
-def report(found: Sequence[Row]) -> str:
+def report(data: str, compiler: str) -> str:
     return f"""# Kernels of the cuda target
 
-Made by `make cuda-kernels` on a machine without a GPU: {TritonCompiler().version}, kernels of {", ".join(CONFIGS)}
-in {", ".join(PRECISIONS)} (equal ones once). Registers are a thread's, shared memory is a program's;
-*programs* and *warps* are how many of them a multiprocessor has room for, derived from these and from what the
-architecture has. Of a product there are two kernels: one for few rows, with 128 threads, and one for many. Nothing here
-has been timed, and kernels that `llmserve tune` may choose instead are left out.
+`make cuda-kernels` compiles kernels of {", ".join(CONFIGS)} in {", ".join(PRECISIONS)} with {compiler}, without a GPU.
+Nothing here has been timed. Kernels that only `llmserve tune` may choose are left out. [All rows](cuda-kernels.csv)
+are a CSV file. Registers are per thread, shared memory per program. Programs and warps are how many of them fit on a
+multiprocessor at the same time. A product has two kernels: for few rows with 128 threads, and for many.
+Equal kernels count once.
 
-{table(found)}
+{summary(data)}
 """
 
 
@@ -168,7 +183,9 @@ def main() -> None:
     options = parser.parse_args()
     precisions, architectures = options.precision.split(","), options.gpu.split(",")
     found = list(rows(list(CONFIGS), architectures, precisions))
-    options.output.write_text(report(found))
+    data = csv_table(found)
+    options.output.with_suffix(".csv").write_text(data)
+    options.output.write_text(report(data, TritonCompiler().version))
     problems = [problem for row in found for problem in row.problems]
     for problem in problems:
         print(problem, file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,20 +56,15 @@ def markdown_report(
     parts = [
         "# What rounding costs",
         machine,
-        f"Mean Kullback-Leibler divergence of the next token's distribution from {REFERENCE.name}, in nats, and the "
-        "positions where both have the same best token. Everyone has the same weights and token ids, teacher-forced. "
-        "Columns with an asterisk are networks that nothing was tuned on.",
+        f"Mean Kullback-Leibler divergence of the next token's distribution from {REFERENCE.name}, in nats; in "
+        "brackets the positions with the same best token, and bits per weight. All engines have the same weights and "
+        "token ids, teacher-forced. Nothing was tuned on networks with an asterisk. The JSON file beside this page has "
+        "percentiles and intervals.",
     ]
     if measured:
         parts.append(_summary(measured, contestants, findings))
-    for column in measured:
-        parts += [
-            f"## {column.title}",
-            _describe(column, contestants, findings),
-            _details(column, contestants, findings),
-        ]
-        if found := list(comparisons(contestants, column, findings)):
-            parts.append(_verdicts(found))
+        found = [pair for column in measured for pair in comparisons(contestants, column, findings)]
+        parts += ["## Comparisons", f"Networks by the {CONFIDENCE:.0%} interval of the difference.", _verdicts(found)]
     if problems := _problems(columns, findings):
         parts += ["## Not measured", "\n".join(problems)]
     return "\n\n".join(parts) + "\n"
@@ -78,40 +74,23 @@ def _summary(columns: Sequence[Column], contestants: Sequence[Contestant], findi
     def cell(found: Losses | None) -> str:
         return "-" if found is None else f"{short(found.mean)} ({found.agreement:.1%}; {found.bits_per_weight:.1f})"
 
+    def size(column: Column) -> str:
+        found = (findings.losses.get((one.name, column.name)) for one in contestants)
+        return next((f"{len(each.lengths)} ({len(each.divergence):,})" for each in found if each is not None), "-")
+
     head = [f"{column.title}{' *' if column.held_out else ''}" for column in columns]
     lines = [
         [one.name, *(cell(findings.losses.get((one.name, column.name))) for column in columns)] for one in contestants
     ]
-    return table(["mean KL (top-1 agreement; bits per weight)", *head], lines)
-
-
-def _describe(column: Column, contestants: Sequence[Contestant], findings: Findings) -> str:
-    found = [
-        findings.losses[one.name, column.name] for one in contestants if (one.name, column.name) in findings.losses
-    ]
-    if not found:
-        return "Nobody could be measured."
-    return f"{len(found[0].divergence):,} positions of {len(found[0].lengths)} texts."
-
-
-def _details(column: Column, contestants: Sequence[Contestant], findings: Findings) -> str:
-    lines = []
-    for one in contestants:
-        found = findings.losses.get((one.name, column.name))
-        numbers = ["-"] * 4 if found is None else [
-            short(found.mean), short(found.p99), f"{found.agreement:.2%}", f"{found.bits_per_weight:.2f}"
-        ]  # fmt: skip
-        lines.append([one.name, *numbers])
-    return table(["", "mean KL", "99th percentile", "same best token", "bits per weight"], lines)
+    return table(["engine", *head], [["texts (positions)", *map(size, columns)], *lines])
 
 
 def _verdicts(found: Sequence[tuple[str, str, Comparison]]) -> str:
-    lines = [
-        [ours, theirs, f"{one.difference:+.2g}", f"{one.low:+.2g} to {one.high:+.2g}", f"{ours} is {one.verdict}"
-         if one.verdict != "undecided" else "undecided"]
-        for ours, theirs, one in found
-    ]  # fmt: skip
-    return table(["ours", "theirs", "ours minus theirs", f"{CONFIDENCE:.0%} interval", "verdict"], lines)
+    pairs = list(dict.fromkeys((ours, theirs) for ours, theirs, _ in found))
+    verdicts = Counter((ours, theirs, one.verdict) for ours, theirs, one in found)
+    kinds = ("better", "undecided", "worse")
+    lines = [[*pair, *(str(verdicts[*pair, kind]) for kind in kinds)] for pair in pairs]
+    return table(["llmserve", "compared with", *kinds], lines)
 
 
 def _problems(columns: Sequence[Column], findings: Findings) -> list[str]:

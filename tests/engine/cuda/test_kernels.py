@@ -17,8 +17,10 @@ from tools.cuda_kernels import (
     RESERVED_SHARED_BYTES,
     SHARED_BYTES,
     Row,
+    csv_table,
     kernels_of,
     rows,
+    summary,
 )
 
 FUNCTIONS = {
@@ -113,3 +115,14 @@ def test_wide_heads_over_integers_have_room_in_tensor_memory() -> None:
     others = tuple((name, 64 if name == "TILE_KEYS" else value) for name, value in kernel.constants)
     with pytest.raises(InternalError, match="attention_segments wants 576 columns of tensor memory, of 512"):
         list(TritonCompiler().compile([replace(kernel, constants=others)], "sm_100", 1))
+
+
+def test_the_summary_has_the_extremes_of_each_kernel() -> None:
+    kernel = kernels_of("Qwen3-0.6B")[0]
+    found = [
+        Row("x", "float16", kernel, architecture, compiler.Compiled(b"", "embed", 128, shared, 5, registers, 0))
+        for architecture, registers, shared in (("sm_80", 40, 2048), ("sm_90", 200, 1024))
+    ]
+    data = csv_table(found)
+    assert len(data.splitlines()) == 3
+    assert f"| {found[0].name} | 2 | 200 | 2.0 | 0 | {found[1].warps} |" in summary(data)
