@@ -244,13 +244,74 @@ KINDS |= {
     },
     "seed-oss": DENSE | {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": True},
     "exaone4": DENSE | {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window_pattern": 3},
+    "hunyuan": DENSE
+    | {
+        "architectures": ["HunYuanDenseV1ForCausalLM"],
+        "model_type": "hunyuan_v1_dense",
+        "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0},
+        "tie_word_embeddings": True,
+    },
+    "hunyuan-moe": DENSE
+    | {
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        "model_type": "hunyuan_v1_moe",
+        "intermediate_size": 48,
+        "num_experts": 7,
+        "moe_topk": 3,
+        "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+    },
     "glm": DENSE | {"architectures": ["GlmForCausalLM"], "model_type": "glm", "attention_bias": True},
     "glm4": DENSE | {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
     "ernie4.5": DENSE
     | {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "tie_word_embeddings": True},
 }
-MIXTURES = ("mixtral", "olmoe", "qwen2-moe", "qwen3-moe", "granite-moe")
-EXPERT_NAMES = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # else "mlp" and the names of an MLP
+CHOOSERS: dict[str, Any] = DENSE | {
+    "num_hidden_layers": 2,
+    "intermediate_size": 80,
+    "moe_intermediate_size": 48,
+    "num_experts_per_tok": 3,
+}
+KINDS |= {
+    "glm4-moe": CHOOSERS
+    | {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "n_routed_experts": 7,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "num_nextn_predict_layers": 0,
+    },
+    "minimax-m2": CHOOSERS
+    | {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "model_type": "minimax_m2",
+        "num_local_experts": 7,
+        "rotary_dim": 8,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+        "scoring_func": "sigmoid",
+        "intermediate_size": 48,
+    },
+    "ernie4.5-moe": CHOOSERS
+    | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "model_type": "ernie4_5_moe",
+        "num_attention_heads": 4,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "tie_word_embeddings": True,
+    },
+}
+MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2")))
+W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
+EXPERT_NAMES = {"mixtral": W1_NAMES, "minimax_m2": W1_NAMES}  # else "mlp" and the names of an MLP
 
 
 def make_checkpoint(
@@ -336,6 +397,7 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
         elif rest == "experts.down_proj":
             parts, rows = [down], shape[1]
         else:
+            rest = rest.removeprefix("gate.") if "moe_statics" in rest else rest
             found[f"{layer}.{module}.{rest}" if rest else name] = shape
             continue
         for expert in range(shape[0]):

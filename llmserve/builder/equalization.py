@@ -255,6 +255,8 @@ def _joints(program: Program, quantized: Collection[str]) -> tuple[list[Joint], 
             continue
         if op.kind is OpKind.RMS_NORM and op.attrs["groups"] == 1 and not op.number("offset") and graph.is_own(op):
             norms.append(Joint(op.weights, 0, op.width, readers))
+        elif op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] == "clamped":
+            continue  # which is not linear in what it gates
         elif op.kind is OpKind.GATED_ACTIVATION and (maker := graph.maker(op.inputs[0])) is not None:
             others.append(Joint(maker.weights, op.width, op.width, readers))
         elif op.kind is OpKind.ATTENTION and (part := graph.part(op.inputs[2])) is not None:

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.builder.activations import gated_activation
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.quantization import (
     LINEAR_KINDS,
@@ -167,6 +168,8 @@ class ReferenceModel:
         """An expert's matrices are read once for all runs; what experts make of a row is added in their order."""
         per_token, num_experts = int(op.number("experts_per_token")), int(op.number("num_experts"))
         outputs = [np.zeros_like(x) for x, _ in inputs]
+        biases = [self._small(name).reshape(num_experts, -1) for name in op.weights[2:]]
+        biases = biases or [np.zeros((num_experts, 1), np.float32)] * 2
 
         def of_expert(expert: int) -> list[tuple[NDArray[np.int64], Matrix]]:
             """For each run the rows that it is chosen for, and what is added to them."""
@@ -179,22 +182,22 @@ class ReferenceModel:
                     continue
                 exact = run.exact_weights
                 gate_up, down = matrices.setdefault(exact, matrices.get(exact) or self._matrices(op, expert, exact))
-                inner = _gated_activation(op, self._rounded(op.weights[0], x[rows], run) @ gate_up.T)
-                y = self._rounded(op.weights[1], inner, run) @ down.T
+                inner = gated_activation(op, self._rounded(op.weights[0], x[rows], run) @ gate_up.T + biases[0][expert])
+                y = self._rounded(op.weights[1], inner, run) @ down.T + biases[1][expert]
                 found.append((rows, y * routes[rows, per_token + places][:, None]))
             return found
 
         for added in self._each(of_expert, range(num_experts)):
             for output, (rows, y) in zip(outputs, added, strict=True):
                 output[rows] += y
-        for name in op.weights:
+        for name in op.weights[:2]:
             self._advance(name, math.prod(self._load(name).shape))
         return outputs
 
     def _matrices(self, op: Op, expert: int, exact: bool) -> list[Matrix]:
         """Gate and up in one, and down."""
         found = []
-        for name in op.weights:
+        for name in op.weights[:2]:
             source, parts = self._load(name), self._quantized.get(name)
             height = source.shape[0] // int(op.number("num_experts"))
             rows = slice(expert * height, (expert + 1) * height)
@@ -217,7 +220,7 @@ class ReferenceModel:
 
     def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], run: Run) -> Matrix:
         if run.rounds and op.kind is OpKind.ATTENTION and self._cache.is_rounded:
-            return _attention_in_integers(op, self._cache, *inputs)
+            return _attention_in_integers(op, self._cache, *inputs, *weights)
         if run.rounds and op.kind is OpKind.ATTENTION and self._has_routes:
             q, *kept = inputs
             dtype = FLOATS[self._cache.name].values
@@ -249,12 +252,14 @@ def _rope(op: Op, x: Matrix) -> Matrix:
     return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1).reshape(x.shape)
 
 
-def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = None) -> Matrix:
     v_GTD = _heads(v, int(op.number("num_kv_heads")))
-    return _attend(op, q, k, lambda weights, kv_head: weights @ v_GTD[kv_head])
+    return _attend(op, q, k, sinks, lambda weights, kv_head: weights @ v_GTD[kv_head])
 
 
-def _attention_in_integers(op: Op, cache: NumberFormat, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+def _attention_in_integers(
+    op: Op, cache: NumberFormat, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = None
+) -> Matrix:
     """Queries and keys have a scale for each group of dimensions of a head, values one for each head. What a query
     takes of the values, its weights times their scales, is rounded too, with one for every SHARE_CHUNK positions."""
     head_dim, most = int(op.number("head_dim")), np.float32(cache.most)
@@ -277,10 +282,10 @@ def _attention_in_integers(op: Op, cache: NumberFormat, q: Matrix, k: Matrix, v:
         heads = [mix_heads(x) for x in heads]
         heads[0] /= np.repeat(np.array(blocks, np.float32), blocks)
     q, k = (round_in_groups(x, cache).reshape(len(q), -1) for x in heads)
-    return _attend(op, q, k, weigh)
+    return _attend(op, q, k, sinks, weigh)
 
 
-def _attend(op: Op, q: Matrix, k: Matrix, weigh: Callable[[Matrix, int], Matrix]) -> Matrix:
+def _attend(op: Op, q: Matrix, k: Matrix, sinks: Matrix | None, weigh: Callable[[Matrix, int], Matrix]) -> Matrix:
     """`weigh` multiplies the weights of one head [T, T] with the values of a KV head."""
     num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
     q_NTD, k_GTD = _heads(q, num_heads), _heads(k, num_kv_heads)
@@ -292,7 +297,10 @@ def _attend(op: Op, q: Matrix, k: Matrix, weigh: Callable[[Matrix, int], Matrix]
         scores = _soft_capped(q_NTD[head] @ k_GTD[kv_head].T * np.float32(op.number("scale")), op.number("soft_cap"))
         if isinstance(slopes, tuple) and slopes:
             scores = scores + np.float32(slopes[head]) * distance
-        y_NTD[head] = weigh(_softmax(np.where(mask, scores, -np.inf)), kv_head)
+        scores = np.where(mask, scores, -np.inf)
+        if sinks is not None:  # as a column more, whose weight is nobody's
+            scores = np.concatenate((scores, np.full((len(scores), 1), sinks[head], np.float32)), axis=1)
+        y_NTD[head] = weigh(_softmax(scores)[:, : len(scores)], kv_head)
     return y_NTD.transpose(1, 0, 2).reshape(len(q), -1)
 
 
@@ -323,30 +331,6 @@ def _softmax(scores: Matrix) -> Matrix:
     return normalized
 
 
-def _gated_activation(op: Op, gate_up: Matrix) -> Matrix:
-    gate, up = np.split(gate_up, 2, axis=-1)
-    with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and gate / inf is right
-        activated: Matrix = ACTIVATIONS[str(op.attrs["activation"])](gate) * up
-    return activated
-
-
-def _silu(x: Matrix) -> Matrix:
-    y: Matrix = x / (1 + np.exp(-x))
-    return y
-
-
-def _gelu_tanh(x: Matrix) -> Matrix:
-    y: Matrix = (
-        np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
-    )
-    return y
-
-
-def _gelu(x: Matrix) -> Matrix:
-    y: Matrix = (0.5 * x * (1 + ERF(x * math.sqrt(0.5)))).astype(np.float32)
-    return y
-
-
 def scaled_and_capped(op: Op, logits: Matrix) -> Matrix:
     return _soft_capped(logits * np.float32(op.number("scale")), op.number("soft_cap"))
 
@@ -355,12 +339,18 @@ def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
     return a + b
 
 
-def _route(op: Op, logits: Matrix) -> Matrix:
-    best = np.argsort(-logits, axis=1, kind="stable")[:, : int(op.number("experts_per_token"))]
+def _route(op: Op, logits: Matrix, bias: Matrix | None = None) -> Matrix:
+    scores = _softmax(logits)
+    if op.number("sigmoid"):
+        with np.errstate(over="ignore"):
+            scores = np.reciprocal(1 + np.exp(-logits))
+    choice = logits if bias is None else scores + bias
+    best = np.argsort(-choice, axis=1, kind="stable")[:, : int(op.number("experts_per_token"))]
     chosen = np.sort(best, axis=1)
-    weights = np.take_along_axis(_softmax(logits), chosen, axis=1)
+    weights = np.take_along_axis(scores, chosen, axis=1)
     if op.attrs["renormalize"]:
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1e-20))
+    weights *= np.float32(op.number("factor"))
     return np.concatenate((chosen.astype(np.float32), weights), axis=1)
 
 
@@ -374,14 +364,12 @@ def _select_rows(op: Op, x: Matrix) -> Matrix:
     return x  # the reference wants the logits of every token
 
 
-ERF = np.vectorize(math.erf, otypes=[np.float64])  # slow; few networks have it
-ACTIVATIONS: Mapping[str, Callable[[Matrix], Matrix]] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
 OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and products
     OpKind.RMS_NORM: _rms_norm,
     OpKind.SLICE: _slice,
     OpKind.ROPE: _rope,
     OpKind.ATTENTION: _attention,
-    OpKind.GATED_ACTIVATION: _gated_activation,
+    OpKind.GATED_ACTIVATION: gated_activation,
     OpKind.ADD: _add,
     OpKind.ROUTE: _route,
     OpKind.SIGMOID_GATE: _sigmoid_gate,

@@ -97,7 +97,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     """
     spec, (program, params, options), target, problems = _network(checkpoint.config, options, target)
     try:
-        weights = plan_weights(checkpoint, params, architecture_for(checkpoint.config).ignored)
+        weights = plan_weights(checkpoint, params, (*architecture_for(checkpoint.config).ignored, *spec.ignored))
     except CheckpointError as error:
         if problems:
             raise CheckpointError("\n".join([str(error), "and the build options are wrong:", *problems])) from error

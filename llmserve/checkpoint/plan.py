@@ -104,6 +104,7 @@ class WeightPlan:
     def rows(self, name: str, dtype: str) -> ParamRows:
         """The same, to be had in pieces."""
         param = self._params[name]
+        dtype = "float32" if param.is_exact else dtype
         self._check_duplicates(param)
         parts, begin = [], 0
         pairs = param.pairs or (None,) * len(param.sources)

@@ -33,7 +33,7 @@ class ReorderedRows:
 
 @dataclass(frozen=True, slots=True)
 class StackedRows:
-    """Matrices of all experts, one below the other, of a source of the shape [experts, rows, columns]."""
+    """Matrices of all experts, one below the other, of a source of the shape [experts, rows, ...]."""
 
     source: Rows
     num_rows: int  # of each matrix
@@ -42,7 +42,7 @@ class StackedRows:
         first, last = rows.start // self.num_rows, -(-rows.stop // self.num_rows)
         matrices = self.source[first:last]
         offset = first * self.num_rows
-        return matrices.reshape(-1, matrices.shape[-1])[rows.start - offset : rows.stop - offset]
+        return matrices.reshape(-1, *matrices.shape[2:])[rows.start - offset : rows.stop - offset]
 
 
 def pair_order(num_rows: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:

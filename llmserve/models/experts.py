@@ -11,7 +11,8 @@ from llmserve.models.config import MAX_COUNT, ConfigReader
 from llmserve.models.graph import Graph, Value
 from llmserve.models.spec import DecoderSpec, Param, Shard
 
-COUNT_KEYS = ("num_local_experts", "num_experts")  # transformers 5 writes the first for some families of the second
+# transformers 5 writes the first for some families of others
+COUNT_KEYS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 # Of other families, whose routers choose in another way, and the value that changes nothing.
 OTHER_ROUTERS = {"scoring_func": "softmax", "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
 
@@ -27,6 +28,10 @@ class Mixture:
     router: str = "gate"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # in each expert
     stacked: tuple[str, str] | None = None  # tensors that have gate and up, and down, of all experts
+    sigmoid: bool = False  # scores are sigmoids of the router's logits, not their softmax
+    correction: str = ""  # the tensor that is added to scores to choose by
+    correction_is_row: bool = False  # of a matrix
+    factor: float = 1.0  # of the weights
     shared: str = ""  # an expert that every token goes through
     shared_size: int = 0  # its inner width
     shared_gate: str = ""  # gives the number whose sigmoid its output is multiplied with
@@ -46,8 +51,9 @@ def read_mixture(
     per_token = reader.integer(per_token_key, maximum=MAX_COUNT)
     if per_token > count:
         reader.problems.append(f"{per_token_key} ({per_token}) must be at most {num_experts} ({count})")
-    for key, neutral in OTHER_ROUTERS.items():
-        reader.expect(key, neutral)
+    owned = {"sigmoid": "scoring_func", "factor": "routed_scaling_factor"}
+    for key in OTHER_ROUTERS.keys() - {owned.get(field) for field in own}:
+        reader.expect(key, OTHER_ROUTERS[key])
     return Mixture(
         num_experts=count,
         experts_per_token=per_token,
@@ -74,6 +80,11 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
         f"{name}.router", f"{source}.{mixture.router}.weight", (mixture.num_experts, spec.hidden_size)
     )
     found = [router, *_expert_params(spec, mixture, source, name)]
+    if mixture.correction:
+        shape = (mixture.num_experts,)
+        stored = (1, *shape) if mixture.correction_is_row else shape
+        correction = f"{source}.{mixture.correction}"
+        found.append(Param(f"{name}.correction", shape, (correction,), (stored,), is_exact=True))
     if mixture.shared:
         inner = replace(spec, intermediate_size=mixture.shared_size)
         found += weights.gated_mlp(inner, layer, module=f"{mixture.module}.{mixture.shared}")
@@ -109,7 +120,10 @@ def mixture_of_experts(
 ) -> Value:
     name = f"layers.{layer}.mlp"
     logits = g.linear(x, f"{name}.router", mixture.num_experts)
-    routes = g.route(logits, experts_per_token=mixture.experts_per_token, renormalize=mixture.renormalize)
+    routes = g.route(
+        logits, experts_per_token=mixture.experts_per_token, renormalize=mixture.renormalize, sigmoid=mixture.sigmoid,
+        bias=f"{name}.correction" if mixture.correction else None, factor=mixture.factor,
+    )  # fmt: skip
     matrices = f"{name}.experts.gate_up", f"{name}.experts.down"
     y = g.experts(x, routes, *matrices, num_experts=mixture.num_experts, activation=activation)
     if not mixture.shared:

@@ -24,22 +24,26 @@ class OpKind(Enum):
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
     SLICE = "slice"  # x; ; start, width: a view of columns
     ROPE = "rope"  # x; ; head_dim, inv_freq (R/2 values), scale: rotate-half pairs (i, i + R/2), i < R/2, of each head
-    ATTENTION = "attention"  # q, k, v; ; see Graph.attention. Writes k and v to the paged cache of `layer` first
-    GATED_ACTIVATION = "gated_activation"  # gate_up [T,2I]; ; activation: y = act(gate) * up, gate is columns 0..I-1
+    ATTENTION = "attention"  # q, k, v; sinks?; see Graph.attention. Writes k and v to the paged cache of `layer` first
+    GATED_ACTIVATION = "gated_activation"  # gate_up [T,2I]; ; activation: see ACTIVATIONS, gate is columns 0..I-1
     ADD = "add"  # a, b
-    ROUTE = "route"  # logits [T,E]; ; experts_per_token, renormalize: see Graph.route
-    EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I]; experts_per_token, num_experts, activation: see Graph.experts
+    ROUTE = "route"  # logits [T,E]; correction bias? [E]; see Graph.route
+    EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I], two biases?; see Graph.experts
     SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1]; y = sigmoid(gate) * x
     SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are wanted
     LOGITS = "logits"  # x [S,H]; [V,H]; scale?, soft_cap?: y = soft_cap(scale * x @ weight.T) in float32
 
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # of a gated activation: gelu_tanh by tanh's formula, gelu by erf
+# Of a gated activation, act(gate) * up: gelu_tanh by tanh's formula, gelu by erf. "clamped" is gpt-oss's:
+# g * sigmoid(1.702 g) * (u + 1), of g = min(gate, 7) and u = up within +-7.
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clamped")
 # Attributes that an op has only where they are not these: no embedding scale, no soft cap and so on.
 UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
     OpKind.EMBED: {"scale": 1.0},
     OpKind.RMS_NORM: {"offset": 0.0},
-    OpKind.ATTENTION: {"soft_cap": 0.0},
+    OpKind.ATTENTION: {"soft_cap": 0.0, "sinks": False},
+    OpKind.ROUTE: {"sigmoid": False, "biased": False, "factor": 1.0},
+    OpKind.EXPERTS: {"biased": False},
     OpKind.LOGITS: {"scale": 1.0, "soft_cap": 0.0},
 }
 
@@ -147,20 +151,23 @@ class Graph:
         window: int = 0,
         soft_cap: float = 0.0,
         alibi_slopes: tuple[float, ...] = (),
+        sinks: str | None = None,
     ) -> Value:
         """Causal attention of each token over its sequence's cache.
 
         score(i, j) = scale * q_i . k_j + slope * (j - i); `soft_cap` > 0 makes the product soft_cap * tanh(product /
         soft_cap) first; `window` > 0 keeps only the last `window` positions (i - j < window, transformers' rule);
-        query head h reads KV head h // (num_heads / num_kv_heads).
+        query head h reads KV head h // (num_heads / num_kv_heads). `sinks` [num_heads]: of each head the score of a
+        position more, which has no value.
         """
         assert q.width == num_heads * head_dim
         assert k.width == v.width == num_kv_heads * head_dim
         assert len(alibi_slopes) in (0, num_heads)
         assert layer < self._cache.num_layers
         return self._record(
-            OpKind.ATTENTION, (q, k, v), q.width, layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            head_dim=head_dim, scale=scale, window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes,
+            OpKind.ATTENTION, (q, k, v), q.width, () if sinks is None else (sinks,), layer=layer, num_heads=num_heads,
+            num_kv_heads=num_kv_heads, head_dim=head_dim, scale=scale, window=window, soft_cap=soft_cap,
+            alibi_slopes=alibi_slopes, sinks=sinks is not None,
         )  # fmt: skip
 
     def gated_activation(self, gate_up: Value, *, activation: str = "silu") -> Value:
@@ -172,28 +179,49 @@ class Graph:
         assert a.width == b.width
         return self._record(OpKind.ADD, (a, b), a.width)
 
-    def route(self, logits: Value, *, experts_per_token: int, renormalize: bool) -> Value:
-        """The experts of each row: those with the largest logits, of equal ones the first.
+    def route(
+        self,
+        logits: Value,
+        *,
+        experts_per_token: int,
+        renormalize: bool,
+        sigmoid: bool = False,
+        bias: str | None = None,
+        factor: float = 1.0,
+    ) -> Value:
+        """The experts of each row: those with the largest score plus `bias`, of equal ones the first.
 
-        y has their numbers in ascending order, then the weight of each: its softmax among all experts. `renormalize`
-        divides the weights by their sum.
+        A score is the softmax of a logit among all experts, or its sigmoid. y has the experts' numbers in ascending
+        order, then the weight of each: its score. `renormalize` divides the weights by their sum; then each is
+        multiplied with `factor`.
         """
         assert 0 < experts_per_token <= logits.width
         return self._record(
-            OpKind.ROUTE, (logits,), 2 * experts_per_token, experts_per_token=experts_per_token, renormalize=renormalize
-        )
+            OpKind.ROUTE, (logits,), 2 * experts_per_token, () if bias is None else (bias,),
+            experts_per_token=experts_per_token, renormalize=renormalize, sigmoid=sigmoid, biased=bias is not None,
+            factor=factor,
+        )  # fmt: skip
 
     def experts(
-        self, x: Value, routes: Value, gate_up: str, down: str, *, num_experts: int, activation: str = "silu"
+        self,
+        x: Value,
+        routes: Value,
+        gate_up: str,
+        down: str,
+        *,
+        num_experts: int,
+        activation: str = "silu",
+        biases: tuple[str, str] | None = None,
     ) -> Value:
-        """The sum over a row's experts, in ascending order, of weight * down(activation(gate(x)) * up(x)).
+        """The sum over a row's experts, in ascending order, of weight * down(activation(gate(x), up(x))).
 
-        Matrices of all experts lie one below the other, gate above up.
+        Matrices of all experts lie one below the other, gate above up; so do `biases` of gate and up, and of down.
         """
         assert activation in ACTIVATIONS
         return self._record(
-            OpKind.EXPERTS, (x, routes), x.width, (gate_up, down), experts_per_token=routes.width // 2,
-            num_experts=num_experts, activation=activation,
+            OpKind.EXPERTS, (x, routes), x.width, (gate_up, down, *(biases or ())),
+            experts_per_token=routes.width // 2, num_experts=num_experts, activation=activation,
+            biased=biases is not None,
         )  # fmt: skip
 
     def sigmoid_gate(self, x: Value, gate: Value) -> Value:

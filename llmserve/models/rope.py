@@ -160,6 +160,12 @@ def _default(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
     return Rope(inv_freq)
 
 
+def _ntk_alpha(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
+    """Theta times alpha ** (d / (d - 2)), where d elements are turned (Hunyuan's rule)."""
+    others = max(1, 2 * len(inv_freq) - 2)
+    return Rope(tuple(f * values["alpha"] ** (-2 * i / others) for i, f in enumerate(inv_freq)))
+
+
 def _linear(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
     return Rope(tuple(f / values["factor"] for f in inv_freq))
 
@@ -247,6 +253,7 @@ class Variant:
 VARIANTS: Mapping[str, Variant] = {
     "default": Variant(_default),
     "dynamic": Variant(_default, ("factor",)),  # which changes nothing up to `max_position_embeddings`
+    "ntk_alpha": Variant(_ntk_alpha, ("alpha",)),
     "linear": Variant(_linear, ("factor",), positions=_linear_positions),
     "llama3": Variant(_llama3, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),
     "yarn": Variant(

@@ -55,6 +55,7 @@ class Param:
     combine: Combine = Combine.COPY
     shard: Shard = Shard.NONE
     quantizable: bool = False
+    is_exact: bool = False  # in float32, whatever the engine's dtype
     pairs: tuple[Pairs | None, ...] = ()  # of each source; empty: of none
     duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
 
@@ -94,6 +95,7 @@ class DecoderSpec:
     rope: Rope | None = None  # None: no rotary embedding
     windows: tuple[int, ...] = ()  # per layer sliding window, 0 is full attention; empty: full everywhere
     tied_embeddings: bool = False
+    ignored: tuple[str, ...] = ()  # as `Architecture.ignored`, of this network
 
     @classmethod
     def extending(cls, spec: DecoderSpec, **own: Any) -> Self:

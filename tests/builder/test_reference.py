@@ -99,6 +99,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "exaone4",
         {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "rope_scaling": LLAMA3_SCALING},
     ),
+    "hunyuan with a plain rope": ("hunyuan", {"rope_scaling": None, "tie_word_embeddings": False}),
+    "hunyuan-moe by lists": ("hunyuan-moe", {"moe_topk": [3] * 3}),
+    "glm4-moe with plain heads": (
+        "glm4-moe",
+        {"use_qk_norm": False, "norm_topk_prob": False},
+    ),
+    "minimax-m2 that turns whole heads": ("minimax-m2", {"rotary_dim": 16, "num_experts_per_tok": 1}),
+    "ernie4.5-moe untied": ("ernie4.5-moe", {"moe_num_shared_experts": 0, "tie_word_embeddings": False}),
     "glm with three quarters of a head": ("glm", {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}),
     "glm4 with whole heads": ("glm4", {"partial_rotary_factor": 1.0, "attention_bias": False}),
     "glm4 with yarn": ("glm4", {"rope_scaling": YARN}),
@@ -128,6 +136,8 @@ def test_variants(variant: str, tmp_path: Path) -> None:
         ("granite-moe", ("attention_bias",)),
         ("seed-oss", ("attention_bias", "attention_out_bias", "mlp_bias")),
         ("ernie4.5", ("use_bias",)),
+        ("hunyuan", ("attention_bias",)),
+        ("hunyuan-moe", ("attention_bias",)),
     ],
     ids=str,
 )

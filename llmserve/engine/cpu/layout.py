@@ -76,6 +76,8 @@ class OpCode(IntEnum):
     DISPATCH = 17
     COMBINE = 18
     SIGMOID_GATE = 19
+    GATED_CLAMPED = 20
+    ROPE = 21
 
 
 class RowsOf(IntEnum):
@@ -94,8 +96,10 @@ class Before(IntEnum):
     GATED_SILU = 2
     GATED_GELU_TANH = 3
     GATED_GELU = 4
+    GATED_CLAMPED = 5
 
 
+ROUTE_TO_ONE, ROUTE_SIGMOID = 1, 2  # how experts are weighed
 LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4)
 
 OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("stride", "<u4")])

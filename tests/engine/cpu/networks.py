@@ -162,6 +162,7 @@ def odd_network(
         a = g.attention(
             q, k, v, layer=i, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5,
             window=(0, 7, 2)[i], soft_cap=1.5 if peculiar else 0.0,
+            sinks=param(f"{i}.sinks", heads) if experts else None,
             alibi_slopes=tuple(2.0 ** -(j + 1) for j in range(heads)) if alibi else (),
         )  # fmt: skip
         y = g.linear(a, param(f"{i}.out", hidden, heads * head_dim), hidden)
@@ -173,9 +174,14 @@ def odd_network(
         y = g.linear(y, param(f"{i}.down", hidden, inner), hidden)
         if experts:
             y = g.sigmoid_gate(y, g.linear(h, param(f"{i}.gate", 1, hidden), 1))
-            routes = g.route(g.linear(h, param(f"{i}.router", 19, hidden), 19), experts_per_token=3, renormalize=i > 0)
+            routes = g.route(
+                g.linear(h, param(f"{i}.router", 19, hidden), 19), experts_per_token=3, renormalize=i > 0,
+                sigmoid=i == 1, bias=param(f"{i}.correction", 19) if i else None, factor=(1.0, 1.0, 2.5)[i],
+            )  # fmt: skip
             matrices = param(f"{i}.experts.gate_up", 19 * 96, hidden), param(f"{i}.experts.down", 19 * hidden, 48)
-            y = g.add(g.experts(h, routes, *matrices, num_experts=19, activation=ACTIVATIONS[i]), y)
+            biases = (param(f"{i}.gate_up_bias", 19 * 96), param(f"{i}.down_bias", 19 * hidden)) if i else None
+            activation = (*ACTIVATIONS[:2], "clamped")[i]
+            y = g.add(g.experts(h, routes, *matrices, num_experts=19, activation=activation, biases=biases), y)
         x = g.add(y, x)
     x = norm(g.select_rows(x), "norm")
     g.logits(x, param("head", vocab, hidden), scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)

@@ -18,6 +18,7 @@ ACTIVATIONS = {  # by itself, and before a quantization
     "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
     "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
     "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
+    "clamped": (OpCode.GATED_CLAMPED, Before.GATED_CLAMPED),
 }
 
 

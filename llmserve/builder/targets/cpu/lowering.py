@@ -15,7 +15,18 @@ from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, DeviceOp, Lowered
 from llmserve.builder.targets.op_lowering import OpLowering, Rule
 from llmserve.builder.targets.tensor_writer import Rows
-from llmserve.engine.cpu.layout import NO_TENSOR, PANEL_COLUMNS, Before, DType, Layout, OpCode, RowsOf, TensorEntry
+from llmserve.engine.cpu.layout import (
+    NO_TENSOR,
+    PANEL_COLUMNS,
+    ROUTE_SIGMOID,
+    ROUTE_TO_ONE,
+    Before,
+    DType,
+    Layout,
+    OpCode,
+    RowsOf,
+    TensorEntry,
+)
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import INT8_ACTIVATIONS
 from llmserve.models.spec import Param
@@ -41,6 +52,9 @@ class Lowering(OpLowering):
         self._selected = _selected_values(program)
         self._before: dict[str, Op] = {}  # value -> the op that makes it, left to the quantization of its only reader
         self._turned: dict[str, Place] = {}  # value -> rope table: its place holds what is still to be turned
+        self._read_turned = {  # values that others than the attention read, or it as values
+            name for op in program.ops for name in (op.inputs[2:] if op.kind is OpKind.ATTENTION else op.inputs)
+        }
 
     def run(self) -> Lowered:
         self._lower_ops()
@@ -90,7 +104,12 @@ class Lowering(OpLowering):
         self._buffers.assign(op.output, Place(source.buffer, source.offset + start, op.width, source.stride))
 
     def _rope(self, op: Op) -> None:
-        """Left to the attention, which turns queries as it loads them, and keys as it puts them into the cache."""
+        """Left to the attention, which turns queries as it loads them, and keys as it puts them into the cache; but for
+        values that something else reads."""
+        if op.output in self._read_turned:
+            inputs = (self._buffers[op.inputs[0]], self._rope_table(op))
+            self._emit(OpCode.ROPE, op, self._buffers.new(op.output, op.width), inputs=inputs)
+            return
         self._turned[op.output] = self._rope_table(op)
         self._buffers.assign(op.output, self._buffers[op.inputs[0]])
 
@@ -116,7 +135,10 @@ class Lowering(OpLowering):
         layer = int(op.number("layer"))
         self._emit(OpCode.CACHE_WRITE, op, NOWHERE, inputs=(k, v, k_table), fields={"layer": layer})
         slopes = op.attrs["alibi_slopes"]
-        tensors = (self._constant("alibi_slopes", slopes),) if slopes else ()
+        tensors = (
+            self._constant("alibi_slopes", slopes) if slopes else NO_TENSOR,
+            *(self._vector(sinks) for sinks in op.weights),
+        )
         fields = {
             "layer": layer,
             "num_heads": int(op.number("num_heads")),
@@ -196,8 +218,11 @@ class Lowering(OpLowering):
         return values, facts
 
     def _route(self, op: Op) -> None:
-        output, fields = self._buffers.new(op.output, op.width), {"groups": int(op.number("renormalize"))}
-        self._emit(OpCode.ROUTE, op, output, inputs=(self._buffers[op.inputs[0]],), fields=fields)
+        output, factor = self._buffers.new(op.output, op.width), op.number("factor")
+        form = ROUTE_TO_ONE * bool(op.number("renormalize")) + ROUTE_SIGMOID * bool(op.number("sigmoid"))
+        fields = {"groups": form, "scalar": 0.0 if factor == 1.0 else factor}
+        biases = tuple(map(self._vector, op.weights))
+        self._emit(OpCode.ROUTE, op, output, inputs=(self._buffers[op.inputs[0]],), tensors=biases, fields=fields)
 
     def _sigmoid_gate(self, op: Op) -> None:
         x, gate = (self._buffers[name] for name in op.inputs)
@@ -206,33 +231,34 @@ class Lowering(OpLowering):
     def _experts(self, op: Op) -> None:
         """Rows in the order of their experts, through two products by expert, and back as sums."""
         x, routes = (self._buffers[name] for name in op.inputs)
-        gate_up, down = op.weights
+        gate_up, down, *biases = op.weights
+        first, second = map(self._vector, biases) if biases else (NO_TENSOR, NO_TENSOR)
         code, before = ACTIVATIONS[str(op.attrs["activation"])]
         fields = {"groups": int(op.number("num_experts"))}
         self._emit(OpCode.DISPATCH, op, NOWHERE, inputs=(routes,), fields=fields)
         rows = self._for_experts(op, "rows", x.width)
         self._emit(OpCode.SELECT_ROWS, op, rows, inputs=(x,), rows=RowsOf.CHOSEN)
-        inner = self._by_expert(op, gate_up, rows, "gate_up")
+        inner = self._by_expert(op, gate_up, rows, "gate_up", first)
         self._buffers.read((f"{op.output}.rows",))
         if down not in self._quantized:
             activated = self._for_experts(op, "activated", inner.width // 2)
             self._emit(code, op, activated, inputs=(inner,), rows=RowsOf.CHOSEN)
             self._buffers.read((f"{op.output}.gate_up",))
-            made = self._by_expert(op, down, activated, "down")
+            made = self._by_expert(op, down, activated, "down", second)
             self._buffers.read((f"{op.output}.activated",))
         else:
-            made = self._by_expert(op, down, inner, "down", before)
+            made = self._by_expert(op, down, inner, "down", second, before)
             self._buffers.read((f"{op.output}.gate_up",))
         output = self._buffers.new(op.output, op.width)
         self._emit(OpCode.COMBINE, op, output, inputs=(made, routes))
         self._buffers.read((f"{op.output}.down",))
 
-    def _by_expert(self, op: Op, weight: str, x: Place, name: str, before: Before = Before.NOTHING) -> Place:
+    def _by_expert(self, op: Op, weight: str, x: Place, name: str, bias: int, before: Before = Before.NOTHING) -> Place:
         """The product of each row with its expert's part of `weight`."""
         height, depth = self._params[weight].shape
         width = height // int(op.number("num_experts"))
         if weight not in self._quantized:
-            output, matrix = self._for_experts(op, name, width), (self._param(weight),)
+            output, matrix = self._for_experts(op, name, width), (self._param(weight), bias)
             self._emit(OpCode.LINEAR, op, output, inputs=(x, NOWHERE), tensors=matrix, rows=RowsOf.CHOSEN)
             return output
         (part,) = self._quantized[weight]
@@ -242,7 +268,7 @@ class Lowering(OpLowering):
         self._emit(OpCode.QUANTIZE, op, values, inputs=(x, facts), fields=fields, rows=RowsOf.CHOSEN)
         output = self._for_experts(op, name, width)
         numbers, groups, row_scales = self._grouped(weight, part)
-        tensors = (numbers, NO_TENSOR, groups, row_scales)
+        tensors = (numbers, bias, groups, row_scales)
         code, inputs = GROUPED[part.scheme.format].code, (values, NOWHERE, facts)
         self._emit(code, op, output, inputs=inputs, tensors=tensors, rows=RowsOf.CHOSEN)
         self._buffers.read((f"{op.output}.{name}.int8", f"{op.output}.{name}.facts"))
@@ -329,12 +355,12 @@ class Lowering(OpLowering):
         OpKind.ROPE: Rule(_rope, ("head_dim", "inv_freq", "scale")),
         OpKind.ATTENTION: Rule(
             _attention,
-            ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes"),
+            ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes", "sinks"),
         ),
         OpKind.GATED_ACTIVATION: Rule(_gated_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
-        OpKind.ROUTE: Rule(_route, ("experts_per_token", "renormalize")),
-        OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation")),
+        OpKind.ROUTE: Rule(_route, ("experts_per_token", "renormalize", "sigmoid", "biased", "factor")),
+        OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation", "biased")),
         OpKind.SIGMOID_GATE: Rule(_sigmoid_gate),
         OpKind.SELECT_ROWS: Rule(_select_rows),
         OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap")),

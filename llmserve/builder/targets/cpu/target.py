@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Quantized, WeightPart, quantized_params
+from llmserve.builder.quantization import MATRICES, Quantized, WeightPart, quantized_params
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, quantization_problems, unknown_ops
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, Lowered
@@ -192,7 +192,7 @@ def _expert_problems(program: Program, params: Sequence[Param]) -> list[str]:
             found += [
                 f"{name}: each expert has {shapes[name][0] // num_experts} outputs, the cpu target needs a multiple of "
                 f"{PANEL_COLUMNS}"
-                for name in op.weights
+                for name in op.weights[: MATRICES[op.kind]]
                 if shapes[name][0] // num_experts % PANEL_COLUMNS
             ]
     if len(mixtures) > 1:
@@ -203,7 +203,6 @@ def _expert_problems(program: Program, params: Sequence[Param]) -> list[str]:
 def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
     found = [f"the cpu target has no {text}" for text in unknown_ops(program, Lowering.known_ops())]
     found += _expert_problems(program, params)
-    turned = {op.output for op in program.ops if op.kind is OpKind.ROPE}
     for op in program.ops:
         if "activation" in op.attrs and op.attrs["activation"] not in ACTIVATIONS:
             known = ", ".join(map(repr, ACTIVATIONS))
@@ -212,8 +211,6 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
             found.append(f"layer {op.attrs['layer']}: the number of heads is no multiple of the number of KV heads")
         if op.kind is OpKind.ROPE and op.attrs["head_dim"] != program.cache.head_dim:
             found.append(f"the cpu target turns whole heads of {program.cache.head_dim}, not {op.attrs['head_dim']}")
-        if turned & set(op.inputs[2:] if op.kind is OpKind.ATTENTION else op.inputs):
-            found.append("the cpu target turns only queries and keys by their position")
     return list(dict.fromkeys(found))
 
 

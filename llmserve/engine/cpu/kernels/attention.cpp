@@ -161,14 +161,16 @@ class Tile {
       for (size_t j = count; j < i + kLanes; ++j) scores[j] = -__builtin_inff();
       peak = max(peak, load(scores + i));
     }
-    const F32x16 shift = broadcast(reduce_max(peak));
+    const float largest = reduce_max(peak), sink = args_.sinks ? args_.sinks[query.head] : -__builtin_inff();
+    const F32x16 shift = broadcast(largest > sink ? largest : sink);
     F32x16 sums = zero();
     for (size_t i = 0; i < count; i += kLanes) {
       const F32x16 weights = exp(load(scores + i) - shift);
       store(scores + i, weights);
       sums = sums + weights;
     }
-    return reduce_add(sums);
+    const float total = reduce_add(sums);
+    return args_.sinks ? total + reduce_max(exp(broadcast(sink) - shift)) : total;
   }
 
   // Adds weight * value to the sums of N queries from the n-th on, over positions [begin, end).

@@ -106,6 +106,10 @@ class ByteTile {
     __builtin_memset(sums_ + n * width_, 0, width_ * sizeof(float));
     __builtin_memset(totals_ + n * kLanes, 0, kLanes * sizeof(float));
     peaks_[n] = -__builtin_inff();
+    if (args_.sinks) {  // as if it had been met first
+      peaks_[n] = args_.sinks[query.head] * kLog2E;
+      totals_[n * kLanes] = 1.0f;
+    }
   }
 
   void give(const Query& query, size_t n) const {

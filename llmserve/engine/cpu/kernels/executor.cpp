@@ -57,6 +57,10 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
       return over_rows(&Executor::gated, kernels.gated_gelu_tanh);
     case OpKind::kGatedGelu:
       return over_rows(&Executor::gated, kernels.gated_gelu);
+    case OpKind::kGatedClamped:
+      return over_rows(&Executor::gated, kernels.gated_clamped);
+    case OpKind::kRope:
+      return over_rows(&Executor::rope);
     case OpKind::kAdd:
       return over_rows(&Executor::add);
     case OpKind::kRoute:
@@ -125,6 +129,9 @@ View<const float> Executor::before_quantization(const OpRecord& op, View<const f
       break;
     case Before::kGatedGelu:
       kernels.gated_gelu(x, width, 1, made);
+      break;
+    case Before::kGatedClamped:
+      kernels.gated_clamped(x, width, 1, made);
       break;
   }
   return {scratch, width};
@@ -195,6 +202,7 @@ void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
       of_expert.x = view<const float>(op.in[0], rows.begin);
       of_expert.num_rows = rows.count;
       of_expert.weight = of_stack<std::byte>(op.tensors[0], rows.expert);
+      if (args.bias) of_expert.bias = args.bias + rows.expert * args.columns;
       of_expert.y = view<float>(op.out, rows.begin);
       engine_.kernels_->linear(of_expert, tactic(op, rows.count), begin, end);
     });
@@ -238,6 +246,7 @@ void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(K
       of_expert.weight = of_stack<uint8_t>(op.tensors[0], rows.expert);
       of_expert.groups = of_stack<std::byte>(op.tensors[2], rows.expert);
       of_expert.column_scale = of_stack<float>(op.tensors[3], rows.expert);
+      if (args.bias) of_expert.bias = args.bias + rows.expert * args.columns;
       of_expert.y = view<float>(op.out, rows.begin);
       kernel(of_expert, tactic(op, rows.count), begin, end);
     });
@@ -260,6 +269,11 @@ void Executor::rope_table(const OpRecord& op, size_t begin, size_t end) {
       row[half + i] = static_cast<float>(std::sin(angle)) * op.scalar;
     }
   }
+}
+
+void Executor::rope(const OpRecord& op, size_t begin, size_t end) {
+  const auto x = view<const float>(op.in[0], begin), table = view<const float>(op.in[1], begin);
+  engine_.kernels_->rope(x, table, op.in[1].width, header_.head_dim, op.out.width, end - begin, view<float>(op.out, begin));
 }
 
 void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
@@ -297,6 +311,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
         .scale = op.scalar,
         .soft_cap = op.soft_cap,
         .slopes = engine_.file_.tensor<float>(op.tensors[0]),
+        .sinks = engine_.file_.tensor<float>(op.tensors[1]),
     };
     kernel(args, task.kv_head, task.row_begin, task.row_end, scratch());
   });

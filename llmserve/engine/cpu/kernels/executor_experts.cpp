@@ -7,8 +7,16 @@
 namespace llmserve {
 
 void Executor::route(const OpRecord& op, size_t begin, size_t end) {
-  engine_.kernels_->route(view<const float>(op.in[0], begin), op.in[0].width, header_.experts_per_token, op.groups == 1,
-                          end - begin, view<float>(op.out, begin));
+  const RouteArgs args = {
+      .logits = view<const float>(op.in[0], begin),
+      .num_experts = op.in[0].width,
+      .chosen = header_.experts_per_token,
+      .is_sigmoid = (op.groups & kRouteSigmoid) != 0,
+      .to_one = (op.groups & kRouteToOne) != 0,
+      .bias = engine_.file_.tensor<float>(op.tensors[0]),
+      .factor = op.scalar == 0.0f ? 1.0f : op.scalar,
+  };
+  engine_.kernels_->route(args, end - begin, view<float>(op.out, begin));
 }
 
 // A counting sort by expert; the rows of an expert are in the order of their tokens.

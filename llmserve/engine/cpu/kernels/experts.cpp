@@ -5,20 +5,28 @@
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-// Places of the `count` largest of x[0..width) and these numbers, largest first; of equal ones the first. NaN is never
-// larger, so that there are always `count` places.
-void find_largest(const float* x, size_t width, size_t count, float* places, float* largest) {
+constexpr float kLeastTotal = 1e-20f;  // of scores that are divided by their sum
+
+// Places of the `count` largest of `width` numbers and these numbers, largest first; of equal ones the first. NaN is never
+// larger, so that there are always `count` places. numbers(i, n) gives n of them, from the i-th on.
+template <class Numbers>
+void find_largest(size_t width, size_t count, float* places, float* largest, Numbers numbers) {
   size_t found = 0;
-  for (size_t i = 0; i < width; ++i) {
-    if (found == count && !(x[i] > largest[count - 1])) continue;
-    size_t place = found < count ? found++ : count - 1;
-    for (; place > 0 && x[i] > largest[place - 1]; --place) {
-      places[place] = places[place - 1];
-      largest[place] = largest[place - 1];
+  float x[kLanes];
+  const auto look = [&](size_t begin, size_t n) {
+    store_lanes(x, numbers(begin, n), n);
+    for (size_t i = 0; i < n; ++i) {
+      if (found == count && !(x[i] > largest[count - 1])) continue;
+      size_t place = found < count ? found++ : count - 1;
+      for (; place > 0 && x[i] > largest[place - 1]; --place) {
+        places[place] = places[place - 1];
+        largest[place] = largest[place - 1];
+      }
+      places[place] = static_cast<float>(begin + i);
+      largest[place] = x[i];
     }
-    places[place] = static_cast<float>(i);
-    largest[place] = x[i];
-  }
+  };
+  for_lanes(width, [&](size_t i) { look(i, kLanes); }, look);
 }
 
 void sort_by_place(size_t count, float* places, float* values) {
@@ -54,20 +62,58 @@ float sum_of_exps(const float* x, size_t width, F32x16 peak, Keep keep) {
   return reduce_add(sums);
 }
 
+// The largest logits are those of the largest softmax.
+void route_by_logit(const RouteArgs& args, const float* x, float* places, float* weights) {
+  find_largest(args.num_experts, args.chosen, places, weights, [&](size_t i, size_t n) { return load_lanes(x + i, n); });
+  const F32x16 peak = broadcast(weights[0]);
+  sort_by_place(args.chosen, places, weights);
+  const float of_chosen = sum_of_exps(weights, args.chosen, peak, [&](size_t i, F32x16 value, size_t n) {
+    store_lanes(weights + i, value, n);
+  });
+  const float total = args.to_one ? of_chosen : sum_of_exps(x, args.num_experts, peak, [](size_t, F32x16, size_t) {});
+  for (size_t i = 0; i < args.chosen; ++i) weights[i] /= total;
+}
+
+void route_by_score(const RouteArgs& args, const float* x, float* places, float* weights) {
+  F32x16 peak = zero(), divisor = zero();
+  if (!args.is_sigmoid) {
+    float largest = -__builtin_inff();
+    for (size_t e = 0; e < args.num_experts; ++e) largest = x[e] > largest ? x[e] : largest;
+    peak = broadcast(largest);
+    divisor = broadcast(sum_of_exps(x, args.num_experts, peak, [](size_t, F32x16, size_t) {}));
+  }
+  const auto score = [&](F32x16 logits) {
+    return args.is_sigmoid ? broadcast(1.0f) / (broadcast(1.0f) + exp(zero() - logits)) : exp(logits - peak) / divisor;
+  };
+  find_largest(args.num_experts, args.chosen, places, weights, [&](size_t i, size_t n) {
+    const F32x16 scores = score(load_lanes(x + i, n));
+    return args.bias ? scores + load_lanes(args.bias + i, n) : scores;
+  });
+  sort_by_place(args.chosen, places, weights);
+  for (size_t i = 0; i < args.chosen; ++i) weights[i] = x[static_cast<size_t>(places[i])];
+  F32x16 sums = zero();
+  const auto weigh = [&](size_t i, size_t n) {
+    store_lanes(weights + i, score(load_lanes(weights + i, n)), n);
+    sums = sums + load_lanes(weights + i, n);
+  };
+  for_lanes(args.chosen, [&](size_t i) { weigh(i, kLanes); }, weigh);
+  const float total = reduce_add(sums);
+  for (size_t i = 0; args.to_one && i < args.chosen; ++i) weights[i] /= total > kLeastTotal ? total : kLeastTotal;
+}
+
 }  // namespace
 
-void route(View<const float> logits, size_t num_experts, size_t chosen, bool renormalize, size_t num_rows, View<float> y) {
+void route(const RouteArgs& args, size_t num_rows, View<float> y) {
   for (size_t r = 0; r < num_rows; ++r) {
-    const float* x = logits.row(r);
-    float *places = y.row(r), *weights = places + chosen;
-    find_largest(x, num_experts, chosen, places, weights);
-    const F32x16 peak = broadcast(weights[0]);
-    sort_by_place(chosen, places, weights);
-    const float of_chosen = sum_of_exps(weights, chosen, peak, [&](size_t i, F32x16 value, size_t n) {
-      store_lanes(weights + i, value, n);
-    });
-    const float total = renormalize ? of_chosen : sum_of_exps(x, num_experts, peak, [](size_t, F32x16, size_t) {});
-    for (size_t i = 0; i < chosen; ++i) weights[i] /= total;
+    float *places = y.row(r), *weights = places + args.chosen;
+    if (args.is_sigmoid || args.bias) {
+      route_by_score(args, args.logits.row(r), places, weights);
+    } else {
+      route_by_logit(args, args.logits.row(r), places, weights);
+    }
+    if (args.factor != 1.0f) {
+      for (size_t i = 0; i < args.chosen; ++i) weights[i] *= args.factor;
+    }
   }
 }
 

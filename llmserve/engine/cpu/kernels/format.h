@@ -49,7 +49,7 @@ enum class OpKind : uint32_t {
   kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
   kCacheWrite,    // k, v, rope table of k?; layer
-  kAttention,     // q, rope table of q? -> f32; ALiBi slopes?; layer, num_heads, window, scalar = scale, soft_cap
+  kAttention,     // q, rope table of q? -> f32; ALiBi slopes?, sinks?; layer, num_heads, window, scalar = scale, soft_cap
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
   kSelectRows,    // x -> f32
@@ -58,11 +58,19 @@ enum class OpKind : uint32_t {
   kGatedGelu,
   kScale,    // -> f32, in place; scalar = factor
   kSoftCap,  // -> f32, in place; scalar = cap
-  kRoute,        // router logits -> f32, numbers of experts in ascending order, then their weights; groups = 1: to a sum of 1
+  // router logits -> f32, numbers of experts in ascending order, then their weights; correction bias?;
+  // groups = kRouteToOne and kRouteSigmoid, scalar = factor of the weights, 0: none
+  kRoute,
   kDispatch,     // routes; groups = experts: which rows of kChosen are whose, for the operations up to the next one
   kCombine,      // rows of kChosen, routes -> f32
   kSigmoidGate,  // x, gate of one column -> f32
+  kGatedClamped,  // as kGatedSilu
+  kRope,          // x, rope table -> f32; heads of head_dim
 };
+
+inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one
+inline constexpr uint32_t kRouteSigmoid = 2;  // scores are sigmoids of the logits, not their softmax
+
 
 // What an operation has rows for.
 enum class RowsOf : uint32_t {
@@ -78,6 +86,7 @@ enum class Before : uint32_t {
   kGatedSilu,  // gate and up side by side
   kGatedGeluTanh,
   kGatedGelu,
+  kGatedClamped,
 };
 
 // Numbers that share a scale: inputs of activations and of weights, dimensions of keys.

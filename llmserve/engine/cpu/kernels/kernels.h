@@ -92,6 +92,19 @@ struct AttentionArgs {
   float scale;
   float soft_cap;       // of scores, before ALiBi; 0: none
   const float* slopes;  // ALiBi, [num_heads] or null
+  const float* sinks;   // scores of a position without a value, [num_heads] or null
+};
+
+// Of each row: the numbers of the `chosen` experts with the largest score + bias, of equal ones the first, in ascending
+// order; then their scores. A score is the softmax of a logit among all, or its sigmoid.
+struct RouteArgs {
+  View<const float> logits;  // [num_rows, num_experts]
+  size_t num_experts;
+  size_t chosen;
+  bool is_sigmoid;
+  bool to_one;        // scores are divided by their sum
+  const float* bias;  // [num_experts] or null
+  float factor;       // of what comes out
 };
 
 inline constexpr size_t kVocabularyBlock = 64;
@@ -125,12 +138,14 @@ struct KernelTable {
   void (*gated_silu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*gated_gelu_tanh)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*gated_gelu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
+  // y = g * sigmoid(1.702 g) * (u + 1), of g = min(gate, 7) and u = up within +-7
+  void (*gated_clamped)(View<const float> x, size_t width, size_t num_rows, View<float> y);
+  // Heads of head_dim, the first rotary_dim elements of each turned; y may not be x.
+  void (*rope)(View<const float> x, View<const float> table, size_t rotary_dim, size_t head_dim, size_t width,
+               size_t num_rows, View<float> y);
   void (*scale)(View<float> y, float factor, size_t width, size_t num_rows);  // in place
   void (*soft_cap)(View<float> y, float cap, size_t width, size_t num_rows);  // y = cap * tanh(y / cap), in place
-  // Of each row: the numbers of the `chosen` largest logits, of equal ones the first, in ascending order; then their softmax
-  // among all, or to a sum of one.
-  void (*route)(View<const float> logits, size_t num_experts, size_t chosen, bool renormalize, size_t num_rows,
-                View<float> y);
+  void (*route)(const RouteArgs& args, size_t num_rows, View<float> y);
   // y = sum of weights[i] * row places[i] of x, in this order
   void (*combine)(View<const float> x, const uint32_t* places, const float* weights, size_t count, size_t width, float* y);
   // y = sigmoid(the row's gate) * x; y may be x

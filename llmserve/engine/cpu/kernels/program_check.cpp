@@ -68,6 +68,7 @@ class OpCheck {
       case OpKind::kGatedSilu:
       case OpKind::kGatedGeluTanh:
       case OpKind::kGatedGelu:
+      case OpKind::kGatedClamped:
         operand(op_.in[0], 4);
         output(4);
         require(op_.in[0].width == uint64_t{op_.out.width} * 2);
@@ -95,6 +96,8 @@ class OpCheck {
         operand(op_.in[0], 4);
         routes(op_.out);
         require(has(RowsOf::kTokens) && op_.in[0].width >= header_.experts_per_token && op_.in[0].width <= kMaxExperts);
+        require(op_.groups <= (kRouteToOne | kRouteSigmoid) && op_.scalar >= 0.0f);
+        optional_vector(op_.tensors[0], DType::kF32, op_.in[0].width);
         return true;
       case OpKind::kDispatch:
         used_[0] = true;
@@ -112,6 +115,12 @@ class OpCheck {
         same_width();
         operand(op_.in[1], 4);
         require(op_.in[1].width == 1);
+        return true;
+      case OpKind::kRope:
+        same_width();
+        require(op_.in[1].buffer != kNoBuffer && op_.out.width % header_.head_dim == 0 && has(RowsOf::kTokens));
+        rope_table(op_.in[1]);
+        require(op_.in[0].buffer != op_.out.buffer);
         return true;
     }
     return false;
@@ -188,10 +197,10 @@ class OpCheck {
       require(op_.in[1].width == op_.out.width);
     }
     if (input_bytes == 4) matrix(op_.tensors[0], stacked(op_.out.width), op_.in[0].width);
-    for_experts_ = op_.in[1].buffer == kNoBuffer && op_.tensors[1] == kNoTensor && op_.out.width % kPanelColumns == 0;
+    for_experts_ = op_.in[1].buffer == kNoBuffer && op_.out.width % kPanelColumns == 0;
     const TensorRecord* t = tensor(op_.tensors[0]);
     require(t && in_panels(*t));
-    optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
+    optional_vector(op_.tensors[1], DType::kF32, stacked(op_.out.width));
   }
 
   // How many times as wide as what is quantized the input is; 0 for a number that names nothing to do before.
@@ -203,6 +212,7 @@ class OpCheck {
       case Before::kGatedSilu:
       case Before::kGatedGeluTanh:
       case Before::kGatedGelu:
+      case Before::kGatedClamped:
         return 2;
     }
     return 0;
@@ -252,7 +262,7 @@ class OpCheck {
     require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && has(RowsOf::kTokens));
     require(op_.num_heads > 0 && op_.num_heads % header_.num_kv_heads == 0 &&
             op_.out.width == uint64_t{op_.num_heads} * header_.head_dim);
-    optional_vector(op_.tensors[0], DType::kF32, op_.num_heads);
+    for (const int32_t of_heads : {op_.tensors[0], op_.tensors[1]}) optional_vector(of_heads, DType::kF32, op_.num_heads);
   }
 
   const EngineFile& file_;

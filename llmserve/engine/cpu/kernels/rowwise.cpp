@@ -82,17 +82,32 @@ struct Gelu {
   }
 };
 
+// Of gate and up; the product of an activation and up for most.
 template <class Activation>
+struct Times {
+  F32x16 operator()(F32x16 gate, F32x16 up) const { return Activation()(gate) * up; }
+};
+
+// gpt-oss's: x sigmoid(1.702 x) (up + 1), gate from above and up on both sides within 7.
+struct Clamped {
+  F32x16 operator()(F32x16 gate, F32x16 up) const {
+    const F32x16 limit = broadcast(7.0f), x = min(gate, limit);
+    const F32x16 bound = max(min(up, limit), zero() - limit);
+    return x / (broadcast(1.0f) + exp(x * broadcast(-1.702f))) * (bound + broadcast(1.0f));
+  }
+};
+
+template <class Fn>
 void gated(View<const float> x, size_t width, size_t num_rows, View<float> y) {
-  const Activation activation;
+  const Fn made;
   for (size_t r = 0; r < num_rows; ++r) {
     const float* gate = x.row(r);
     const float* up = gate + width;
     float* target = y.row(r);
     for_lanes(
-        width, [&](size_t i) { store(target + i, activation(load(gate + i)) * load(up + i)); },
+        width, [&](size_t i) { store(target + i, made(load(gate + i), load(up + i))); },
         [&](size_t i, size_t n) {
-          store_partial(target + i, activation(load_partial(gate + i, n)) * load_partial(up + i, n), n);
+          store_partial(target + i, made(load_partial(gate + i, n), load_partial(up + i, n)), n);
         });
   }
 }
@@ -141,15 +156,26 @@ void quantize(View<const float> x, size_t width, size_t num_rows, QuantizedRows 
 }
 
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y) {
-  gated<Silu>(x, width, num_rows, y);
+  gated<Times<Silu>>(x, width, num_rows, y);
 }
 
 void gated_gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<float> y) {
-  gated<GeluTanh>(x, width, num_rows, y);
+  gated<Times<GeluTanh>>(x, width, num_rows, y);
 }
 
 void gated_gelu(View<const float> x, size_t width, size_t num_rows, View<float> y) {
-  gated<Gelu>(x, width, num_rows, y);
+  gated<Times<Gelu>>(x, width, num_rows, y);
+}
+
+void gated_clamped(View<const float> x, size_t width, size_t num_rows, View<float> y) {
+  gated<Clamped>(x, width, num_rows, y);
+}
+
+void rope(View<const float> x, View<const float> table, size_t rotary_dim, size_t head_dim, size_t width, size_t num_rows,
+          View<float> y) {
+  for (size_t r = 0; r < num_rows; ++r) {
+    for (size_t i = 0; i < width; i += head_dim) rotate_head(x.row(r) + i, table.row(r), rotary_dim, head_dim, y.row(r) + i);
+  }
 }
 
 void scale(View<float> y, float factor, size_t width, size_t num_rows) {

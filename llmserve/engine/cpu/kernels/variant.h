@@ -18,9 +18,12 @@ void attention_int8(const AttentionArgs& args, size_t kv_head, size_t row_begin,
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void gated_gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void gated_gelu(View<const float> x, size_t width, size_t num_rows, View<float> y);
+void gated_clamped(View<const float> x, size_t width, size_t num_rows, View<float> y);
+void rope(View<const float> x, View<const float> table, size_t rotary_dim, size_t head_dim, size_t width, size_t num_rows,
+          View<float> y);
 void scale(View<float> y, float factor, size_t width, size_t num_rows);
 void soft_cap(View<float> y, float cap, size_t width, size_t num_rows);
-void route(View<const float> logits, size_t num_experts, size_t chosen, bool renormalize, size_t num_rows, View<float> y);
+void route(const RouteArgs& args, size_t num_rows, View<float> y);
 void combine(View<const float> x, const uint32_t* places, const float* weights, size_t count, size_t width, float* y);
 void sigmoid_gate(View<const float> x, View<const float> gate, size_t width, size_t num_rows, View<float> y);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);

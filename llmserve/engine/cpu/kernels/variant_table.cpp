@@ -48,6 +48,8 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .gated_silu = variant::gated_silu,
       .gated_gelu_tanh = variant::gated_gelu_tanh,
       .gated_gelu = variant::gated_gelu,
+      .gated_clamped = variant::gated_clamped,
+      .rope = variant::rope,
       .scale = variant::scale,
       .soft_cap = variant::soft_cap,
       .route = variant::route,

@@ -100,22 +100,34 @@ void test_experts(const KernelTable& k, Random& random) {
     const size_t rows = 3, chosen = num_experts < 5 ? num_experts : 5, width = num_experts;
     auto logits = random.numbers(rows * num_experts);
     for (size_t i = 0; i < logits.size(); i += 3) logits[i] = 0.5f;
-    for (const bool renormalize : {false, true}) {
+    std::vector<float> bias(num_experts);  // steps that no rounding of a score can bridge
+    for (size_t e = 0; e < num_experts; ++e) bias[e] = static_cast<float>(e * 7 % 5) * 4.0f;
+    for (unsigned form = 0; form < 8; ++form) {
+      const bool to_one = form & 1, is_sigmoid = form & 2, is_biased = form & 4;
       std::vector<float> routes(rows * 2 * chosen);
-      k.route({logits.data(), num_experts}, num_experts, chosen, renormalize, rows, {routes.data(), 2 * chosen});
+      const float factor = is_sigmoid ? 2.5f : 1.0f;
+      k.route({{logits.data(), num_experts}, num_experts, chosen, is_sigmoid, to_one, is_biased ? bias.data() : nullptr, factor},
+              rows, {routes.data(), 2 * chosen});
       bool equal = true;
       for (size_t r = 0; r < rows; ++r) {
         const float *x = logits.data() + r * num_experts, *places = routes.data() + r * 2 * chosen, *weights = places + chosen;
+        const auto score = [&](size_t e) {
+          return is_sigmoid ? 1.0 / (1.0 + std::exp(-double{x[e]})) : std::exp(double{x[e]});
+        };
         double total = 0.0;
         for (size_t e = 0, place = 0; e < num_experts; ++e) {
           size_t before = 0;  // experts that are better
-          for (size_t other = 0; other < num_experts; ++other) before += x[other] > x[e] || (x[other] == x[e] && other < e);
+          for (size_t other = 0; other < num_experts; ++other) {
+            const float step = is_biased ? bias[other] - bias[e] : 0.0f;
+            before += step > 0.0f || (step == 0.0f && (x[other] > x[e] || (x[other] == x[e] && other < e)));
+          }
           const bool is_chosen = before < chosen;
           if (is_chosen) equal = equal && place < chosen && places[place++] == static_cast<float>(e);
-          if (is_chosen || !renormalize) total += std::exp(double{x[e]});
+          if (to_one ? is_chosen : !is_sigmoid) total += score(e);
         }
         for (size_t i = 0; i < chosen; ++i) {
-          equal = equal && near(weights[i], std::exp(double{x[static_cast<size_t>(places[i])]}) / total);
+          const double divisor = to_one || !is_sigmoid ? total : 1.0;
+          equal = equal && near(weights[i], score(static_cast<size_t>(places[i])) / divisor * factor);
         }
       }
       expect(equal, k.name, "route", num_experts);
@@ -142,9 +154,11 @@ void test_experts(const KernelTable& k, Random& random) {
 void test_routes_of_no_numbers(const KernelTable& k) {
   const float nan = std::nanf(""), logits[] = {nan, 1.0f, nan, 2.0f};
   float routes[6];
-  k.route({logits, 4}, 4, 3, true, 1, {routes, 6});
-  const bool holds = routes[0] >= 0.0f && routes[0] < routes[1] && routes[1] < routes[2] && routes[2] < 4.0f;
-  expect(holds, k.name, "route of NaN", 4);
+  for (const bool is_sigmoid : {false, true}) {
+    k.route({{logits, 4}, 4, 3, is_sigmoid, true, nullptr, 1.0f}, 1, {routes, 6});
+    const bool holds = routes[0] >= 0.0f && routes[0] < routes[1] && routes[1] < routes[2] && routes[2] < 4.0f;
+    expect(holds, k.name, "route of NaN", 4);
+  }
 }
 
 // One step of two sequences over an engine: three tokens, then one, both sampled, the first token scored.

@@ -1,0 +1,43 @@
+"""Gated activations in numpy; see `graph.ACTIVATIONS`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from llmserve.builder.quantization import Matrix
+from llmserve.models.graph import Op
+
+
+def gated_activation(op: Op, gate_up: Matrix) -> Matrix:
+    gate, up = np.split(gate_up, 2, axis=-1)
+    if op.attrs["activation"] == "clamped":
+        gate, up = np.minimum(gate, np.float32(7)), np.clip(up, -7, 7)
+        bounded: Matrix = gate / (1 + np.exp(np.float32(-1.702) * gate)) * (up + 1)
+        return bounded
+    with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and gate / inf is right
+        activated: Matrix = ACTIVATIONS[str(op.attrs["activation"])](gate) * up
+    return activated
+
+
+def _silu(x: Matrix) -> Matrix:
+    y: Matrix = x / (1 + np.exp(-x))
+    return y
+
+
+def _gelu_tanh(x: Matrix) -> Matrix:
+    y: Matrix = (
+        np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
+    )
+    return y
+
+
+def _gelu(x: Matrix) -> Matrix:
+    y: Matrix = (0.5 * x * (1 + ERF(x * math.sqrt(0.5)))).astype(np.float32)
+    return y
+
+
+ERF = np.vectorize(math.erf, otypes=[np.float64])  # slow; few networks have it
+ACTIVATIONS: Mapping[str, Callable[[Matrix], Matrix]] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}

@@ -1,0 +1,38 @@
+"""Hunyuan, dense: Llama whose heads are normed after the rotary embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from llmserve.models.config import ConfigReader
+from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
+from llmserve.models.spec import HfConfig
+
+
+def from_hf(config: HfConfig) -> FamilySpec:
+    reader = ConfigReader(with_own_rope(config))
+    spec = read_hunyuan(reader, "HunYuanDenseV1ForCausalLM")
+    reader.finish()
+    return spec
+
+
+def with_own_rope(config: HfConfig) -> HfConfig:
+    """Published configs call it dynamic. With `alpha` it is the same for all lengths."""
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    given = config.get(key)
+    if not isinstance(given, Mapping) or not given.get("alpha"):
+        return config
+    kind = given.get("rope_type", given.get("type"))
+    return dict(config) | {key: dict(given) | {"rope_type": "ntk_alpha" if kind == "dynamic" else kind}}
+
+
+def read_hunyuan(reader: ConfigReader, architecture: str) -> FamilySpec:
+    """What the mixture of experts has, too."""
+    spec = read_family(reader, architecture)
+    bias = reader.flag("attention_bias")
+    modules = ("query_layernorm", "key_layernorm")
+    return replace(spec, head_norm=HeadNorm.TURNED_HEADS, head_norm_modules=modules, qkv_bias=bias, output_bias=bias)
+
+
+ARCHITECTURE = family("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", from_hf)
