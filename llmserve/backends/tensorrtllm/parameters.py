@@ -181,5 +181,5 @@ EXPECTED: dict[object, str] = {
 
 def _placeholders(given: Mapping[str, str]) -> list[str]:
     """Values that nobody filled in when the config was made from a template."""
-    names = ", ".join(name for name, value in given.items() if value.startswith("${"))
+    names = ", ".join(name for name, value in sorted(given.items()) if value.startswith("${"))
     return [f"unfilled placeholders, ignored: {names}"] if names else []

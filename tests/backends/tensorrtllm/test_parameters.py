@@ -128,7 +128,7 @@ def test_what_has_no_effect_is_reported_and_what_is_so_anyway_is_not(
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     assert [record.getMessage() for record in caplog.records] == [
         "model 'tensorrt_llm': parameter unheard_of = 1 has no effect on this engine",
-        "model 'tensorrt_llm': unfilled placeholders, ignored: lora_prefetch_dir, decoding_mode",
+        "model 'tensorrt_llm': unfilled placeholders, ignored: decoding_mode, lora_prefetch_dir",
     ]
 
 
