@@ -5,6 +5,10 @@ or a client.
 from __future__ import annotations
 
 import os
+
+# Before torch is imported, here and in programs under test: its threads wait turning, and each worker has one core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import signal
 from collections import Counter
 from collections.abc import Iterator
