@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -94,8 +95,18 @@ def cpp_files() -> list[Path]:
     return sorted(path for folder in folders for suffix in ("cpp", "h") for path in folder.rglob(f"*.{suffix}"))
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    return tuple(imported(path))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -242,14 +253,14 @@ def test_nobody_asks_a_number_format_its_name() -> None:
         f"{file}:{line}"
         for path in python_files()
         if not (file := path.relative_to(PACKAGE).as_posix()).startswith((*own, *foreign))
-        for line in name_questions(path.read_text())
+        for line in name_questions(nodes_of(path))
     ]
     assert wrong == []
 
 
-def name_questions(code: str) -> Iterator[int]:
+def name_questions(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Lines that compare something with a format's name, or look something up by it."""
-    for node in ast.walk(ast.parse(code)):
+    for node in nodes:
         match node:
             case ast.Compare(left, _, comparators):
                 asked = [left, *comparators]
@@ -282,7 +293,7 @@ def name_questions(code: str) -> Iterator[int]:
     ],
 )
 def test_the_law_of_formats_knows_a_question_when_it_sees_one(code: str, asks: bool) -> None:
-    assert bool(list(name_questions(code))) == asks
+    assert bool(list(name_questions(ast.walk(ast.parse(code))))) == asks
 
 
 def test_scheduler_is_plain_ints() -> None:
@@ -299,7 +310,7 @@ def test_files_and_functions_are_short() -> None:
     long_functions = [
         f"{path.relative_to(ROOT)}:{node.name}: {length} lines"
         for path in python_files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and (length := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
