@@ -80,6 +80,7 @@ def test_a_server_that_ends_is_started_again_and_measured_again(tmp_path: Path) 
 def test_a_server_that_does_not_answer_is_started_again_and_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(workloads, "FIRST_S", 0.1)
     monkeypatch.setattr(workloads, "DRAIN_S", 0.1)
     monkeypatch.setattr(bench_server, "END_S", 0.1)
     silent: set[int] = set()
@@ -120,8 +121,9 @@ def test_servers_can_keep_to_some_cpus(tmp_path: Path) -> None:
 
 
 def test_a_token_of_the_shipped_pipelines_at_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cost, "WARM_S", 0.5)
     monkeypatch.setattr(token_cost, "COUNTING_S", 0.5)
-    costs = {cost.stage: cost for cost in token_cost.token_costs(2, 2.0)}
+    costs = {cost.stage: cost for cost in token_cost.token_costs(2, 0.5)}
     assert list(costs) == [
         "engine",
         "+ stages",
