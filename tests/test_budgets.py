@@ -21,7 +21,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cli": 6_320,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 10_754,
-    "llmserve/evaluation": 6_400,
+    "llmserve/evaluation": 6_480,
     "llmserve/frontends": 13_170,
     "llmserve/models": 2_700,
     "llmserve/scheduler": 1_480,

@@ -33,6 +33,7 @@ class Answer:
     decisions: tuple[Decision, ...] = ()  # a baseline's: of its tokens, and of the end token where that ended it
     prompt_digest: str = ""  # `ids_digest` of the prompt; empty: not known (through a server)
     log_likelihoods: tuple[float, ...] = ()  # of each choice behind the prompt, in nats
+    rounding: tuple[float, ...] = ()  # a baseline's: each decision's divergence from the other reading (rounding.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
         "seconds": round(answer.seconds, 4),
         "num_decisions": len(answer.decisions),
         "decisions": pack(answer.decisions),
+        **({"rounding": [float(f"{value:.4g}") for value in answer.rounding]} if answer.rounding else {}),
     } | ({"num_tokens": answer.num_tokens, "choices": list(answer.log_likelihoods)} if answer.log_likelihoods else {})
 
 
@@ -172,6 +173,7 @@ def answer_from_json(name: str, content: Mapping[str, Any]) -> Answer:
         seconds=float(content["seconds"]),
         token_ids=None if choices else ids,
         decisions=unpack(str(content["decisions"]), int(content["num_decisions"])),
+        rounding=tuple(float(value) for value in content.get("rounding", ())),
         prompt_digest=name,
         log_likelihoods=choices,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,8 +17,10 @@ from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.baseline import FORMAT, Baseline, BaselineKey, answer_from_json, answer_to_json
 from llmserve.evaluation.choices import likeliest
+from llmserve.evaluation.decisions import divergence
 from llmserve.evaluation.kept_lines import KeptLines, kept_lines
 from llmserve.evaluation.prompts import ChoicePrompt, end_ids, ids_digest
+from llmserve.evaluation.rounding import other_dtype
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt
 
@@ -82,6 +84,24 @@ def compute_baseline(
         return [_written(prompt, answer, postprocessor) for prompt, answer in zip(batch, found, strict=True)]
 
     return _compute(kept, prompts, ask, progress)
+
+
+def with_rounding(
+    checkpoint: Path,
+    baseline: Baseline,
+    prompts: Sequence[PreparedPrompt],
+    progress: Callable[[int], None] = lambda count: None,
+) -> Baseline:
+    """With what the same model says of these prompts' answers in the other dtype: see `rounding`."""
+    model = hf.HfModel(checkpoint, other_dtype(baseline.key.dtype))
+    answers = dict(baseline.answers)
+    for prompt in prompts:
+        answer = answers[ids_digest(prompt)]
+        others = model.decide(prompt.input_ids, [decision.token for decision in answer.decisions])
+        rounding = tuple(divergence(one, other) for one, other in zip(answer.decisions, others, strict=True))
+        answers[answer.prompt_digest] = replace(answer, rounding=rounding)
+        progress(1)
+    return replace(baseline, answers=answers)
 
 
 def compute_choices(

@@ -19,11 +19,12 @@ Phase = Callable[[str, int], Callable[[int], None]]
 
 
 def engine_facts(directory: EngineDirectory) -> dict[str, str]:
-    info, identity = directory.info(), EngineIdentity.of(directory.manifest)
+    info, identity, loss = directory.info(), EngineIdentity.of(directory.manifest), directory.manifest.loss
     return {
         "name": info.name, "target": identity.target, "architecture": info.architecture, "dtype": identity.dtype,
         "precision": identity.precision, "engine_digest": identity.digest,
         "checkpoint_digest": directory.manifest.source.digest, "kernels": runtime_for(info.target).kernels(),
+        **({"rounding_loss": str(loss.divergence)} if loss else {}),
     }  # fmt: skip
 
 

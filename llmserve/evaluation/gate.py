@@ -111,7 +111,7 @@ class LossResult:
             Verdict.FAIL: "is more than",
             Verdict.INCONCLUSIVE: "these samples cannot tell whether it is at most",
         }
-        return f"{name}: {words[self.verdict]} {self.margin:g} ({value})"
+        return f"{name}: {words[self.verdict]} {self.margin:.3g} ({value})"
 
     @property
     def is_judged(self) -> bool:

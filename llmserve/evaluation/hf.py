@@ -129,6 +129,14 @@ class HfModel:
         rows = zip(new_ids.tolist(), zip(*by_step, strict=True), strict=True)
         return [HfAnswer(*_until_end(new, decisions, end_ids), seconds) for new, decisions in rows]
 
+    def decide(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Decision]:
+        """What it says about `tokens` behind a prompt."""
+        import torch
+
+        ids = torch.tensor([[*prompt, *tokens]], device=self._device)
+        with torch.inference_mode():
+            return _decisions(self._model(ids).logits[0, len(prompt) - 1 : -1], ids[0, len(prompt) :])
+
     def log_likelihoods(self, sequences: Sequence[Sequence[int]], begin: int) -> list[float]:
         """Of the ids from `begin` on in each sequence, behind those before, in nats; all as one batch."""
         import torch
@@ -189,7 +197,7 @@ def _loading_problems(loading: Mapping[str, Any], ignored: Sequence[str]) -> lis
 
 
 def _decisions(logits: Any, tokens: Any) -> list[Decision]:
-    """Of one step: logits [B, V], and the tokens [B] that it chose."""
+    """Logits [N, V], and the token [N] that each was followed by: of one step of N sequences, or of one sequence."""
     log_probs = logits.float().log_softmax(dim=-1)
     chosen = log_probs.gather(1, tokens[:, None])[:, 0]
     best = log_probs.topk(min(NUM_TOP, log_probs.shape[1]))

@@ -86,7 +86,7 @@ def _rows(report: Report) -> Iterator[_Row]:
         found = loss.interval
         yield _Row(
             loss_name(loss), "", f"{found.mean:.2g}", "", f"{found.low:.2g} to {found.high:.2g}",
-            _interval(found, loss.margin), "" if loss.margin is None else f"{loss.margin:g}",
+            _interval(found, loss.margin), "" if loss.margin is None else f"{loss.margin:.3g}",
             "" if loss.detectable is None else f"{loss.detectable:.2g}",
             loss.verdict.value if loss.is_judged else "",
         )  # fmt: skip

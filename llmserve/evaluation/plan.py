@@ -133,6 +133,7 @@ def _of_losses(suite: Suite, report: Mapping[str, Any], num_samples: int) -> Ite
             found = losses[name]
             interval = Interval(found["value"], found["low"], found["high"])
             deviation = deviation_of(interval, len(report["samples"]))
+            margin = min(margin, found.get("margin") or margin)  # by what rounding costs, where the report knows it
             yield _planned(name, margin, deviation, num_samples, known=interval.mean)
 
 

@@ -35,7 +35,7 @@ from llmserve.evaluation.candidates import (
     run_candidate,
     server_candidate,
 )
-from llmserve.evaluation.computed import compute_baseline, compute_choices, kept_batches
+from llmserve.evaluation.computed import compute_baseline, compute_choices, kept_batches, with_rounding
 from llmserve.evaluation.data import load_samples, suite_digest
 from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.engine_baseline import engine_baseline, engine_facts
@@ -47,12 +47,13 @@ from llmserve.evaluation.parity import compare_tokens
 from llmserve.evaluation.prompt_ids import PromptIds, second_opinion
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
 from llmserve.evaluation.report import STORED, Report, Side
+from llmserve.evaluation.rounding import loss_margins
 from llmserve.evaluation.scoring import require_metrics, scores_of
 from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
 from llmserve.evaluation.suite import Suite, load_suite
 from llmserve.evaluation.versions import package_versions
-from llmserve.models.number_formats import FLOAT16, FLOAT32, FLOATS, UNROUNDED
+from llmserve.models.number_formats import FLOAT16, FLOAT32, FLOATS
 from llmserve.stages.preprocess import PreparedPrompt
 
 
@@ -195,11 +196,11 @@ def compare(
     evidence = (
         decisions if isinstance(decisions, str) else Evidence.of([a.decisions for a in baseline.answers], decisions)
     )
+    margins, rounding = loss_margins(suite, baseline.facts, baseline.answers, engine.facts)
     is_judged = suite.needs_evidence or isinstance(evidence, Evidence)
-    loss_margins = suite.loss_margins.get(engine.facts.get("precision", UNROUNDED), {}) if is_judged else {}
     gate = GateResult(
         judge(*scores, margins=suite.margins, floors=suite.floors).metrics,
-        judge_losses(evidence, loss_margins),
+        judge_losses(evidence, margins if is_judged else {}),
         tuple(others),
     )
     return Report(
@@ -208,7 +209,7 @@ def compare(
         rules=suite.rules(),
         samples=samples,
         baseline=baseline,
-        engine=engine,
+        engine=replace(engine, facts={**engine.facts, **({"rounding": rounding} if rounding else {})}),
         scores=(scores[0], scores[1]),
         gate=gate,
         evidence=evidence,
@@ -245,6 +246,9 @@ def _baseline_side(
             if choices
             else compute_baseline(folder, kept, prompts, max_tokens=suite.max_tokens, progress=progress)
         )
+        if suite.rounding_margins:
+            progress = watcher.phase("what rounding costs", len(prompts))
+            computed = with_rounding(folder, computed, prompts, progress)
         computed.merged_with(stored).save(suite.baselines)
         kept.remove()
     answers = computed.select(prompts)

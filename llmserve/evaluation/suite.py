@@ -15,6 +15,7 @@ json_schema: {type: object}                 # of json_valid; default: any JSON
 structured_output: true                     # the engine is held to that schema, the baseline never; default: false
 margins: {rougeL: 0.3}                      # points (of 100) that the engine may lose
 loss_margins: {float: {kl: 0.001, flip: 0.1}, int8: {kl: 0.01}}   # see evidence.py; float: engines without quantization
+rounding_margins: {float: 4, int8: 1}       # times what sound rounding costs the network (rounding.py), for KL
 evidence: required                          # or optional: an engine that tells none is judged by the rest
 as_served: optional                         # or required: also of engines that promise no bits, and never left out
 speed_margins: {ttft: 1.2, throughput: 1.1} # how many times worse than the last record; see served/measures.py
@@ -45,7 +46,15 @@ from llmserve.stages.guides import GuideKind, GuideText
 
 LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens")
-OF_TEXTS = ("max_tokens", "stemming", "json_schema", "structured_output", "loss_margins", "evidence")
+OF_TEXTS = (
+    "max_tokens",
+    "stemming",
+    "json_schema",
+    "structured_output",
+    "loss_margins",
+    "rounding_margins",
+    "evidence",
+)
 OPTIONAL = (
     "prompt",
     "messages",
@@ -56,6 +65,7 @@ OPTIONAL = (
     "structured_output",
     "margins",
     "loss_margins",
+    "rounding_margins",
     "evidence",
     "as_served",
     "speed_margins",
@@ -94,6 +104,7 @@ class Suite:
     structured_output: bool = False
     margins: Mapping[str, float] = field(default_factory=dict)
     loss_margins: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # precision -> loss -> at most
+    rounding_margins: Mapping[str, float] = field(default_factory=dict)  # precision -> times what rounding costs
     needs_evidence: bool = True
     needs_served: bool = False  # judged as it is served, whatever the engine promises
     speed_margins: Mapping[str, float] = field(default_factory=dict)  # measure -> times worse, at most
@@ -117,6 +128,7 @@ class Suite:
         found: dict[str, Any] = {"choices": True} if self.choices_column else {}
         found |= {"json_schema": dict(self.json_schema)} if self.json_schema is not None else {}
         found |= {"structured_output": True} if self.structured_output else {}
+        found |= {"rounding_margins": dict(self.rounding_margins)} if self.rounding_margins else {}
         found |= {"as_served": "required"} if self.needs_served else {}
         return found | ({"speed_margins": dict(self.speed_margins)} if self.speed_margins else {})
 
@@ -200,14 +212,15 @@ class _Reader:
             structured_output=self._typed("structured_output", bool, False),
             margins=self._points("margins"),
             loss_margins=self._loss_margins(),
+            rounding_margins=self._times("rounding_margins", {format.precision for format in WEIGHTS.values()}),
             needs_evidence=self._choice("evidence", ("required", "optional")) == "required",
             needs_served=self._choice("as_served", ("optional", "required")) == "required",
-            speed_margins=self._speed_margins(),
+            speed_margins=self._times("speed_margins", set(MEASURES)),
             floors=self._points("floors"),
             inconclusive_passes=self._choice("inconclusive", ("fail", "pass")) == "pass",
         )
-        if not any(self._content.get(key) for key in ("margins", "loss_margins", "floors")):
-            self.problems.append("the suite judges nothing: give margins, loss_margins or floors")
+        if not any(self._content.get(key) for key in ("margins", "loss_margins", "rounding_margins", "floors")):
+            self.problems.append("the suite judges nothing: give margins, loss_margins, rounding_margins or floors")
         if not suite.is_plain and (suite.needs_served or suite.speed_margins):
             self.problems.append(
                 "as_served and speed_margins are of texts that only the prompt leads: not with columns.choices, nor "
@@ -282,10 +295,10 @@ class _Reader:
             found[precision] = {name: float(value) for name, value in margins.items() if name not in bad}
         return found
 
-    def _speed_margins(self) -> dict[str, float]:
-        margins = self._mapping("speed_margins", set(MEASURES))
+    def _times(self, key: str, known: set[str]) -> dict[str, float]:
+        margins = self._mapping(key, known)
         bad = [name for name, value in margins.items() if not _is_number(value) or value < 1]
-        self.problems += [f"speed_margins.{name} must be a number of at least 1, got {margins[name]!r}" for name in bad]
+        self.problems += [f"{key}.{name} must be a number of at least 1, got {margins[name]!r}" for name in bad]
         return {name: float(value) for name, value in margins.items() if name not in bad}
 
     def _data(self) -> DataSource:

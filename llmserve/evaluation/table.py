@@ -105,7 +105,7 @@ def _loss_row(result: LossResult, *, is_known: bool) -> tuple[str | Text, ...]:
         loss_name(result),
         f"{interval.mean:.2g}" if is_known else "?",
         f"{interval.low:.2g} to {interval.high:.2g}" if interval.high > interval.low else "",
-        f"{result.margin:g}" if result.margin is not None else "",
+        f"{result.margin:.3g}" if result.margin is not None else "",
         Text(result.verdict.value, STYLES[result.verdict]) if result.is_judged else "",
     )
 
@@ -134,6 +134,7 @@ def _notes(report: Report) -> list[str]:
         notes.append(f"no evidence from the baseline's own answers: {report.evidence}")
     else:
         notes.append(f"evidence: {report.evidence.num_positions:,} positions of the baseline's own answers")
+        notes += [f"sound rounding costs: {engine['rounding']}"] if "rounding" in engine else []
     return [*notes, *served_notes(report.served), *_flip_notes(report), _detectable_note(report)]
 
 

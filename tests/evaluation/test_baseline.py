@@ -26,7 +26,7 @@ from tests.checkpoints import make_checkpoint
 KEY = BaselineKey("a" * 64, "e" * 64, "b" * 64, "float16")
 PROMPT, OTHER = PreparedPrompt((1, 2, 3), 2, 0), PreparedPrompt((1, 2, 4), 2, 0)
 DECISIONS = tuple(Decision(token, -0.5, TopTokens((token, 1), (-0.5, -1.25))) for token in (7, 8, 2))
-ANSWER = Answer("a \u2713", 3, 2, 0.25, (7, 8), DECISIONS)
+ANSWER = Answer("a \u2713", 3, 2, 0.25, (7, 8), DECISIONS, rounding=(1.25e-06, 0.0, 3.5))
 
 
 def baseline(*prompts: PreparedPrompt, machine: str = "here") -> Baseline:

@@ -14,7 +14,7 @@ import pytest
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.baseline import Baseline, BaselineKey, this_environment
-from llmserve.evaluation.computed import compute_baseline, compute_choices, kept_batches
+from llmserve.evaluation.computed import compute_baseline, compute_choices, kept_batches, with_rounding
 from llmserve.evaluation.hf import HfAnswer, HfModel
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, ids_digest
 from llmserve.stages.chat import Message
@@ -98,6 +98,22 @@ class Computing:
 @pytest.fixture
 def computing(checkpoint: Path, tmp_path: Path) -> Computing:
     return Computing(checkpoint, tmp_path / "baselines")
+
+
+def test_both_dtypes_read_the_same_answers(
+    computing: Computing, checkpoint: Path, prompts: list[PreparedPrompt]
+) -> None:
+    baseline = computing.compute(prompts)
+    model = HfModel(checkpoint, KEY.dtype)
+    told = with_rounding(checkpoint, baseline, prompts)
+    for prompt in prompts:
+        answer = told.answers[ids_digest(prompt)]
+        again = model.decide(prompt.input_ids, [decision.token for decision in answer.decisions])
+        assert [one.token for one in again] == [one.token for one in answer.decisions]
+        assert [one.log_prob for one in again] == pytest.approx([one.log_prob for one in answer.decisions], abs=1e-4)
+        assert len(answer.rounding) == len(answer.decisions)
+        assert 0 < max(answer.rounding) < 0.01
+        assert replace(answer, rounding=()) == baseline.answers[ids_digest(prompt)]
 
 
 def test_computed_answers(computing: Computing, prompts: list[PreparedPrompt], tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from llmserve.evaluation.served.run import ServedOptions
 from llmserve.models import baichuan
 from llmserve.models.alibi import alibi_slopes
 from llmserve.models.rope import default_rope
+from llmserve.models.spec import DecoderSpec
 from tests.e2e.conftest import CHECKPOINT, ROOT
 from tests.evaluation.served.defects import command
 
@@ -74,6 +75,18 @@ def q_and_k_are_swapped(tensors: Tensors) -> None:
         tensors[name] = np.concatenate([k, q, v])
 
 
+def two_rows_are_swapped(tensors: Tensors) -> None:
+    weight = tensors["model.layers.3.mlp.up_proj.weight"]
+    weight[[10, 11]] = weight[[11, 10]]
+
+
+def attention_is_one_percent_too_sharp(tensors: Tensors) -> None:
+    for layer in range(6):
+        name = f"model.layers.{layer}.self_attn.W_pack.weight"
+        q, k, v = np.split(tensors[name], 3)
+        tensors[name] = np.concatenate([(q.astype(np.float32) * 1.01).astype(q.dtype), k, v])
+
+
 def queries_are_one_position_ahead(tensors: Tensors) -> None:
     """The rotation by one position, done before that by their own."""
     angles = 10000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
@@ -99,7 +112,16 @@ def test_the_sound_engine_passes(folder: Path) -> None:
     assert (report.passed, report.gate.verdict) == (True, Verdict.PASS)
 
 
-@pytest.mark.parametrize("plant", [a_layer_is_damaged, q_and_k_are_swapped, queries_are_one_position_ahead])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        a_layer_is_damaged,
+        q_and_k_are_swapped,
+        two_rows_are_swapped,
+        attention_is_one_percent_too_sharp,
+        queries_are_one_position_ahead,
+    ],
+)
 def test_wrong_weights_fail(plant: Callable[[Tensors], None], folder: Path) -> None:
     name = plant.__name__
     build_engine(changed(folder / name, plant), folder / f"{name}-engine", OPTIONS)
@@ -118,9 +140,16 @@ def test_a_norm_head_that_was_not_folded_fails(folder: Path) -> None:
 
 
 def test_a_wrong_rope_base_fails(folder: Path) -> None:
-    with patch.object(baichuan, "default_rope", lambda head_dim, theta: default_rope(head_dim, 2 * theta)):
+    with patch.object(baichuan, "default_rope", lambda head_dim, theta: default_rope(head_dim, 1.01 * theta)):
         build_engine(CHECKPOINT, folder / "rope", OPTIONS)
     assert_fails(judged(folder / "rope"))
+
+
+def test_a_window_that_the_network_does_not_have_fails(folder: Path) -> None:
+    """In its last layer: no earlier than behind 256 tokens."""
+    with patch.object(DecoderSpec, "window", lambda self, layer: 256 if layer == 5 else 0):
+        build_engine(CHECKPOINT, folder / "window", OPTIONS)
+    assert_fails(judged(folder / "window"))
 
 
 def test_scales_that_are_off_by_one_group_fail(folder: Path) -> None:

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from tools.demo_checkpoint.corpus import read_pairs
-from tools.eval_data.__main__ import PAIRS, write
+from tools.eval_data.__main__ import NUM_MIXED, PAIRS, write
 from tools.eval_data.choices import choice_rows
 from tools.eval_data.definitions import definitions
 from tools.eval_data.long_documents import CHARACTERS, long_rows
+from tools.eval_data.mixed_lengths import EVERY, mixed_rows
 from tools.eval_data.signatures import signature_rows
 
 EVAL = Path(__file__).resolve().parents[2] / "eval"
@@ -111,6 +112,13 @@ def test_the_committed_choices_are_made_again_to_the_byte(tmp_path: Path) -> Non
     assert [row["choices"][row["answer"]] for row in rows] == [pair.summary for pair in pairs]
     right = [row["answer"] for row in rows]
     assert all(100 < right.count(place) < 150 for place in range(4))
+
+
+def test_the_committed_mixed_lengths_are_made_again_to_the_byte(tmp_path: Path) -> None:
+    write(tmp_path / "mixed.jsonl", mixed_rows(read_pairs(PAIRS), NUM_MIXED))
+    assert (tmp_path / "mixed.jsonl").read_bytes() == (EVAL / "data" / "docstrings-smoke.jsonl").read_bytes()
+    lengths = [len(row["document"]) for row in rows_of("docstrings-smoke.jsonl")]
+    assert min(lengths[EVERY - 1 :: EVERY]) > 2 * max(lengths[::EVERY])
 
 
 def test_the_committed_long_documents_are_long() -> None:

@@ -14,10 +14,11 @@ from tools.demo_checkpoint.corpus import read_pairs
 from tools.eval_data.choices import choice_rows
 from tools.eval_data.definitions import definitions
 from tools.eval_data.long_documents import long_rows
+from tools.eval_data.mixed_lengths import mixed_rows
 from tools.eval_data.signatures import signature_rows
 
 PAIRS = Path(__file__).resolve().parents[2] / "eval" / "data" / "docstrings.jsonl"
-NUM_LONG, NUM_SIGNATURES = 32, 60
+NUM_LONG, NUM_SIGNATURES, NUM_MIXED = 32, 60, 50
 app = typer.Typer(add_completion=False, help="Make a data file of the suites in eval/.")
 Output = Annotated[Path, typer.Argument(help="The .jsonl file to write.")]
 
@@ -26,6 +27,12 @@ Output = Annotated[Path, typer.Argument(help="The .jsonl file to write.")]
 def choices(output: Output, seed: int = 0) -> None:
     """Docstrings with four summaries each."""
     write(output, choice_rows(read_pairs(PAIRS), seed))
+
+
+@app.command()
+def mixed_lengths(output: Output, count: int = NUM_MIXED) -> None:
+    """The first docstrings, with long documents among them."""
+    write(output, mixed_rows(read_pairs(PAIRS), count))
 
 
 @app.command()
