@@ -19,8 +19,9 @@ from llmserve.engine.base import EngineInfo
 from llmserve.engine.remote.frames import ProtocolError
 from llmserve.engine.remote.messages import EngineState
 
-ASK_S, ASK_AGAIN_S = 5.0, 1.0  # between two questions to a worker; after one without an answer
-ANSWER_S = 10.0
+ASK_S, ASK_AGAIN_S = 1.0, 1.0  # between two questions to a worker; after one without an answer
+ANSWER_S = 2.0  # after that a worker that says nothing else either is lost: within 3 s of its last word
+LEAVING_S = 10.0  # the same of one that discovery has forgotten: it is asked no more, and a long prompt is silent
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ class Client(Protocol):
 
 class WorkerLost(Exception):
     """What was asked of a worker is to be asked of another."""
+
+
+class WorkerSilent(WorkerLost):
+    """It was asked who it is, and did not answer in time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,8 +78,8 @@ class Members:
             worker = self._workers[worker_id]
             if not worker.readers:  # else it may be finishing what it has begun
                 del self._workers[worker_id]
-            elif asyncio.get_running_loop().time() - worker.heard_at > ANSWER_S:
-                self._lose(worker_id, f"it has left, and said nothing for {ANSWER_S:g} s")
+            elif asyncio.get_running_loop().time() - worker.heard_at > LEAVING_S:
+                self._lose(worker_id, f"it has left, and said nothing for {LEAVING_S:g} s")
 
     async def _attend(self, worker_id: int, client: Client) -> None:
         """Ask it who it is, and again and again whether it is there, as long as discovery tells of it."""
@@ -82,7 +87,8 @@ class Members:
             try:
                 info, state = await self._hello(worker_id, client)
             except (ProtocolError, WorkerLost) as error:
-                self._lose(worker_id, str(error))
+                if not (isinstance(error, WorkerSilent) and self._is_heard(worker_id)):
+                    self._lose(worker_id, str(error))
                 await asyncio.sleep(ASK_AGAIN_S)
                 continue
             if info.digest != self.info.digest:
@@ -93,6 +99,11 @@ class Members:
                 return
             self._meet(worker_id, info, state)
             await asyncio.sleep(ASK_S)
+
+    def _is_heard(self, worker_id: int) -> bool:
+        """Whether its answers come, although it is slow to say who it is."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and asyncio.get_running_loop().time() - worker.heard_at <= ANSWER_S
 
     async def _hello(self, worker_id: int, client: Client) -> tuple[EngineInfo, EngineState]:
         """Raises `WorkerLost`, and `ProtocolError` where somebody else answers."""
@@ -110,7 +121,7 @@ class Members:
         except (ProtocolError, WorkerLost):
             raise
         except TimeoutError:
-            raise WorkerLost(f"it said nothing for {ANSWER_S:g} s") from None
+            raise WorkerSilent(f"it said nothing for {ANSWER_S:g} s") from None
         except Exception as error:  # of Dynamo's, of many kinds
             raise WorkerLost(str(error)) from error
 

@@ -49,7 +49,7 @@ async def chunks(says: dict[str, Any]) -> AsyncIterator[Any]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ASK_S", "ASK_AGAIN_S", "ANSWER_S"):
+    for name in ("ASK_S", "ASK_AGAIN_S", "ANSWER_S", "LEAVING_S"):
         monkeypatch.setattr(watched, name, 0.02)
 
 
@@ -108,6 +108,26 @@ async def test_one_that_hangs_is_lost_and_found_again(caplog: pytest.LogCaptureF
     assert "it said nothing for 0.02 s" in caplog.text
     client.workers[1].hangs = False
     await until(client, members, lambda: ids(members) == [1])
+
+
+async def test_a_stopped_worker_is_lost_within_three_seconds() -> None:
+    assert watched.ASK_S + watched.ANSWER_S <= 3
+
+
+@pytest.mark.usefixtures("quick")
+async def test_one_whose_answers_come_is_not_lost_because_it_is_slow_to_say_who_it_is() -> None:
+    client = FakeClient(one=FakeWorker(hello()))
+    members = Members(info(), ClusterAddress("dynamo", "demo"))
+    await until(client, members, lambda: ids(members) == [1])
+    client.workers[1].hangs = True
+    (worker,) = members.there()
+    for _ in range(20):
+        worker.heard_at = asyncio.get_running_loop().time() + 3600  # however busy this machine is
+        members.look(client)
+        await asyncio.sleep(0.01)
+    assert members.there() == [worker]
+    worker.heard_at = 0.0
+    await until(client, members, lambda: ids(members) == [])
 
 
 @pytest.mark.usefixtures("quick")
