@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RestartRule:
-    """When a process that has died is started again. Twice the pause each time; after some time of life all is
-    forgotten."""
+    """When a process that has died is started again: at once, and if it dies again after pauses, each twice the one
+    before. After some time of life all is forgotten."""
 
-    pause_s: float = 1.0  # before the first
+    pause_s: float = 1.0  # before the second time
     longest_pause_s: float = 60.0
     most: int = 5  # in a row
     forgotten_after_s: float = 600.0
@@ -47,7 +47,8 @@ class RestartRule:
         if self.num_in_a_row >= self.most:
             return None
         self.num_in_a_row += 1
-        return min(self.longest_pause_s, self.pause_s * 2.0 ** (self.num_in_a_row - 1))
+        is_first = self.num_in_a_row == 1
+        return 0.0 if is_first else min(self.longest_pause_s, self.pause_s * 2.0 ** (self.num_in_a_row - 2))
 
 
 class ProcessEngine:
@@ -158,9 +159,8 @@ class ProcessEngine:
         """Try, as long as the rule allows it."""
         lived_s = time.monotonic() - self._since
         while (pause_s := self._restarts.next_pause_s(lived_s)) is not None:
-            self._say_down(
-                f"the engine's process has ended ({how}) and is started again in {pause_s:g} s; ask again later"
-            )
+            when = f"in {pause_s:g} s" if pause_s else "now"
+            self._say_down(f"the engine's process has ended ({how}) and is started again {when}; ask again later")
             if self._closing.wait(pause_s):
                 return False
             self._num_restarts += 1

@@ -93,13 +93,14 @@ async def test_after_its_limit_it_is_left_alone_and_says_so(tmp_path: Path, capl
 
 def test_pauses_double_and_are_forgotten() -> None:
     rule = RestartRule(pause_s=1, longest_pause_s=5, most=4, forgotten_after_s=100)
-    assert [rule.next_pause_s(10) for _ in range(5)] == [1, 2, 4, 5, None]
+    assert [rule.next_pause_s(10) for _ in range(5)] == [0, 1, 2, 4, None]
+    assert RestartRule(pause_s=1, longest_pause_s=5, num_in_a_row=4).next_pause_s(10) == 5
     assert rule.next_pause_s(99) is None
-    assert [rule.next_pause_s(lived_s) for lived_s in (100, 0, 0, 101)] == [1, 2, 4, 1]
+    assert [rule.next_pause_s(lived_s) for lived_s in (100, 0, 0, 101)] == [0, 1, 2, 0]
 
 
 def test_closing_while_it_waits_to_be_started_again(tmp_path: Path) -> None:
-    engine = ProcessEngine(FAKE_COMMAND, tmp_path, tmp_path, EngineSettings(), RestartRule(pause_s=1000))
+    engine = ProcessEngine(FAKE_COMMAND, tmp_path, tmp_path, EngineSettings(), RestartRule(1000.0, num_in_a_row=1))
     os.kill(engine.pid, signal.SIGKILL)
     until(lambda: not engine.healthy())
     with pytest.raises(Unavailable, match=r"has ended"):
