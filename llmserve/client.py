@@ -359,8 +359,8 @@ def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:
     if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(CONNECT_FAILURES):
         return Unavailable(f"no server answers at {url}; start one with `llmserve serve ENGINE_DIR`, or check --url")
     if code is grpc.StatusCode.UNAUTHENTICATED:  # says which header is missing, which is our business
-        wants = "an API key" if "wants" in details else "another API key"
-        return InvalidArgument(f"{url} wants {wants}: give it with --api-key KEY or in LLMSERVE_API_KEY")
+        required = "an API key" if "send the header" in details else "another API key"
+        return InvalidArgument(f"{url} requires {required}: give it with --api-key KEY or in LLMSERVE_API_KEY")
     if code is grpc.StatusCode.UNAVAILABLE and streaming:  # of what the server itself refuses, a stream tells in-band
         return Unavailable(f"the connection to {url} was lost: {details}")
     return ERROR_OF_CODE.get(code.name, LlmserveError)(details or code.name)

@@ -162,7 +162,7 @@ def unreachable(server: Server, reason: str) -> Unavailable:
 def refusal(server: Server, kind: str, message: str) -> LlmserveError:
     """What a status is to somebody who runs the command."""
     if kind == "HTTP 401":
-        return InvalidArgument(f"{server.host_header} wants an API key that it knows: {KEY_WORDS}")
+        return InvalidArgument(f"{server.host_header} requires a valid API key: {KEY_WORDS}")
     if kind == "HTTP 404":
         return NotFound(f"{server.host_header}: {message or 'it has no such route'}")
     failure = InvalidArgument if kind == "HTTP 400" else LlmserveError

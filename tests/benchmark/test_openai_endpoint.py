@@ -145,7 +145,7 @@ def test_the_one_model_is_found() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", InvalidArgument, "wants an API key .* --api-key"),
+        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", InvalidArgument, "requires a valid API key.* --api-key"),
         (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", NotFound, "it has no such route"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nhm", LlmserveError, "answers HTTP 500: hm"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", Unavailable, "lists no models"),

@@ -171,13 +171,13 @@ def test_api_keys_from_the_command_line_to_the_client(tmp_path: Path, servers: l
     assert server.http("GET", "/v2/health/live")[0] == 200
     assert server.http("GET", "/v2")[0] == 401
     url = f"{HOST}:{server.port('GRPCInferenceService')}"
-    with Client(url, model="m") as client, pytest.raises(LlmserveError, match="wants an API key"):
+    with Client(url, model="m") as client, pytest.raises(LlmserveError, match="requires an API key"):
         client.config()
     with Client(url, model="m", access=Access(key)) as client:
         assert client.config().name == "m"
     asked = [*LLMSERVE, "chat", "--url", url, "--model", "m", "--once", "hello"]
     without = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-    assert "wants an API key" in without.stderr
+    assert "requires an API key" in without.stderr
     answered = subprocess.run(
         asked, capture_output=True, text=True, timeout=60, env={**os.environ, "LLMSERVE_API_KEY": key}
     )

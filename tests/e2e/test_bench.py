@@ -86,7 +86,7 @@ def test_an_api_key_is_asked_for_by_its_flag(demo_engine: Path, tmp_path: Path) 
     server = start_server(str(demo_engine), "--api-keys", str(keys))
     try:
         url = f"grpc://{server.grpc}"
-        for key, words in ((), "wants an API key"), (("--api-key", "sk-wrong-0123456789"), "wants another API key"):
+        for key, words in ((), "requires an API key"), (("--api-key", "sk-wrong-01234567"), "requires another API key"):
             done = llmserve("chat", "--url", url, "--once", "x", *key)
             assert done.returncode == 2
             assert f"error: {server.grpc} {words}: give it with --api-key KEY or in LLMSERVE_API_KEY" in done.stderr

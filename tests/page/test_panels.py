@@ -116,7 +116,7 @@ def test_nothing_is_asked_while_nobody_looks(page: Page) -> None:
 def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser, judged: ServerProcess) -> None:
     with opened(browser, judged.http, expected=["401"]) as page:
         dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("This server wants an API key")
+        expect(dialog).to_contain_text("This server requires an API key")
         expect(dialog).to_contain_text("Kept until this tab is closed")
         page.keyboard.type("wrong-key-of-sixteen-characters")
         page.keyboard.press("Enter")

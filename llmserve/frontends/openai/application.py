@@ -44,7 +44,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorDocument, "description": text}
     for status, text in (
         (400, "The request cannot be answered; the message lists all reasons."),
-        (401, "The server wants an API key."),
+        (401, "The server requires an API key."),
         (403, "The server's operator has restricted this group of calls."),
         (404, "There is no such model."),
         (408, "The body has stopped coming."),

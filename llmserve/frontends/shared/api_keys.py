@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 class Lack(Enum):
     """Why a call is refused."""
 
-    NO_KEY = "this server wants an API key: send the header 'Authorization: Bearer KEY'"
+    NO_KEY = "this server requires an API key: send the header 'Authorization: Bearer KEY'"
     WRONG_KEY = "this API key is not valid"
     NO_ADMIN = "this call takes an API key with admin rights"
 

@@ -81,7 +81,7 @@ def test_what_fails_before_there_is_load_is_one_message(tmp_path: Path) -> None:
         warmed = bench("--url", server.url, "--prompts", str(tmp_path / "p.txt"))
     for done in (probed, warmed):
         assert done.returncode == 2
-        assert f"error: {server.url} wants an API key that it knows: give it with --api-key KEY" in done.stderr
+        assert f"error: {server.url} requires a valid API key: give it with --api-key KEY" in done.stderr
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
     for protocol in ("chat", "grpc"):

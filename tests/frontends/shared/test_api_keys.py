@@ -140,7 +140,7 @@ def test_tritonclients_with_a_key(locked: RunningServer) -> None:
             each.set_data_from_numpy(x)
         with module.InferenceServerClient(url) as client:
             assert client.is_server_ready()
-            with pytest.raises(InferenceServerException, match="wants an API key"):
+            with pytest.raises(InferenceServerException, match="requires an API key"):
                 client.infer("add_two", inputs)
             assert client.infer("add_two", inputs, headers=dict(headers)).as_numpy("OUTPUT0").tolist() == [[2, 2]]
             with pytest.raises(InferenceServerException, match="admin rights"):

@@ -86,7 +86,7 @@ const en = {
   apiKey: "API key",
   apiKeyHint: "if the server wants one",
   apiKeyNote: "Kept until this tab is closed, and sent to this server only.",
-  keyTitle: "This server wants an API key",
+  keyTitle: "This server requires an API key",
   useKey: "Use this key",
   reset: "Reset",
   shortcuts: "Keys",
