@@ -48,10 +48,11 @@ test-all: test test-rest ## Everything that CI runs
 test-fast: $(VENV)/.check ## While you edit: laws, and the unit tests beside what differs from main (under a minute)
 	$(BIN)/python -m pytest -q -n 2 --tiers unit $$($(BIN)/python -m tests.changed)
 
-check: $(VENV)/.check ## Lint, formatting and types (ruff, mypy --strict)
-	@echo "== ruff and mypy"
+check: $(VENV)/.check ## Lint, spelling, formatting and types (ruff, codespell, mypy --strict)
+	@echo "== ruff, codespell and mypy"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell *.md docs llmserve tests tools deploy pipelines eval/suites build Makefile pyproject.toml
 	$(BIN)/mypy
 
 # Debian's package, taken apart: that needs no root. Where it cannot be had, the tests that want it are skipped.
