@@ -13,8 +13,8 @@ PREFIX = "sk-"  # by which people, and programs that look for leaked secrets, kn
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Of its owner.", show_default=False)],
-    admin: Annotated[bool, typer.Option("--admin", help="For calls that change the server, too.")] = False,
+    name: Annotated[str, typer.Argument(help="Name of its owner.", show_default=False)],
+    admin: Annotated[bool, typer.Option("--admin", help="Also allow calls that change the server.")] = False,
 ) -> None:
     """Make an API key: the key on the first line, for its owner; then the entry for the file of serve --api-keys."""
     # imported here: the other commands need no front end

@@ -36,7 +36,11 @@ class BuildCommandOptions:
     checkpoint_dir: Annotated[
         Path | None,
         typer.Option(
-            "--checkpoint-dir", "--model-dir", "--hf-model-dir", help="The same, in older words", show_default=False
+            "--checkpoint-dir",
+            "--model-dir",
+            "--hf-model-dir",
+            help="Other names for the checkpoint argument",
+            show_default=False,
         ),
     ] = None
     output_dir: Annotated[
@@ -45,7 +49,7 @@ class BuildCommandOptions:
     max_output_len: Annotated[
         int | None,
         typer.Option(
-            help=f"Instead of --max-seq-len: new tokens, beside --max-input-len ({OLD_INPUT_LEN})",
+            help=f"Longest answer, with --max-input-len ({OLD_INPUT_LEN})",
             min=1,
             show_default=False,
         ),

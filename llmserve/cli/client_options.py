@@ -8,8 +8,9 @@ from typing import Annotated, TypeAlias
 import typer
 
 ApiKeyOption: TypeAlias = Annotated[
-    str, typer.Option(help="For a server that wants one.", envvar="LLMSERVE_API_KEY", show_default=False)
+    str, typer.Option(help="API key, if the server requires one.", envvar="LLMSERVE_API_KEY", show_default=False)
 ]
 RootCertificatesOption: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM: who may sign the server's certificate.", show_default="this machine's")
+    Path | None,
+    typer.Option(help="PEM file of the authority that signed the server's certificate.", show_default="this machine's"),
 ]

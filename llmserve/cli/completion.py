@@ -49,7 +49,7 @@ class Description:
 
 def command(
     ctx: typer.Context,
-    shell: Annotated[Shell, typer.Argument(help="The shell that is to complete commands.", show_default=False)],
+    shell: Annotated[Shell, typer.Argument(help="Your shell.", show_default=False)],
 ) -> None:
     """Print a shell's completion script. bash: eval "$(llmserve completion bash)" in ~/.bashrc."""
     root: Any = ctx.find_root().command

@@ -25,12 +25,10 @@ ADVICE_INDENT = 4
 
 
 def command(
-    target: Annotated[str, typer.Option(help=f"The target that the exit code is about: {', '.join(RUNTIMES)}.")] = (
-        DEFAULT_TARGET
-    ),
+    target: Annotated[str, typer.Option(help=f"Target of the exit code: {', '.join(RUNTIMES)}.")] = (DEFAULT_TARGET),
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Say what this machine has and what each target lacks; exit code 1 when the target does not work here."""
+    """Show what this machine has and what each target lacks; exit code 1 if the target does not work here."""
     if target not in RUNTIMES:
         raise InvalidArgument(f"--target {target}: targets are {', '.join(RUNTIMES)}")
     facts, targets = machine_facts(), check_targets()

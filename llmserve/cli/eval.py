@@ -43,45 +43,45 @@ class EvalFlags(SummarizeFlags):
     suite: Annotated[Path, typer.Option(help="Suite file, such as eval/suites/docstrings.yaml.")]
     hf_model_dir: Annotated[
         Path | None,
-        typer.Option(help="The checkpoint that the engine was built from: a folder, or FILE.gguf.", show_default=False),
+        typer.Option(help="Checkpoint of the engine: a folder, or FILE.gguf.", show_default=False),
     ] = None
     baseline: Annotated[
         Path | None,
-        typer.Option(help="Another engine, compared with instead of the checkpoint; no record.", show_default=False),
+        typer.Option(help="Compare with this engine instead of the checkpoint; makes no record.", show_default=False),
     ] = None
-    url: Annotated[
-        str, typer.Option(help="HOST:PORT (gRPC) of a running server, judged instead; grpcs:// for TLS.")
-    ] = ""
-    num_samples: Annotated[int | None, typer.Option(help="Only the first so many.", show_default="the suite's")] = None
+    url: Annotated[str, typer.Option(help="Judge a running server: HOST:PORT (gRPC); grpcs:// for TLS.")] = ""
+    num_samples: Annotated[
+        int | None, typer.Option(help="Number of samples, from the first.", show_default="the suite's")
+    ] = None
     dtype: Annotated[
         str,
         typer.Option(
-            help="Of the baseline: float16 | bfloat16 | float32.",
+            help="Dtype of the baseline: float16 | bfloat16 | float32.",
             show_default="the engine's; float32 where numbers are expanded",
         ),
     ] = ""
     refresh_baseline: Annotated[
         bool, typer.Option("--refresh-baseline", help="Compute the baseline again (torch).")
     ] = False
-    baseline_batch_size: Annotated[int, typer.Option(help="Prompts at a time when it is computed.")] = 1
-    concurrency: Annotated[int, typer.Option(help="Requests in flight at the engine.")] = 8
-    threads: Annotated[int, typer.Option(help="Of the engine, wherever it is opened; 0: every core.")] = 0
+    baseline_batch_size: Annotated[int, typer.Option(help="Prompts per batch when the baseline is computed.")] = 1
+    concurrency: Annotated[int, typer.Option(help="Requests in flight.")] = 8
+    threads: Annotated[int, typer.Option(help="Engine threads; 0: every core.")] = 0
     api_key: ApiKeyOption = ""
     root_certificates: RootCertificatesOption = None
     as_served: Annotated[
         bool,
-        typer.Option(help="Ask some samples through real servers, too: alone and among others, over gRPC and /v1."),
+        typer.Option(help="Also test some samples through real servers: alone and under load, over gRPC and /v1."),
     ] = True
-    served_samples: Annotated[int, typer.Option(help="How many of them.")] = 32
+    served_samples: Annotated[int, typer.Option(help="Samples that are asked as served.")] = 32
     http_url: Annotated[
-        str, typer.Option(help="http://HOST:PORT of the server at --url: /v1 is asked, too.", show_default=False)
+        str, typer.Option(help="http://HOST:PORT of the server at --url, to test /v1, too.", show_default=False)
     ] = ""
     previous: Annotated[
         Path | None,
-        typer.Option(help="Engine directory whose last record speed is compared with.", show_default="ENGINE"),
+        typer.Option(help="Engine directory whose last record is the reference for speed.", show_default="ENGINE"),
     ] = None
     record: Annotated[
-        bool, typer.Option(help="Add the verdict to the engine's records, which llmserve serve --require-gate reads.")
+        bool, typer.Option(help="Add the verdict to the engine's records, for llmserve serve --require-gate.")
     ] = True
     sign_key: Annotated[
         Path | None, typer.Option(help="Private key (PEM, Ed25519) that signs the record.", show_default=False)
@@ -89,13 +89,11 @@ class EvalFlags(SummarizeFlags):
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Report file; beside it a page in HTML.",
+            help="Report file (JSON); an HTML page is written beside it.",
             show_default="eval-results/ENGINE-SUITE.json (--url: server-)",
         ),
     ] = None
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Run nothing: say how many samples the suite's margins need.")
-    ] = False
+    plan: Annotated[bool, typer.Option("--plan", help="Only print how many samples the suite's margins need.")] = False
     earlier: Annotated[
         Path | None, typer.Option(help="A report of the suite, for --plan.", show_default="the stored baseline")
     ] = None

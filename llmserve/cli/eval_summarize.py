@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmserve.evaluation.report import Report, Side
     from llmserve.evaluation.suite import Suite
 
-PANEL = "In the words of summarize.py"
+PANEL = "Flags of summarize.py"
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 DATA = "eval/suites/cnn_dailymail.yaml"  # summarize.py's own
 
@@ -35,10 +35,10 @@ class EvalCommand(EvalOrBlessCommand):
 @dataclass(frozen=True, kw_only=True)
 class SummarizeFlags:
     test_hf: Annotated[
-        bool, typer.Option("--test-hf", help="Print the baseline's ROUGE in four lines, too.", rich_help_panel=PANEL)
+        bool, typer.Option("--test-hf", help="Also print the baseline's ROUGE in four lines.", rich_help_panel=PANEL)
     ] = False
     test_trt_llm: Annotated[
-        bool, typer.Option("--test-trt-llm", help="Print the engine's ROUGE in four lines, too.", rich_help_panel=PANEL)
+        bool, typer.Option("--test-trt-llm", help="Also print the engine's ROUGE in four lines.", rich_help_panel=PANEL)
     ] = False
     max_ite: Annotated[
         int | None,
@@ -50,10 +50,12 @@ class SummarizeFlags:
     ] = None
     check_accuracy: Annotated[
         bool,
-        typer.Option("--check-accuracy", help="Fail, too, at a ROUGE-1 of the threshold.", rich_help_panel=PANEL),
+        typer.Option(
+            "--check-accuracy", help="Also fail if ROUGE-1 is at or below the threshold.", rich_help_panel=PANEL
+        ),
     ] = False
     tensorrt_llm_rouge1_threshold: Annotated[
-        float, typer.Option(help="Of --check-accuracy, in points.", rich_help_panel=PANEL)
+        float, typer.Option(help="Threshold of --check-accuracy, in points.", rich_help_panel=PANEL)
     ] = 15.0
 
     def summary(self, report: Report, suite: Suite) -> tuple[list[str], bool]:

@@ -61,9 +61,9 @@ def command(
     name: Annotated[
         str, typer.Argument(help=f"{', '.join(CATALOGUE)}, or a repository of the Hugging Face Hub: OWNER/NAME.")
     ],
-    output_dir: Annotated[Path, typer.Option(help="Folder that the checkpoint goes into.")] = FOLDER,
+    output_dir: Annotated[Path, typer.Option(help="Folder for the checkpoint.")] = FOLDER,
 ) -> None:
-    """Download a checkpoint and print where it is: `llmserve build` takes it."""
+    """Download a checkpoint for `llmserve build` and print its path."""
     typer.echo(pull(name, output_dir))
 
 

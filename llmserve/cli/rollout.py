@@ -34,7 +34,7 @@ class Action(StrEnum):
 @dataclass(frozen=True)
 class RolloutOptions:
     action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)]
-    model: Annotated[str, typer.Argument(help="The model; status without one is of all.")] = ""
+    model: Annotated[str, typer.Argument(help="The model; status without one shows all.")] = ""
     url: Annotated[str, typer.Option(help="The server's HTTP port.")] = "http://localhost:8000"
     engine: Annotated[
         Path | None, typer.Option(help="start: an engine directory, as the server sees it.", show_default=False)
@@ -48,9 +48,9 @@ class RolloutOptions:
         typer.Option(help="Shares that the candidate answers, such as 5%,25%; or none.", rich_help_panel=RULES),
     ] = None
     requests: Annotated[
-        int | None, typer.Option(help="Of the candidate in each step, at least.", rich_help_panel=RULES)
+        int | None, typer.Option(help="Least requests of the candidate in each step.", rich_help_panel=RULES)
     ] = None
-    seconds: Annotated[float | None, typer.Option(help="Of each step, at least.", rich_help_panel=RULES)] = None
+    seconds: Annotated[float | None, typer.Option(help="Least seconds of each step.", rich_help_panel=RULES)] = None
     max_error_rate: Annotated[
         str | None, typer.Option(help="Share of failed requests, such as 1%.", rich_help_panel=RULES)
     ] = None
@@ -58,15 +58,16 @@ class RolloutOptions:
         str | None, typer.Option(help="Share of equal answers, such as 90%; or none.", rich_help_panel=RULES)
     ] = None
     max_latency_ratio: Annotated[
-        str | None, typer.Option(help="Candidate's latency by the other's; or none.", rich_help_panel=RULES)
+        str | None,
+        typer.Option(help="Candidate's latency divided by the stable one's; or none.", rich_help_panel=RULES),
     ] = None
     timeout_s: Annotated[
         float | None, typer.Option("--timeout", help="Seconds to a first response.", rich_help_panel=RULES)
     ] = None
     by_hand: Annotated[
-        bool, typer.Option("--by-hand", help="Let somebody promote it, after the last step.", rich_help_panel=RULES)
+        bool, typer.Option("--by-hand", help="Wait for `promote` after the last step.", rich_help_panel=RULES)
     ] = False
-    reason: Annotated[str, typer.Option(help="abort: what the log is to say.", show_default=False)] = ""
+    reason: Annotated[str, typer.Option(help="abort: the reason, for the log.", show_default=False)] = ""
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless the candidate was promoted.")
     ] = False
@@ -104,7 +105,7 @@ class RolloutOptions:
 
 
 def rollout(options: RolloutOptions) -> None:
-    """Roll a new version of a model out in a running server, watch it, promote it or take it back."""
+    """Roll out a new version of a model in a running server: start, watch, promote or abort it."""
     from llmserve.cli.rollout_client import RolloutClient
 
     options.check()

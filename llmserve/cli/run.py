@@ -37,9 +37,7 @@ class RunOptions:
     engine: Annotated[
         Path | None, typer.Argument(help="Engine directory, made by llmserve build.", show_default=False)
     ] = None
-    engine_dir: Annotated[Path | None, typer.Option(help="The same, in the words of run.py.", show_default=False)] = (
-        None
-    )
+    engine_dir: Annotated[Path | None, typer.Option(help="The same as the argument.", show_default=False)] = None
     tokenizer_dir: Annotated[
         Path | None,
         typer.Option(help="Where to read the tokenizer.", show_default="the engine directory", rich_help_panel=INPUT),
@@ -56,13 +54,15 @@ class RunOptions:
     benchmark: Annotated[
         int | None,
         typer.Option(
-            help="Instead of prompts: so many at once, of --input-tokens random tokens, with answers of full length.",
+            help="Run this many random prompts of --input-tokens tokens instead, with answers of full length.",
             min=1,
             show_default=False,
             rich_help_panel=INPUT,
         ),
     ] = None
-    input_tokens: Annotated[int, typer.Option(help="Of a prompt of --benchmark.", min=1, rich_help_panel=INPUT)] = 128
+    input_tokens: Annotated[
+        int, typer.Option(help="Tokens of a prompt of --benchmark.", min=1, rich_help_panel=INPUT)
+    ] = 128
     chat: Annotated[
         bool,
         typer.Option("--chat", help="Prompts are user messages in the model's chat format.", rich_help_panel=INPUT),
@@ -82,7 +82,7 @@ class RunOptions:
     bad_words: Annotated[
         list[str] | None, typer.Option(help="Text that never appears; repeatable.", rich_help_panel=OUTPUT)
     ] = None
-    num_beams: Annotated[int, typer.Option(help="1: there is no beam search here.", rich_help_panel=SAMPLING)] = 1
+    num_beams: Annotated[int, typer.Option(help="1: beam search is not supported.", rich_help_panel=SAMPLING)] = 1
     temperature: Annotated[
         float | None,
         typer.Option(

@@ -47,17 +47,19 @@ class ModelOptions:
     ] = None
     service: Annotated[  # read by service_file.py
         list[Path] | None,
-        typer.Option(help="Service file of PAI-EAS, whose processor_params are read as flags.", rich_help_panel=MODELS),
+        typer.Option(help="Service file of PAI-EAS; its processor_params are read as flags.", rich_help_panel=MODELS),
     ] = None
     model_control_mode: Annotated[
         ControlMode,
         typer.Option(
-            help="none: load all at start; poll: and what changes; explicit: on request.", rich_help_panel=MODELS
+            help="none: load all at start; poll: also load changes; explicit: load on request.", rich_help_panel=MODELS
         ),
     ] = ControlMode.NONE
     load_model: Annotated[
         list[str] | None,
-        typer.Option(help="Explicit mode: load at start; may be repeated; * is every model.", rich_help_panel=MODELS),
+        typer.Option(
+            help="Explicit mode: model to load at start; * is every model; may be repeated.", rich_help_panel=MODELS
+        ),
     ] = None
     repository_poll_secs: Annotated[
         float, typer.Option(help="Seconds between two polls; 0: only at start.", min=0, rich_help_panel=MODELS)
@@ -66,15 +68,16 @@ class ModelOptions:
         bool,
         typer.Option(
             "--disable-auto-complete-config",
-            help="Refuse configs that do not say everything.",
+            help="Refuse incomplete configs.",
             rich_help_panel=MODELS,
         ),
     ] = False
     model_config_name: Annotated[
-        str, typer.Option(help="Prefer <model>/configs/NAME.pbtxt.", show_default=False, rich_help_panel=MODELS)
+        str,
+        typer.Option(help="Prefer the config <model>/configs/NAME.pbtxt.", show_default=False, rich_help_panel=MODELS),
     ] = ""
     model_load_thread_count: Annotated[
-        int, typer.Option(help="Models that load at the same time.", min=1, rich_help_panel=MODELS)
+        int, typer.Option(help="Most models that load at the same time.", min=1, rich_help_panel=MODELS)
     ] = 4
     backend_config: Annotated[
         list[str] | None, typer.Option(help="BACKEND,KEY=VALUE; may be repeated.", rich_help_panel=MODELS)
@@ -84,21 +87,24 @@ class ModelOptions:
     ] = ""
     inline_execution: Annotated[
         bool,
-        typer.Option(
-            help="Let models that declare their work as pure and brief run on the event loop.", rich_help_panel=MODELS
-        ),
+        typer.Option(help="Run models that declare brief, pure work on the event loop.", rich_help_panel=MODELS),
     ] = True
     rate_limit: Annotated[
-        str, typer.Option(help="off or execution_count: turns by the rate_limiter of configs.", rich_help_panel=MODELS)
+        str,
+        typer.Option(
+            help="off or execution_count: share resources by the rate_limiter of configs.", rich_help_panel=MODELS
+        ),
     ] = "off"
     rate_limit_resource: Annotated[
         list[str] | None,
-        typer.Option(help="NAME:COUNT: what instances share; may be repeated.", rich_help_panel=MODELS),
+        typer.Option(help="NAME:COUNT: size of a shared resource; may be repeated.", rich_help_panel=MODELS),
     ] = None
     strict_readiness: Annotated[bool, typer.Option(help="Ready only when every model is.", rich_help_panel=MODELS)] = (
         True
     )
-    exit_on_error: Annotated[bool, typer.Option(help="End when a model does not load.", rich_help_panel=MODELS)] = True
+    exit_on_error: Annotated[
+        bool, typer.Option(help="Exit when a model does not load at start.", rich_help_panel=MODELS)
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +114,18 @@ class ListenOptions:
     )
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=LISTENING)] = "0.0.0.0"
     http_address: Annotated[
-        str, typer.Option(help="Instead of --host.", show_default=False, rich_help_panel=LISTENING)
+        str,
+        typer.Option(help="Address of this port, instead of --host.", show_default=False, rich_help_panel=LISTENING),
     ] = ""
     grpc_address: Annotated[
-        str, typer.Option(help="Instead of --host.", show_default=False, rich_help_panel=LISTENING)
+        str,
+        typer.Option(help="Address of this port, instead of --host.", show_default=False, rich_help_panel=LISTENING),
     ] = ""
     metrics_address: Annotated[
-        str, typer.Option(help="Instead of --http-address.", show_default=False, rich_help_panel=LISTENING)
+        str,
+        typer.Option(
+            help="Address of this port, instead of --http-address.", show_default=False, rich_help_panel=LISTENING
+        ),
     ] = ""
     http_port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535, rich_help_panel=LISTENING)] = (
         8000
@@ -132,12 +143,12 @@ class ListenOptions:
         bool, typer.Option(help="Serve the web page at / over HTTP.", rich_help_panel=LISTENING)
     ] = True
     http_max_input_size: Annotated[
-        int, typer.Option(help="Bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
+        int, typer.Option(help="Most bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
     ] = DEFAULT_MAX_INPUT_BYTES
     request_memory: Annotated[
         int | None,
         typer.Option(
-            help="Bytes that all requests under way may take.",
+            help="Most bytes of memory for all running requests.",
             min=1,
             show_default="a quarter of the memory",
             rich_help_panel=LISTENING,
@@ -146,7 +157,7 @@ class ListenOptions:
     request_memory_each: Annotated[
         int | None,
         typer.Option(
-            help="Bytes that one of them may take.",
+            help="Most bytes of memory for one request.",
             min=1,
             show_default="a quarter of --request-memory",
             rich_help_panel=LISTENING,
@@ -163,20 +174,22 @@ class ListenOptions:
     ] = ""
     grpc_infer_response_compression_level: Annotated[
         CompressionLevel,
-        typer.Option(help="Of answers to clients that understand it.", rich_help_panel=LISTENING),
+        typer.Option(help="Compression of gRPC answers.", rich_help_panel=LISTENING),
     ] = CompressionLevel.NONE
     http_use_ssl: Annotated[bool, typer.Option(help="HTTPS only.", rich_help_panel=LISTENING)] = False
     http_use_ssl_mutual: Annotated[
-        bool, typer.Option(help="And only for clients with a certificate.", rich_help_panel=LISTENING)
+        bool, typer.Option(help="Also require a client certificate.", rich_help_panel=LISTENING)
     ] = False
     http_server_cert: Annotated[
-        str, typer.Option(help="PEM: the server's certificates.", show_default=False, rich_help_panel=LISTENING)
+        str, typer.Option(help="PEM: the server's certificate chain.", show_default=False, rich_help_panel=LISTENING)
     ] = ""
     http_server_key: Annotated[
-        str, typer.Option(help="PEM: the key of the first of them.", show_default=False, rich_help_panel=LISTENING)
+        str,
+        typer.Option(help="PEM: the key of the server's certificate.", show_default=False, rich_help_panel=LISTENING),
     ] = ""
     http_root_cert: Annotated[
-        str, typer.Option(help="PEM: who signs clients' certificates.", show_default=False, rich_help_panel=LISTENING)
+        str,
+        typer.Option(help="PEM: the authority of client certificates.", show_default=False, rich_help_panel=LISTENING),
     ] = ""
     metrics_use_ssl: Annotated[
         bool,
@@ -184,42 +197,48 @@ class ListenOptions:
     ] = False
     grpc_use_ssl: Annotated[bool, typer.Option(help="gRPC over TLS only.", rich_help_panel=LISTENING)] = False
     grpc_use_ssl_mutual: Annotated[
-        bool, typer.Option(help="And only for clients with a certificate.", rich_help_panel=LISTENING)
+        bool, typer.Option(help="Also require a client certificate.", rich_help_panel=LISTENING)
     ] = False
     grpc_server_cert: Annotated[
-        str, typer.Option(help="PEM: the server's certificates.", show_default=False, rich_help_panel=LISTENING)
+        str, typer.Option(help="PEM: the server's certificate chain.", show_default=False, rich_help_panel=LISTENING)
     ] = ""
     grpc_server_key: Annotated[
-        str, typer.Option(help="PEM: the key of the first of them.", show_default=False, rich_help_panel=LISTENING)
+        str,
+        typer.Option(help="PEM: the key of the server's certificate.", show_default=False, rich_help_panel=LISTENING),
     ] = ""
     grpc_root_cert: Annotated[
-        str, typer.Option(help="PEM: who signs clients' certificates.", show_default=False, rich_help_panel=LISTENING)
+        str,
+        typer.Option(help="PEM: the authority of client certificates.", show_default=False, rich_help_panel=LISTENING),
     ] = ""
     grpc_keepalive_time: Annotated[
-        int, typer.Option(help="Milliseconds of silence until a client is asked.", min=0, rich_help_panel=LISTENING)
+        int,
+        typer.Option(help="Milliseconds of silence until the server pings a client.", min=0, rich_help_panel=LISTENING),
     ] = 7_200_000
     grpc_keepalive_timeout: Annotated[
-        int, typer.Option(help="Milliseconds that it has for an answer.", min=1, rich_help_panel=LISTENING)
+        int, typer.Option(help="Milliseconds that the client has to answer a ping.", min=1, rich_help_panel=LISTENING)
     ] = 20_000
     grpc_keepalive_permit_without_calls: Annotated[
-        bool, typer.Option(help="Ask clients without a running call, too.", rich_help_panel=LISTENING)
+        bool, typer.Option(help="Also ping clients without a running call.", rich_help_panel=LISTENING)
     ] = False
     grpc_max_connection_age: Annotated[
-        int, typer.Option(help="Milliseconds; 0: as long as clients like.", min=0, rich_help_panel=LISTENING)
+        int, typer.Option(help="Milliseconds until a connection is closed; 0: never.", min=0, rich_help_panel=LISTENING)
     ] = 0
     grpc_max_connection_age_grace: Annotated[
-        int, typer.Option(help="Milliseconds for calls to end then; 0: any.", min=0, rich_help_panel=LISTENING)
+        int,
+        typer.Option(
+            help="Milliseconds that its calls may take to end; 0: no limit.", min=0, rich_help_panel=LISTENING
+        ),
     ] = 0
     shutdown_delay_secs: Annotated[
         float,
         typer.Option(
-            help="How long requests are still taken after SIGTERM, while readiness says no: until balancers know.",
+            help="Seconds after SIGTERM in which the server is not ready but accepts requests, for load balancers.",
             min=0,
             rich_help_panel=LISTENING,
         ),
     ] = 0
     exit_timeout_secs: Annotated[
-        float, typer.Option(help="How long running requests may finish.", min=0, rich_help_panel=LISTENING)
+        float, typer.Option(help="Seconds that running requests may take to end.", min=0, rich_help_panel=LISTENING)
     ] = 30
 
 
@@ -228,13 +247,16 @@ class AccessOptions:
     api_keys: Annotated[
         Path | None,
         typer.Option(
-            help="YAML file of API keys: every call but health takes one.", show_default=False, rich_help_panel=ACCESS
+            help="YAML file of API keys; every call except health checks requires one.",
+            show_default=False,
+            rich_help_panel=ACCESS,
         ),
     ] = None
     http_restricted_api: Annotated[
         list[str] | None,
         typer.Option(
-            help="API,API:HEADER=VALUE: only for requests with this header; may be repeated.", rich_help_panel=ACCESS
+            help="API,API:HEADER=VALUE: restrict calls to requests with this header; may be repeated.",
+            rich_help_panel=ACCESS,
         ),
     ] = None
     grpc_restricted_protocol: Annotated[
@@ -246,7 +268,7 @@ class AccessOptions:
     cors_allow_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="SCHEME://HOST:PORT whose pages may use the HTTP port, or *; may be repeated.",
+            help="Origin (SCHEME://HOST:PORT, or *) whose web pages may use the HTTP port; may be repeated.",
             rich_help_panel=ACCESS,
         ),
     ] = None
@@ -276,14 +298,14 @@ class EngineOptions:
         bool,
         typer.Option(
             "--engine-process",
-            help="Engines in processes of their own, started again when they die.",
+            help="Run each engine in its own process, and restart it when it dies.",
             rich_help_panel=ENGINE,
         ),
     ] = False
     cluster: Annotated[
         str,
         typer.Option(
-            help="NAMESPACE.NAME[,KEY=VALUE]: get tokens from these llmserve workers; open no engine here.",
+            help="NAMESPACE.NAME[,KEY=VALUE]: get tokens from these workers; no engine runs here.",
             show_default=False,
             rich_help_panel=ENGINE,
         ),
@@ -295,14 +317,14 @@ class EngineOptions:
     require_gate: Annotated[
         list[str] | None,
         typer.Option(
-            help="Suite that every engine must have passed; alone, or any: any suite; may be repeated.",
+            help="Suite that every engine must have passed; without a value, or any: any suite; may be repeated.",
             rich_help_panel=ENGINE,
         ),
     ] = None
     verify_engine_every: Annotated[
         float,
         typer.Option(
-            help="Seconds after which an engine's files are hashed again; one that changed is not ready; 0: never.",
+            help="Seconds between hashes of an engine's files; a changed engine is not ready; 0: never.",
             min=0,
             rich_help_panel=ENGINE,
         ),
@@ -320,7 +342,8 @@ class MetricsOptions:
         typer.Option(help="KEY=VALUE, such as summary_latencies=true; may be repeated.", rich_help_panel=METRICS),
     ] = None
     metrics_interval_ms: Annotated[
-        float, typer.Option(help="How long readings of the machine are kept.", min=0, rich_help_panel=METRICS)
+        float,
+        typer.Option(help="Milliseconds for which readings of the machine are cached.", min=0, rich_help_panel=METRICS),
     ] = 2000
     allow_cpu_metrics: Annotated[bool, typer.Option(help="Show nv_cpu_*.", rich_help_panel=METRICS)] = True
     allow_gpu_metrics: Annotated[bool, typer.Option(help="Show nv_gpu_*.", rich_help_panel=METRICS)] = True
@@ -329,14 +352,14 @@ class MetricsOptions:
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
     log_verbose: Annotated[
-        int, typer.Option(help="Above 0: each request, and details.", min=0, rich_help_panel=LOGGING)
+        int, typer.Option(help="Above 0: log each request, and details.", min=0, rich_help_panel=LOGGING)
     ] = 0
     log_info: Annotated[bool, typer.Option(help="Print information.", rich_help_panel=LOGGING)] = True
     log_warning: Annotated[bool, typer.Option(help="Print warnings.", rich_help_panel=LOGGING)] = True
     log_error: Annotated[bool, typer.Option(help="Print errors.", rich_help_panel=LOGGING)] = True
     log_format: Annotated[str, typer.Option(help="default, ISO8601 or json.", rich_help_panel=LOGGING)] = "default"
     log_file: Annotated[
-        str, typer.Option(help="Instead of standard error.", show_default=False, rich_help_panel=LOGGING)
+        str, typer.Option(help="Log file, instead of standard error.", show_default=False, rich_help_panel=LOGGING)
     ] = ""
     trace_config: Annotated[
         list[str] | None,

@@ -18,9 +18,9 @@ from llmserve.errors import InvalidArgument
 def command(
     engine: Annotated[Path, typer.Argument(help="Engine directory.", show_default=False)],
 ) -> None:
-    """Time an engine's tactics on this machine, and keep the times beside it: for one that was built elsewhere.
+    """Time an engine's tactics on this machine, and store the times beside it.
 
-    No answer changes; a server uses them when it loads the engine the next time."""
+    No answer changes. A server uses them when it next loads the engine."""
     directory = EngineDirectory.open(engine)
     try:
         with terminated_as_exception(), shown_progress() as progress:

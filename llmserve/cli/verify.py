@@ -19,7 +19,7 @@ ENGINES = Path("engines")
 def command(
     answer: Annotated[
         Path,
-        typer.Argument(help="What a server answered to a request with return_receipt, as JSON.", show_default=False),
+        typer.Argument(help="A server's answer to a request with return_receipt, as JSON.", show_default=False),
     ],
     engine: Annotated[
         Path | None,
@@ -27,7 +27,7 @@ def command(
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; 0: every core that this process may use.")] = 0,
 ) -> None:
-    """Derive served answers again from their receipts, and say whether this engine said them.
+    """Compute served answers again from their receipts, and verify that this engine produced them.
 
     Exit code 0: it did; 1: it did not, or this machine cannot tell."""
     # imported here: the other commands need no guides

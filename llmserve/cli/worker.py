@@ -32,18 +32,22 @@ EventPlane = Annotated[
 ]
 MAX_QUEUE_SIZE = SchedulerSettings().max_queue_size
 QueueSize = Annotated[
-    int, typer.Option(help="Requests that may wait for room; more are passed on.", min=0, rich_help_panel=ENGINE)
+    int,
+    typer.Option(
+        help="Most requests that wait; the front end sends others to another worker.", min=0, rich_help_panel=ENGINE
+    ),
 ]
 
 
 def command(
     engine: Annotated[Path, typer.Argument(help="Engine directory, made by llmserve build.")],
     name: Annotated[
-        str, typer.Option(help="Under which clients ask.", show_default="the directory's", rich_help_panel=CLUSTER)
+        str, typer.Option(help="Model name for clients.", show_default="the directory's", rich_help_panel=CLUSTER)
     ] = "",
     namespace: Namespace = "dynamo",
     component: Annotated[
-        str, typer.Option(help="One for each model.", show_default="the name", rich_help_panel=CLUSTER)
+        str,
+        typer.Option(help="Component of the cluster; one per model.", show_default="the name", rich_help_panel=CLUSTER),
     ] = "",
     discovery_backend: Discovery = "file",
     request_plane: RequestPlane = "tcp",
@@ -52,24 +56,28 @@ def command(
         bool,
         typer.Option(
             "--without-migration",
-            help="Take presence and frequency penalties: for front ends without --migration-limit.",
+            help="Accept presence and frequency penalties; use it with front ends without --migration-limit.",
             rich_help_panel=CLUSTER,
         ),
     ] = False,
     drain_s: Annotated[
         float,
-        typer.Option("--drain-seconds", help="For answers under way, at the end.", min=0, rich_help_panel=CLUSTER),
+        typer.Option(
+            "--drain-seconds", help="Seconds for running answers after SIGTERM.", min=0, rich_help_panel=CLUSTER
+        ),
     ] = 30.0,
-    threads: Annotated[int, typer.Option(help="0: every core that this process may use.", rich_help_panel=ENGINE)] = 0,
+    threads: Annotated[
+        int, typer.Option(help="Engine threads; 0: every core that this process may use.", rich_help_panel=ENGINE)
+    ] = 0,
     max_kv_tokens: Annotated[
-        int, typer.Option(help="Of the KV cache; 0: what the batch can use.", rich_help_panel=ENGINE)
+        int, typer.Option(help="Tokens in the KV cache; 0: what the batch can use.", rich_help_panel=ENGINE)
     ] = 0,
     max_queue_size: QueueSize = MAX_QUEUE_SIZE,
     kv_cache_fraction: Annotated[
-        float, typer.Option(help="Of the memory left after the weights, at most.", rich_help_panel=ENGINE)
+        float, typer.Option(help="Most of the free memory that the KV cache may take.", rich_help_panel=ENGINE)
     ] = 0.9,
 ) -> None:
-    """Answer as a worker of NVIDIA Dynamo, until SIGTERM; Dynamo's own variables (DYN_...) say where."""
+    """Run as a worker of NVIDIA Dynamo until SIGTERM; Dynamo's variables (DYN_...) set the addresses."""
     choices = {"discovery-backend": (discovery_backend, DISCOVERY), "request-plane": (request_plane, REQUEST_PLANES)}
     for flag, (value, known) in (choices | {"event-plane": (event_plane, EVENT_PLANES)}).items():
         if value not in known:

@@ -39,14 +39,14 @@ class BenchOptions:
         typer.Option(help="/v1/chat/completions, /v1/completions, or Triton's gRPC.", rich_help_panel=SERVER),
     ] = Protocol.CHAT
     model: Annotated[
-        str, typer.Option(help="Its name.", show_default="the only one; for grpc ensemble", rich_help_panel=SERVER)
+        str, typer.Option(help="Model name.", show_default="the only one; for grpc ensemble", rich_help_panel=SERVER)
     ] = ""
     api_key: ApiKeyOption = ""
     root_certificates: RootCertificatesOption = None
     concurrency: Annotated[
         str,
         typer.Option(
-            help="Users who ask again when they are answered; several numbers (1,2,4) are a sweep.",
+            help="Number of users; each asks again when answered. Several numbers (1,2,4) are a sweep.",
             show_default=DEFAULT_CONCURRENCY,
             rich_help_panel=LOAD,
         ),
@@ -54,74 +54,82 @@ class BenchOptions:
     rate: Annotated[
         str,
         typer.Option(
-            help="Requests a second instead, which wait for nobody; several numbers are a sweep.",
+            help="Requests a second, instead of --concurrency; several numbers are a sweep.",
             show_default=False,
             rich_help_panel=LOAD,
         ),
     ] = ""
     arrivals: Annotated[str, typer.Option(help=f"With --rate: {ARRIVALS}.", rich_help_panel=LOAD)] = "poisson"
     requests: Annotated[
-        int | None, typer.Option(help="How many.", show_default=str(DEFAULT_REQUESTS), min=1, rich_help_panel=LOAD)
+        int | None,
+        typer.Option(help="Number of requests.", show_default=str(DEFAULT_REQUESTS), min=1, rich_help_panel=LOAD),
     ] = None
     duration: Annotated[
         float | None,
-        typer.Option(help="Or seconds in which requests are begun.", show_default=False, rich_help_panel=LOAD),
+        typer.Option(
+            help="Seconds in which requests start, instead of --requests.", show_default=False, rich_help_panel=LOAD
+        ),
     ] = None
     grace: Annotated[
-        float, typer.Option(help="With --duration: seconds for those under way then.", min=0, rich_help_panel=LOAD)
+        float,
+        typer.Option(help="With --duration: seconds that running requests then have.", min=0, rich_help_panel=LOAD),
     ] = 30
-    warmup: Annotated[int, typer.Option(help="Requests before, which count nothing.", min=0, rich_help_panel=LOAD)] = 5
-    timeout: Annotated[float, typer.Option(help="Seconds for a request.", rich_help_panel=LOAD)] = 600
-    input_tokens: Annotated[str, typer.Option(help=f"Of a prompt: {LENGTHS}.", rich_help_panel=REQUESTS)] = "128"
-    output_tokens: Annotated[str, typer.Option(help="Of an answer, in the same words.", rich_help_panel=REQUESTS)] = (
-        "64"
-    )
+    warmup: Annotated[int, typer.Option(help="Requests before the measurement.", min=0, rich_help_panel=LOAD)] = 5
+    timeout: Annotated[float, typer.Option(help="Seconds until a request fails.", rich_help_panel=LOAD)] = 600
+    input_tokens: Annotated[str, typer.Option(help=f"Tokens of a prompt: {LENGTHS}.", rich_help_panel=REQUESTS)] = "128"
+    output_tokens: Annotated[
+        str, typer.Option(help="Tokens of an answer, in the same form.", rich_help_panel=REQUESTS)
+    ] = "64"
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Prompts of a file instead: one a line; .jsonl with prompt or messages, and max_tokens.",
+            help="File of prompts: one per line, or .jsonl with prompt or messages, and max_tokens.",
             show_default=False,
             rich_help_panel=REQUESTS,
         ),
     ] = None
     prefix_tokens: Annotated[
-        int, typer.Option(help="In front of each prompt, shared with others.", min=0, rich_help_panel=REQUESTS)
+        int, typer.Option(help="Tokens of a shared beginning of the prompts.", min=0, rich_help_panel=REQUESTS)
     ] = 0
-    num_prefixes: Annotated[int, typer.Option(help="Different ones.", min=1, rich_help_panel=REQUESTS)] = 1
+    num_prefixes: Annotated[
+        int, typer.Option(help="Number of different beginnings.", min=1, rich_help_panel=REQUESTS)
+    ] = 1
     tokenizer_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Engine or checkpoint: prompts of exactly these lengths.",
+            help="Engine or checkpoint whose tokenizer makes prompts of exact lengths.",
             show_default="the server is asked how long words are",
             rich_help_panel=REQUESTS,
         ),
     ] = None
     ignore_eos: Annotated[
-        bool, typer.Option(help="Answers are as long as --output-tokens.", rich_help_panel=REQUESTS)
+        bool, typer.Option(help="Make answers as long as --output-tokens.", rich_help_panel=REQUESTS)
     ] = True
     extra: Annotated[
         str,
         typer.Option(
-            help="JSON object: more fields of each request; for grpc, inputs.",
+            help="JSON object of more fields (for grpc: inputs) of each request.",
             show_default=False,
             rich_help_panel=REQUESTS,
         ),
     ] = ""
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.", min=0, rich_help_panel=REQUESTS)] = 0
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.", min=0, rich_help_panel=REQUESTS)] = 0
     slo: Annotated[
         list[str] | None,
-        typer.Option(help="ttft:200ms, itl:50ms or e2e:2s, for the goodput; may be repeated.", rich_help_panel=REPORT),
+        typer.Option(
+            help="Limit for the goodput: ttft:200ms, itl:50ms or e2e:2s; may be repeated.", rich_help_panel=REPORT
+        ),
     ] = None
     json: Annotated[
         Path | None, typer.Option(help="Write everything to a file.", show_default=False, rich_help_panel=REPORT)
     ] = None
     plot: Annotated[
-        Path | None, typer.Option(help="Draw a sweep as SVG.", show_default=False, rich_help_panel=REPORT)
+        Path | None, typer.Option(help="File for a plot of a sweep (SVG).", show_default=False, rich_help_panel=REPORT)
     ] = None
 
 
 def bench(options: BenchOptions) -> None:
-    """Put load on a running server (any of OpenAI's API, or Triton's gRPC) and measure it as NVIDIA's aiperf does."""
+    """Put load on a running server (OpenAI's API or Triton's gRPC) and measure it like NVIDIA's aiperf."""
     # the other commands need no event loop and no HTTP
     from llmserve.cli.bench.measure import measure_and_report
 

@@ -26,8 +26,8 @@ def command(
         Path | None,
         typer.Argument(
             metavar="[ENGINE|CHECKPOINT]",
-            help="Chat with this and no server: an engine directory; a Hugging Face folder or GGUF file, "
-            "which is built first; or a name that `llmserve pull` knows.",
+            help="Chat without a server, with an engine directory, a Hugging Face folder or GGUF file "
+            "(built first), or a name of `llmserve pull`.",
             show_default=False,
         ),
     ] = None,
@@ -37,20 +37,18 @@ def command(
     model: Annotated[str, typer.Option(help="Model to talk to.")] = "ensemble",
     max_tokens: Annotated[int, typer.Option(help="Most tokens in an answer.")] = 256,
     temperature: Annotated[float | None, typer.Option(help="0: greedy.", show_default=False)] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.", show_default=False)] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from this much probability.", show_default=False)] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.", show_default=False)] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from this probability.", show_default=False)] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="1: none.", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random draws.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random draws.", show_default=False)] = None,
     param: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE: any other, as /params has them: guide=json, log_probs=on; may be repeated."),
     ] = None,
-    load: Annotated[
-        Path | None, typer.Option(help="A conversation that /save has written.", show_default=False)
-    ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Tokens and speed behind each answer.")] = False,
-    markdown: Annotated[bool, typer.Option(help="Render it, on a terminal.")] = True,
-    history: Annotated[bool, typer.Option(help="Keep what is typed for the next chat.")] = True,
+    load: Annotated[Path | None, typer.Option(help="Load a conversation of /save.", show_default=False)] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print tokens and speed after each answer.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Render markdown on a terminal.")] = True,
+    history: Annotated[bool, typer.Option(help="Store the lines that you type for the next chat.")] = True,
     tokenizer_dir: Annotated[
         Path | None,
         typer.Option(help="Engine or checkpoint whose chat format is applied if the model takes only text."),
