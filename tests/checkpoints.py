@@ -309,7 +309,15 @@ KINDS |= {
         "tie_word_embeddings": True,
     },
 }
-MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2")))
+KINDS["gpt-oss"] = CHOOSERS | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "intermediate_size": 48,
+    "num_local_experts": 7,
+    "attention_bias": True,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False},
+}
+MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
 W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
 EXPERT_NAMES = {"mixtral": W1_NAMES, "minimax_m2": W1_NAMES}  # else "mlp" and the names of an MLP
 
@@ -383,6 +391,8 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
 
 def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
+    if model_type == "gpt_oss":
+        return shapes
     if model_type == "granitemoe":
         published = {"router.weight": "router.layer.weight"}
         published |= {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight"}

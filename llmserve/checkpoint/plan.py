@@ -112,7 +112,7 @@ class WeightPlan:
             dtype_stored, stored_name = self._checkpoint.tensors[source].dtype, self._checkpoint.stored_name(source)
             rows, height = self._checkpoint.rows(source), math.prod(shape) // math.prod(param.shape[1:])
             if height != shape[0]:
-                rows = StackedRows(rows, shape[1])
+                rows = StackedRows(rows, height // shape[0], param.is_transposed)
             if stored_pairs is not None:
                 rows = ReorderedRows(rows, pair_order(height, stored_pairs.head_dim, stored_pairs.rotary_dim))
             parts.append(_Part(rows, DTYPES[dtype_stored], stored_name, begin, begin + height))

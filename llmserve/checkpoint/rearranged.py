@@ -37,10 +37,12 @@ class StackedRows:
 
     source: Rows
     num_rows: int  # of each matrix
+    is_transposed: bool = False  # it is [experts, columns, rows]
 
     def __getitem__(self, rows: slice, /) -> Tensor:
         first, last = rows.start // self.num_rows, -(-rows.stop // self.num_rows)
         matrices = self.source[first:last]
+        matrices = matrices.swapaxes(1, 2) if self.is_transposed else matrices
         offset = first * self.num_rows
         return matrices.reshape(-1, *matrices.shape[2:])[rows.start - offset : rows.stop - offset]
 

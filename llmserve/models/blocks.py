@@ -54,6 +54,7 @@ def attention(
     scale: float | None = None,
     soft_cap: float = 0.0,
     alibi_slopes: tuple[float, ...] = (),
+    sinks: str | None = None,
 ) -> Value:
     """Over the layer's window. `scale` None: one over the root of the head size."""
     q, k, v = qkv
@@ -69,6 +70,7 @@ def attention(
         window=spec.window(layer),
         soft_cap=soft_cap,
         alibi_slopes=alibi_slopes,
+        sinks=sinks,
     )
 
 

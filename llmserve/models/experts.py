@@ -9,7 +9,7 @@ from typing import Any
 from llmserve.models import blocks, weights
 from llmserve.models.config import MAX_COUNT, ConfigReader
 from llmserve.models.graph import Graph, Value
-from llmserve.models.spec import DecoderSpec, Param, Shard
+from llmserve.models.spec import DecoderSpec, Pairs, Param, Shard
 
 # transformers 5 writes the first for some families of others
 COUNT_KEYS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
@@ -28,6 +28,7 @@ class Mixture:
     router: str = "gate"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # in each expert
     stacked: tuple[str, str] | None = None  # tensors that have gate and up, and down, of all experts
+    is_transposed: bool = False  # these have inputs as rows, and gate and up in turns; with a bias each, and the router
     sigmoid: bool = False  # scores are sigmoids of the router's logits, not their softmax
     correction: str = ""  # the tensor that is added to scores to choose by
     correction_is_row: bool = False  # of a matrix
@@ -76,10 +77,11 @@ def read_dense_layers(reader: ConfigReader, num_layers: int) -> Collection[int]:
 def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
     """The router is not rounded: it chooses."""
     source, name = f"{weights.layer_source(layer)}.{mixture.module}", f"layers.{layer}.mlp"
-    router = weights.copied(
-        f"{name}.router", f"{source}.{mixture.router}.weight", (mixture.num_experts, spec.hidden_size)
-    )
-    found = [router, *_expert_params(spec, mixture, source, name)]
+    router = f"{source}.{mixture.router}"
+    found = [weights.copied(f"{name}.router", f"{router}.weight", (mixture.num_experts, spec.hidden_size))]
+    if mixture.is_transposed:
+        found.append(weights.copied(f"{name}.router.bias", f"{router}.bias", (mixture.num_experts,)))
+    found += [*_expert_params(spec, mixture, source, name)]
     if mixture.correction:
         shape = (mixture.num_experts,)
         stored = (1, *shape) if mixture.correction_is_row else shape
@@ -96,6 +98,8 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
 
 def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
     inner, hidden, count = mixture.expert_size, spec.hidden_size, mixture.num_experts
+    if mixture.stacked and mixture.is_transposed:
+        return _transposed_params(spec, mixture, source, name)
     if mixture.stacked:
         shapes = {"gate_up": (count, 2 * inner, hidden), "down": (count, hidden, inner)}
         return [
@@ -115,17 +119,37 @@ def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) 
     ]
 
 
+def _transposed_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
+    count, found = mixture.num_experts, []
+    sizes = (2 * mixture.expert_size, spec.hidden_size), (spec.hidden_size, mixture.expert_size)
+    for part, module, (rows, columns) in zip(("gate_up", "down"), mixture.stacked or (), sizes, strict=True):
+        pairs = (Pairs(rows, rows) if part == "gate_up" else None,)
+        found += [
+            Param(
+                f"{name}.experts.{part}", (count * rows, columns), (f"{source}.{module}",), ((count, columns, rows),),
+                pairs=pairs, quantizable=True, is_transposed=True,
+            ),
+            Param(
+                f"{name}.experts.{part}.bias", (count * rows,), (f"{source}.{module}_bias",), ((count, rows),),
+                pairs=pairs,
+            ),
+        ]  # fmt: skip
+    return found
+
+
 def mixture_of_experts(
     g: Graph, spec: DecoderSpec, mixture: Mixture, x: Value, layer: int, *, activation: str
 ) -> Value:
     name = f"layers.{layer}.mlp"
-    logits = g.linear(x, f"{name}.router", mixture.num_experts)
+    has_biases = mixture.is_transposed
+    logits = g.linear(x, f"{name}.router", mixture.num_experts, bias=f"{name}.router.bias" if has_biases else None)
     routes = g.route(
         logits, experts_per_token=mixture.experts_per_token, renormalize=mixture.renormalize, sigmoid=mixture.sigmoid,
         bias=f"{name}.correction" if mixture.correction else None, factor=mixture.factor,
     )  # fmt: skip
     matrices = f"{name}.experts.gate_up", f"{name}.experts.down"
-    y = g.experts(x, routes, *matrices, num_experts=mixture.num_experts, activation=activation)
+    biases = (f"{matrices[0]}.bias", f"{matrices[1]}.bias") if has_biases else None
+    y = g.experts(x, routes, *matrices, num_experts=mixture.num_experts, activation=activation, biases=biases)
     if not mixture.shared:
         return y
     gate = g.linear(x, f"{name}.gate", 1) if mixture.shared_gate else None

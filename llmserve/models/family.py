@@ -70,6 +70,7 @@ class FamilySpec(DecoderSpec):
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0  # 0: none
     normalized_head: bool = False  # the rows of the head are divided by their L2 norm
+    sinks: bool = False  # each head has a score for a position without a value
     mixture: Mixture | None = None
 
     def rope_of(self, layer: int) -> Rope | None:
@@ -115,6 +116,11 @@ def params(spec: FamilySpec) -> list[Param]:
             *norm("attn.norm", norms.attention),
             *weights.qkv(spec, i, fused=spec.fused_qkv, bias=spec.qkv_bias, rotary_dim=_rotary_dim(spec, i)),
             *_head_norm_params(spec, i),
+            *(
+                [weights.copied(f"{name}.attn.sinks", f"{source}.self_attn.sinks", (spec.num_heads,))]
+                if spec.sinks
+                else ()
+            ),
             *weights.output(spec, i, bias=spec.output_bias),
             *norm("attn.post_norm", norms.after_attention),
             *norm("mlp.norm", norms.mlp),
@@ -172,7 +178,7 @@ def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
         q, k = blocks.turned(g, spec, rope, q, k)
     y = blocks.attention(
         g, spec, (q, k, v), layer, scale=spec.attention_scale, soft_cap=spec.attention_soft_cap,
-        alibi_slopes=spec.alibi_slopes,
+        alibi_slopes=spec.alibi_slopes, sinks=f"layers.{layer}.attn.sinks" if spec.sinks else None,
     )  # fmt: skip
     return blocks.output(g, spec, y, layer, bias=spec.output_bias)
 

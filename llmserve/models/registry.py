@@ -22,6 +22,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "glm",
     "glm4",
     "glm4_moe",
+    "gpt_oss",
     "granite",
     "granite_moe",
     "hunyuan",

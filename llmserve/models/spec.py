@@ -56,6 +56,7 @@ class Param:
     shard: Shard = Shard.NONE
     quantizable: bool = False
     is_exact: bool = False  # in float32, whatever the engine's dtype
+    is_transposed: bool = False  # the source has the columns of each expert's matrix as rows
     pairs: tuple[Pairs | None, ...] = ()  # of each source; empty: of none
     duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
 

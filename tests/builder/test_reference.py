@@ -106,6 +106,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_qk_norm": False, "norm_topk_prob": False},
     ),
     "minimax-m2 that turns whole heads": ("minimax-m2", {"rotary_dim": 16, "num_experts_per_tok": 1}),
+    "gpt-oss by layer type": ("gpt-oss", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "gpt-oss without attention biases": ("gpt-oss", {"attention_bias": False, "num_experts_per_tok": 7}),
     "ernie4.5-moe untied": ("ernie4.5-moe", {"moe_num_shared_experts": 0, "tie_word_embeddings": False}),
     "glm with three quarters of a head": ("glm", {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}),
     "glm4 with whole heads": ("glm4", {"partial_rotary_factor": 1.0, "attention_bias": False}),

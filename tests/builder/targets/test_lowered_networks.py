@@ -37,6 +37,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "glm": ("2a495f40b4f5fed4", "28b4c1c382aa573e", "261fd57b6e531abc"),
     "glm4": ("cdca82956854cec2", "facff749fea4416b", "86f4c14cc1671b07"),
     "glm4-moe": ("28286f4494044448", "3d90a4c04a932ab4", "4f53cda18c2baa0c"),
+    "gpt-oss": ("d7463fde25ee4835", "cd697de4a22e1819", "4f53cda18c2baa0c"),
     "granite": ("4693efb6d98c2f28", "5dc6e1959e879a5d", "35810e70a92e6530"),
     "granite-moe": ("fd0dbc13d6cb192c", "1c9587ae674b10db", "4f53cda18c2baa0c"),
     "hunyuan": ("1efed54179ccbbf9", "9bad7de0b0d85846", "367d8fa94e1b3cb2"),

@@ -87,7 +87,8 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
   const size_t length = c.start + c.rows, blocks = (length + c.block_size - 1) / c.block_size;
   const size_t heads = kKvHeads * c.group, kv_width = kKvHeads * c.head_dim, width = heads * c.head_dim;
   Typed keys(random, length * kv_width, DType::kF32), values(random, length * kv_width, DType::kF32);
-  const auto q = random.numbers(c.rows * width), slopes = random.numbers(heads);
+  const auto q = random.numbers(c.rows * width), slopes = random.numbers(heads), sinks = random.numbers(heads);
+  const bool has_sinks = c.group % 2 == 0;
   const auto table = random.numbers(length * c.rotary_dim);
   const View<const float> angles = {c.rope ? table.data() : nullptr, c.rotary_dim};
   std::vector<int32_t> block_ids(blocks), slots(length);
@@ -106,11 +107,18 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
   const float scale = 0.3f;
   const AttentionArgs args = {shape, {q.data(), width}, angles, c.rotary_dim, {y.data(), width}, key_plane.data(),
                               value_plane.data(), block_ids.data(), heads, c.start, c.window, scale, c.soft_cap,
-                              c.alibi ? slopes.data() : nullptr};
+                              c.alibi ? slopes.data() : nullptr, has_sinks ? sinks.data() : nullptr};
   const auto kernel = integers ? k.attention_int8 : k.attention;
   for (size_t head = 0; head < kKvHeads; ++head) kernel(args, head, 0, c.rows, scratch.data());
 
   std::vector<float> queries = c.rope ? turned(q, table, c, width) : q, value_scales;
+  if (c.rope) {  // which is a kernel of its own, too
+    std::vector<float> found(q.size());
+    k.rope({q.data(), width}, angles, c.rotary_dim, c.head_dim, width, c.rows, {found.data(), width});
+    bool same = true;
+    for (size_t i = 0; i < found.size(); ++i) same = same && std::fabs(found[i] - queries[i]) <= 1e-5;
+    expect(same, k.name, "rope", c.head_dim);
+  }
   if (c.rope) keys.values = turned(keys.values, table, c, kv_width);
   if (integers) {
     mix(queries, c.head_dim, true);
@@ -138,7 +146,8 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
         weights.push_back(std::exp(score - (c.alibi ? slopes[h] : 0.0) * static_cast<double>(end - 1 - p)));
         if (integers) scales.push_back(value_scales[p * kKvHeads + h / c.group]);
       }
-      const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+      const double sink = has_sinks ? std::exp(double{sinks[h]}) : 0.0;
+      const double total = std::accumulate(weights.begin(), weights.end(), sink);
       if (integers) round_shares(weights, scales, first);
       for (size_t p = first; p < end; ++p) {
         for (size_t d = 0; d < c.head_dim; ++d) wanted[d] += weights[p - first] * values.values[p * kv_width + kv + d];

@@ -1,5 +1,6 @@
 // Runs the kernels of every variant on buffers of exactly the size they need, and the engine on damaged files, under
 // address and undefined-behaviour sanitizers. Usage: kernel_tests SCRATCH_FILE ENGINE_FILE...; exits 0 when all is well.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -51,18 +52,23 @@ void test_rowwise(const KernelTable& k, Random& random) {
     auto gated = x;
     const float extreme[] = {-1e20f, -200.0f, -88.5f, -80.1f, -79.9f, -0.0f, 200.0f, 1e20f};
     for (size_t i = 0; i < width && i < std::size(extreme); ++i) gated[i] = extreme[i];
-    const auto test_gated = [&](auto kernel, double (*activation)(double), const char* name) {
+    const auto test_gated = [&](auto kernel, double (*made)(double gate, double up), const char* name) {
       kernel({gated.data(), 2 * width}, width, rows, {y.data(), width});
       for (size_t i = 0; i < rows * width; ++i) {
         const double gate = gated[i / width * 2 * width + i % width];
         const double up = gated[i / width * 2 * width + width + i % width];
-        equal = equal && near(y[i], activation(gate) * up);
+        equal = equal && near(y[i], made(gate, up));
       }
       expect(equal, k.name, name, width);
     };
-    test_gated(k.gated_silu, [](double x) { return x / (1.0 + std::exp(-x)); }, "gated_silu");
-    test_gated(k.gated_gelu_tanh, gelu_tanh, "gated_gelu_tanh");
-    test_gated(k.gated_gelu, [](double x) { return 0.5 * x * std::erfc(-x * std::sqrt(0.5)); }, "gated_gelu");
+    test_gated(k.gated_silu, [](double x, double up) { return x / (1.0 + std::exp(-x)) * up; }, "gated_silu");
+    test_gated(k.gated_gelu_tanh, [](double x, double up) { return gelu_tanh(x) * up; }, "gated_gelu_tanh");
+    test_gated(k.gated_gelu, [](double x, double up) { return 0.5 * x * std::erfc(-x * std::sqrt(0.5)) * up; }, "gated_gelu");
+    const auto clamped = [](double x, double up) {
+      x = std::min(x, 7.0);
+      return x / (1.0 + std::exp(-1.702 * x)) * (std::clamp(up, -7.0, 7.0) + 1.0);
+    };
+    test_gated(k.gated_clamped, clamped, "gated_clamped");
 
     auto scaled = x, capped = gated;
     k.scale({scaled.data(), 2 * width}, -1.75f, width, rows);
