@@ -210,7 +210,7 @@ class GenerateRequest:
         if room == self.sampling.max_tokens:
             return ""
         return (
-            f"max_tokens is {self.sampling.max_tokens}, and behind a prompt of {len(self.prompt_ids)} tokens there is "
+            f"max_tokens is {self.sampling.max_tokens}, and after a prompt of {len(self.prompt_ids)} tokens there is "
             f"room for {room}: this engine's max_seq_len is {max_seq_len}"
         )
 

@@ -101,7 +101,7 @@ _LLM = (
     Metric("llmserve_engine_restarts_total", "counter", "How often the engine's own process was started again"),
     Metric("llmserve_prompt_tokens_total", "counter", "Tokens computed of prompts and of what was preempted"),
     Metric("llmserve_generation_tokens_total", "counter", "Tokens sampled"),
-    Metric("llmserve_preemptions_total", "counter", "Answers that gave way and were computed again"),
+    Metric("llmserve_preemptions_total", "counter", "Answers that were preempted and computed again"),
     Metric("llmserve_drafted_tokens_total", "counter", "Tokens drafted by speculative decoding"),
     Metric("llmserve_accepted_tokens_total", "counter", "Drafted tokens that were accepted"),
     Metric("llmserve_time_to_first_token_seconds", "histogram", "From a request's arrival to its first token"),
@@ -134,7 +134,7 @@ _KEY = (
     Metric("llmserve_key_prompt_tokens_total", "counter", "Tokens of an API key's prompts", KEY),
     Metric("llmserve_key_generation_tokens_total", "counter", "Tokens of an API key's answers", KEY),
     Metric("llmserve_key_queue_time_seconds", "summary", "From an API key's request to its first step", KEY),
-    Metric("llmserve_key_preemptions_total", "counter", "How often an API key's answers gave way", KEY),
+    Metric("llmserve_key_preemptions_total", "counter", "How often an API key's answers were preempted", KEY),
 )
 
 METRICS: Mapping[str, Metric] = {

@@ -194,6 +194,6 @@ def _load(path: Path, parse: Any, kind: Any, half: str) -> Any:
         raise InvalidArgument(f"{path} is not the {half} half of a key in PEM, without a password: {error}") from error
     if not isinstance(key, kind):
         raise InvalidArgument(
-            f"{path} is no Ed25519 key; make one with: openssl genpkey -algorithm ed25519 -out {path}"
+            f"{path} is not an Ed25519 key; make one with: openssl genpkey -algorithm ed25519 -out {path}"
         )
     return key

@@ -126,7 +126,7 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
         Signer.load(public)
     with pytest.raises(InvalidArgument, match="is not the public half"):
         Verifier.load(private)
-    with pytest.raises(InvalidArgument, match="is no Ed25519 key"):
+    with pytest.raises(InvalidArgument, match="is not an Ed25519 key"):
         Signer.load(rsa)
 
 

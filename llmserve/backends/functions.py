@@ -92,7 +92,7 @@ class FunctionInstance:
         self.abandon()
         await asyncio.to_thread(self._thread.join, FINISH_TIMEOUT_S)
         if self._thread.is_alive():
-            logger.warning("model instance '%s' is still busy after %g s: left behind", self.name, FINISH_TIMEOUT_S)
+            logger.warning("model instance '%s' is still busy after %g s: abandoned", self.name, FINISH_TIMEOUT_S)
 
     def _serve(self) -> None:
         while (batch := self._inbox.get()) is not None:

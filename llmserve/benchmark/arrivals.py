@@ -63,7 +63,7 @@ def parse_arrivals(text: str) -> Arrivals:
             return Bursts(int(rest))
     except ValueError:
         pass
-    raise InvalidArgument(f"{text!r} is no arrival process: {FORMS}")
+    raise InvalidArgument(f"{text!r} is not an arrival process: {FORMS}")
 
 
 def arrival_times(arrivals: Arrivals, rate: float, generator: np.random.Generator) -> Iterator[float]:

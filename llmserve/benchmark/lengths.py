@@ -90,7 +90,7 @@ def parse_lengths(text: str) -> Lengths:
                 return Normal(mean, deviation) if kind == "normal" else LogNormal(mean, deviation)
     except ValueError:
         pass
-    raise InvalidArgument(f"{text!r} is no length: {FORMS}; lengths are from 1 to {MAX_LENGTH}")
+    raise InvalidArgument(f"{text!r} is not a valid length: {FORMS}; lengths are from 1 to {MAX_LENGTH}")
 
 
 def _listed(path: Path) -> Listed:

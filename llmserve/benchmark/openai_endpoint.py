@@ -115,7 +115,7 @@ class Events:
                 self._record.completion_tokens = usage["completion_tokens"]
                 self._record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         except (ValueError, AttributeError, KeyError, TypeError):
-            self._record.fail("event that is none of OpenAI's", data[:100].decode("utf-8", "replace"))
+            self._record.fail("event that is not one of OpenAI's", data[:100].decode("utf-8", "replace"))
 
 
 def error_text(body: bytes) -> str:
@@ -164,6 +164,6 @@ def refusal(server: Server, kind: str, message: str) -> LlmserveError:
     if kind == "HTTP 401":
         return InvalidArgument(f"{server.host_header} requires a valid API key: {KEY_WORDS}")
     if kind == "HTTP 404":
-        return NotFound(f"{server.host_header}: {message or 'it has no such route'}")
+        return NotFound(f"{server.host_header}: {message or 'the route does not exist'}")
     failure = InvalidArgument if kind == "HTTP 400" else LlmserveError
     return failure(f"{server.host_header} answers {kind}: {message}")

@@ -28,7 +28,7 @@ class Record:
     error: str = ""  # its kind: few words, the same for errors that are alike
     message: str = ""  # what the server said of it
     is_unreachable: bool = False  # the error: there was no server
-    is_cut: bool = False  # it was under way when time was up
+    is_cut: bool = False  # it was unfinished when time was up
 
     def fail(self, kind: str, message: str = "", *, is_unreachable: bool = False) -> None:
         """The first failure counts."""

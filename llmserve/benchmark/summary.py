@@ -76,7 +76,7 @@ class Summary:
     """Of one load. Without an answer there are no distributions."""
 
     answered: int
-    cut: int  # under way when time was up
+    cut: int  # unfinished when time was up
     errors: Mapping[str, int]  # by kind
     messages: Mapping[str, str]  # what the server said, for each kind, the first time
     duration_s: float

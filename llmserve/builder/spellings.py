@@ -31,7 +31,7 @@ def advice(option: str, name: str) -> str:
     if known in INTEGERS and (option != "kv_cache_dtype" or INTEGERS[known] in number_formats.CACHES):
         return f"write {_flags(INTEGERS[known], option)}"
     nearest = NEAREST.get(known) or INTEGERS.get(known)
-    return f"there are no engines in {name}; the nearest is {_flags(nearest, option)}" if nearest else ""
+    return f"no engine supports {name}; the nearest is {_flags(nearest, option)}" if nearest else ""
 
 
 def _flags(integers: str, option: str) -> str:

@@ -334,7 +334,7 @@ def _open_shards(path: Path, index: str, problems: list[str]) -> dict[str, Tenso
         return {}
     files = _open_files(path, shards, problems)
     problems.extend(
-        f"{index} says that {shard} has tensor {name}, but it has not"
+        f"{index} says that {shard} has tensor {name}, but it does not"
         for name, shard in weight_map.items()
         if shard in files and name not in files[shard].tensors
     )

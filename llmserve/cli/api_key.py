@@ -22,7 +22,9 @@ def command(
     from llmserve.frontends.shared.api_keys import NAME
 
     if not NAME.fullmatch(name):
-        raise InvalidArgument(f"{name!r} is no name: up to 64 letters, digits, dots, dashes and underscores")
+        raise InvalidArgument(
+            f"{name!r} is not a valid name; use up to 64 letters, digits, dots, dashes and underscores"
+        )
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     typer.echo(key)
     typer.echo(f"  - name: {name}\n    sha256: {hashlib.sha256(key.encode()).hexdigest()}")

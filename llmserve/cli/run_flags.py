@@ -35,7 +35,7 @@ def spread(arguments: Sequence[str]) -> list[str]:
     raise_problems(
         InvalidArgument,
         "words are for every prompt here",
-        [f"{flag} may be given once, with all its words behind it" for flag in repeated],
+        [f"{flag} may be given once, followed by all its words" for flag in repeated],
     )
     found: list[str] = []
     flag, num_values = "", 0

@@ -212,9 +212,7 @@ def cluster_opener(options: ServeOptions) -> OpenEngine:
     }
     say_without_effect([f"{flag} (with --cluster)" for flag, value in limits.items() if value is not None])
     if find_spec("dynamo") is None:
-        raise Unsupported(
-            "--cluster needs NVIDIA Dynamo, in an environment of its own: docs/cluster.md says how to make it"
-        )
+        raise Unsupported("--cluster needs NVIDIA Dynamo, in its own environment: see docs/cluster.md")
     os.environ.setdefault("DYN_LOG", "error")  # read when Dynamo is imported; it logs several lines a request otherwise
     from llmserve.cluster.client import open_cluster
 

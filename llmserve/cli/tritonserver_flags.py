@@ -47,8 +47,8 @@ NO_EFFECT = {
 }  # fmt: skip
 REFUSED = {
     "model-namespacing": "models of the same name cannot be served side by side",
-    "allow-sagemaker": "there is no such service",
-    "allow-vertex-ai": "there is no such service",
+    "allow-sagemaker": "this service is not supported",
+    "allow-vertex-ai": "this service is not supported",
 }
 BOOLEANS = frozenset((*OWN_BOOLEANS, "strict-model-config", *REFUSED))
 _SUBJECTS = {flag: subject for subject, flags in NO_EFFECT.items() for flag in flags}

@@ -67,13 +67,13 @@ BUILD = OldFlags.of(
         "a build reads one tensor at a time": "load-by-shard load-model-on-cpu",
         "the data is named with --calibration-data FILE": "calib-dataset: calib-size: calib-tp-size: calib-pp-size: "
         "dataset-cache-dir: batch-size:",
-        "groups have a size of their own": "group-size: awq-block-size:",
+        "group sizes are fixed": "group-size: awq-block-size:",
         "off in either program": "max-prompt-embedding-table-size=0 max-multimodal-len=0 max-draft-len=0 lora-plugin= "
         "lora-plugin=disable streamingllm=disable",
     },
     refused={
-        "there are no engines in fp8: write --quantization int8": "enable-fp8 use-fp8 quantized-fp8-model-path:",
-        "there is no fp8 cache: write --kv-cache-dtype int8": "fp8-kv-cache",
+        "write --quantization int8 instead": "enable-fp8 use-fp8 quantized-fp8-model-path:",
+        "write --kv-cache-dtype int8 instead": "fp8-kv-cache",
         "give the GPTQ or AWQ folder itself as --model_dir, it is recognized": "quant-ckpt-path: "
         "weight-only-precision=int4_gptq weight-only-precision=int4_awq",
         "write --quantization int8 or int4": "qformat:",

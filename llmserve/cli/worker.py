@@ -16,7 +16,7 @@ from llmserve.scheduler.settings import SchedulerSettings
 
 CLUSTER, ENGINE = "Cluster", "Engine"
 DISCOVERY, REQUEST_PLANES, EVENT_PLANES = PLANES["discovery"], PLANES["request_plane"], PLANES["event_plane"]
-MISSING = "llmserve worker needs NVIDIA Dynamo, in an environment of its own: docs/cluster.md says how it is made"
+MISSING = "llmserve worker needs NVIDIA Dynamo, in its own environment: see docs/cluster.md"
 
 
 def from_dynamo(variable: str, help: str) -> Any:

@@ -94,7 +94,7 @@ class ModelLifecycle:
         listing = await self._list_models()
         problems = set(listing.unreadable.values())
         for problem in problems - self._problems:  # once, not at every poll
-            logger.error("poll failed, what is served goes on: %s", problem)
+            logger.error("poll failed; the loaded models stay: %s", problem)
         self._problems = problems
         gone = [name for name in self._explicit.difference(listing.places) if self._has_gone(name, listing)]
         await self._deploy(listing, listing.places)
@@ -257,7 +257,7 @@ class ModelLifecycle:
             try:
                 await self.poll()
             except Exception:  # border: the next poll may succeed
-                logger.exception("poll failed, what is served goes on")
+                logger.exception("poll failed; the loaded models stay")
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

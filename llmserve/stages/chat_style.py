@@ -111,7 +111,7 @@ def check_formats(tool_format: str, reasoning_format: str) -> None:
     """Those that a config names. Raises `InvalidArgument`."""
     rules = (("tool_format", tool_format, [*TOOL_FORMATS]), ("reasoning_format", reasoning_format, [THINK]))
     problems = [
-        f"{key} is '{value}', which is none of {', '.join((AUTO, NONE, *known))}"
+        f"{key} is '{value}', which is not one of {', '.join((AUTO, NONE, *known))}"
         for key, value, known in rules
         if value not in (AUTO, NONE, *known)
     ]

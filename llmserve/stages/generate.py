@@ -49,7 +49,7 @@ def generate(
     """
     stops = tuple(dict.fromkeys(stop for stop in stop_strings if stop))
     if stops and tokenizer is None:
-        raise InvalidArgument("stop strings need a tokenizer, and there is none beside the engine; set tokenizer_dir")
+        raise InvalidArgument("stop strings need a tokenizer, and the engine directory has none; set tokenizer_dir")
     return _watch(engine.submit(request), [_Answer(request, tokenizer, stops) for _ in range(request.num_answers)])
 
 

@@ -117,7 +117,7 @@ class Receipt:
         strings = reader.value("stop_strings", list, [])
         reader.expect(all(isinstance(text, str) for text in strings), "stop_strings must be texts")
         output_ids, tail_text = reader.ids("output_ids"), reader.value("tail_text", str, "")
-        raise_problems(InvalidArgument, "the receipt is no receipt of ours", reader.problems)
+        raise_problems(InvalidArgument, "it is not a receipt of llmserve", reader.problems)
         asked = AskedTokens(request, guide, tuple(strings))
         return cls(engine, asked, index, tuple(output_ids), tail_text, reasons[reason])
 

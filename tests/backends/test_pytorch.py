@@ -169,7 +169,7 @@ async def test_types_that_the_config_does_not_promise_are_errors(tmp_path: Path)
         (bad,) = await collect(core, request("m", *ab()))
         assert "answered with output 'Y' of type float32, but its config says INT32" in str(bad.error)
         (bad,) = await collect(core, request("many", *ab()))
-        assert "the model returned 2 outputs; there is none for Y__7" in str(bad.error)
+        assert "the model returned 2 outputs; it lacks Y__7" in str(bad.error)
 
 
 async def test_parameters(tmp_path: Path) -> None:

@@ -43,5 +43,5 @@ def test_bursts_come_together() -> None:
     ["", "uniform", "gamma", "gamma:0", "gamma:-1", "gamma:nan", "gamma:inf", "bursts:0", "bursts:2.5", "poisson:3"],
 )
 def test_what_is_no_process_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="is no arrival process: poisson, constant, gamma:SHAPE"):
+    with pytest.raises(InvalidArgument, match="is not an arrival process: poisson, constant, gamma:SHAPE"):
         parse_arrivals(text)

@@ -68,7 +68,11 @@ def test_completions_take_the_text_as_it_is() -> None:
         (Script(count=2, dies=True), "connection lost", ""),
         (Script(raw=b"SSH-2.0-OpenSSH_9\r\n"), "not HTTP", ""),
         (Script(raw=b""), "connection lost", ""),
-        (Script(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\ndata: [1]\n"), "event that is none of OpenAI's", ""),
+        (
+            Script(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\ndata: [1]\n"),
+            "event that is not one of OpenAI's",
+            "",
+        ),
         (Script(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "answer without an end", ""),
         (Script(raw=b"HTTP/1.1 502 Bad\r\nContent-Length: 5\r\n\r\n<no>!"), "HTTP 502", "<no>!"),
     ],
@@ -146,7 +150,7 @@ def test_the_one_model_is_found() -> None:
     ("answer", "kind", "words"),
     [
         (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", InvalidArgument, "requires a valid API key.* --api-key"),
-        (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", NotFound, "it has no such route"),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", NotFound, "the route does not exist"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nhm", LlmserveError, "answers HTTP 500: hm"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", Unavailable, "lists no models"),
         (b"220 smtp.example ESMTP\r\n", Unavailable, "does not answer as a server of /v1 does"),

@@ -189,7 +189,7 @@ def edit_index(path: Path, edit: Any) -> None:
 def test_an_index_that_promises_too_much(tmp_path: Path) -> None:
     checkpoint(tmp_path, format="sharded")
     edit_index(tmp_path, lambda index: {"weight_map": index["weight_map"] | {"ghost": SHARD_1}})
-    assert f"{INDEX} says that {SHARD_1} has tensor ghost, but it has not" in problems_of(tmp_path)
+    assert f"{INDEX} says that {SHARD_1} has tensor ghost, but it does not" in problems_of(tmp_path)
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"x": 3}}])

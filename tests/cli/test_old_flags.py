@@ -114,7 +114,7 @@ def test_all_that_is_wrong_with_a_command_line_is_told_at_once(
     shown = capsys.readouterr().err
     assert "(6 problems)" in shown
     for part in (
-        "--enable_fp8 is not supported; there are no engines in fp8: write --quantization int8",
+        "--enable_fp8 is not supported; write --quantization int8 instead",
         "write --kv-cache-dtype int8",
         "no option --max_bach_size; did you mean --max-batch-size?",
         "--max_batch_size: ",

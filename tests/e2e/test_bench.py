@@ -50,7 +50,7 @@ def test_a_chat_outlives_its_server(demo_engine: Path, tmp_path: Path) -> None:
         terminal.ask(QUESTION, f"{ANSWER}\r\n")
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(timeout=60) == 0
-        terminal.ask("Hello", "waiting for it; what was said is kept")
+        terminal.ask("Hello", "waiting for it; the conversation is kept")
         second = start_server(str(demo_engine), "--grpc-port", str(port))
         try:
             terminal.wait_for("the server is back")

@@ -129,7 +129,7 @@ async def test_what_does_not_fit_is_said_at_the_end(core: InferenceCore, stream:
     cut = await ask(core, "ensemble", messages=json.dumps(talk), max_tokens=40, stream=stream)
     assert "the conversation was cut to fit, without the first" in value(cut[-1], "warning")
     long = await ask(core, "ensemble", text_input="The small red fox", max_tokens=10_000, stream=stream)
-    assert value(long[-1], "warning").startswith("max_tokens is 10000, and behind a prompt of ")
+    assert value(long[-1], "warning").startswith("max_tokens is 10000, and after a prompt of ")
     assert long[-1].output("num_completion_tokens") is not None
     plain = await ask(core, "ensemble", text_input="The small red fox", max_tokens=4, stream=stream)
     assert [response.output("warning") for response in (*cut[:-1], *long[:-1], *plain)] == [None] * (
@@ -143,7 +143,7 @@ async def test_parameters_that_nobody_reads_are_named(core: InferenceCore) -> No
         "ensemble", tensors({"text_input": "fox", "max_tokens": 4}), parameters={"temprature": 0.5, "n": 2}
     )
     (response,) = [response async for response in core.infer_stream(sent)]
-    assert value(response, "warning") == "no input has the name n, temprature, so that was ignored"
+    assert value(response, "warning") == "no input has the name n, temprature, so it was ignored"
 
 
 async def test_each_step_can_be_called_on_its_own(core: InferenceCore, tokenizer: Tokenizer) -> None:

@@ -176,7 +176,7 @@ def test_a_config_names_a_form_or_none(talkers: dict[str, Path]) -> None:
     found = chat_format(tokenizer, files, tool_format="llama3", reasoning_format="none")
     assert found is not None
     assert (found.style().tool_format, found.style().reasoning) == ("llama3", "")
-    with pytest.raises(InvalidArgument, match="tool_format is 'xml', which is none of auto, none, hermes"):
+    with pytest.raises(InvalidArgument, match="tool_format is 'xml', which is not one of auto, none, hermes"):
         chat_format(tokenizer, files, tool_format="xml")
 
 

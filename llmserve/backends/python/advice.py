@@ -31,14 +31,14 @@ def tokenizer_advice(error: BaseException, arguments: Mapping[str, str]) -> str:
     missing = [name for name in missing_tokenizer_code(folder) if name in str(error)]
     if missing:
         return (
-            f"; this tokenizer is code of its own (auto_map in tokenizer_config.json), and {folder} has no "
+            f"; this tokenizer has its own code (auto_map in tokenizer_config.json), and {folder} has no "
             f"{', '.join(missing)}: build the engine again from a checkpoint that has it, or name a folder that has: "
             f"{setting}"
         )
     passed = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
     if failed := passed.intersection(find_tokenizer_code(folder).files):
         return (
-            f"; this tokenizer is code of its own ({', '.join(sorted(failed))}), which fails with the installed "
+            f"; this tokenizer has its own code ({', '.join(sorted(failed))}), which fails with the installed "
             "transformers: install a release that it was written for, correct it in the checkpoint and build the engine"
             f" again, or name a folder whose tokenizer loads: {setting}"
         )

@@ -85,4 +85,4 @@ def _description(capsule: Any) -> _DLTensor:
     for name, offset in ((_LEGACY, 0), (_VERSIONED, _VERSIONED_HEADER_BYTES)):
         if is_valid(capsule, name):
             return _DLTensor.from_address(pointer(capsule, name) + offset)
-    raise TypeError("it is no DLPack tensor, or has been consumed already")
+    raise TypeError("it is not a DLPack tensor, or was consumed already")

@@ -183,7 +183,7 @@ class PythonInstance:
     async def close(self) -> None:
         finished = await asyncio.to_thread(self._host.stop, FINALIZE_TIMEOUT_S)
         if not finished:
-            logger.warning("model instance '%s' is still busy after %g s: left behind", self.name, FINALIZE_TIMEOUT_S)
+            logger.warning("model instance '%s' is still busy after %g s: abandoned", self.name, FINALIZE_TIMEOUT_S)
         self._services.close()
         self._end_streams(Unavailable(f"model instance '{self.name}' has been unloaded"))
 
@@ -191,7 +191,7 @@ class PythonInstance:
         """Somebody does not wait any more."""
         limit_s = self._limits.abandoned_s
         if not batch.is_done and all(stream.closed for stream in batch.streams):
-            _kill_after(batch, limit_s, f"went on for {limit_s:g} s although nobody waited for it")
+            _kill_after(batch, limit_s, f"went on for {limit_s:g} s although no request waited for it")
 
     def _report_death(self) -> None:
         """From any thread. No batch can be on its way before there is an outbox."""

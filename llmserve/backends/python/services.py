@@ -57,5 +57,5 @@ class Services:
     def _wait_for(self, ask: Callable[[Any], Coroutine[Any, Any, Result]]) -> Result:
         control, loop = self._context.control, self._context.loop
         if control is None or loop is None:
-            raise Unavailable("there is no server whose models could be asked for")
+            raise Unavailable("no server is running, so its models cannot be used")
         return asyncio.run_coroutine_threadsafe(ask(control), loop).result()

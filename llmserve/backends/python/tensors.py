@@ -79,7 +79,7 @@ class Tensor:
     def to_dlpack(self) -> Any:
         """A DLPack capsule of the model's own array."""
         if self._datatype == "BYTES":
-            raise TritonModelException(f"tensor '{self._name}' holds strings, which DLPack has no form for")
+            raise TritonModelException(f"tensor '{self._name}' holds strings, which DLPack does not support")
         array = self._own()
         if self._datatype == "BF16":
             return dlpack.array_to_capsule(array.view(np.uint16), is_bfloat16=True)
@@ -116,7 +116,7 @@ def _datatype(name: str, array: NDArray[Any]) -> str:
         return "BF16"
     datatype = _DATATYPES.get(array.dtype)
     if datatype is None:
-        raise TritonModelException(f"tensor '{name}' has dtype {array.dtype}, which no Triton datatype stands for")
+        raise TritonModelException(f"tensor '{name}' has dtype {array.dtype}, which has no Triton datatype")
     return datatype
 
 

@@ -79,7 +79,7 @@ class OutputBinding:
             return {name: result[name] for name in self._names}
         results = list(result) if _is_sequence_of_results(result) else [result]
         if too_high := [name for name, place in self._places.items() if place >= len(results)]:
-            raise InternalError(f"the model returned {len(results)} outputs; there is none for {', '.join(too_high)}")
+            raise InternalError(f"the model returned {len(results)} outputs; it lacks {', '.join(too_high)}")
         return {name: results[place] for name, place in self._places.items()}
 
 

@@ -199,7 +199,7 @@ class EngineInstance:
             return job
         if self._guides is None:
             if self.tokenizer is None:
-                raise InvalidArgument("guides need a tokenizer, and there is none beside the engine; set tokenizer_dir")
+                raise InvalidArgument("guides need a tokenizer, and the engine directory has none; set tokenizer_dir")
             self._guides = GuideCompiler(self.tokenizer, self.engine.info.vocab_size)
         return replace(job, generate=replace(job.generate, guide=await self._guides.compiled(job.guide)))
 
@@ -240,7 +240,7 @@ class EngineInstance:
         """What the client should know: what was cut to fit, and which of its parameters nobody reads."""
         limit = job.generate.length_warning(self.engine.info.max_seq_len)
         ignored = ", ".join(sorted(request.parameters))
-        ignored = f"no input has the name {ignored}, so that was ignored" if ignored else ""
+        ignored = f"no input has the name {ignored}, so it was ignored" if ignored else ""
         return "; ".join(filter(None, (*job.prompt_warnings, limit, ignored)))
 
     def _priority(self, request: InferRequest) -> int:

@@ -90,7 +90,7 @@ def read_request(
         wants_receipt=reader.flag("return_receipt"),
     )
     if request.generate.beam and request.streaming:
-        reader.problems.append("streaming needs a beam_width of 1: which beam is best is known at the end only")
+        reader.problems.append("streaming needs a beam_width of 1: the best beam is known only at the end")
     if request.generate.beam and request.wants_receipt:
         reader.problems.append("return_receipt needs a beam_width of 1: engines that search do not repeat themselves")
     if request.generate.num_sequences < 1:
@@ -104,7 +104,9 @@ def read_request(
 def _beam(reader: _Reader, max_beam_width: int) -> BeamSearch | None:
     width = reader.integer(("beam_width",), 1)
     if not 1 <= width <= max_beam_width:
-        allowed = "1 (this engine has no beam search)" if max_beam_width == 1 else f"from 1 to {max_beam_width}"
+        allowed = (
+            "1 (this engine does not support beam search)" if max_beam_width == 1 else f"from 1 to {max_beam_width}"
+        )
         reader.problems.append(f"beam_width must be {allowed}, got {width}")
     if width <= 1:
         return None

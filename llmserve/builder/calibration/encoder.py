@@ -65,7 +65,7 @@ class Encoder:
 
     def _known(self, ids: Ids) -> Ids:
         if unknown := [token for token in ids if not 0 <= token < self._vocab_size]:
-            raise InvalidArgument(f"token id {unknown[0]} is none of the network's {self._vocab_size:,}")
+            raise InvalidArgument(f"token id {unknown[0]} is not one of the network's {self._vocab_size:,}")
         return ids
 
 

@@ -56,7 +56,7 @@ class Network(NamedTuple):
 
 
 def no_kernels(target: str) -> Unsupported:
-    return Unsupported(f"engines for {target} carry no kernels of their own: leave out --kernels-only")
+    return Unsupported(f"engines for {target} have no kernels to compile: leave out --kernels-only")
 
 
 def unknown_ops(program: Program, known: Mapping[OpKind, Collection[str]]) -> list[str]:

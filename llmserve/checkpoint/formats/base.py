@@ -101,14 +101,14 @@ class ModuleCheck:
         if info.dtype not in dtypes:
             self.wrong(f"tensor {part} has dtype {info.dtype}; supported: {', '.join(dtypes)}")
         if len(info.shape) != 2 or 0 in info.shape:
-            self.wrong(f"tensor {part} has shape {list(info.shape)}, which is no matrix")
+            self.wrong(f"tensor {part} has shape {list(info.shape)}, which is not a matrix")
             return 0, 0
         return info.shape[0], info.shape[1]
 
     def not_listed(self, kept: ListedModules, key: str) -> None:
         """The module is quantized, so the config's list of others must not have it."""
         if self._module.name in kept:
-            self.wrong(f"it is quantized, though the config says that it is not ({key})")
+            self.wrong(f"it is quantized, but the config says that it is not ({key})")
 
     def group_indexes(self, part: str, num_inputs: int, num_groups: int) -> None:
         """The group of each input."""

@@ -102,7 +102,9 @@ def _packed_shape(module: Module, scheme: Scheme, check: ModuleCheck) -> Block |
         return None
     num_outputs, num_inputs = (int(size) for size in module.read("weight_shape"))
     if num_inputs < 1 or stored != (num_outputs, -(-num_inputs * scheme.bits // 32)):
-        check.wrong(f"weight_packed {list(stored)} has not the elements of weight_shape, {[num_outputs, num_inputs]}")
+        check.wrong(
+            f"weight_packed {list(stored)} does not have the elements of weight_shape, {[num_outputs, num_inputs]}"
+        )
     return num_outputs, num_inputs
 
 
@@ -113,7 +115,7 @@ def _check_others(module: Module, scheme: Scheme, shape: Block, check: ModuleChe
     check.expect(SCALE, scales, SCALE_DTYPES, *same)
     if scheme.symmetric:
         if ZERO in module.tensors and module.read(ZERO).any():
-            check.wrong("it has zero points, though the config says that it is symmetric")
+            check.wrong("it has zero points, but the config says that it is symmetric")
     elif scheme.format == PACKED:
         check.expect(ZERO, (-(-scales[0] * scheme.bits // 32), scales[1]), WORDS)
     else:

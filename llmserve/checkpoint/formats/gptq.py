@@ -61,7 +61,7 @@ class Gptq:
         settings = next((own for pattern, own in self.special if pattern.matches(module.name)), self.settings)
         check = ModuleCheck(module, problems)
         if settings is None:
-            check.wrong("it is quantized, though the config says that it is not")
+            check.wrong("it is quantized, but the config says that it is not")
             return None
         rows, num_outputs = check.matrix("qweight", WORDS)
         per_word = 32 // settings.bits
@@ -70,7 +70,7 @@ class Gptq:
         if not check.passed or not check.divides(group_size, num_inputs):
             return None
         if num_outputs % per_word:
-            check.wrong(f"its {num_outputs} outputs are no multiple of {per_word}")
+            check.wrong(f"its {num_outputs} outputs are not a multiple of {per_word}")
         num_groups = num_inputs // group_size
         check.expect("qzeros", (num_groups, num_outputs // per_word), WORDS)
         check.expect("scales", (num_groups, num_outputs), SCALE_DTYPES)

@@ -65,9 +65,7 @@ def read_scheme(weights: Mapping[str, Any], format: str, key: str, problems: lis
     kind = (str(reader.get("type", "int")).lower(), reader.integer("num_bits", 8))
     if kind not in KINDS[format]:
         supported = ", ".join(f"{name} {bits}" for name, bits in KINDS[format])
-        reader.problems.append(
-            f"type and num_bits {kind[0]} {kind[1]!r} do not go with {format}; supported: {supported}"
-        )
+        reader.problems.append(f"type and num_bits {kind[0]} {kind[1]!r} do not fit {format}; supported: {supported}")
     size = reader.get("group_size")
     group_size = -1 if size is None else read_group_size(size, "group_size", reader.problems)
     inferred = "tensor" if size is None else "group" if group_size > 0 else "channel"

@@ -137,7 +137,7 @@ def _read_value(cursor: Cursor, kind: int) -> Scalar | list[str] | NDArray[Any]:
     value = cursor.unpack(NUMBERS[kind])
     if kind == BOOL:
         if value not in (0, 1):
-            raise CheckpointError(f"{value} is no truth value: the file is damaged")
+            raise CheckpointError(f"{value} is not a boolean: the file is damaged")
         return bool(value)
     # the shortest number that is this float32: what the converter was given (1e-05, not 9.999999747378752e-06)
     return float(str(np.float32(value))) if kind == FLOAT32 else value

@@ -93,7 +93,7 @@ def _per_token(reader: MetadataReader, key: str, what: str, count: int, default:
 def _token_id(reader: MetadataReader, key: str, num_tokens: int) -> int:
     token = reader.integer(key, minimum=0)
     if token >= num_tokens:
-        reader.problems.append(f"metadata {key} is {token}, which is no token of a vocabulary of {num_tokens}")
+        reader.problems.append(f"metadata {key} is {token}, which is not a token of a vocabulary of {num_tokens}")
         return 0
     return token
 

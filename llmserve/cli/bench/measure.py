@@ -44,7 +44,7 @@ def measure_and_report(options: BenchOptions) -> None:
     plan = plan_of(options)
     for path in filter(None, (options.json, options.plot)):
         if not path.absolute().parent.is_dir():
-            raise InvalidArgument(f"{path} cannot be written: there is no directory {path.absolute().parent}")
+            raise InvalidArgument(f"{path} cannot be written: no such directory: {path.absolute().parent}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         summaries = runner.run(_measure(options, plan))
     if len(plan.loads) > 1:

@@ -99,7 +99,7 @@ def _numbers(text: str) -> list[float]:
     except ValueError:
         found = [0.0]
     if not all(0 < number <= 1e6 for number in found) or len(found) > MAX_POINTS:
-        raise InvalidArgument(f"{text!r} is no number above 0, and no list of such numbers: 1,2,4")
+        raise InvalidArgument(f"{text!r} is not a number above 0 or a list of such numbers (1,2,4)")
     return found
 
 
@@ -114,7 +114,7 @@ def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except ValueError as error:
-        raise InvalidArgument(f"{text!r} is no JSON: {error}") from error
+        raise InvalidArgument(f"{text!r} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise InvalidArgument(f"{text!r} is no JSON object")
+        raise InvalidArgument(f"{text!r} is not a JSON object")
     return found

@@ -51,7 +51,7 @@ def _remarks(summary: Summary) -> list[str]:
         said = summary.messages[kind]
         lines.append(f"failed: {count} x {kind}" + (f" ({said})" if said else ""))
     if summary.cut:
-        lines.append(f"not counted: {summary.cut} under way when time was up")
+        lines.append(f"not counted: {summary.cut} unfinished when time was up")
     if summary.lateness is not None:
         late = summary.lateness
         lines.append(f"sent late by {late.mean:.2f} ms (mean), {late.percentiles[99]:.2f} (p99), {late.high:.2f} (max)")

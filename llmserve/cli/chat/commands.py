@@ -35,7 +35,9 @@ def obey(talk: Talk, text: str) -> None:
     name, _, argument = text.removeprefix(SLASH).partition(" ")
     command = COMMANDS.get(name)
     if command is None:
-        raise InvalidArgument(f"there is no /{name}: /help says what there is; a question that begins with / takes two")
+        raise InvalidArgument(
+            f"there is no /{name}: /help lists the commands; begin a question with // if it starts with a slash"
+        )
     command.run(talk, argument.strip())
 
 
@@ -44,7 +46,7 @@ def _help(talk: Talk, argument: str) -> None:
     width = max(len(usage) for usage, _ in rows)
     for usage, text in rows:
         print(f"{usage:<{width}}  {text}")
-    print('A line goes on behind a backslash; """ begins and ends a text of several lines. Ctrl-C stops an answer.')
+    print('A line that ends with a backslash continues; """ begins and ends a longer text. Ctrl-C stops an answer.')
 
 
 def _system(talk: Talk, argument: str) -> None:
@@ -111,7 +113,7 @@ def _clear(talk: Talk, argument: str) -> None:
 
 def _undo(talk: Talk, argument: str) -> None:
     question = talk.session.conversation.undo()
-    print("there is nothing to forget" if question is None else f"forgotten: {question}")
+    print("the conversation is empty" if question is None else f"forgotten: {question}")
 
 
 def _retry(talk: Talk, argument: str) -> None:
@@ -142,7 +144,7 @@ COMMANDS = {
         "[NAME=VALUE ...]", "parameters; NAME= takes one back; guide and log_probs are among them", _params
     ),
     "set": Command("NAME [VALUE]", "one parameter, whose value may have spaces", _set),
-    "model": Command("[NAME]", "the model; the conversation goes on with another", _model),
+    "model": Command("[NAME]", "the model, or switch to another; the conversation stays", _model),
     "retry": Command("", "ask the last question again", _retry),
     "undo": Command("", "forget the last question and its answer", _undo),
     "clear": Command("", "forget all questions and answers", _clear),

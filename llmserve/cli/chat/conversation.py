@@ -55,16 +55,16 @@ def load_conversation(path: Path) -> tuple[Conversation, dict[str, Value]]:
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{path} is no JSON: {error}") from error
+        raise InvalidArgument(f"{path} is not JSON: {error}") from error
     messages = document.get("messages") if isinstance(document, dict) else None
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise InvalidArgument(
-            f"{path} is no saved conversation: expected messages, each with the texts role and content"
+            f"{path} is not a saved conversation: expected messages, each with the texts role and content"
         )
     is_led = bool(messages) and messages[0]["role"] == "system"
     said = messages[1:] if is_led else messages
     if len(said) % 2 or any(message["role"] != ROLES[place % 2] for place, message in enumerate(said)):
-        raise InvalidArgument(f"{path}: behind a system message, user and assistant must take turns")
+        raise InvalidArgument(f"{path}: after a system message, user and assistant must alternate")
     return Conversation(messages[0]["content"] if is_led else "", said), _parameters(path, document)
 
 

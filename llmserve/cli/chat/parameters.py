@@ -84,5 +84,5 @@ def _guide(kind: str, text: str) -> str:
         try:
             json.loads(guide)
         except ValueError as error:
-            raise InvalidArgument(f"guide={kind}:{text} is no JSON: {error}") from error
+            raise InvalidArgument(f"guide={kind}:{text} is not JSON: {error}") from error
     return guide

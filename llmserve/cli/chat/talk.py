@@ -140,7 +140,7 @@ class Talk:
         """Wait for the server; False when the user has no patience."""
         self.say(f"{error}")
         try:  # from the words on that say so
-            self.say("waiting for it; what was said is kept, and the question is asked again. Ctrl-C stops the waiting")
+            self.say("waiting for it; the conversation is kept, and the question is asked again. Ctrl-C stops waiting")
             self.run(self.session.wait_for_server())
         except KeyboardInterrupt:
             print()

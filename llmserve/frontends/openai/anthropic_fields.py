@@ -38,7 +38,7 @@ class ToolUseBlock(Strict):
     input: dict[str, JsonValue]
     cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
     caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
-    toolset_name: Annotated[Any, refused("there are no sets of tools here")] = None
+    toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
 
     def listed(self) -> JsonValue:
         arguments = json.dumps(self.input, ensure_ascii=False)
@@ -51,7 +51,7 @@ class ToolResultBlock(Strict):
     content: str | Annotated[list[TextBlock], at_most(MAX_MESSAGES)] | None = None
     is_error: bool | None = Field(None, description="The content has to say so: templates know no errors.")
     cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
-    toolset_name: Annotated[Any, refused("there are no sets of tools here")] = None
+    toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
 
     def listed(self) -> dict[str, JsonValue]:
         return {"role": "tool", "content": _text(self.content or ""), "tool_call_id": self.tool_use_id}
@@ -148,7 +148,7 @@ ToolChoice: TypeAlias = Annotated[AutoChoice | NamedChoice | NoChoice, Field(dis
 class Thinking(Strict):
     type: Literal["adaptive", "enabled", "disabled"]
     budget_tokens: Annotated[Any, refused(NO_BUDGET)] = None
-    display: Annotated[Any, refused("thoughts are told as they are", "summarized")] = None
+    display: Annotated[Any, refused("thoughts are not summarized or hidden", "summarized")] = None
 
 
 class JsonOutput(Strict):
@@ -211,7 +211,7 @@ class MessagesRequest(CountRequest):
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Annotated[Any, refused("there is one tier of service", "auto", "standard_only")] = None
-    container: Annotated[Any, refused("there are no containers here")] = None
+    container: Annotated[Any, refused("containers are not supported")] = None
     speed: Annotated[Any, refused("there is one speed", "standard")] = None
 
     def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:

@@ -66,7 +66,7 @@ class AssistantMessage(Strict):
     reasoning: str | None = Field(None, description="The same.")
     provider_specific_fields: Any = Field(None, description="LiteLLM's notes on an answer; nothing depends on them.")
     refusal: Annotated[Any, refused("refusals are not given to the model")] = None
-    audio: Annotated[Any, refused("there is no audio here")] = None
+    audio: Annotated[Any, refused("audio is not supported")] = None
     annotations: Annotated[Any, refused("annotations are not given to the model", [])] = None
     tool_calls: Annotated[list[ToolCall], at_most(MAX_MESSAGES)] | None = None
     function_call: Annotated[Any, refused(OLD_TOOLS)] = None
@@ -121,7 +121,7 @@ class ChatRequest(Sampled):
     prediction: Annotated[Any, refused("predicted outputs are not supported")] = None
     reasoning_effort: str | None = Field(None, description="As far as the chat template knows it; none: no thoughts.")
     verbosity: Annotated[Any, refused("these models have no verbosity", "medium")] = None
-    web_search_options: Annotated[Any, refused("there is no web search here")] = None
+    web_search_options: Annotated[Any, refused("web search is not supported")] = None
     store: Annotated[Any, refused("nothing is stored here", False)] = None
     service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
     metadata: Labels | None = Field(None, description="Labels of what is stored; nothing is.")

@@ -56,14 +56,14 @@ class CompletionRequest(Sampled):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     add_special_tokens: bool | None = None
-    suffix: Annotated[Any, refused("there are no models here that fill in the middle", "")] = None
+    suffix: Annotated[Any, refused("fill-in-the-middle models are not supported", "")] = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if self.num_drawn < (self.n or 1):
             raise ValueError("best_of must be at least n")
         if self.stream and self.num_drawn > (self.n or 1):
-            raise ValueError("best_of over n does not go with stream: which answers are best is known at the end")
+            raise ValueError("best_of above n cannot be streamed: the best answers are known only at the end")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens of 0 needs echo: there would be nothing to say")
         if self.max_tokens == 0 and self.return_receipt:

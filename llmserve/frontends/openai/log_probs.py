@@ -55,7 +55,7 @@ def scored_prompt(answers: Sequence[Arrays], ids: Sequence[int]) -> list[Scored]
     found = (one for one in answers if "prompt_log_probs" in one and one["prompt_log_probs"].size == count)
     arrays = next(found, None)
     if arrays is None:
-        raise InternalError("the model gave no log probs of the prompt")
+        raise InternalError("the model returned no log probs of the prompt")
     log_probs = arrays["prompt_log_probs"].reshape(-1).tolist()
     tops = _tops(arrays, "prompt_top_ids", "prompt_top_log_probs", len(log_probs))
     return [Scored(ids[0], None), *(Scored(*one) for one in zip(ids[1:], log_probs, tops, strict=True))]

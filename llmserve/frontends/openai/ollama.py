@@ -180,7 +180,7 @@ class Ollama:
 def _raw(body: OllamaGenerateRequest) -> Prepared:
     """A text as it is."""
     if body.system:
-        raise Refused("system does not go with raw: a text is taken as it is", "system")
+        raise Refused("system cannot be used with raw: the text is sent unchanged", "system")
     schema = body.schema_()
     guide = {} if schema is None else guide_values("json_schema", json.dumps(schema))
     return Prepared({"text_input": [body.prompt]}, guide, lambda: None)

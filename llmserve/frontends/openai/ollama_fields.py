@@ -13,7 +13,7 @@ from llmserve.frontends.openai.messages import OFF, ON, Talk
 from llmserve.frontends.openai.tools import Choice, Function, Schema, ToolName, Tools, tool_use
 from llmserve.frontends.openai.validation import Strict, at_most, refused
 
-NO_IMAGES = "there are no models here that see images"
+NO_IMAGES = "images are not supported"
 LOADING = "How a model is loaded is the server's matter; nothing depends on it."
 Length: TypeAlias = Literal[-1, -2] | Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Effort: TypeAlias = bool | Literal["low", "medium", "high", "max"]
@@ -33,11 +33,11 @@ class OllamaOptions(Strict):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repeat_last_n: Annotated[Any, refused("penalties are over all of the text", -1)] = None
-    typical_p: Annotated[Any, refused("there is no typical sampling here", 1, 1.0)] = None
-    tfs_z: Annotated[Any, refused("there is no tail-free sampling here", 1, 1.0)] = None
-    mirostat: Annotated[Any, refused("there is no mirostat here", 0)] = None
-    mirostat_tau: Any = Field(None, description="Of mirostat, which there is not.")
-    mirostat_eta: Any = Field(None, description="Of mirostat, which there is not.")
+    typical_p: Annotated[Any, refused("typical sampling is not supported", 1, 1.0)] = None
+    tfs_z: Annotated[Any, refused("tail-free sampling is not supported", 1, 1.0)] = None
+    mirostat: Annotated[Any, refused("mirostat is not supported", 0)] = None
+    mirostat_tau: Any = Field(None, description="Of mirostat, which is not supported.")
+    mirostat_eta: Any = Field(None, description="Of mirostat, which is not supported.")
     penalize_newline: Annotated[Any, refused("penalties are for all tokens alike", True)] = None
     num_ctx: int | None = Field(None, description=LOADING)
     num_keep: int | None = Field(None, description=LOADING)
@@ -77,8 +77,8 @@ class _Asked(Strict):
     stream: bool | None = None
     think: Effort | None = None
     keep_alive: Any = Field(None, description=LOADING)
-    logprobs: Annotated[Any, refused("log probs are told by /v1/chat/completions", False)] = None
-    top_logprobs: Annotated[Any, refused("log probs are told by /v1/chat/completions", 0)] = None
+    logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", False)] = None
+    top_logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", 0)] = None
 
     @property
     def streams(self) -> bool:
@@ -139,7 +139,7 @@ class OllamaGenerateRequest(_Asked):
     raw: bool | None = None
     template: Annotated[Any, refused("the template is the checkpoint's", "")] = None
     context: Annotated[Any, refused("nothing is stored here: send the conversation to /api/chat", [])] = None
-    suffix: Annotated[Any, refused("there are no models here that fill in the middle", "")] = None
+    suffix: Annotated[Any, refused("fill-in-the-middle models are not supported", "")] = None
     images: Annotated[Any, refused(NO_IMAGES, [])] = None
 
     def talk(self) -> Talk:

@@ -56,7 +56,7 @@ class CallItem(Strict):
     id: str | None = None
     status: Status | None = None
     caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
-    namespace: Annotated[Any, refused("there are no namespaces here")] = None
+    namespace: Annotated[Any, refused("namespaces are not supported")] = None
     async_: Annotated[Any, refused("calls are answered in their order", False)] = Field(None, alias="async")
     parsed_arguments: Any = Field(None, description="As the official client sends back what it has parsed.")
 
@@ -182,11 +182,11 @@ class ResponseRequest(Strict):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Mode | Annotated[ResponseNamedTool | ResponseAllowedTools, Field(discriminator="type")] | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call more than one.")
-    max_tool_calls: Annotated[Any, refused("there are no tools that are called here")] = None
+    max_tool_calls: Annotated[Any, refused("tools that the server calls are not supported")] = None
     reasoning: Reasoning | None = None
     truncation: Annotated[Any, refused("only the chat format cuts", "disabled")] = None
-    top_logprobs: Annotated[Any, refused("log probs are told by /v1/chat/completions", 0)] = None
-    prompt: Annotated[Any, refused("there are no stored prompts here")] = None
+    top_logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", 0)] = None
+    prompt: Annotated[Any, refused("stored prompts are not supported")] = None
     service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
     stream_options: Annotated[Any, refused("usage is always told", {}, {"include_obfuscation": False})] = None
 

@@ -129,7 +129,7 @@ def tool_use(functions: Sequence[Function], choice: Choice, *, several: bool | N
         wanted = choice.names or []
         problems = [f"tool_choice: there is no tool '{name}' among tools" for name in wanted if name not in names]
         if choice.mode == "required" and not functions:
-            problems.append("tool_choice: a tool has to be called, and there are no tools")
+            problems.append("tool_choice requires a call, but there are no tools")
     if problems:
         raise Refused("; ".join(dict.fromkeys(problems)), param)
     if choice.mode == "none":

@@ -174,7 +174,7 @@ def _finite(text: str) -> float:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:

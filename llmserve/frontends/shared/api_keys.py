@@ -111,7 +111,7 @@ class ApiKeys:
         `InvalidArgument`, and changes nothing, where there is none."""
         owners = (*self._fixed, *owners)
         if not owners:
-            raise InvalidArgument(f"{self._file} has no key: nobody could call this server")
+            raise InvalidArgument(f"{self._file} has no key, so no client could call this server")
         self._counters = {owner.name: self._counters.get(owner.name) or TenantCounters() for owner in owners}
         self._owners = tuple(
             [replace(each, tenant=replace(each.tenant, counters=self._counters[each.name])) for each in owners]
@@ -165,7 +165,7 @@ def owner_of_key(name: str, key: str, *, is_admin: bool, source: str) -> KeyOwne
 def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
     """None where something is wrong, which is added to `problems`."""
     if not isinstance(entry, Mapping):
-        problems.append(f"entry {number} is no mapping of {', '.join(FIELDS)}")
+        problems.append(f"entry {number} is not a mapping of {', '.join(FIELDS)}")
         return None
     name: Any = entry.get("name")
     key, digest, is_admin, weight = entry.get("key"), entry.get("sha256"), entry.get("admin"), entry.get("weight", 1)

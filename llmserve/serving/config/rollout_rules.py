@@ -103,7 +103,7 @@ def _contradictions(rules: RolloutRules) -> list[str]:
     if rules.min_agreement is not None and not rules.shadow:
         found.append("min_agreement needs a shadow share: only copied requests have two answers to compare")
     if rules.max_latency_ratio is not None and not rules.canary:
-        found.append("max_latency_ratio needs canary shares: copies do not tell how fast a candidate is")
+        found.append("max_latency_ratio needs canary shares: copies do not show how fast a candidate is")
     if any(later <= earlier for earlier, later in zip(rules.canary, rules.canary[1:], strict=False)):
         found.append("canary shares must rise from step to step")
     if 0.0 in rules.canary:

@@ -152,8 +152,8 @@ def read_directory(name: str, path: Path, config_name: str = "") -> ModelSource:
     config, problems = _read_config(file) if has_config else (ModelConfig(), [])
     if name.startswith("-") or not name.isprintable():
         problems.append(
-            f"{name!r} is no name for a model: it must not begin with '-' and must have no control characters, such as "
-            "line ends; rename its directory"
+            f"{name!r} is not a valid model name: it must not begin with '-' and must have no control characters, "
+            "such as line ends; rename its directory"
         )
     if config.name and config.name != name:
         problems.append(f"{file.name} says name: '{config.name}', but the directory is '{name}'; they must be equal")

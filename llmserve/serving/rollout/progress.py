@@ -162,7 +162,7 @@ class Progress:
         if self.rules.promote == AUTOMATIC:
             return Decision(Verdict.PROMOTE, f"{done}, all within the rules; that was the last step")
         self.is_waiting = True
-        return Decision(Verdict.WAIT, f"{done}, all within the rules; waits for somebody who promotes it")
+        return Decision(Verdict.WAIT, f"{done}, all within the rules; waiting for a promotion by hand")
 
     def _enter_step(self, now: float) -> None:
         self._step_began = now

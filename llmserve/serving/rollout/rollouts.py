@@ -138,7 +138,7 @@ class Rollouts:
             current, digest = self._current, digest_of(source)
             if current is not None and current.is_active:
                 if current.name == source.name and digest_of(current.candidate.source) != digest:
-                    self._roll_back(current, "its files have changed; the next poll begins anew")
+                    self._roll_back(current, "its files have changed; the next poll starts again")
                     del self._refused[source.name]
             elif digest != self._refused.get(source.name) and source.stamp != self._tried.get(source.name):
                 self._tried[source.name] = source.stamp

@@ -163,7 +163,7 @@ class RequestParser:
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
-            raise BadRequest(HTTPStatus.BAD_REQUEST, "This server is no proxy.")
+            raise BadRequest(HTTPStatus.BAD_REQUEST, "This server is not a proxy.")
         lines = [b"%b: %b\r\n" % field for field in self._fields if field[0] != b"upgrade"]
         version = self._parser.get_http_version().encode()
         self._parser = self._make_parser()

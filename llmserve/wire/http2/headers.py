@@ -210,7 +210,7 @@ def _decoded_base64(value: bytes) -> bytes:
 def _seconds(value: bytes) -> float:
     digits, unit = value[:-1], value[-1:]
     if not (digits.isdigit() and len(digits) <= MAX_TIMEOUT_DIGITS and unit in TIMEOUT_UNITS):
-        raise BadMessage(StatusCode.INTERNAL, f"grpc-timeout is no time: '{_text(value)}'")
+        raise BadMessage(StatusCode.INTERNAL, f"grpc-timeout is not a time: '{_text(value)}'")
     return int(digits) * TIMEOUT_UNITS[unit]
 
 

@@ -78,7 +78,7 @@ def test_memory_is_shared_without_a_copy() -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        (object(), "it is no DLPack tensor"),
+        (object(), "it is not a DLPack tensor"),
         (torch.zeros(1, dtype=torch.complex64), "no Triton datatype"),
         (torch.zeros(1, device="meta"), "cannot be read through DLPack"),
     ],

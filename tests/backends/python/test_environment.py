@@ -74,7 +74,7 @@ async def test_what_is_no_environment(tmp_path: Path) -> None:
     expected = {
         "nowhere": "does not exist",
         "broken.tar.gz": "cannot be unpacked",
-        "empty": "is no environment that can run",
+        "empty": "is not a usable environment",
         "old": f"is an environment of Python 2.7; the server's Python is {environments.VERSION}",
     }
     models = tmp_path / "models"

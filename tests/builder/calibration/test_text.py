@@ -103,8 +103,8 @@ def test_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
         ({"prompt_ids": []}, "line 2: its prompt_ids has nothing"),
         ({"prompt_ids": [1.0]}, "line 2: prompt_ids must be a list of token ids"),
         ({"prompt_ids": [True]}, "line 2: prompt_ids must be a list of token ids"),
-        ({"prompt_ids": [3, VOCAB]}, "line 2: token id 512 is none of the network's 512"),
-        ({"prompt_ids": [-1]}, "line 2: token id -1 is none"),
+        ({"prompt_ids": [3, VOCAB]}, "line 2: token id 512 is not one of the network's 512"),
+        ({"prompt_ids": [-1]}, "line 2: token id -1 is not one"),
     ],
 )
 def test_what_is_wrong_with_a_line(encoder: Encoder, tmp_path: Path, line: Any, problem: str) -> None:

@@ -81,7 +81,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a key that is no text": (header(U64(2) + b"\xff\xfe" + U32(4) + U32(1)), "is not UTF-8"),
     "a value that is no text": (header(entry("a", 8, U64(1) + b"\xff")), "metadata 'a': the string"),
     "a value of no type": (header(entry("a", 13, U64(1))), "metadata 'a': its value has the unknown type 13"),
-    "a bool of 2": (header(entry("a.long.name", 7, b"\x02")), "2 is no truth value"),
+    "a bool of 2": (header(entry("a.long.name", 7, b"\x02")), "2 is not a boolean"),
     "a long string": (header(entry("a", 8, U64(2**40))), f"{2**40} bytes are claimed"),
     "an endless array": (header(entry("a", 9, array(5, 2**61))), f"{2**61} numbers are claimed"),
     "an endless array of strings": (header(entry("a", 9, array(8, 2**61))), f"{2**61} strings are claimed"),

@@ -218,7 +218,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "types of no kind": ({"token_type": [9] * 320}, "types that are not known: 9"),
     "types that are no numbers": ({"token_type": ["1"] * 320}, "must be an array of 320 integers"),
     "types with fractions": ({"token_type": [1.5] * 320}, "must be an array of 320 integers"),
-    "an id beyond the end": ({"eos_token_id": 320}, "eos_token_id is 320, which is no token of a vocabulary of 320"),
+    "an id beyond the end": ({"eos_token_id": 320}, "eos_token_id is 320, which is not a token of a vocabulary of 320"),
     "an id that is no number": ({"bos_token_id": "1"}, "bos_token_id must be an integer"),
     "a merge of nothing": ({"merges": ["Ġ t", "nothing here"]}, "merge 'nothing here' (number 1 of tokenizer.ggml"),
     "an empty merge": ({"merges": [""]}, "merge '' (number 0"),

@@ -125,20 +125,20 @@ def test_ctrl_c_ends_a_load_and_reports_what_there_is(tmp_path: Path) -> None:
     [
         (
             {"input_tokens": "many", "output_tokens": "-1"},
-            ["--input-tokens: 'many' is no length", "--output-tokens: '-1'"],
+            ["--input-tokens: 'many' is not a valid length", "--output-tokens: '-1'"],
         ),
-        ({"rate": "0", "slo": ["ttft:1"]}, ["--rate: '0' is no number above 0", "--slo ttft:1: expected"]),
-        ({"rate": "1,nan"}, ["--rate: '1,nan' is no number"]),
+        ({"rate": "0", "slo": ["ttft:1"]}, ["--rate: '0' is not a number above 0", "--slo ttft:1: expected"]),
+        ({"rate": "1,nan"}, ["--rate: '1,nan' is not a number"]),
         ({"concurrency": "1.5"}, ["--concurrency: '1.5': expected whole numbers"]),
         ({"concurrency": "1", "rate": "1"}, ["--rate and --concurrency"]),
         ({"arrivals": "constant"}, ["--arrivals needs --rate"]),
-        ({"arrivals": "gamma:0", "rate": "1"}, ["--arrivals: 'gamma:0' is no arrival process"]),
+        ({"arrivals": "gamma:0", "rate": "1"}, ["--arrivals: 'gamma:0' is not an arrival process"]),
         ({"requests": 5, "duration": 5.0}, ["--requests and --duration: give one of them"]),
         ({"duration": 0.0, "timeout": -1.0}, ["--duration 0: expected more", "--timeout -1: expected more"]),
         ({"prompts": Path("/nowhere/x")}, ["--prompts /nowhere/x cannot be read"]),
         ({"plot": Path("x.svg")}, ["--plot needs a sweep"]),
-        ({"extra": "{"}, ["--extra: '{' is no JSON"]),
-        ({"extra": "[]"}, ["--extra: '[]' is no JSON object"]),
+        ({"extra": "{"}, ["--extra: '{' is not JSON"]),
+        ({"extra": "[]"}, ["--extra: '[]' is not a JSON object"]),
     ],
 )
 def test_everything_that_is_wrong_is_told_at_once(options: dict[str, object], words: list[str]) -> None:
@@ -151,7 +151,7 @@ def test_everything_that_is_wrong_is_told_at_once(options: dict[str, object], wo
 def test_without_a_folder_for_the_report_nothing_is_measured() -> None:
     done = bench("--json", "/nowhere/out.json")
     assert (done.returncode, done.stderr) == (
-        2, "error: /nowhere/out.json cannot be written: there is no directory /nowhere\n",
+        2, "error: /nowhere/out.json cannot be written: no such directory: /nowhere\n",
     )  # fmt: skip
 
 

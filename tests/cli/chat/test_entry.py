@@ -137,7 +137,7 @@ def test_commands_work_in_a_pipe_too(server: RunningServer, core: StubCore, tmp_
 
 
 WRONG = {
-    "/nope": "there is no /nope: /help says what there is",
+    "/nope": "there is no /nope: /help lists the commands",
     "/params seed=x": "seed=x: expected a number",
     "/params tempo=1": "model 'ensemble' has no parameter tempo; it has: max_tokens, seed, stop_words, temperature",
     "/params guide=json": "model 'ensemble' has no parameter guide",
@@ -201,11 +201,11 @@ def test_what_was_typed_is_there_in_the_next_chat(server: RunningServer, core: S
 def test_tab_completes_commands_parameters_and_files(terminal: Terminal, tmp_path: Path) -> None:
     (tmp_path / "unusual.json").write_text("{}")
     terminal.type("/und\t\n")
-    terminal.wait_for("there is nothing to forget")
+    terminal.wait_for("the conversation is empty")
     terminal.type("/params temp\t0.5\n")
     terminal.wait_for("temperature=0.5")
     terminal.type(f"/load {tmp_path}/unu\t\n")
-    terminal.wait_for("unusual.json is no saved conversation")
+    terminal.wait_for("unusual.json is not a saved conversation")
 
 
 def test_a_checkpoint_is_built_served_and_asked(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_values_have_the_type_of_their_input(config: ModelConfig, name: str, tex
         ("max_tokens", "1.5", "expected a number"), ("log_probs", "maybe", "expected on or off"),
         ("messages", "[]", "has no parameter messages"), ("guide", "xml", "expected json, regex:PATTERN"),
         ("guide", "json:x", "expected json, regex"), ("guide", "regex:", "expected json, regex"),
-        ("guide", "schema:/nowhere/x", "cannot be read"), ("guide", "schema:{no", "is no JSON"),
+        ("guide", "schema:/nowhere/x", "cannot be read"), ("guide", "schema:{no", "is not JSON"),
     ],
 )  # fmt: skip
 def test_values_that_are_none(config: ModelConfig, name: str, text: str, words: str) -> None:
@@ -87,8 +87,8 @@ USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "conte
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ("{", "is no JSON"), ("[]", "is no saved conversation"), ({"messages": [{"role": "user"}]}, "is no saved"),
-        ({"messages": [USER]}, "must take turns"), ({"messages": [ASSISTANT, USER]}, "must take turns"),
+        ("{", "is not JSON"), ("[]", "is not a saved conversation"), ({"messages": [{"role": "user"}]}, "not a saved"),
+        ({"messages": [USER]}, "must alternate"), ({"messages": [ASSISTANT, USER]}, "must alternate"),
         ({"messages": [USER, ASSISTANT], "parameters": {"x": [1]}}, "parameters must be"),
         ({"messages": [USER, ASSISTANT], "parameters": 5}, "parameters must be"),
     ],

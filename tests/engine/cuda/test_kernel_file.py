@@ -101,11 +101,11 @@ def test_a_file_that_is_none_or_damaged_is_refused(checkpoint: Path, kernels: Pa
         assert not (tmp_path / "e").exists()
         return str(caught.value)
 
-    assert "kernels.zip is no file of kernels, or damaged" in refusal()  # there is none
+    assert "kernels.zip is not a kernel file, or is damaged" in refusal()  # there is none
     at = whole.index(b"sm_90/0.cubin") + 40
     for content in (b"", b"PK", whole[:-30], whole[: len(whole) // 2], whole[:at] + b"????" + whole[at + 4 :]):
         path.write_bytes(content)
-        assert "is no file of kernels, or damaged" in refusal()
+        assert "is not a kernel file, or is damaged" in refusal()
     index = json.loads(zipfile.ZipFile(kernels).read("kernels.json"))
     other = {**index["kernels"][0], "constants": [["x", [1]]]}
     wrongs: list[Any] = [
@@ -114,7 +114,7 @@ def test_a_file_that_is_none_or_damaged_is_refused(checkpoint: Path, kernels: Pa
     ]  # fmt: skip
     for wrong in wrongs:
         changed(kernels, path, "kernels.json", json.dumps(wrong).encode())
-        assert "is no file of kernels, or damaged" in refusal()
+        assert "is not a kernel file, or is damaged" in refusal()
     changed(kernels, path, "kernels.json", json.dumps(index | {"format_version": 2}).encode())
     assert "format version 2, this llmserve reads 1" in refusal()
     changed(
@@ -141,5 +141,5 @@ def test_what_cannot_be_written_or_read_is_one_message(checkpoint: Path, tmp_pat
     too_long = BuildOptions(target="cuda", max_seq_len=1000000, given={"gpu": "sm_90"})
     with pytest.raises(RecipeError, match="max_seq_len is 1000000"):
         build_kernels(checkpoint, tmp_path / "kernels.zip", too_long, target=target)
-    with pytest.raises(Unsupported, match="engines for cpu carry no kernels of their own"):
+    with pytest.raises(Unsupported, match="engines for cpu have no kernels to compile"):
         build_kernels(checkpoint, tmp_path / "kernels.zip", BuildOptions(**LIMITS))

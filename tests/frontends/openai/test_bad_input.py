@@ -62,7 +62,7 @@ def test_fields_that_are_wrong(http: httpx.Client, more: dict[str, Any], param: 
     ("more", "words"),
     [
         ({"n": 2, "best_of": 1}, "best_of must be at least n"),
-        ({"best_of": 2, "stream": True}, "does not go with stream"),
+        ({"best_of": 2, "stream": True}, "cannot be streamed"),
         ({"max_tokens": 0}, "needs echo"),
         ({"stream_options": {"include_usage": True}}, "need stream"),
         ({"prompt": [5, 10_000]}, "outside the vocabulary"),

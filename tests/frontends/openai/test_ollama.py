@@ -125,10 +125,10 @@ def test_the_loop_of_its_examples(qwen3: Talker, thinker: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"options": {"mirostat": 1}}, "no mirostat"),
+        ({"options": {"mirostat": 1}}, "mirostat is not supported"),
         ({"options": {"num_predict": 0}}, "num_predict"),
         ({"options": {"unknown": 1}}, "options.unknown: unknown field"),
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "see images"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images are not supported"),
         ({"model": "llama3"}, "does not exist here"),
         ({"think": True}, "think 'on': this model's chat template does not reason"),
     ],

@@ -227,7 +227,7 @@ keys:
     text = str(caught.value)
     for words in (
         "(13 problems)",
-        "entry 1 is no mapping",
+        "entry 1 is not a mapping",
         "entry 2 (a b): name must be",
         "entry 2 (a b): a key must be at least 16",
         "entry 3 (c): give either key or sha256",
@@ -256,7 +256,7 @@ def test_files_that_are_none(tmp_path: Path, content: str) -> None:
 
 def test_a_server_that_nobody_could_call_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("keys: []")
-    with pytest.raises(InvalidArgument, match="nobody could call"):
+    with pytest.raises(InvalidArgument, match="no client could call"):
         ApiKeys(tmp_path / "keys.yaml")
     with pytest.raises(InvalidArgument, match="cannot be read"):
         ApiKeys(tmp_path / "none.yaml")

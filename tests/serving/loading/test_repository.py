@@ -48,7 +48,7 @@ async def test_a_name_that_would_read_as_something_else_is_refused(name: str, tm
         assert core.model_ready("good")
         (reason,) = [row.reason for row in core.repository_index() if row.name == name]
     assert reason.startswith(
-        f"model {name!r} cannot be loaded: {name!r} is no name for a model: it must not begin with"
+        f"model {name!r} cannot be loaded: {name!r} is not a valid model name: it must not begin with"
     )
     assert reason.isprintable()
 

@@ -101,7 +101,7 @@ def test_a_client_of_another_protocol(server: RunningServer) -> None:
 def test_a_timeout_that_is_none(client: RawClient) -> None:
     """It ends its call only: the connection may be a proxy's, with other clients' calls on it."""
     client.call(1, "ServerReady", READY, grpc_timeout="soon")
-    assert client.status(1) == {"grpc-status": "13", "grpc-message": "grpc-timeout is no time: 'soon'"}
+    assert client.status(1) == {"grpc-status": "13", "grpc-message": "grpc-timeout is not a time: 'soon'"}
     client.call(3, "ServerReady", READY)
     assert client.status(3) == OK
 

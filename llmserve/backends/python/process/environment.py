@@ -96,5 +96,5 @@ def _output(path: Path, *command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ModelConfigError(f"EXECUTION_ENV_PATH {path} is no environment that can run: {error}") from error
+        raise ModelConfigError(f"EXECUTION_ENV_PATH {path} is not a usable environment: {error}") from error
     return done.stdout.strip()

@@ -208,7 +208,7 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
             known = ", ".join(map(repr, ACTIVATIONS))
             found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only {known}")
         if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:
-            found.append(f"layer {op.attrs['layer']}: the number of heads is no multiple of the number of KV heads")
+            found.append(f"layer {op.attrs['layer']}: the number of heads is not a multiple of the number of KV heads")
         if op.kind is OpKind.ROPE and op.attrs["head_dim"] != program.cache.head_dim:
             found.append(f"the cpu target turns whole heads of {program.cache.head_dim}, not {op.attrs['head_dim']}")
     return list(dict.fromkeys(found))

@@ -112,7 +112,7 @@ class StoredKernels:
 
     def _damage(self, error: Exception) -> RecipeError:
         return RecipeError(
-            f"{self._path} is no file of kernels, or damaged ({error}); make it again with --kernels-only"
+            f"{self._path} is not a kernel file, or is damaged ({error}); make it again with --kernels-only"
         )
 
 

@@ -42,9 +42,9 @@ def network_problems(spec: DecoderSpec, program: Program, params: Sequence[Param
 def _value_problem(op: Op) -> str:
     """What is wrong with a value of an attribute that is known, or an empty string."""
     if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] != "silu":
-        return f"activation {op.attrs['activation']!r} of {op.kind.value}, only 'silu' can be said"
+        return f"activation {op.attrs['activation']!r} of {op.kind.value}, only 'silu' is supported"
     if op.kind is OpKind.ATTENTION and op.attrs["scale"] != op.number("head_dim") ** -0.5:
-        return f"scale {op.attrs['scale']} of {op.kind.value}, only one over the root of the head size can be said"
+        return f"scale {op.attrs['scale']} of {op.kind.value}, only one over the root of the head size is supported"
     if op.kind is OpKind.ROPE:
         inv_freq = op.attrs["inv_freq"]
         assert isinstance(inv_freq, tuple)

@@ -165,7 +165,7 @@ class TensorrtLlmTarget:
         found = []
         fuses = given.tp_size > 1 and checkpoint_architecture(self._spec) == REDUCE_FUSION_OF
         if given.reduce_fusion == "enable" and not fuses:
-            found.append("reduce_fusion enable has no effect: TensorRT-LLM has it for Llama on several GPUs only")
+            found.append("reduce_fusion enable has no effect: TensorRT-LLM supports it for Llama on several GPUs only")
         if self._spec.architecture == "Qwen3ForCausalLM" and self._spec.norm_eps != QK_NORM_EPS:
             found.append(
                 f"TensorRT-LLM's Qwen3 normalizes queries and keys with eps {QK_NORM_EPS}, the checkpoint says "
@@ -255,7 +255,7 @@ def _option_problems(options: BuildOptions) -> list[str]:
     rules = [
         (
             not options.cache().is_rounded,
-            f"kv_cache_dtype {options.kv_cache_dtype}: TensorRT-LLM wants scales from calibration for it; leave it out",
+            f"kv_cache_dtype {options.kv_cache_dtype}: TensorRT-LLM requires calibrated scales for it; leave it out",
         ),
         (given.kv_cache_type == "paged", f"kv_cache_type {given.kv_cache_type} cannot be served: {IN_FLIGHT}"),
         (given.gpt_attention_plugin != "disable", f"gpt_attention_plugin disable cannot be served: {IN_FLIGHT}"),

@@ -78,7 +78,7 @@ const en = {
   formatRegex: "A regular expression",
   schema: "JSON Schema",
   regex: "Regular expression",
-  badSchema: "This is no JSON: {problem}",
+  badSchema: "This is not JSON: {problem}",
   emptyField: "Something has to be here",
   logprobs: "Probabilities of tokens",
   logprobsHint: "With each new answer; costs the server a little",
