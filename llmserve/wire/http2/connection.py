@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
             call.send_window += increment
             if call.send_window > frames.LARGEST_WINDOW:
                 raise ConnectionFailed(frames.FLOW_CONTROL_ERROR, f"the window of stream {stream} is too large")
-            self._sender.wake()
+            self._sender.wake(stream)
 
     def _take_settings(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:
@@ -284,7 +284,7 @@ class Connection(asyncio.Protocol):
             if call.send_window > frames.LARGEST_WINDOW:
                 raise ConnectionFailed(frames.FLOW_CONTROL_ERROR, f"the window of stream {call.stream} is too large")
         self._send_window = size
-        self._sender.wake()
+        self._sender.wake_stalled()
 
     def _take_reset(self, stream: int) -> None:
         self._check_known(stream)

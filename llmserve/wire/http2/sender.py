@@ -1,11 +1,13 @@
 """What goes out on one connection: control frames at once, data as the client's windows and its reading allow.
 
-What is written in one turn of the event loop goes out in one piece.
+What is written in one turn of the event loop goes out in one piece. A call that may send nothing waits for its own
+window, or in a queue for that of all calls: what opens one wakes a call that can use it, and not all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
@@ -24,7 +26,9 @@ class Outlet(Protocol):
 
     stream: int
     send_window: int
-    is_closed: bool
+
+    @property
+    def is_closed(self) -> bool: ...
 
 
 class Sender:
@@ -37,7 +41,8 @@ class Sender:
         self._outgoing: list[bytes] = []
         self._num_unread = 0
         self._is_finished = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._stalled: dict[int, asyncio.Future[None]] = {}  # by stream: calls whose own window is closed
+        self._queue: deque[asyncio.Future[None]] = deque()  # the others
 
     def write(self, data: bytes) -> None:
         if not self._outgoing:
@@ -80,39 +85,61 @@ class Sender:
 
     async def _send_in_pieces(self, call: Outlet, data: bytes | memoryview) -> None:
         offset = 0
-        while offset < len(data):
-            room = 0 if self.is_paused else min(call.send_window, self._window, self.max_frame)
-            if room <= 0:
-                await self._wait()
-                if call.is_closed:
-                    raise CallClosed
-                continue
-            piece = data[offset : offset + room]
-            offset += len(piece)
-            call.send_window -= len(piece)
-            self._window -= len(piece)
-            self.write(frame(frames.DATA, 0, call.stream, piece))
-            self.flush()  # which may pause us
+        try:
+            while offset < len(data):
+                room = 0 if self.is_paused else min(call.send_window, self._window, self.max_frame)
+                if room <= 0:
+                    await self._wait(call)
+                    if call.is_closed:
+                        raise CallClosed
+                    continue
+                piece = data[offset : offset + room]
+                offset += len(piece)
+                call.send_window -= len(piece)
+                self._window -= len(piece)
+                self.write(frame(frames.DATA, 0, call.stream, piece))
+                self.flush()  # which may pause us
+        finally:
+            self._wake_next()  # with what is left, however this call has ended
 
-    async def _wait(self) -> None:
+    async def _wait(self, call: Outlet) -> None:
         waiter = self._loop.create_future()
-        self._waiting.append(waiter)
-        await waiter
+        if call.send_window > 0:
+            self._queue.append(waiter)
+            await waiter
+            return
+        self._stalled[call.stream] = waiter
+        self._wake_next()
+        try:
+            await waiter
+        finally:
+            self._stalled.pop(call.stream, None)
 
     def open_window(self, increment: int) -> None:
         self._window += increment
         if self._window > frames.LARGEST_WINDOW:
             raise ConnectionFailed(frames.FLOW_CONTROL_ERROR, "the connection's window is too large")
-        self.wake()
+        self._wake_next()
 
     def resume(self) -> None:
         self.is_paused = False
         self._num_unread = 0
-        self.wake()
+        self._wake_next()
 
-    def wake(self) -> None:
-        """A window has opened: those who wait look again."""
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
+    def wake(self, stream: int) -> None:
+        """Its call's window has changed."""
+        waiter = self._stalled.get(stream)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def wake_stalled(self) -> None:
+        """All windows have changed."""
+        for stream in self._stalled:
+            self.wake(stream)
+
+    def _wake_next(self) -> None:
+        while self._queue and self._window > 0 and not self.is_paused:
+            waiter = self._queue.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+                return
