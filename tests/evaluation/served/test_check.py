@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from llmserve.evaluation.answers import Sample
 from llmserve.evaluation.candidates import CandidateRun, engine_candidate, run_candidate
 from llmserve.evaluation.gate import Verdict
 from llmserve.evaluation.prompts import PromptEncoder
+from llmserve.evaluation.served import check as checking
 from llmserve.evaluation.served.check import Asked, Served, check_engine, check_server, server_identity
 from llmserve.evaluation.served.comparison import ServedResult
 from llmserve.evaluation.served.process import own_server
@@ -240,3 +242,26 @@ def test_a_running_server_that_goes_away(engine: Path, asked: Asked) -> None:
 
     with pytest.raises(Unavailable, match=r"is gone|no server answers"):
         asyncio.run(through())
+
+
+@pytest.mark.parametrize(("counts", "num_rounds"), [([0, 0, 2], 3), ([1], 1), ([0] * 9, checking.MOST_ROUNDS)])
+async def test_a_small_cache_is_filled_until_somebody_gives_way(
+    counts: list[int], num_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = iter(counts)
+    rounds: list[int] = []
+
+    async def counted(metrics: str, names: Mapping[str, str]) -> Mapping[str, float]:
+        return {"preemptions": next(told)}
+
+    async def asked_at_once(asker: Any, questions: Sequence[Any], *_: Any) -> list[Any]:
+        rounds.append(len(questions))
+        return []
+
+    monkeypatch.setattr(checking, "counters", counted)
+    monkeypatch.setattr(checking, "at_once", asked_at_once)
+    found = checking.Check(Asked([], [], 8), True, lambda count: None)
+    await found.preempted(None, "")  # type: ignore[arg-type]
+    assert len(rounds) == num_rounds
+    (result,) = found.results
+    assert result.notes == (f"{counts[num_rounds - 1]} preemptions",)
