@@ -30,8 +30,8 @@ PLACES = {
         "tools/test_check_gpu.py tools/test_server_benchmark.py"
     ),
     "interpreted": (
-        "contracts/test_interpreted_engine.py engine/cuda/ cli/test_cuda.py e2e/test_cuda.py tools/test_check_cuda.py "
-        "tools/test_cuda_speed.py"
+        "contracts/test_interpreted_engine.py contracts/test_interpreted_runner.py engine/cuda/ cli/test_cuda.py "
+        "e2e/test_cuda.py tools/test_check_cuda.py tools/test_cuda_speed.py"
     ),
     "sanitized": "engine/cpu/test_sanitizers.py",
     "cluster": (

@@ -27,7 +27,7 @@ MOST_TOKENS = 16  # that they hold
 MOST_SEQUENCES = 3
 NUM_IDS = 8
 AMONG_IDS = tuple((token, 50.0) for token in range(NUM_IDS))  # a bias, so that penalties decide what is drawn
-FEW = ("cuda",)  # examples: each step takes a tenth of a second
+INTERPRETED = ("cuda",)  # each step takes a tenth of a second; test_interpreted_runner.py has them
 
 
 def open_cpu(folder: Path, dtype: str, quantization: str = "") -> Runner:
@@ -49,7 +49,7 @@ RUNNERS: dict[str, Callable[[Path], Runner]] = {
 }
 
 
-@pytest.fixture(scope="module", params=RUNNERS)
+@pytest.fixture(scope="module", params=sorted(RUNNERS.keys() - set(INTERPRETED)))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -164,7 +164,7 @@ def drawn_singly(runner: Runner, case: Case) -> Drawn:
 def test_samples_of_a_chunk_are_those_of_a_token_at_a_time(runner: Runner, name: str) -> None:
     """Greedy, by chance, with penalties and bias, log-probs, likely tokens and logits, beside other sequences."""
 
-    @settings(max_examples=6 if name in FEW else 60, deadline=None, derandomize=True)
+    @settings(max_examples=6 if name in INTERPRETED else 60, deadline=None, derandomize=True)
     @given(sequences=st.lists(cases(), min_size=1, max_size=MOST_SEQUENCES))
     def check(sequences: list[Case]) -> None:
         assert drawn_together(runner, sequences) == [drawn_singly(runner, case) for case in sequences]
