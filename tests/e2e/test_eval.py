@@ -23,6 +23,7 @@ STRUCTURED = ROOT / "eval" / "suites" / "json-structured.yaml"
 SMOKE = ROOT / "eval" / "suites" / "docstrings-smoke.yaml"
 
 
+FEW_SERVED = ("--served-samples", "4")  # where as they are served is not what is looked at
 CONDITIONS = {
     "alone", "as in this process", "prefix hits", "unary", "/v1 streamed", "/v1 unary", "/v1 log-probs",
     "seeded", "multi-byte", "drawn", "in flight", "staggered", "preempted",
@@ -35,13 +36,14 @@ def evaluate(output: Path, *arguments: str, suite: Path = SMOKE) -> dict[str, An
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stored, computed on" in done.stdout
+    assert suite is not SMOKE or "ROUGE-Lsum" in done.stdout
     report: dict[str, Any] = json.loads(output.read_text())
     return report
 
 
 def test_server_and_process_give_the_same_answers(demo_engine: Path, server: ServerProcess, tmp_path: Path) -> None:
-    inside = evaluate(tmp_path / "inside.json", str(demo_engine), "--concurrency", "1")
-    outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, "--concurrency", "16")
+    inside = evaluate(tmp_path / "inside.json", str(demo_engine), "--concurrency", "1", *FEW_SERVED)
+    outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, "--concurrency", "16", *FEW_SERVED)
     texts = [[sample["engine"]["text"] for sample in report["samples"]] for report in (inside, outside)]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 25
@@ -83,7 +85,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_p
     report, partial = tmp_path / "report.json", tmp_path / "report.partial.jsonl"
     suite = ROOT / "eval" / "suites" / "docstrings.yaml"
     arguments = ["eval", str(demo_engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(suite), "--no-record"]
-    arguments += ["--output", str(report), "--concurrency", "1", "--no-as-served"]
+    arguments += ["--output", str(report), "--concurrency", "1", "--no-as-served", "--num-samples", "300"]
     process = subprocess.Popen([LLMSERVE, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not partial.exists() or partial.read_bytes().count(b"\n") < 60):
@@ -95,7 +97,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_p
     done = llmserve(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(report.read_text())
-    assert int(content["engine"]["kept_answers"]) >= min(num_lines - 2, 400)
+    assert int(content["engine"]["kept_answers"]) >= min(num_lines - 2, 200)
     assert "answers are of this run before it was interrupted" in done.stdout
     assert not partial.exists()
     assert content["parity"]["exact_match_rate"] > 0.98
@@ -123,7 +125,8 @@ def test_a_server_tells_which_engine_it_has(demo_engine: Path, server: ServerPro
     told = model["engine"]
     assert (told["digest"], told["target"], told["precision"]) == (manifest.engine_digest, "cpu", "float")
     assert told["deterministic"] is True
-    report = evaluate(tmp_path / "url.json", "--url", server.grpc, "--http-url", server.http, "--num-samples", "40")
+    given = ("--url", server.grpc, "--http-url", server.http, "--num-samples", "40", *FEW_SERVED)
+    report = evaluate(tmp_path / "url.json", *given)
     assert report["engine"]["engine_digest"] == manifest.engine_digest
     assert {"/v1 streamed", "in flight"} <= report["served"]["conditions"].keys()
 

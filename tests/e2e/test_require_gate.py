@@ -31,7 +31,8 @@ def test_an_engine_serves_after_its_gate_and_not_before(engine: Path, tmp_path: 
     assert f"llmserve eval {engine} --hf-model-dir CHECKPOINT --suite docstrings-smoke" in refused.stderr
 
     output = str(tmp_path / "report.json")
-    judged = llmserve("eval", str(engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(SMOKE), "--output", output)
+    given = ("--hf-model-dir", str(CHECKPOINT), "--suite", str(SMOKE), "--output", output, "--served-samples", "4")
+    judged = llmserve("eval", str(engine), *given)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     shown = llmserve("inspect", str(engine))
     assert "docstrings-smoke: passed" in shown.stdout
