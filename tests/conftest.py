@@ -23,7 +23,24 @@ from tests.frontends.stub_core import StubCore
 from tests.tiers import TIERS, chosen_tiers, tier_of
 
 TESTS = Path(__file__).parent
-LONGEST_FIRST = ("test_sanitizers.py", "test_docs.py", "test_check_gpu.py", "test_server_benchmark.py")
+LONGEST_FIRST = (  # a minute of a worker or more
+    "test_docs.py",
+    "test_sanitizers.py",
+    "test_eval.py",
+    "test_engine.py",
+    "test_check_gpu.py",
+    "test_interpreted_engine.py",
+    "test_published_repository.py",
+    "test_cluster.py",
+    "test_eval_harness.py",
+    "test_planted_defects.py",
+    "test_gate_rates.py",
+    "test_server_benchmark.py",
+    "test_commands.py",
+    "test_interpreted_runner.py",
+    "test_runtime.py",
+    "test_demo.py",
+)
 
 # A busy machine takes as long as it takes.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
