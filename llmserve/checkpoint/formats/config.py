@@ -36,7 +36,7 @@ METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {
 }
 ORIGINAL = "use the original checkpoint, and quantize at build time: --quantization int8 or int4"
 INSTEAD: Mapping[str, str] = {
-    "mxfp4": "it is the format of gpt-oss, a network that is not supported",
+    "mxfp4": "use a conversion of gpt-oss to bfloat16, and quantize at build time: --quantization int8",
     "bitsandbytes": f"bitsandbytes rounds a model when it is loaded, so nothing is lost: {ORIGINAL}",
 }
 

@@ -283,7 +283,7 @@ def test_methods_that_are_refused(method: str, tmp_path: Path) -> None:
 
 def test_the_experts_of_gpt_oss(tmp_path: Path) -> None:
     make_quantized(tmp_path, gptq(), config={"quant_method": "mxfp4"})
-    assert "it is the format of gpt-oss, a network that is not supported" in problems_of(tmp_path, Unsupported)
+    assert "use a conversion of gpt-oss to bfloat16" in problems_of(tmp_path, Unsupported)
 
 
 def test_bitsandbytes_without_its_name(tmp_path: Path) -> None:
