@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_tensors
+from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_json, write_tensors
 
 Array = NDArray[Any]
 Rng = np.random.Generator
@@ -234,3 +234,26 @@ def make_quantized(
     said = {key: value for key, value in (dict(method.config) | dict(config or {})).items() if value is not None}
     (path / "config.json").write_text(json.dumps(content | {"quantization_config": said}))
     return weights
+
+
+def make_packed_experts(folder: Path, changes: Mapping[str, Any] | None = None) -> dict[str, NDArray[Any]]:
+    """A gpt-oss whose experts are in MXFP4, as they are published; returns its tensors, the experts as transformers
+    expands them. `changes` replaces tensors; None leaves one out."""
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    make_checkpoint(folder, "gpt-oss", intermediate_size=64, with_tokenizer=False)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = random_tensors(config, dtype="float32", seed=0)
+    stored, rng = dict(tensors), np.random.default_rng(1)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        blocks = rng.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8)
+        scales = rng.integers(120, 125, (experts, outputs, inputs // 32), dtype=np.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        packed = torch.from_numpy(blocks), torch.from_numpy(scales)
+        tensors[name] = convert_moe_packed_tensors(*packed, dtype=torch.float32).numpy()
+    stored = {name: tensor for name, tensor in (stored | dict(changes or {})).items() if tensor is not None}
+    write_tensors(folder, stored, "safetensors")
+    write_json(folder / "config.json", config | {"quantization_config": {"quant_method": "mxfp4"}})
+    return tensors

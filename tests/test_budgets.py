@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 6_864,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 7_420,
-    "llmserve/checkpoint": 4_280,
+    "llmserve/checkpoint": 4_360,
     "llmserve/cli": 6_320,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 10_754,

@@ -1,6 +1,6 @@
 """gpt-oss: attention sinks, a window in every second layer, experts with biases and a clamped product.
 
-The published checkpoints have their experts in MXFP4 and are refused; their conversions to bfloat16 are taken.
+The published checkpoints have their experts in MXFP4; see `checkpoint/formats/mxfp4.py`.
 """
 
 from __future__ import annotations

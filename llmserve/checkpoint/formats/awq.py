@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from llmserve.checkpoint.formats.base import (
+    DOTTED,
     NOTHING,
     SCALE_DTYPES,
     WORDS,
@@ -42,6 +43,7 @@ class Awq:
     name = "AWQ"
     main = "qweight"
     unused = NOTHING
+    separator, weight_suffix = DOTTED
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
         if self.main not in module.tensors:

@@ -14,6 +14,7 @@ WORDS = ("int32",)  # of packed numbers
 FLOAT8 = ("float8_e4m3fn",)
 EXPONENT_DTYPES = ("uint8", "float8_e8m0fnu")
 NOTHING: frozenset[str] = frozenset()
+DOTTED = ".", ".weight"  # what joins most modules' names with those of their tensors and their weight
 # what says how activations and the KV cache were rounded
 OF_ACTIVATIONS = frozenset(
     (
@@ -38,7 +39,7 @@ class Module:
 class StoredWeight:
     """A weight that is ready to be expanded."""
 
-    shape: tuple[int, int]  # of the weight: outputs, inputs
+    shape: tuple[int, ...]  # of the weight: outputs, inputs; with experts before them
     kind: str  # for people: "GPTQ int4 (groups of 128)"
     main: str  # the tensor with its numbers
     others: frozenset[str]  # the other tensors that belong to it
@@ -54,6 +55,16 @@ class Format(Protocol):
     @property
     def main(self) -> str:
         """Which tensor a module of this format has, in words: `qweight`."""
+        ...
+
+    @property
+    def separator(self) -> str:
+        """Between the name of a module and those of its tensors."""
+        ...
+
+    @property
+    def weight_suffix(self) -> str:
+        """Behind the name of a module, in the name of its weight."""
         ...
 
     @property

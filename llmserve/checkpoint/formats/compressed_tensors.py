@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.checkpoint.formats.base import (
+    DOTTED,
     FLOAT8,
     OF_ACTIVATIONS,
     SCALE_DTYPES,
@@ -60,6 +61,7 @@ class CompressedTensors:
     name = "compressed-tensors"
     main = "weight_packed or weight_scale"
     unused = OF_ACTIVATIONS
+    separator, weight_suffix = DOTTED
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
         info = module.tensors.get("weight")

@@ -12,6 +12,7 @@ from llmserve.checkpoint.formats.base import Format
 from llmserve.checkpoint.formats.compressed_tensors import compressed_tensors
 from llmserve.checkpoint.formats.fp8 import fbgemm, fp8, modelopt
 from llmserve.checkpoint.formats.gptq import gptq
+from llmserve.checkpoint.formats.mxfp4 import mxfp4
 from llmserve.checkpoint.json_file import read_json_object
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.models.config import ConfigReader
@@ -33,10 +34,10 @@ METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {
     "fbgemm_fp8": fbgemm,
     "modelopt": modelopt,
     "compressed-tensors": compressed_tensors,
+    "mxfp4": mxfp4,
 }
 ORIGINAL = "use the original checkpoint, and quantize at build time: --quantization int8 or int4"
 INSTEAD: Mapping[str, str] = {
-    "mxfp4": "use a conversion of gpt-oss to bfloat16, and quantize at build time: --quantization int8",
     "bitsandbytes": f"bitsandbytes rounds a model when it is loaded, so nothing is lost: {ORIGINAL}",
 }
 

@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from llmserve.checkpoint.formats.base import (
+    DOTTED,
     EXPONENT_DTYPES,
     FLOAT8,
     OF_ACTIVATIONS,
@@ -47,6 +48,7 @@ class Fp8:
     name = "FP8"
     main = "a weight in float8_e4m3fn"
     unused = OF_ACTIVATIONS
+    separator, weight_suffix = DOTTED
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
         info, scales = module.tensors.get("weight"), [part for part in SCALES if part in module.tensors]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.checkpoint.formats.base import (
+    DOTTED,
     NOTHING,
     SCALE_DTYPES,
     WORDS,
@@ -54,6 +55,7 @@ class Gptq:
     name = "GPTQ"
     main = "qweight"
     unused = NOTHING
+    separator, weight_suffix = DOTTED
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
         if self.main not in module.tensors:

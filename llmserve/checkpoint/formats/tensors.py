@@ -19,10 +19,11 @@ class ExpandedTensors:
     def __init__(
         self, stored: Mapping[str, TensorInfo], read: Callable[[str], Tensor], format: Format, problems: list[str]
     ) -> None:
+        self._format = format
         self._weights: dict[str, StoredWeight] = {}
         self._tensors = {name: info for name, info in stored.items() if _part(name) not in format.unused}
         self._surplus: set[str] = set()
-        for module in _modules(self._tensors, read):
+        for module in _modules(self._tensors, read, format.separator):
             weight = format.weight(module, problems)
             if weight is not None:
                 self._take(module, weight, problems)
@@ -56,28 +57,28 @@ class ExpandedTensors:
         return None if weight is None else weight.expand()
 
     def _take(self, module: Module, weight: StoredWeight, problems: list[str]) -> None:
-        name = f"{module.name}.{WEIGHT}"
+        name, separator = f"{module.name}{self._format.weight_suffix}", self._format.separator
         if weight.main != WEIGHT and WEIGHT in module.tensors:
             problems.append(f"{module.name}: it has both {WEIGHT} and {weight.main}")
         for part in (weight.main, *weight.others):
-            del self._tensors[f"{module.name}.{part}"]
+            del self._tensors[f"{module.name}{separator}{part}"]
         self._tensors[name] = TensorInfo("float32", weight.shape, 4 * math.prod(weight.shape))
         self._weights[name] = weight
         if BIAS in module.tensors and not module.read(BIAS).any():
             self._surplus.add(f"{module.name}.{BIAS}")
 
 
-def _modules(stored: Mapping[str, TensorInfo], read: Callable[[str], Tensor]) -> list[Module]:
+def _modules(stored: Mapping[str, TensorInfo], read: Callable[[str], Tensor], separator: str) -> list[Module]:
     parts: defaultdict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, info in stored.items():
-        module, _, part = name.rpartition(".")
+        module, _, part = name.rpartition(separator)
         if module:
             parts[module][part] = info
-    return [Module(name, own, _reader(name, read)) for name, own in parts.items()]
+    return [Module(name, own, _reader(name + separator, read)) for name, own in parts.items()]
 
 
-def _reader(module: str, read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
-    return lambda part: read(f"{module}.{part}")
+def _reader(prefix: str, read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
+    return lambda part: read(f"{prefix}{part}")
 
 
 def _part(name: str) -> str:

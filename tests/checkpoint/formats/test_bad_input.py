@@ -13,7 +13,7 @@ from llmserve.checkpoint.formats.listed import ListedModules
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, Unsupported
 from tests.checkpoints import make_checkpoint
-from tests.quantized_files import METHODS, awq, gptq, make_quantized
+from tests.quantized_files import METHODS, awq, gptq, make_packed_experts, make_quantized
 
 MODULE = "model.layers.0.self_attn.q_proj"
 
@@ -281,9 +281,19 @@ def test_methods_that_are_refused(method: str, tmp_path: Path) -> None:
     assert "use the original checkpoint, and quantize at build time: --quantization int8 or int4" in message
 
 
-def test_the_experts_of_gpt_oss(tmp_path: Path) -> None:
-    make_quantized(tmp_path, gptq(), config={"quant_method": "mxfp4"})
-    assert "use a conversion of gpt-oss to bfloat16" in problems_of(tmp_path, Unsupported)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"_scales": None}, "gate_up_proj: tensor scales [7, 128, 2] is missing"),
+        ({"_scales": np.zeros((7, 128, 1), np.uint8)}, "tensor scales has shape [7, 128, 1]"),
+        ({"_blocks": np.zeros((7, 128, 2, 8), np.uint8)}, "tensor blocks must be uint8 [experts, outputs, groups, 16]"),
+    ],
+)
+def test_experts_in_mxfp4(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    make_packed_experts(
+        tmp_path, {f"model.layers.0.mlp.experts.gate_up_proj{part}": new for part, new in change.items()}
+    )
+    assert message in problems_of(tmp_path)
 
 
 def test_bitsandbytes_without_its_name(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError
 from llmserve.models.registry import architecture_for
+from tests.checkpoints import make_checkpoint, write_tensors
 from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
-from tests.quantized_files import METHODS, gptq, make_quantized, mxfp4
+from tests.quantized_files import METHODS, gptq, make_packed_experts, make_quantized, mxfp4
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
@@ -237,3 +238,12 @@ def test_eight_bits_without_a_config_are_no_weights(tmp_path: Path) -> None:
         plan_of(found)
     assert f"{Q_PROJ}.weight has dtype float8_e4m3fn; supported: float64, float32" in str(caught.value)
     assert f"{Q_PROJ}.weight_scale is not part of this architecture" in str(caught.value)
+
+
+def test_the_experts_of_gpt_oss(tmp_path: Path) -> None:
+    """A network from a folder as it is published has the logits of one whose experts transformers has expanded."""
+    make_checkpoint(tmp_path / "expanded", "gpt-oss", intermediate_size=64, with_tokenizer=False)
+    write_tensors(tmp_path / "expanded", make_packed_experts(tmp_path / "packed"), "safetensors")
+    prompt = list(range(3, 60))
+    found, wanted = (reference_logits(tmp_path / name)(prompt) for name in ("packed", "expanded"))
+    assert np.array_equal(found, wanted)
