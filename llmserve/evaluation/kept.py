@@ -102,7 +102,8 @@ def _told(line: Mapping[str, Any]) -> Told:
 def _answer(line: Mapping[str, Any]) -> Answer:
     content = dict(line["answer"])
     ids = content["token_ids"]
-    content |= {"token_ids": None if ids is None else tuple(ids), "decisions": (), "log_likelihoods": ()}
+    content |= {"decisions": (), "log_likelihoods": (), "rounding": ()}
+    content |= {"token_ids": None if ids is None else tuple(ids)}
     return Answer(**content)
 
 

@@ -134,7 +134,7 @@ def test_a_machine_without_anything_says_what_is_missing(checkpoint: Path, tmp_p
         ({"max_input_len": 256}, "leaves no token for the answer"),
         ({"tp_size": 3}, "tp_size 3 does not divide the 4 attention heads"),
         ({"gemm_plugin": "float7", "workers": 0}, "2 problems"),
-        ({"kv_cache_dtype": "int8"}, "calibration"),
+        ({"kv_cache_dtype": "int8"}, "calibrated scales"),
         ({"calibration_data": "a.jsonl", "quantization": "int8"}, "calibration_data has no effect"),
     ],
 )
