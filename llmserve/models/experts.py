@@ -28,7 +28,8 @@ class Mixture:
     router: str = "gate"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # in each expert
     stacked: tuple[str, str] | None = None  # tensors that have gate and up, and down, of all experts
-    is_transposed: bool = False  # these have inputs as rows, and gate and up in turns; with a bias each, and the router
+    is_transposed: bool = False  # these have inputs as rows, and gate and up in turns
+    has_biases: bool = False  # these, and the router
     sigmoid: bool = False  # scores are sigmoids of the router's logits, not their softmax
     correction: str = ""  # the tensor that is added to scores to choose by
     correction_is_row: bool = False  # of a matrix
@@ -79,7 +80,7 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
     source, name = f"{weights.layer_source(layer)}.{mixture.module}", f"layers.{layer}.mlp"
     router = f"{source}.{mixture.router}"
     found = [weights.copied(f"{name}.router", f"{router}.weight", (mixture.num_experts, spec.hidden_size))]
-    if mixture.is_transposed:
+    if mixture.has_biases:
         found.append(weights.copied(f"{name}.router.bias", f"{router}.bias", (mixture.num_experts,)))
     found += [*_expert_params(spec, mixture, source, name)]
     if mixture.correction:
@@ -98,17 +99,8 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
 
 def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
     inner, hidden, count = mixture.expert_size, spec.hidden_size, mixture.num_experts
-    if mixture.stacked and mixture.is_transposed:
-        return _transposed_params(spec, mixture, source, name)
     if mixture.stacked:
-        shapes = {"gate_up": (count, 2 * inner, hidden), "down": (count, hidden, inner)}
-        return [
-            Param(
-                f"{name}.experts.{part}", (count * rows, columns), (f"{source}.{module}.weight",),
-                ((count, rows, columns),), quantizable=True,
-            )
-            for module, (part, (count, rows, columns)) in zip(mixture.stacked, shapes.items(), strict=True)
-        ]  # fmt: skip
+        return _stacked_params(spec, mixture, source, name)
     gate, up, down = mixture.names
     experts = [f"{source}.experts.{number}" for number in range(count)]
     gate_up_rows = {f"{expert}.{part}": inner for expert in experts for part in (gate, up)}
@@ -119,21 +111,21 @@ def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) 
     ]
 
 
-def _transposed_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
+def _stacked_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
     count, found = mixture.num_experts, []
-    sizes = (2 * mixture.expert_size, spec.hidden_size), (spec.hidden_size, mixture.expert_size)
-    for part, module, (rows, columns) in zip(("gate_up", "down"), mixture.stacked or (), sizes, strict=True):
-        pairs = (Pairs(rows, rows) if part == "gate_up" else None,)
-        found += [
+    sizes = {"gate_up": (2 * mixture.expert_size, spec.hidden_size), "down": (spec.hidden_size, mixture.expert_size)}
+    for tensor, (part, (rows, columns)) in zip(mixture.stacked or (), sizes.items(), strict=True):
+        pairs = (Pairs(rows, rows),) if mixture.is_transposed and part == "gate_up" else ()
+        stored = (count, columns, rows) if mixture.is_transposed else (count, rows, columns)
+        found.append(
             Param(
-                f"{name}.experts.{part}", (count * rows, columns), (f"{source}.{module}",), ((count, columns, rows),),
-                pairs=pairs, quantizable=True, is_transposed=True,
-            ),
-            Param(
-                f"{name}.experts.{part}.bias", (count * rows,), (f"{source}.{module}_bias",), ((count, rows),),
-                pairs=pairs,
-            ),
-        ]  # fmt: skip
+                f"{name}.experts.{part}", (count * rows, columns), (f"{source}.{tensor}",), (stored,), pairs=pairs,
+                quantizable=True, is_transposed=mixture.is_transposed,
+            )
+        )  # fmt: skip
+        if mixture.has_biases:
+            bias, height = f"{name}.experts.{part}.bias", (count * rows,)
+            found.append(Param(bias, height, (f"{source}.{tensor}_bias",), ((count, rows),), pairs=pairs))
     return found
 
 
@@ -141,14 +133,14 @@ def mixture_of_experts(
     g: Graph, spec: DecoderSpec, mixture: Mixture, x: Value, layer: int, *, activation: str
 ) -> Value:
     name = f"layers.{layer}.mlp"
-    has_biases = mixture.is_transposed
-    logits = g.linear(x, f"{name}.router", mixture.num_experts, bias=f"{name}.router.bias" if has_biases else None)
+    router_bias = f"{name}.router.bias" if mixture.has_biases else None
+    logits = g.linear(x, f"{name}.router", mixture.num_experts, bias=router_bias)
     routes = g.route(
         logits, experts_per_token=mixture.experts_per_token, renormalize=mixture.renormalize, sigmoid=mixture.sigmoid,
         bias=f"{name}.correction" if mixture.correction else None, factor=mixture.factor,
     )  # fmt: skip
     matrices = f"{name}.experts.gate_up", f"{name}.experts.down"
-    biases = (f"{matrices[0]}.bias", f"{matrices[1]}.bias") if has_biases else None
+    biases = (f"{matrices[0]}.bias", f"{matrices[1]}.bias") if mixture.has_biases else None
     y = g.experts(x, routes, *matrices, num_experts=mixture.num_experts, activation=activation, biases=biases)
     if not mixture.shared:
         return y

@@ -19,7 +19,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
         renormalize=True,
         module="block_sparse_moe",
         router="router.layer",
-        stacked=("input_linear", "output_linear"),
+        stacked=("input_linear.weight", "output_linear.weight"),
     )
     reader.finish()
     return replace(spec, mixture=mixture)

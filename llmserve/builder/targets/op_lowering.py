@@ -49,3 +49,10 @@ class OpLowering(ABC):
         self.RULES[op.kind].lower(self, op)
         self._buffers.read(op.inputs)
         return 1
+
+
+def turned_for_others(program: Program) -> set[str]:
+    """Values with a rotary embedding that attention does not read as queries or keys: it can't be left to it."""
+    turned = {op.output for op in program.ops if op.kind is OpKind.ROPE}
+    read = {name for op in program.ops for name in (op.inputs[2:] if op.kind is OpKind.ATTENTION else op.inputs)}
+    return turned & read

@@ -53,8 +53,9 @@ class ExpertRows:
         self._matrix = lru_cache(KEPT_EXPERTS)(self._expanded)
 
     def __getitem__(self, experts: slice, /) -> Tensor:
-        chosen = range(*experts.indices(len(self._blocks)))
-        return np.stack([self._matrix(expert) for expert in chosen]).swapaxes(1, 2)
+        found = [self._matrix(expert) for expert in range(*experts.indices(len(self._blocks)))]
+        matrices = found[0][np.newaxis] if len(found) == 1 else np.stack(found)  # one is not copied
+        return matrices.swapaxes(1, 2)
 
     def _expanded(self, expert: int) -> Tensor:
         numbers = np.take(E2M1, halves(self._blocks[expert]))

@@ -23,9 +23,10 @@ SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
 
-def _words(digits: str) -> str:
-    """Llama 3's pattern, and with other runs of digits that of many since."""
-    return rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
+def _words(digits: str, after_signs: str = r"[\r\n]*") -> str:
+    """Llama 3's pattern, and with other runs of digits that of many since. `after_signs`: line ends that belong to
+    them."""
+    return rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+{after_signs}|{SPACES}"
 
 
 def _words_by_case(digits: str, ending: str) -> str:
@@ -53,6 +54,7 @@ LLAMA3 = WordRule((_words(r"\p{N}{1,3}"),), takes_whole_words=True, adds_bos=Tru
 WORDS_OF_3_DIGITS = WordRule((_words(r"\p{N}{1,3}"),))
 QWEN2 = WordRule((_words(r"\p{N}"),), normalizer={"type": "NFC"})
 STABLELM2 = WordRule((_words(r"\p{N}"),))
+SEED_CODER = WordRule((_words(r"\p{N}", after_signs=""),))
 TEKKEN = WordRule((_words_by_case(r"\p{N}", ""),), takes_whole_words=True, adds_bos=True)
 GPT4O = WordRule((_words_by_case(r"\p{N}{1,3}", f"{CONTRACTIONS}?"),))
 DIGITS_APART = WordRule(digits_apart=True, then_gpt2=True)
@@ -60,13 +62,14 @@ PLAIN = WordRule(then_gpt2=True)
 DEFAULT = WordRule((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 RULES: Mapping[str, WordRule] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), WORDS_OF_3_DIGITS),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), WORDS_OF_3_DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
     "stablelm2": STABLELM2,
+    "seed-coder": SEED_CODER,
     "tekken": TEKKEN,
     "gpt-4o": GPT4O,
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b"), DIGITS_APART),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), PLAIN),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "exaone4"), PLAIN),
     "default": DEFAULT,
 }
 

@@ -57,6 +57,11 @@ def test_mixtures_of_experts_are_refused_by_name(name: str) -> None:
         assert str(caught.value).count(text) == 1
 
 
+def test_cuda_refuses_norms_behind_a_rotary_embedding() -> None:
+    with pytest.raises(RecipeError, match="turns queries and keys in attention only"):
+        resolve_network(KINDS["hunyuan"], replace(OPTIONS, target="cuda", given=TARGETS["cuda"]))
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_ops_of_today_are_known(name: str) -> None:
     architecture, options = architecture_for(KINDS["llama"]), replace(OPTIONS, given=TARGETS[name])

@@ -251,3 +251,19 @@ def test_bad_pieces_are_refused_by_name(change: dict[str, Any], problem: str, tm
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(make_gguf(tmp_path / "m.gguf", metadata=metadata))
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pre", "wanted"),
+    [
+        ("glm4", ["it", "'s", "Ġ", "123", "45", ";ĊĊ", "ok"]),
+        ("seed-coder", ["it", "'s", "Ġ", "1", "2", "3", "4", "5", ";", "ĊĊ", "ok"]),
+        ("exaone4", ["it", "'s", "Ġ12345", ";", "Ċ", "Ċ", "ok"]),
+    ],
+)
+def test_words_of_named_families(pre: str, wanted: list[str], tmp_path: Path) -> None:
+    """By the patterns that llama.cpp has under these names."""
+    with Checkpoint.open(byte_level(tmp_path / "m.gguf", pre)) as checkpoint:
+        content = json.loads(checkpoint.text_file("tokenizer.json") or b"")
+    words = tokenizers.Tokenizer.from_str(json.dumps(content)).pre_tokenizer.pre_tokenize_str("it's 12345;\n\nok")
+    assert [word for word, _ in words] == wanted

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from llmserve.builder.quantization import LINEAR_KINDS, MATRICES, WeightPart, stored_names
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, DeviceOp, Lowered
-from llmserve.builder.targets.op_lowering import OpLowering, Rule
+from llmserve.builder.targets.op_lowering import OpLowering, Rule, turned_for_others
 from llmserve.builder.targets.tensor_writer import Rows
 from llmserve.engine.cpu.layout import (
     NO_TENSOR,
@@ -52,9 +52,7 @@ class Lowering(OpLowering):
         self._selected = _selected_values(program)
         self._before: dict[str, Op] = {}  # value -> the op that makes it, left to the quantization of its only reader
         self._turned: dict[str, Place] = {}  # value -> rope table: its place holds what is still to be turned
-        self._read_turned = {  # values that others than the attention read, or it as values
-            name for op in program.ops for name in (op.inputs[2:] if op.kind is OpKind.ATTENTION else op.inputs)
-        }
+        self._turned_for_others = turned_for_others(program)
 
     def run(self) -> Lowered:
         self._lower_ops()
@@ -106,7 +104,7 @@ class Lowering(OpLowering):
     def _rope(self, op: Op) -> None:
         """Left to the attention, which turns queries as it loads them, and keys as it puts them into the cache; but for
         values that something else reads."""
-        if op.output in self._read_turned:
+        if op.output in self._turned_for_others:
             inputs = (self._buffers[op.inputs[0]], self._rope_table(op))
             self._emit(OpCode.ROPE, op, self._buffers.new(op.output, op.width), inputs=inputs)
             return

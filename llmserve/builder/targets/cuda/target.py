@@ -22,6 +22,7 @@ from llmserve.builder.targets.cuda.kernel_file import StoredKernels, write_kerne
 from llmserve.builder.targets.cuda.lowering import Lowered, Lowering, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
+from llmserve.builder.targets.op_lowering import turned_for_others
 from llmserve.builder.targets.tensor_writer import TensorWriter, write_at
 from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.cuda.layout import (
@@ -41,6 +42,7 @@ from llmserve.progress import Progress
 
 HEADER_BYTES = 1 << 20  # about, for a plan: with kernels for one architecture
 MOST_HEAD_ROWS = 64
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # of kernels/activations.py
 
 
 class CudaTarget:
@@ -58,6 +60,7 @@ class CudaTarget:
         found = [*_gpu_problems(options), *self._group_problems(program, options)]
         found += quantization_problems(options, MULTIPLIED)
         found += [f"the cuda target does not compute {text}" for text in unknown_ops(program, Lowering.known_ops())]
+        found += _value_problems(program)
         return found or self._kernel_problems(program, params, options)
 
     def notes(self, options: BuildOptions) -> list[str]:
@@ -215,6 +218,18 @@ def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
 def architectures_here() -> tuple[str, ...]:
     """Of this machine's GPUs. `Unsupported` where there is none."""
     return tuple(dict.fromkeys(f"sm_{gpu.compute_capability.replace('.', '')}" for gpu in visible_gpus()))
+
+
+def _value_problems(program: Program) -> list[str]:
+    """Of ops whose kinds and attributes are known."""
+    found = [
+        f"the cuda target has no activation {op.attrs['activation']!r}, only {', '.join(map(repr, ACTIVATIONS))}"
+        for op in program.ops
+        if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] not in ACTIVATIONS
+    ]
+    if turned_for_others(program):
+        found.append("the cuda target turns queries and keys in attention only, and this network norms them after that")
+    return list(dict.fromkeys(found))
 
 
 def _gpu_problems(options: BuildOptions) -> list[str]:
