@@ -54,8 +54,10 @@ def read_mixture(
     if per_token > count:
         reader.problems.append(f"{per_token_key} ({per_token}) must be at most {num_experts} ({count})")
     owned = {"sigmoid": "scoring_func", "factor": "routed_scaling_factor"}
-    for key in OTHER_ROUTERS.keys() - {owned.get(field) for field in own}:
-        reader.expect(key, OTHER_ROUTERS[key])
+    known = {owned.get(field) for field in own}
+    for key, neutral in OTHER_ROUTERS.items():
+        if key not in known:
+            reader.expect(key, neutral)
     return Mixture(
         num_experts=count,
         experts_per_token=per_token,

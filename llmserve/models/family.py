@@ -79,13 +79,11 @@ class FamilySpec(DecoderSpec):
         return self.local_rope if self.local_rope and self.window(layer) else self.rope
 
 
-def read_family(
-    reader: ConfigReader, architecture: str, *, activation_key: str = "hidden_act", partial: bool = False
-) -> FamilySpec:
+def read_family(reader: ConfigReader, architecture: str, *, partial: bool = False) -> FamilySpec:
     """What a config says of any of them. `partial`: a part of each head may be turned."""
     spec = read_decoder(reader, architecture, max_positions=scaled_positions(reader))
-    reader.expect(activation_key, *ACTIVATIONS)
-    activation = ACTIVATIONS.get(str(reader.get(activation_key, "silu")), "silu")
+    reader.expect("hidden_act", *ACTIVATIONS)
+    activation = ACTIVATIONS.get(str(reader.get("hidden_act", "silu")), "silu")
     rope = read_rope(reader, spec.head_dim, partial=partial)
     return FamilySpec.extending(replace(spec, rope=rope), activation=activation)
 
