@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from llmserve.builder.flag import Elsewhere, Flag, declared, flag_of, option, value_problems
 from llmserve.builder.spellings import advice
 from llmserve.builder.targets.options import TargetOptions
-from llmserve.builder.targets.registry import DEFAULT_TARGET, TARGETS
+from llmserve.builder.targets.registry import TARGETS
+from llmserve.engine.registry import DEFAULT_TARGET
 from llmserve.errors import RecipeError
 from llmserve.models.number_formats import AUTO, CACHES, FLOATS, QUANTIZED, NumberFormat, WeightFormat
 

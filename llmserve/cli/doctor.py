@@ -13,11 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from llmserve.builder.targets.registry import DEFAULT_TARGET
 from llmserve.cli.facts_table import facts_table
 from llmserve.cli.machine import Fact, machine_facts
 from llmserve.cli.targets import check_targets, works
-from llmserve.engine.registry import RUNTIMES
+from llmserve.engine.registry import DEFAULT_TARGET, RUNTIMES
 from llmserve.engine.runtime import Check
 from llmserve.errors import InvalidArgument
 

@@ -11,7 +11,8 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distributions, requires, version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any, TypeAlias
 
 import psutil
@@ -25,7 +26,10 @@ from llmserve.engine.nvidia import Gpu, visible_gpus
 from llmserve.errors import Unsupported
 
 PORTS = (8000, 8001, 8002)  # of `llmserve serve`: HTTP, gRPC, metrics
-GPU_PACKAGES = re.compile(r"^(tensorrt.*|torch|nvidia-(cuda-runtime|nccl).*|onnxruntime.*|transformers)$")
+GPU_PACKAGES = (
+    "tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-llm", "torch", "transformers", "onnxruntime", "onnxruntime-gpu",
+    "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
+)  # fmt: skip
 CUDA_VERSION = re.compile(r"CUDA Version:\s*(\S+)")
 NVIDIA_SMI_TIMEOUT_S = 30
 Json: TypeAlias = Any
@@ -62,14 +66,11 @@ def required_packages() -> dict[str, str]:
 
 def package_versions() -> dict[str, str]:
     """Of what llmserve needs, and of what only some targets and models do, as far as it is installed."""
-    found = {name: number for name, number in required_packages().items() if number}
-    for distribution in distributions():
-        name = str(distribution.metadata["Name"]).lower()
-        if GPU_PACKAGES.match(name):
-            found[name] = distribution.version
-    return found
+    found = required_packages() | {name: _version(name) for name in GPU_PACKAGES}
+    return {name: number for name, number in found.items() if number}
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return version(name)

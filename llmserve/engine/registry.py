@@ -8,11 +8,12 @@ from importlib import import_module
 from llmserve.engine.runtime import Runtime
 from llmserve.engine.unknown import UnknownRuntime
 
-RUNTIMES: Mapping[str, str] = {  # target -> the module with its `RUNTIME`, imported when it is asked for
+RUNTIMES: Mapping[str, str] = {  # target -> the module with its `RUNTIME`, imported when it is asked for; the first is the default
     "cpu": "llmserve.engine.cpu.runtime",
     "cuda": "llmserve.engine.cuda.runtime",
     "tensorrt_llm": "llmserve.engine.tensorrt_llm.runtime",
 }
+DEFAULT_TARGET = next(iter(RUNTIMES))
 
 
 def runtime_for(target: str) -> Runtime:

@@ -102,7 +102,7 @@ def test_an_old_gpu_is_told_and_not_refused() -> None:
 def test_mpi_is_found_where_only_the_dynamic_linker_is_told_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.setattr("llmserve.engine.tensorrt_llm.needs._in_linker_cache", lambda prefix: "")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere{os.pathsep}{tmp_path}")
     (check,) = [check for check in targets.check_targets()["tensorrt_llm"] if check.need == "MPI"]
     assert not check.is_met

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -42,6 +43,20 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert set(COMMANDS.commands) <= set(shown.split())
     assert {"numpy", "llmserve.cli.build", "llmserve.cli.serve"} & set(shown.split()) == set()
+
+
+def test_doctor_imports_nothing_that_only_servers_and_builds_need() -> None:
+    """Each of these takes a tenth of its time, and so do OpenBLAS's threads."""
+    program = "import os, sys; sys.argv = ['llmserve', 'doctor', '--json']; from llmserve.cli.main import main"
+    at_exit = "import atexit; atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS'], *sys.modules))"
+    command = [sys.executable, "-c", f"{program}; {at_exit}; main()"]
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    num_threads, *modules = shown.splitlines()[-1].split()
+    assert num_threads == "1"
+    heavy = {"asyncio", "fastapi", "grpc", "torch", "llmserve.models.registry", "llmserve.builder.targets.registry"}
+    assert heavy & set(modules) == set()
+    assert "llmserve.engine.cuda.runtime" in modules
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.commands))

@@ -19,9 +19,8 @@ class BuildRoom:
     module: str
 
 
-TARGETS: Mapping[str, BuildRoom] = {  # the first is the default
+TARGETS: Mapping[str, BuildRoom] = {
     "cpu": BuildRoom(CpuOptions, "llmserve.builder.targets.cpu.target"),
     "cuda": BuildRoom(CudaOptions, "llmserve.builder.targets.cuda.target"),
     "tensorrt_llm": BuildRoom(TensorrtLlmOptions, "llmserve.builder.targets.tensorrt_llm.target"),
 }
-DEFAULT_TARGET = next(iter(TARGETS))

@@ -12,7 +12,6 @@ from llmserve.engine.base import Engine
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
 from llmserve.engine.cpu.tactics import choose, linear_shapes, num_timed_bytes, this_machine, time_tactics
-from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.memory import available_memory_bytes
@@ -44,6 +43,8 @@ class CpuRuntime:
 
     def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
         """Map the engine file, allocate the KV pool and start the step loop."""
+        from llmserve.engine.inflight import InflightEngine  # asyncio: inspect and doctor do without
+
         for text in settings.gpu.without_effect((), AS_IT_IS):
             logger.warning("%s", text)
         info = directory.info()

@@ -18,11 +18,9 @@ from llmserve.engine.cuda.needs import NEEDS
 from llmserve.engine.cuda.runner import CudaRunner, check_architecture, fixed_bytes
 from llmserve.engine.cuda.tactics import choices, machine_of
 from llmserve.engine.cuda.tuning import time_tactics
-from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.manifest import Manifest
 from llmserve.engine.nvidia import visible_gpus
-from llmserve.engine.replicas import ReplicatedEngine
 from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
 from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
 from llmserve.engine.settings import EngineSettings, GpuSettings
@@ -59,6 +57,8 @@ class CudaRuntime:
         """Copy the weights to the device, allocate the KV pool, capture the graphs and start the step loop."""
         for text in settings.gpu.without_effect(HONOURED, AS_IT_IS):
             logger.warning("%s", text)
+        from llmserve.engine.replicas import ReplicatedEngine  # asyncio: inspect and doctor do without
+
         gpus = _gpus(settings.gpu)
         if len(gpus) == 1:
             return self._open_on(gpus[0], directory, settings, TokenBudgets())
@@ -76,9 +76,9 @@ class CudaRuntime:
             raise
         return ReplicatedEngine(engines, budgets)
 
-    def _open_on(
-        self, gpu: int, directory: EngineDirectory, settings: EngineSettings, budgets: TokenBudgets
-    ) -> InflightEngine:
+    def _open_on(self, gpu: int, directory: EngineDirectory, settings: EngineSettings, budgets: TokenBudgets) -> Engine:
+        from llmserve.engine.inflight import InflightEngine
+
         header = read_header(directory.engine_file)
         device = self._open_device(gpu)
         try:

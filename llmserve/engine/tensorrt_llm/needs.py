@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
+import subprocess
 from pathlib import Path
 
 from llmserve.engine.nvidia import visible_gpus
@@ -42,14 +42,23 @@ def _tensorrt(need: str) -> Check:
 
 
 def _mpi(need: str) -> Check:
-    found = ctypes.util.find_library("mpi") or _on_library_path("libmpi.so*")
+    found = _on_library_path("libmpi.so*") or _in_linker_cache("libmpi.so")
     return Check(need, bool(found), found or "no libmpi", "apt-get install libopenmpi-dev" if not found else "")
 
 
 def _on_library_path(pattern: str) -> str:
-    """Where the dynamic linker looks too; find_library sees that only where a compiler is installed."""
+    """In the folders of LD_LIBRARY_PATH."""
     folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     return next((str(path) for folder in folders for path in sorted(Path(folder).glob(pattern))), "")
+
+
+def _in_linker_cache(prefix: str) -> str:
+    """By ldconfig alone: ctypes.util.find_library starts a compiler and two linkers as well."""
+    try:
+        listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
+    return next((line.split()[0] for line in listed.splitlines() if line.lstrip().startswith(prefix)), "")
 
 
 NEEDS: Needs = {

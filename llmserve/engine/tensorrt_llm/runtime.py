@@ -13,7 +13,6 @@ from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tensorrt_llm.fits import fit_problems
 from llmserve.engine.tensorrt_llm.library import Mode
 from llmserve.engine.tensorrt_llm.needs import NEEDS
-from llmserve.engine.tensorrt_llm.open import open_tensorrt_llm
 from llmserve.progress import Progress
 
 
@@ -25,6 +24,8 @@ class TensorrtLlmRuntime:
         return fit_problems(directory)
 
     def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
+        from llmserve.engine.tensorrt_llm.open import open_tensorrt_llm  # imports every network
+
         return open_tensorrt_llm(directory, settings)
 
     def kernels(self) -> str:
