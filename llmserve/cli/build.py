@@ -12,7 +12,7 @@ from rich.console import Console
 from llmserve.builder.build import build_engine, build_kernels
 from llmserve.builder.options import BuildOptions, DeclaredOption, declared_options
 from llmserve.builder.plan import plan_build
-from llmserve.builder.recipe import Recipe, load_recipe
+from llmserve.builder.recipe import CONVERTED_FILE, Recipe, load_recipe
 from llmserve.builder.resolve import longest_sequence
 from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.dataclass_command import DataclassCommand
@@ -27,8 +27,8 @@ OLD_INPUT_LEN = 1024  # build.py's default
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildCommandOptions:
-    """What a build is asked for beside its options."""
+class CheckpointOptions:
+    """What is built: a checkpoint, a recipe, or both."""
 
     checkpoint: Annotated[
         Path | None, typer.Argument(help="Hugging Face folder, or GGUF file.", show_default=False)
@@ -43,6 +43,33 @@ class BuildCommandOptions:
             show_default=False,
         ),
     ] = None
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file with these flags as keys; flags override it", show_default=False)
+    ] = None
+
+    def source(self) -> tuple[Path, Recipe]:
+        """The checkpoint, and the recipe beside it. A folder of `llmserve convert-checkpoint` holds both."""
+        if self.checkpoint and self.checkpoint_dir and self.checkpoint != self.checkpoint_dir:
+            raise RecipeError(
+                f"two checkpoints: {self.checkpoint} and --checkpoint-dir {self.checkpoint_dir}; give one of them"
+            )
+        source = self.checkpoint or self.checkpoint_dir
+        converted = source / CONVERTED_FILE if source and (source / CONVERTED_FILE).is_file() else None
+        if self.recipe and converted:
+            raise RecipeError(f"two recipes: --recipe {self.recipe} and {converted}; give one of them")
+        recipe = load_recipe(file) if (file := self.recipe or converted) else Recipe()
+        source = recipe.checkpoint if converted else source or recipe.checkpoint
+        if source is None:
+            raise RecipeError(
+                "no checkpoint: give its folder or GGUF file as an argument, or as `checkpoint` in the recipe"
+            )
+        return source, recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildCommandOptions(CheckpointOptions):
+    """What a build is asked for beside its options."""
+
     output_dir: Annotated[
         Path | None, typer.Option(help="Engine directory (default: engines/CHECKPOINT-DTYPE)", show_default=False)
     ] = None
@@ -53,9 +80,6 @@ class BuildCommandOptions:
             min=1,
             show_default=False,
         ),
-    ] = None
-    recipe: Annotated[
-        Path | None, typer.Option(help="YAML file with these flags as keys; flags override it", show_default=False)
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False
     kernels_only: Annotated[
@@ -70,17 +94,8 @@ class BuildCommandOptions:
 
 def build(asked: BuildCommandOptions) -> None:
     """Compile a checkpoint (Hugging Face's or GGUF) into an engine directory for this machine."""
-    recipe = load_recipe(asked.recipe) if asked.recipe else Recipe()
+    source, recipe = asked.source()
     options = recipe.resolve({name: getattr(asked, name) for name in declared_options()})
-    if asked.checkpoint and asked.checkpoint_dir and asked.checkpoint != asked.checkpoint_dir:
-        raise RecipeError(
-            f"two checkpoints: {asked.checkpoint} and --checkpoint-dir {asked.checkpoint_dir}; give one of them"
-        )
-    source = asked.checkpoint or asked.checkpoint_dir or recipe.checkpoint
-    if source is None:
-        raise RecipeError(
-            "no checkpoint: give its folder or GGUF file as an argument, or as `checkpoint` in the recipe"
-        )
     if asked.max_output_len and not options.max_seq_len:
         longest = (options.given.get("max_input_len") or OLD_INPUT_LEN) + asked.max_output_len
         options = replace(options, max_seq_len=min(longest, longest_sequence(source)))

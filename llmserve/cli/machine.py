@@ -27,8 +27,8 @@ from llmserve.errors import Unsupported
 
 PORTS = (8000, 8001, 8002)  # of `llmserve serve`: HTTP, gRPC, metrics
 GPU_PACKAGES = (
-    "tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-llm", "torch", "transformers", "onnxruntime", "onnxruntime-gpu",
-    "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
+    "tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-llm", "torch", "transformers", "onnxruntime",
+    "onnxruntime-gpu", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 CUDA_VERSION = re.compile(r"CUDA Version:\s*(\S+)")
 NVIDIA_SMI_TIMEOUT_S = 30

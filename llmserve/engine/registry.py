@@ -8,7 +8,7 @@ from importlib import import_module
 from llmserve.engine.runtime import Runtime
 from llmserve.engine.unknown import UnknownRuntime
 
-RUNTIMES: Mapping[str, str] = {  # target -> the module with its `RUNTIME`, imported when it is asked for; the first is the default
+RUNTIMES: Mapping[str, str] = {  # target -> module with its `RUNTIME`, imported on demand; the first is the default
     "cpu": "llmserve.engine.cpu.runtime",
     "cuda": "llmserve.engine.cuda.runtime",
     "tensorrt_llm": "llmserve.engine.tensorrt_llm.runtime",

@@ -148,4 +148,39 @@ def test_what_is_no_checkpoint_says_what_to_do(
     assert "pull" not in capsys.readouterr().err
     (tmp_path / "manifest.json").write_text("{}")
     assert llmserve(monkeypatch, "build", "--checkpoint_dir", tmp_path) == 2
-    assert "is an engine, which llmserve build makes in one step" in capsys.readouterr().err
+    assert "is an engine already" in capsys.readouterr().err
+
+
+def test_convert_then_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The converted folder says what to build, and its options count where the second command gives none."""
+    checkpoint, folder = make_checkpoint(tmp_path / "tiny", "baichuan2-7b"), tmp_path / "trt_ckpt" / "1-gpu"
+    convert = ("convert_checkpoint", "--model_dir", checkpoint, "--dtype", "bfloat16", "--output_dir", folder)
+    assert llmserve(monkeypatch, *convert) == 0
+    assert f"llmserve build --checkpoint_dir {folder}" in capsys.readouterr().out
+    assert llmserve(monkeypatch, "build", "--checkpoint_dir", folder, "--max_batch_size", "3", "--dry-run") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "bfloat16" in shown
+    assert "3 sequences" in shown
+    assert llmserve(monkeypatch, *convert, "--use_weight_only") == 0, "it may be written again"
+    assert llmserve(monkeypatch, "build", "--model_dir", folder, "--dry-run", "--dtype", "float16") == 0
+    assert "float16+int8" in capsys.readouterr().out
+
+
+def test_convert_refuses_what_a_build_would_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "tiny", "baichuan2-7b")
+    folder = tmp_path / "converted"
+    flags = ("--model_dir", checkpoint, "--output_dir", folder)
+    assert llmserve(monkeypatch, "convert-checkpoint", *flags, "--dtype", "float15", "--max-batch-size", 0) == 2
+    assert "dtype" in (error := capsys.readouterr().err)
+    assert "max_batch_size" in error
+    assert not folder.exists()
+    assert llmserve(monkeypatch, "convert-checkpoint", "--model_dir", checkpoint, "--output_dir", checkpoint) == 2
+    assert "already holds config.json" in capsys.readouterr().err
+    (tmp_path / "recipe.yaml").write_text("dtype: float32\n")
+    assert llmserve(monkeypatch, "convert-checkpoint", *flags, "--recipe", tmp_path / "recipe.yaml") == 0
+    assert llmserve(monkeypatch, "build", folder, "--recipe", tmp_path / "recipe.yaml") == 2
+    assert "two recipes" in capsys.readouterr().err

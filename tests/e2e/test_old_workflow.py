@@ -22,6 +22,7 @@ from tests.evaluation.suites import write_suite
 
 PROGRAMS = {
     "python build.py": "build",
+    "python convert_checkpoint.py": "convert-checkpoint",
     "trtllm-build": "build",
     "python ../run.py": "run",
     "python ../summarize.py": "eval",
@@ -38,6 +39,10 @@ python build.py --model_version v2_7b --model_dir baichuan-inc/Baichuan2-7B-Chat
 --paged_kv_cache --remove_input_padding --use_rmsnorm_plugin --max_batch_size 8 --max_input_len 128 \
 --max_output_len 64 --world_size 1 \
 --log_level verbose --visualize --timing_cache model.cache --tokens_per_block 64 --output_dir ./engine
+python convert_checkpoint.py --model_version v2_7b --model_dir baichuan-inc/Baichuan2-7B-Chat --dtype float16 \
+--use_weight_only --world_size 1 --output_dir ./trt_ckpt/int8_weight_only/1-gpu/
+trtllm-build --checkpoint_dir ./trt_ckpt/int8_weight_only/1-gpu/ --output_dir ./int8 --gemm_plugin float16 \
+--max_batch_size=8 --max_input_len=128 --max_output_len=64 --use_fused_mlp
 trtllm-build --checkpoint_dir baichuan-inc/Baichuan2-7B-Chat --gemm_plugin float16 --gpt_attention_plugin float16 \
 --context_fmha enable --paged_kv_cache enable --remove_input_padding enable --max_num_tokens 2048 --workers 1 \
 --profiling_verbosity detailed --output_dir ./trtllm
@@ -45,6 +50,7 @@ trtllm-build --checkpoint_dir baichuan-inc/Baichuan2-7B-Chat --gemm_plugin float
 RUN_COMMANDS = """
 python ../run.py --model_version v2_7b --max_output_len=8 --tokenizer_dir baichuan-inc/Baichuan2-7B-Chat \
 --engine_dir=./fp16 --use_py_session --log_level info
+python ../run.py --max_output_len=8 --tokenizer_dir=baichuan-inc/Baichuan2-7B-Chat --engine_dir=./int8
 python ../run.py --input_text "the river" --max_output_len=8 --tokenizer_dir=baichuan-inc/Baichuan2-7B-Chat \
 --engine_dir=./int4 --num_beams 1 --streaming
 """
