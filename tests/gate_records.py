@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve import sealed_log
-from llmserve.engine.gate_record import RECORDS_FILE, GateRecord
+from llmserve.engine.directory.gate_record import RECORDS_FILE, GateRecord
 from llmserve.engine.registry import runtime_for
 from llmserve.sealed_log import Line, Signer
 

@@ -15,7 +15,7 @@ def load_oracle(path: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from llmserve.evaluation import baichuan_torch
+    from llmserve.evaluation.baseline import baichuan_torch
 
     baichuan_torch.register()
     found: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)

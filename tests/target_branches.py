@@ -13,7 +13,7 @@ NOT_A_TARGET = {"ENGINE_MODEL"}  # a model of the packaged pipelines is called a
 OTHER_DEVICES = (  # torch's, and kinds of memory
     "backends/pytorch/torch_model.py",
     "backends/tensorrtllm/gauges.py",
-    "evaluation/hf.py",
+    "evaluation/baseline/hf.py",
 )
 
 

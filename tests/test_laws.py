@@ -61,15 +61,15 @@ SERVING_FLOORS = (
 )
 LAZY = {
     "torch": {
-        "evaluation/hf.py",
-        "evaluation/baichuan_torch.py",
+        "evaluation/baseline/hf.py",
+        "evaluation/baseline/baichuan_torch.py",
         "backends/pytorch/torch_model.py",
         "engine/tensorrt_llm/library.py",
     },
     "onnxruntime": {"backends/onnxruntime/session.py"},
     "tensorrt_llm": {"engine/tensorrt_llm/library.py"},
     "tensorrt": {"engine/tensorrt_llm/library.py"},
-    "transformers": {"evaluation/hf.py", "evaluation/baichuan_torch.py"},
+    "transformers": {"evaluation/baseline/hf.py", "evaluation/baseline/baichuan_torch.py"},
     "datasets": {"evaluation/data.py"},
     "llguidance": {"stages/guides.py"},
     "opentelemetry": {"frontends/shared/span_export.py"},

@@ -33,11 +33,11 @@ from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.engine.remote.frames import FrameReader, preamble
 from llmserve.engine.remote.messages import read_submit, submit_frame
 from llmserve.engine.tensorrt_llm.sampling import sampling_arguments
-from llmserve.frontends.openai.anthropic_fields import MessagesRequest
-from llmserve.frontends.openai.chat_fields import ChatRequest
-from llmserve.frontends.openai.completions import CompletionRequest
-from llmserve.frontends.openai.ollama_fields import OllamaOptions
-from llmserve.frontends.openai.response_fields import ResponseRequest
+from llmserve.frontends.text.anthropic.fields import MessagesRequest
+from llmserve.frontends.text.ollama.fields import OllamaOptions
+from llmserve.frontends.text.openai.chat_fields import ChatRequest
+from llmserve.frontends.text.openai.completions import CompletionRequest
+from llmserve.frontends.text.openai.response_fields import ResponseRequest
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from llmserve.serving.config.pbtxt import parse_config_text
 from llmserve.serving.signature import datatype_name
@@ -311,7 +311,7 @@ DECIDES = {
     "core.py": "the owner: `SamplingParams.is_greedy`",
     "engine/cuda/choices.py": "of the kernels' record, whose temperature is 0 for a greedy request",
     "engine/cuda/kernels/drawing.py": "likewise",
-    "frontends/openai/generation.py": "leaves out the inputs that only a draw needs",
+    "frontends/text/answers/generation.py": "leaves out the inputs that only a draw needs",
     "backends/tensorrtllm/request_tensors.py": "what TensorRT-LLM means by a request that gives none of them",
     "cli/run.py": "the temperature where the command line gives none",
 }

@@ -26,7 +26,7 @@ PLACES = {
     "gate": (
         "cli/test_eval.py e2e/test_commands.py e2e/test_demo.py e2e/test_eval.py e2e/test_eval_harness.py "
         "e2e/test_require_gate.py evaluation/served/ evaluation/test_gate_rates.py "
-        "evaluation/test_planted_defects.py evaluation/test_power.py frontends/openai/test_lm_eval.py "
+        "evaluation/test_planted_defects.py evaluation/test_power.py frontends/text/test_lm_eval.py "
         "tools/test_check_gpu.py tools/test_server_benchmark.py"
     ),
     "interpreted": (

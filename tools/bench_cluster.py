@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from llmserve.benchmark.workload import WORDS
-from llmserve.engine.machine import machine_name
+from llmserve.engine.machine.description import machine_name
 from tools.benchmark.markdown import table
 from tools.benchmark.statistics import quantile
 from tools.cluster.local import LocalCluster

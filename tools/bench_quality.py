@@ -11,8 +11,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from llmserve.engine.cores import usable_cores
-from llmserve.engine.machine import machine_name
+from llmserve.engine.machine.cores import usable_cores
+from llmserve.engine.machine.description import machine_name
 from llmserve.engine.native.library import chosen_isa
 from tools.benchmark.environment import Environment
 from tools.benchmark.options import say

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from llmserve.engine.machine import machine_name
+from llmserve.engine.machine.description import machine_name
 from tools.benchmark.options import say
 from tools.benchmark.report import write_reports
 from tools.server_benchmark.report import Findings, host_class, json_report, markdown_report

@@ -17,8 +17,8 @@ from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cuda.compiler import Compiled, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import lower
 from llmserve.builder.targets.cuda.tiles import tiles_for, without_choice
-from llmserve.engine.cores import num_threads
 from llmserve.engine.cuda.layout import Kernel
+from llmserve.engine.machine.cores import num_threads
 from llmserve.models.number_formats import QUANTIZED
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import HfConfig

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.evaluation.evidence import Loss
-from llmserve.evaluation.gate import Verdict, judge_loss, judge_metric
-from llmserve.evaluation.statistics import paired_bootstrap
+from llmserve.evaluation.judging.evidence import Loss
+from llmserve.evaluation.judging.gate import Verdict, judge_loss, judge_metric
+from llmserve.evaluation.judging.statistics import paired_bootstrap
 from tools.benchmark.markdown import table
 
 Floats = NDArray[np.float64]

@@ -29,7 +29,7 @@ from llmserve.builder.rounding import prepare_rounding
 from llmserve.builder.selftest import make_selftest
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Target
 from llmserve.checkpoint.reader import Checkpoint, read_config
-from llmserve.engine.artifact import (
+from llmserve.engine.directory.artifact import (
     CACHE_FILE,
     CONFIG_FILE,
     GENERATION_CONFIG_FILE,
@@ -40,10 +40,10 @@ from llmserve.engine.artifact import (
     TOKENIZER_FILES,
     hash_file,
 )
-from llmserve.engine.build_time import BuildTime
-from llmserve.engine.cores import num_threads
-from llmserve.engine.machine import machine_name
-from llmserve.engine.manifest import FileRecord, Manifest, Source
+from llmserve.engine.directory.build_time import BuildTime
+from llmserve.engine.directory.manifest import FileRecord, Manifest, Source
+from llmserve.engine.machine.cores import num_threads
+from llmserve.engine.machine.description import machine_name
 from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported, raise_problems
 from llmserve.progress import Progress, SilentProgress
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight, row_pieces
-from llmserve.engine.manifest import FORMAT_VERSION
+from llmserve.engine.directory.manifest import FORMAT_VERSION
 from llmserve.models.graph import Program
 
 

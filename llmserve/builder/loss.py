@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.calibration.encoder import Encoder, Ids
-from llmserve.engine.manifest import Loss
+from llmserve.engine.directory.manifest import Loss
 from llmserve.errors import LlmserveError
 
 Logits: TypeAlias = NDArray[np.float32]

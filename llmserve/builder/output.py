@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from llmserve.engine.artifact import MANIFEST_FILE
+from llmserve.engine.directory.artifact import MANIFEST_FILE
 from llmserve.errors import AlreadyExists, InvalidArgument
 from llmserve.owned_directory import SHARED, OwnedDirectory, orphans
 

@@ -11,8 +11,8 @@ from llmserve.builder.loss import Logits, measure_loss
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.builder.targets.base import CompileJob
-from llmserve.engine.manifest import Loss
-from llmserve.engine.selftest import SelfTest
+from llmserve.engine.directory.manifest import Loss
+from llmserve.engine.directory.selftest import SelfTest
 from llmserve.models.graph import OpKind
 from llmserve.models.number_formats import NumberFormat
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.scheduler.settings import SchedulerSettings
 
 TENSORRT_LLM_RELEASE = "1.2"

@@ -16,9 +16,9 @@ from llmserve.backends.python.backend import PythonBackend
 from llmserve.backends.pytorch import PyTorchBackend
 from llmserve.backends.repeat import RepeatBackend
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
-from llmserve.engine.gate_record import GateRule, require_gate
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.gate_record import GateRule, require_gate
 from llmserve.engine.open import open_engine
 from llmserve.engine.remote.process import ProcessEngine
 from llmserve.engine.settings import EngineSettings

@@ -18,7 +18,7 @@ from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.facts_table import facts_table
 from llmserve.cli.termination import terminated_as_exception
-from llmserve.engine.artifact import MANIFEST_FILE
+from llmserve.engine.directory.artifact import MANIFEST_FILE
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import RecipeError
 from llmserve.models.number_formats import AUTO, FLOATS

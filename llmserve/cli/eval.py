@@ -151,18 +151,18 @@ def evaluate(flags: EvalFlags) -> None:
 
 def _print_plan(flags: EvalFlags) -> None:
     from llmserve.evaluation.plan import plan
-    from llmserve.evaluation.table import render_plan
+    from llmserve.evaluation.reporting.table import render_plan
 
     Console(highlight=False).print(render_plan(plan(flags.options(), flags.earlier)))
 
 
 def _judged(flags: EvalFlags) -> bool:
     """Evaluate, and leave table, report, page and record; whether the engine passed."""
-    from llmserve.evaluation.html_report import save_html
-    from llmserve.evaluation.record import add_record
+    from llmserve.evaluation.reporting.html_report import save_html
+    from llmserve.evaluation.reporting.record import add_record
+    from llmserve.evaluation.reporting.table import render
     from llmserve.evaluation.run import evaluate as run_suite
     from llmserve.evaluation.suite import load_suite
-    from llmserve.evaluation.table import render
     from llmserve.sealed_log import Signer
 
     signer = Signer.load(flags.sign_key) if flags.sign_key is not None else None

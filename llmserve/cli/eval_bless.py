@@ -21,7 +21,7 @@ def command(
     ] = None,
 ) -> None:
     """Write down beside SUITE that its margins count from now on: who says so, why, and what it changes."""
-    from llmserve.evaluation.blessing import bless, trace_of
+    from llmserve.evaluation.judging.blessing import bless, trace_of
     from llmserve.evaluation.suite import load_suite
     from llmserve.sealed_log import Signer
 

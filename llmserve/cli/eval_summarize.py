@@ -13,7 +13,7 @@ from llmserve.cli.old_flags import Translation
 from llmserve.cli.trtllm_flags import SUMMARIZE
 
 if TYPE_CHECKING:
-    from llmserve.evaluation.report import Report, Side
+    from llmserve.evaluation.reporting.report import Report, Side
     from llmserve.evaluation.suite import Suite
 
 PANEL = "Flags of summarize.py"
@@ -76,7 +76,7 @@ class SummarizeFlags:
 
 
 def _rouge(side: Side, report: Report, suite: Suite) -> dict[str, float]:
-    from llmserve.evaluation.text_metrics import score_texts
+    from llmserve.evaluation.judging.text_metrics import score_texts
 
     texts, references = [answer.text for answer in side.answers], [sample.reference for sample in report.samples]
     return {name: float(each.mean()) for name, each in score_texts(ROUGE, texts, references, suite.text_rules).items()}

@@ -11,7 +11,7 @@ import typer
 from llmserve.builder.triton_repository import TritonBackend, TritonExport
 from llmserve.cli.pipelines import packaged_repository
 from llmserve.cli.termination import terminated_as_exception
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 
 
 class ExportFormat(Enum):

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from llmserve.cli.facts_table import facts_table
 from llmserve.cli.tactics_table import print_tactics
-from llmserve.engine.artifact import PROGRAM_FILE, EngineDirectory
-from llmserve.engine.build_time import BuildTime
-from llmserve.engine.gate_record import latest, records_of
-from llmserve.engine.manifest import Manifest
+from llmserve.engine.directory.artifact import PROGRAM_FILE, EngineDirectory
+from llmserve.engine.directory.build_time import BuildTime
+from llmserve.engine.directory.gate_record import latest, records_of
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.selftest import SelfTestResult
+from llmserve.engine.directory.verify import verify_engine
 from llmserve.engine.registry import runtime_for
-from llmserve.engine.selftest import SelfTestResult
-from llmserve.engine.verify import verify_engine
 from llmserve.errors import InvalidArgument
 
 

@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 import psutil
 
 from llmserve import __version__
-from llmserve.engine.cores import quota_cores, usable_cores
-from llmserve.engine.machine import processor
-from llmserve.engine.memory import available_memory_bytes, memory_limit_bytes
+from llmserve.engine.machine.cores import quota_cores, usable_cores
+from llmserve.engine.machine.description import processor
+from llmserve.engine.machine.memory import available_memory_bytes, memory_limit_bytes
+from llmserve.engine.machine.nvidia import Gpu, visible_gpus
 from llmserve.engine.native.library import available_isas, chosen_isa
-from llmserve.engine.nvidia import Gpu, visible_gpus
 from llmserve.errors import Unsupported
 
 PORTS = (8000, 8001, 8002)  # of `llmserve serve`: HTTP, gRPC, metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from llmserve.engine.memory import memory_limit_bytes
+from llmserve.engine.machine.memory import memory_limit_bytes
 from llmserve.wire.request_memory import RequestMemory
 
 SHARE_OF_MACHINE = 4  # all requests: a quarter of it

@@ -29,7 +29,7 @@ from llmserve.errors import InvalidArgument, Unsupported
 if TYPE_CHECKING:
     from llmserve.cli.backends import OpenEngine
     from llmserve.cli.server import Listen, ServerProcess
-    from llmserve.engine.gate_record import GateRule
+    from llmserve.engine.directory.gate_record import GateRule
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.serving.settings import ServerSettings
 
@@ -52,8 +52,8 @@ class ServeCommand(GroupedHelpCommand):
 
 def with_any_suite(arguments: Sequence[str]) -> list[str]:
     """`--require-gate` before a flag, an engine or nothing asks for any suite: what follows is not its value."""
-    from llmserve.engine.artifact import MANIFEST_FILE
-    from llmserve.engine.gate_record import ANY_SUITE
+    from llmserve.engine.directory.artifact import MANIFEST_FILE
+    from llmserve.engine.directory.gate_record import ANY_SUITE
 
     found: list[str] = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue="-"):
@@ -221,8 +221,8 @@ def cluster_opener(options: ServeOptions) -> OpenEngine:
 
 def gate_rule(options: ServeOptions) -> GateRule | None:
     """What engines must have passed. The given one's records are read at once; its bytes when it opens."""
-    from llmserve.engine.artifact import EngineDirectory
-    from llmserve.engine.gate_record import ANY_SUITE, GateRule, require_record
+    from llmserve.engine.directory.artifact import EngineDirectory
+    from llmserve.engine.directory.gate_record import ANY_SUITE, GateRule, require_record
     from llmserve.sealed_log import Verifier
 
     suites, keys = tuple(options.require_gate or ()), options.gate_key or ()
@@ -268,7 +268,7 @@ def listen_settings(options: ServeOptions) -> Listen:
 def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple[Path | str, ...]:
     """The repositories to serve; checks the engine directory, so that a wrong path is the first thing to be said."""
     from llmserve.cli.pipelines import packaged_repository
-    from llmserve.engine.artifact import EngineDirectory
+    from llmserve.engine.directory.artifact import EngineDirectory
 
     if engine is None and not repositories:
         raise InvalidArgument("nothing to serve: give an engine directory, or --model-repository DIR")

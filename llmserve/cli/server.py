@@ -20,7 +20,9 @@ from typing import Any
 from llmserve.frontends.grpc.inference_service import start_grpc
 from llmserve.frontends.http.inference_api import start_http
 from llmserve.frontends.http.metrics_port import start_metrics
+from llmserve.frontends.page.web_page import web_page
 from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.text.front_end import text_apis
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ModelStatus, ServerSettings
 from llmserve.wire.http2.keepalive import ConnectionLimits
@@ -134,7 +136,7 @@ class ServerProcess:
                 extensions=extensions,
                 max_input_bytes=listen.max_input_bytes,
                 tls=listen.http_tls,
-                web_page=listen.web_page,
+                mounts=(text_apis, *([web_page] if listen.web_page else [])),
             )
             started.push_async_callback(http.stop)
             lines.append(_started("HTTPService", listen.http.host, http.port, listen.http_tls))

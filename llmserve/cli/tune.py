@@ -10,7 +10,7 @@ import typer
 from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.tactics_table import print_tactics
 from llmserve.cli.termination import terminated_as_exception
-from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
+from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import InvalidArgument
 

@@ -26,8 +26,8 @@ from llmserve.cluster.members import Members, Worker, WorkerLost
 from llmserve.cluster.own_requests import read_chunk, request_fields
 from llmserve.cluster.said import Said
 from llmserve.core import GenerateRequest, TokenEvent
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import EngineInfo, EngineStats
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.remote.frames import ProtocolError
 from llmserve.engine.remote.messages import guide_source
 from llmserve.engine.settings import EngineSettings

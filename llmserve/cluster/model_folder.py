@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from llmserve import __version__
 from llmserve.cluster.role_template import role_template
 from llmserve.cluster.tokenizer_json import converted
-from llmserve.engine.artifact import HF_CONFIG_FILE, EngineDirectory, hash_file
+from llmserve.engine.directory.artifact import HF_CONFIG_FILE, EngineDirectory, hash_file
 from llmserve.errors import AlreadyExists, NotFound
 
 DIGEST = "llmserve_engine_digest"

@@ -22,8 +22,8 @@ from llmserve.cluster.own_requests import LAST, asked, error_chunk, event_chunk,
 from llmserve.cluster.requests import chunk_of, request_of
 from llmserve.cluster.settings import WorkerSettings
 from llmserve.core import GenerateRequest, TokenEvent
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.remote.frames import Frame, Kind, ProtocolError
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError, ResourceExhausted, Unavailable

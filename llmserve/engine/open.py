@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.settings import EngineSettings
 

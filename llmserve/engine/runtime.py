@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
-from llmserve.engine.manifest import Manifest
-from llmserve.engine.selftest import SelfTestResult
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.selftest import SelfTestResult
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import Unsupported
 from llmserve.progress import Progress

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
-from llmserve.engine.manifest import Manifest
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.selftest import SelfTestResult
 from llmserve.engine.runtime import Needs, Tactics, nothing_to_tune
-from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import Unsupported
 from llmserve.progress import Progress

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import llmserve
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.candidates import WARM_UP, Candidate, CandidateRun
 from llmserve.evaluation.decisions import Decision, pack, unpack

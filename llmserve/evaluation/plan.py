@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
-from llmserve.evaluation.baseline import BaselineKey, load_baseline
+from llmserve.evaluation.baseline.folder import text_folder
+from llmserve.evaluation.baseline.stored import BaselineKey, load_baseline
 from llmserve.evaluation.data import load_samples, suite_digest
-from llmserve.evaluation.evidence import Loss
-from llmserve.evaluation.folder import text_folder
-from llmserve.evaluation.gate import MIN_SAMPLES
-from llmserve.evaluation.power import detectable, deviation_of, samples_needed, spread
+from llmserve.evaluation.judging.evidence import Loss
+from llmserve.evaluation.judging.gate import MIN_SAMPLES
+from llmserve.evaluation.judging.power import detectable, deviation_of, samples_needed, spread
+from llmserve.evaluation.judging.scoring import require_metrics, scores_of
+from llmserve.evaluation.judging.statistics import Interval
+from llmserve.evaluation.judging.text_metrics import Scores
 from llmserve.evaluation.prompts import PromptEncoder, text_digest
 from llmserve.evaluation.run import EvalOptions, usual_dtype
-from llmserve.evaluation.scoring import require_metrics, scores_of
-from llmserve.evaluation.statistics import Interval
 from llmserve.evaluation.suite import Suite, load_suite
-from llmserve.evaluation.text_metrics import Scores
 from llmserve.models.number_formats import UNROUNDED
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.engine.artifact import GENERATION_CONFIG_FILE, TOKENIZER_FILES, hash_file
+from llmserve.engine.directory.artifact import GENERATION_CONFIG_FILE, TOKENIZER_FILES, hash_file
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.evaluation.answers import Sample
 from llmserve.stages.chat import Message

@@ -11,13 +11,17 @@ from typing import Any, Protocol, TypeAlias
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.identity import EngineIdentity
-from llmserve.engine.machine import machine_name
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.identity import EngineIdentity
+from llmserve.engine.machine.description import machine_name
 from llmserve.errors import InvalidArgument, NotFound, Unsupported, raise_problems
-from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer, Performance, Sample
-from llmserve.evaluation.baseline import (
+from llmserve.evaluation.baseline import hf
+from llmserve.evaluation.baseline.computed import compute_baseline, compute_choices, kept_batches, with_rounding
+from llmserve.evaluation.baseline.engine_baseline import engine_baseline, engine_facts
+from llmserve.evaluation.baseline.folder import model_folder, text_folder
+from llmserve.evaluation.baseline.prompt_ids import PromptIds, second_opinion
+from llmserve.evaluation.baseline.stored import (
     Baseline,
     BaselineKey,
     load_baseline,
@@ -35,24 +39,20 @@ from llmserve.evaluation.candidates import (
     run_candidate,
     server_candidate,
 )
-from llmserve.evaluation.computed import compute_baseline, compute_choices, kept_batches, with_rounding
 from llmserve.evaluation.data import load_samples, suite_digest
 from llmserve.evaluation.decisions import Decision
-from llmserve.evaluation.engine_baseline import engine_baseline, engine_facts
-from llmserve.evaluation.evidence import Evidence
-from llmserve.evaluation.folder import model_folder, text_folder
-from llmserve.evaluation.gate import GateResult, GroupedResult, judge, judge_losses
+from llmserve.evaluation.judging.evidence import Evidence
+from llmserve.evaluation.judging.gate import GateResult, GroupedResult, judge, judge_losses
+from llmserve.evaluation.judging.parity import compare_tokens
+from llmserve.evaluation.judging.rounding import loss_margins
+from llmserve.evaluation.judging.scoring import require_metrics, scores_of
 from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, timed
-from llmserve.evaluation.parity import compare_tokens
-from llmserve.evaluation.prompt_ids import PromptIds, second_opinion
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
-from llmserve.evaluation.report import STORED, Report, Side
-from llmserve.evaluation.rounding import loss_margins
-from llmserve.evaluation.scoring import require_metrics, scores_of
+from llmserve.evaluation.reporting.report import STORED, Report, Side
+from llmserve.evaluation.reporting.versions import package_versions
 from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
 from llmserve.evaluation.suite import Suite, load_suite
-from llmserve.evaluation.versions import package_versions
 from llmserve.models.number_formats import FLOAT16, FLOAT32, FLOATS
 from llmserve.stages.preprocess import PreparedPrompt
 

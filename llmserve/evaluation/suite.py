@@ -37,9 +37,9 @@ import yaml
 
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation.choices import CHOICE_METRICS
-from llmserve.evaluation.evidence import LOSSES
+from llmserve.evaluation.judging.evidence import LOSSES
+from llmserve.evaluation.judging.text_metrics import DEFAULT_METRICS, TEXT_METRICS, TextRules, schema_problem
 from llmserve.evaluation.served.measures import MEASURES
-from llmserve.evaluation.text_metrics import DEFAULT_METRICS, TEXT_METRICS, TextRules, schema_problem
 from llmserve.models.number_formats import WEIGHTS
 from llmserve.stages.chat import Message
 from llmserve.stages.guides import GuideKind, GuideText

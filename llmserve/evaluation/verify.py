@@ -15,13 +15,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
-from llmserve.engine.identity import told_apart
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.identity import told_apart
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, raise_problems
-from llmserve.evaluation.statistics import first_divergence
+from llmserve.evaluation.judging.statistics import first_divergence
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.guides import GuideCompiler
 from llmserve.stages.postprocess import Postprocessor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmserve.engine.artifact import CACHE_FILE
-from llmserve.engine.build_time import BUILD_TIME_FILE
+from llmserve.engine.directory.artifact import CACHE_FILE
+from llmserve.engine.directory.build_time import BUILD_TIME_FILE
 
 TIMES = {CACHE_FILE, BUILD_TIME_FILE}
 

@@ -10,7 +10,7 @@ from typing import Any
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import quantized_params, stored_names
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels
-from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
+from llmserve.engine.directory.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.models.graph import Program
 from llmserve.models.number_formats import NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param

@@ -12,9 +12,9 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.engine import build_time
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.build_time import BUILD_TIME_FILE, BuildTime
+from llmserve.engine.directory import build_time
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.build_time import BUILD_TIME_FILE, BuildTime
 from llmserve.errors import (
     AlreadyExists,
     CheckpointError,

@@ -19,11 +19,11 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.loss import MOST_TOKENS
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
-from llmserve.engine.artifact import CACHE_FILE, SELFTEST_FILE, EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
-from llmserve.engine.manifest import Manifest
-from llmserve.engine.selftest import SelfTest, SelfTestResult, prompt_logits
-from llmserve.engine.verify import verify_engine
+from llmserve.engine.directory.artifact import CACHE_FILE, SELFTEST_FILE, EngineDirectory
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, prompt_logits
+from llmserve.engine.directory.verify import verify_engine
 from llmserve.models.number_formats import FLOATS
 from tests.builder.contents import TIMES, contents
 from tests.checkpoints import KINDS, MIXTURES, make_checkpoint, random_tensors, write_tensors

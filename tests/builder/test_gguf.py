@@ -10,7 +10,7 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import CheckpointError
 from llmserve.stages.files import TextFiles
 from llmserve.stages.preprocess import Preprocessor, TextPrompt

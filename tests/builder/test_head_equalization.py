@@ -20,9 +20,9 @@ from llmserve.builder.resolve import resolve
 from llmserve.builder.rounding import prepare_rounding
 from llmserve.checkpoint.integers import Integers
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner
-from llmserve.engine.verify import verify_engine
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.verify import verify_engine
 from llmserve.models.number_formats import FLOAT32, INT8_CACHE, NumberFormat
 from llmserve.progress import SilentProgress
 from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_tensors

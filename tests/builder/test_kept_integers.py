@@ -21,8 +21,8 @@ from llmserve.checkpoint.expanded import write_expanded
 from llmserve.checkpoint.integers import Integers
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.cli import inspect as inspect_command
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.selftest import SelfTestResult
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.selftest import SelfTestResult
 from llmserve.errors import CheckpointError
 from tests import quantized_files
 from tests.builder.test_cpu_engine import verified

@@ -16,7 +16,7 @@ from llmserve.builder.plan import plan_build
 from llmserve.checkpoint.expanded import write_expanded
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.cli import inspect as inspect_command
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import CheckpointError
 from llmserve.stages.files import TextFiles
 from tests.builder.fake_target import FakeTarget

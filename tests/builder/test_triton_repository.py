@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.builder.triton_repository import TritonBackend, TritonExport
 from llmserve.cli.pipelines import packaged_repository
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import AlreadyExists, Unsupported
 from tests.engine.directories import MANIFEST, make_engine_directory, seal
 from tests.engine.tensorrt_llm.conftest import Build

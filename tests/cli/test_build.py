@@ -16,7 +16,7 @@ from llmserve.builder.calibration import encoder
 from llmserve.builder.options import BuildOptions
 from llmserve.cli.build import default_output_dir
 from llmserve.cli.main import main
-from llmserve.engine.artifact import rebuild_command
+from llmserve.engine.directory.artifact import rebuild_command
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import make_gguf
 

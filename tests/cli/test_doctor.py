@@ -16,7 +16,7 @@ import pytest
 
 from llmserve.cli import machine, targets
 from llmserve.cli.main import main
-from llmserve.engine import cgroups
+from llmserve.engine.machine import cgroups
 from llmserve.engine.native import library
 from llmserve.engine.runtime import Check
 from llmserve.errors import Unsupported

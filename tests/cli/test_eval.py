@@ -20,14 +20,14 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
 from llmserve.cli.app import app
-from llmserve.engine.artifact import EngineDirectory, hash_file
-from llmserve.engine.gate_record import RECORDS_FILE, GateRule, gate_problems, records_of
+from llmserve.engine.directory.artifact import EngineDirectory, hash_file
+from llmserve.engine.directory.gate_record import RECORDS_FILE, GateRule, gate_problems, records_of
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, ResourceExhausted, Unavailable, Unsupported
-from llmserve.evaluation import hf
 from llmserve.evaluation.answers import Answer
-from llmserve.evaluation.blessing import bless
+from llmserve.evaluation.baseline import hf
 from llmserve.evaluation.candidates import CandidateRun
-from llmserve.evaluation.record import add_record
+from llmserve.evaluation.judging.blessing import bless
+from llmserve.evaluation.reporting.record import add_record
 from llmserve.evaluation.run import EvalOptions, candidate_side, evaluate
 from llmserve.evaluation.suite import load_suite
 from llmserve.sealed_log import Verifier

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from llmserve.cli.app import app
-from llmserve.evaluation.blessing import blessed_by, trace_of
+from llmserve.evaluation.judging.blessing import blessed_by, trace_of
 from llmserve.evaluation.suite import load_suite
 from llmserve.sealed_log import Verifier, read
 from tests.evaluation.suites import write_suite

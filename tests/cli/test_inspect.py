@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from llmserve.cli.main import main
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.build_time import BuildTime
 from llmserve.engine.cpu import runtime
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.build_time import BuildTime
 from llmserve.engine.native.library import Library
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import ResourceExhausted
@@ -89,7 +89,7 @@ def test_verify_hashes_the_files_of_an_engine_without_a_self_test(
     assert "tactics: those of a tensorrt_llm engine were chosen when it was compiled" in text
     found = json.loads(inspected(directory, monkeypatch, capsys, "--verify", "--json"))
     assert (found["files_verified"], found["selftest"]) == (True, None)
-    monkeypatch.setattr("llmserve.engine.artifact.HASHED_AT_OPEN_BYTES", 0)  # as with a large file
+    monkeypatch.setattr("llmserve.engine.directory.artifact.HASHED_AT_OPEN_BYTES", 0)  # as with a large file
     (directory / "rank0.engine").write_bytes(bytes(4096))
     with pytest.raises(AssertionError):
         inspected(directory, monkeypatch, capsys, "--verify")

@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from tests.cli.test_serve import Server, identity_model, run, start
-from tests.frontends.openai.test_spans import TRACE, Collector, attributes
 from tests.frontends.server import HOST, wait_until
+from tests.frontends.text.test_spans import TRACE, Collector, attributes
 
 ORIGIN = "https://chat.example.org"
 BODY = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [424242]}]}

@@ -10,8 +10,8 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli.main import main
-from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.cpu.tactics import this_machine
+from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.tactics import TacticCache
 from tests.checkpoints import make_checkpoint

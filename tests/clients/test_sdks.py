@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients import sdks
-from tests.frontends.openai.talkers import Talker, talking
+from tests.frontends.text.talkers import Talker, talking
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-sdks/bin/python"

@@ -14,7 +14,7 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cluster import model_folder, tokenizer_json
 from llmserve.cluster.tokenizer_json import converted
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import AlreadyExists, CheckpointError, NotFound, Unsupported
 from llmserve.stages.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint

@@ -18,10 +18,10 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.cuda.target import CudaTarget
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.budgets import TokenBudgets
 from llmserve.engine.cuda.runtime import CudaRuntime
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_engine
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.open import open_engine

@@ -17,8 +17,8 @@ import pytest
 import tritonclient.grpc as triton
 
 from llmserve.engine.cpu.layout import read_header
-from llmserve.engine.gate_record import RECORDS_FILE
-from llmserve.engine.manifest import Manifest
+from llmserve.engine.directory.gate_record import RECORDS_FILE
+from llmserve.engine.directory.manifest import Manifest
 from tests.e2e.conftest import CHECKPOINT, LLMSERVE, ROOT, ServerProcess, llmserve, start_server
 from tests.e2e.test_streaming import DOCUMENTS, Stream, client_inputs, tensor
 from tests.engine.directories import seal

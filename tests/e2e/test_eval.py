@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.gate_record import RECORDS_FILE, every_record
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.gate_record import RECORDS_FILE, every_record
 from tests.e2e.conftest import CHECKPOINT, LLMSERVE, ROOT, ServerProcess, llmserve
 
 CHOICES = ROOT / "eval" / "suites" / "multiple-choice.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.engine.artifact import ENGINE_FILE
+from llmserve.engine.directory.artifact import ENGINE_FILE
 from tests.e2e.conftest import ServerProcess, start_server
 from tests.e2e.test_engine_process import TEXT, Stream, answer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llmserve.evaluation import hf
+from llmserve.evaluation.baseline import hf
 from tests.checkpoints import make_checkpoint
 from tests.e2e.conftest import llmserve, start_server
 from tests.e2e.published import write_published_repository

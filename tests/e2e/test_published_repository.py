@@ -19,7 +19,7 @@ import pytest
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from llmserve.engine.manifest import Manifest
+from llmserve.engine.directory.manifest import Manifest
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 from tests.checkpoints import make_checkpoint
 from tests.e2e.conftest import CHECKPOINT, ServerProcess, llmserve, start_server

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.engine.gate_record import RECORDS_FILE
+from llmserve.engine.directory.gate_record import RECORDS_FILE
 from tests.e2e.conftest import CHECKPOINT, ROOT, llmserve, start_server
 
 SMOKE = ROOT / "eval" / "suites" / "docstrings-smoke.yaml"

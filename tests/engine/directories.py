@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from llmserve.engine.artifact import CONFIG_FILE, ENGINE_FILE, MANIFEST_FILE, hash_file
-from llmserve.engine.manifest import FileRecord, Manifest, Source
+from llmserve.engine.directory.artifact import CONFIG_FILE, ENGINE_FILE, MANIFEST_FILE, hash_file
+from llmserve.engine.directory.manifest import FileRecord, Manifest, Source
 
 OPTIONS = {
     "dtype": "float16", "quantization": "", "max_batch_size": 4, "max_num_tokens": 32, "max_seq_len": 64,

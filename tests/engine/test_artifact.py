@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.engine import artifact
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import EngineInfo
-from llmserve.engine.manifest import FileRecord, Manifest
+from llmserve.engine.directory import artifact
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.manifest import FileRecord, Manifest
 from llmserve.errors import EngineFileError, NotFound
 from tests.engine.directories import MANIFEST, make_engine_directory
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.engine import cgroups
-from llmserve.engine.cgroups import ControlGroup, control_groups
+from llmserve.engine.machine import cgroups
+from llmserve.engine.machine.cgroups import ControlGroup, control_groups
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.engine import cgroups, cores
+from llmserve.engine.machine import cgroups, cores
 from llmserve.errors import InvalidArgument
 
 ALL_CORES = len(os.sched_getaffinity(0))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.engine.artifact import ENGINE_FILE, EngineDirectory
-from llmserve.engine.file_watch import FileWatch
+from llmserve.engine.directory.artifact import ENGINE_FILE, EngineDirectory
+from llmserve.engine.directory.file_watch import FileWatch
 from tests.engine.directories import make_engine_directory
 
 NEVER_S = 3600.0

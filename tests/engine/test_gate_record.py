@@ -12,8 +12,8 @@ import pytest
 from llmserve import sealed_log
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.gate_record import (
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.gate_record import (
     RECORDS_FILE,
     GateRule,
     gate_problems,

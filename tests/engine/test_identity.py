@@ -8,8 +8,8 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.identity import EngineIdentity, told_apart
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.identity import EngineIdentity, told_apart
 from tests.checkpoints import make_checkpoint
 from tests.gate_records import record_of
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llmserve.engine import cgroups, memory
+from llmserve.engine.machine import cgroups, memory
 
 
 def write_group(folder: Path, **files: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.errors import Unsupported
 from tests.fakes.gpu_machine import gpu_machine
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmserve.engine.base import RunnerInfo, StepResult
-from llmserve.engine.selftest import SelfTest, blocks_needed, run_selftest
+from llmserve.engine.directory.selftest import SelfTest, blocks_needed, run_selftest
 from llmserve.errors import EngineFileError
 from llmserve.scheduler.plan import ChunkScores, StepPlan
 

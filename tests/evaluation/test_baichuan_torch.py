@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmserve.errors import CheckpointError
-from llmserve.evaluation.baichuan_torch import BaichuanConfig, BaichuanForCausalLM, attention_bias, register
+from llmserve.evaluation.baseline.baichuan_torch import BaichuanConfig, BaichuanForCausalLM, attention_bias, register
 from tests.checkpoints import make_checkpoint
 from tests.oracle import load_oracle
 

@@ -10,7 +10,7 @@ import pytest
 from llmserve.core import TopTokens
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer
-from llmserve.evaluation.baseline import (
+from llmserve.evaluation.baseline.stored import (
     Baseline,
     BaselineKey,
     load_baseline,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import InvalidArgument
-from llmserve.evaluation.blessing import bless, blessed_by, last_blessing, trace_of
+from llmserve.evaluation.judging.blessing import bless, blessed_by, last_blessing, trace_of
 from llmserve.evaluation.suite import load_suite
 from tests.evaluation.suites import write_suite
 

@@ -13,12 +13,12 @@ from llmserve.core import TopTokens
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_engine, fake_prompt_log_prob
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Sample
-from llmserve.evaluation.baseline import BaselineKey, load_baseline, this_environment
+from llmserve.evaluation.baseline.computed import compute_choices, kept_batches
+from llmserve.evaluation.baseline.hf import HfModel
+from llmserve.evaluation.baseline.stored import BaselineKey, load_baseline, this_environment
 from llmserve.evaluation.candidates import EngineCandidate, choose_all
 from llmserve.evaluation.choices import CHOICE_METRICS, score_choices
-from llmserve.evaluation.computed import compute_choices, kept_batches
 from llmserve.evaluation.decisions import Decision
-from llmserve.evaluation.hf import HfModel
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, ids_digest
 from llmserve.stages.chat import Message
 from llmserve.stages.postprocess import Postprocessor

@@ -13,9 +13,9 @@ import pytest
 
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Sample
-from llmserve.evaluation.baseline import Baseline, BaselineKey, this_environment
-from llmserve.evaluation.computed import compute_baseline, compute_choices, kept_batches, with_rounding
-from llmserve.evaluation.hf import HfAnswer, HfModel
+from llmserve.evaluation.baseline.computed import compute_baseline, compute_choices, kept_batches, with_rounding
+from llmserve.evaluation.baseline.hf import HfAnswer, HfModel
+from llmserve.evaluation.baseline.stored import Baseline, BaselineKey, this_environment
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, ids_digest
 from llmserve.stages.chat import Message
 from llmserve.stages.preprocess import PreparedPrompt

@@ -7,8 +7,8 @@ import pytest
 
 from llmserve.core import TopTokens
 from llmserve.evaluation.decisions import Decision
-from llmserve.evaluation.evidence import Evidence, Loss
-from llmserve.evaluation.gate import LossResult, Verdict, judge_losses
+from llmserve.evaluation.judging.evidence import Evidence, Loss
+from llmserve.evaluation.judging.gate import LossResult, Verdict, judge_losses
 
 SAMPLES = 60
 POSITIONS = 12

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmserve.evaluation.gate import Verdict, judge, judge_metric
-from llmserve.evaluation.power import Flips
+from llmserve.evaluation.judging.gate import Verdict, judge, judge_metric
+from llmserve.evaluation.judging.power import Flips
 
 GENERATOR = np.random.default_rng(0)
 BASELINE = np.clip(GENERATOR.normal(20, 15, 500), 0, 100)

@@ -9,9 +9,9 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.evaluation.evidence import Evidence
-from llmserve.evaluation.gate import GateResult, Verdict, judge, judge_losses
-from llmserve.evaluation.report import Report
+from llmserve.evaluation.judging.evidence import Evidence
+from llmserve.evaluation.judging.gate import GateResult, Verdict, judge, judge_losses
+from llmserve.evaluation.reporting.report import Report
 from llmserve.evaluation.run import EvalOptions, evaluate
 from tests.e2e.conftest import CHECKPOINT, ROOT
 from tests.evaluation.test_planted_defects import Silent

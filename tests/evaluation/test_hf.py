@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmserve.errors import CheckpointError, Unsupported
-from llmserve.evaluation import hf
+from llmserve.evaluation.baseline import hf
 from llmserve.evaluation.decisions import NUM_TOP
 from tests.checkpoints import make_checkpoint
 

@@ -8,9 +8,9 @@ import pytest
 
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
-from llmserve.evaluation.gate import judge
-from llmserve.evaluation.html_report import render_html, save_html
-from llmserve.evaluation.report import Side
+from llmserve.evaluation.judging.gate import judge
+from llmserve.evaluation.reporting.html_report import render_html, save_html
+from llmserve.evaluation.reporting.report import Side
 from llmserve.evaluation.run import compare
 from llmserve.evaluation.suite import load_suite
 from tests.evaluation.suites import ROWS, write_choice_suite

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from llmserve.errors import InvalidArgument, NotFound
 from llmserve.evaluation.data import suite_digest
+from llmserve.evaluation.judging.power import detectable, samples_needed
 from llmserve.evaluation.plan import Plan, plan
-from llmserve.evaluation.power import detectable, samples_needed
+from llmserve.evaluation.reporting.table import render_plan
 from llmserve.evaluation.run import EvalOptions
 from llmserve.evaluation.suite import load_suite
-from llmserve.evaluation.table import render_plan
 from tests.evaluation.suites import write_suite
 
 DIFFERENCES = np.random.default_rng(9).normal(0.0, 4.0, 50)

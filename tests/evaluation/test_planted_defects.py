@@ -21,9 +21,9 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import Int4, Quantized
 from llmserve.errors import InvalidArgument
-from llmserve.evaluation import hf
-from llmserve.evaluation.gate import Verdict
-from llmserve.evaluation.report import Report
+from llmserve.evaluation.baseline import hf
+from llmserve.evaluation.judging.gate import Verdict
+from llmserve.evaluation.reporting.report import Report
 from llmserve.evaluation.run import EvalOptions, evaluate
 from llmserve.evaluation.served.run import ServedOptions
 from llmserve.models import baichuan

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmserve.evaluation.gate import Verdict, judge_metric
-from llmserve.evaluation.power import Flips, detectable, detectable_of, deviation_of, samples_needed, spread
-from llmserve.evaluation.statistics import paired_bootstrap
+from llmserve.evaluation.judging.gate import Verdict, judge_metric
+from llmserve.evaluation.judging.power import Flips, detectable, detectable_of, deviation_of, samples_needed, spread
+from llmserve.evaluation.judging.statistics import paired_bootstrap
 
 
 @pytest.mark.parametrize(

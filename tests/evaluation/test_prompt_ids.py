@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pytest
 
 from llmserve.evaluation.answers import Sample
-from llmserve.evaluation.gate import Verdict
-from llmserve.evaluation.prompt_ids import PromptIds, second_opinion
+from llmserve.evaluation.baseline.prompt_ids import PromptIds, second_opinion
+from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.prompts import PromptEncoder
 from llmserve.stages.bpe_tokenizer import JsonTokenizer
 from llmserve.stages.chat import Message

@@ -13,11 +13,11 @@ from llmserve.core import TopTokens
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.decisions import Decision
-from llmserve.evaluation.evidence import Loss
-from llmserve.evaluation.report import Report, Side
+from llmserve.evaluation.judging.evidence import Loss
+from llmserve.evaluation.reporting.report import Report, Side
+from llmserve.evaluation.reporting.table import render
 from llmserve.evaluation.run import compare
 from llmserve.evaluation.suite import load_suite
-from llmserve.evaluation.table import render
 from tests.evaluation.suites import ROWS, write_choice_suite, write_suite
 
 SAMPLES = [Sample(row["id"], row["document"], row["summary"]) for row in ROWS]

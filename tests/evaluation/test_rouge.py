@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.tokenizers import DefaultTokenizer
 
-from llmserve.evaluation.rouge import METRICS, Tokenizer, rouge_scores
+from llmserve.evaluation.judging.rouge import METRICS, Tokenizer, rouge_scores
 
 DOCSTRINGS = Path(__file__).resolve().parents[2] / "eval" / "data" / "docstrings.jsonl"
 TOKENIZER = Tokenizer(DefaultTokenizer(use_stemmer=False))

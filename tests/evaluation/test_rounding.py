@@ -9,7 +9,7 @@ import pytest
 from llmserve.core import TopTokens
 from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.decisions import Decision
-from llmserve.evaluation.rounding import LEAST, loss_margins
+from llmserve.evaluation.judging.rounding import LEAST, loss_margins
 from llmserve.evaluation.suite import Suite, load_suite
 from tests.evaluation.suites import write_suite
 

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from llmserve.evaluation.rouge import METRICS, rouge_scores
-from llmserve.evaluation.statistics import first_divergence, paired_bootstrap, resampled_means, resampled_quantiles
+from llmserve.evaluation.judging.rouge import METRICS, rouge_scores
+from llmserve.evaluation.judging.statistics import (
+    first_divergence,
+    paired_bootstrap,
+    resampled_means,
+    resampled_quantiles,
+)
 
 TEXTS = ["Returns the opened files.", "read a line", "", "The cat sat on the mat.\nIt slept."]
 REFERENCES = ["Return an open file.", "Read one line.", "Nothing.", "A cat slept.\nThe cat sat on a mat."]

@@ -11,8 +11,8 @@ import sacrebleu
 from lm_eval.api.metrics import exact_match_hf_evaluate
 
 from llmserve.errors import Unsupported
-from llmserve.evaluation import text_metrics
-from llmserve.evaluation.text_metrics import (
+from llmserve.evaluation.judging import text_metrics
+from llmserve.evaluation.judging.text_metrics import (
     TEXT_METRICS,
     TextRules,
     require_packages,

@@ -6,13 +6,15 @@ import asyncio
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llmserve.frontends.grpc.inference_service import start_grpc
 from llmserve.frontends.http.inference_api import start_http
 from llmserve.frontends.http.metrics_port import start_metrics
+from llmserve.frontends.http.mounts import MakeMount
+from llmserve.frontends.page.web_page import web_page
 from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.cross_origin import CrossOrigin
 from llmserve.frontends.shared.extension_state import Extensions
@@ -22,6 +24,7 @@ from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.frontends.shared.tracer import Tracer
+from llmserve.frontends.text.front_end import text_apis
 from llmserve.wire.request_memory import RequestMemory
 
 HOST = "127.0.0.1"
@@ -65,7 +68,7 @@ def running_server(
     logs: LogControl | None = None,
     cross_origin: CrossOrigin | None = None,
     http_tls: ssl.SSLContext | None = None,
-    web_page: bool = True,
+    mounts: Sequence[MakeMount] = (text_apis, web_page),
 ) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop. `restrictions`: those of HTTP, those of gRPC."""
     loop = asyncio.new_event_loop()
@@ -90,7 +93,7 @@ def running_server(
         )
         grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)
         http = await start_http(
-            core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES, tls=http_tls, web_page=web_page
+            core, HOST, 0, extensions=extensions, max_input_bytes=MAX_INPUT_BYTES, tls=http_tls, mounts=mounts
         )
         metrics = await start_metrics(core, HOST, 0, http_tls)
 

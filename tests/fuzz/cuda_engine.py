@@ -13,9 +13,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from llmserve.builder.targets.cuda.tiles import ProductTile
-from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.cuda.layout import FORMAT_VERSION, MAGIC, PAGE_BYTES, PREFIX
 from llmserve.engine.cuda.runner import CudaRunner
+from llmserve.engine.directory.artifact import ENGINE_FILE
 from tests.engine.cpu.networks import LIMITS, odd_network
 from tests.engine.cuda.engines import SMALL_TILES, compile_engine
 from tests.engine.cuda.fake_device import FakeDevice

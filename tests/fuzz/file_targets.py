@@ -29,9 +29,9 @@ from llmserve.checkpoint.reader import Checkpoint
 from llmserve.checkpoint.safetensors_file import DTYPE_NAMES, SafetensorsFile
 from llmserve.checkpoint.stored_tensor import DTYPES
 from llmserve.checkpoint.torch_file import TorchFile
-from llmserve.engine.artifact import CONFIG_FILE, ENGINE_FILE, MANIFEST_FILE, EngineDirectory
 from llmserve.engine.cpu.layout import CRC_BEGIN, HEADER, read_header, read_linear_layers
-from llmserve.engine.manifest import _seal
+from llmserve.engine.directory.artifact import CONFIG_FILE, ENGINE_FILE, MANIFEST_FILE, EngineDirectory
+from llmserve.engine.directory.manifest import _seal
 from llmserve.engine.native.library import load_library
 from llmserve.serving.loading.loader import prepare
 from llmserve.serving.loading.repository import read_directory

@@ -9,8 +9,8 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.directory.artifact import EngineDirectory
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.networks import all_logits, random_ids
 from tests.oracle import load_oracle, oracle_logits, relative_error

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from llmserve.engine.gate_record import RECORDS_FILE
+from llmserve.engine.directory.gate_record import RECORDS_FILE
 from tests.e2e.conftest import ServerProcess, start_server
 from tests.gate_records import add_gate_record
 from tests.page.browsers import opened

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.core import GenerateRequest, PromptScores, SamplingParams
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.selftest import prompt_logits
 from llmserve.engine.open import open_engine
-from llmserve.engine.selftest import prompt_logits
-from llmserve.evaluation.parity import ROUNDING_MARGIN
+from llmserve.evaluation.judging.parity import ROUNDING_MARGIN
 from tests.checkpoints import KINDS, MIXTURES, make_checkpoint
 from tests.e2e.conftest import CHECKPOINT
 from tests.oracle import load_oracle, oracle_logits, relative_error

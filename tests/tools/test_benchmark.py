@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from llmserve.evaluation.hf import HfModel
+from llmserve.evaluation.baseline.hf import HfModel
 from tests.tools import benchmark_engine
 from tools.benchmark import environment, ours, rounds
 from tools.benchmark.bounds import Limits, bounds

@@ -12,7 +12,7 @@ import torch
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.cuda.target import CudaTarget
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import InternalError
 from tests.checkpoints import make_checkpoint as make_small
 from tests.engine.cuda.engines import WIDE_TILES

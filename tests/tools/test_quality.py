@@ -15,7 +15,7 @@ import pytest
 from llmserve.builder.reference import ReferenceModel
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.evaluation.hf import HfModel
+from llmserve.evaluation.baseline.hf import HfModel
 from llmserve.models.registry import architecture_for
 from tests.tools import quality_engine
 from tools.benchmark.checkpoint import make_checkpoint

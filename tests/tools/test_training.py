@@ -12,7 +12,7 @@ import pytest
 import torch
 from sentencepiece import SentencePieceProcessor
 
-from llmserve.evaluation.hf import HfModel
+from llmserve.evaluation.baseline.hf import HfModel
 from llmserve.evaluation.prompts import PromptEncoder
 from llmserve.stages.chat import Message
 from tools.demo_checkpoint import batches, export, score, tokenizer, train

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.build import build_engine
-from llmserve.engine.artifact import ENGINE_FILE
-from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.directory.artifact import ENGINE_FILE
+from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.models.number_formats import WEIGHTS
 from tools.benchmark import ours
 from tools.benchmark.bounds import Limits, bounds

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.engine.cores import usable_cores
 from llmserve.engine.cpu.limits import Limit, measure_limit
-from llmserve.engine.machine import machine_name
+from llmserve.engine.machine.cores import usable_cores
+from llmserve.engine.machine.description import machine_name
 from llmserve.engine.native.library import chosen_isa
 from tools.benchmark.cells import CELLS, LONG_CELLS
 from tools.benchmark.checkpoint import make_checkpoint

@@ -14,9 +14,9 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import BuildPlan, plan_build
 from llmserve.core import SamplingParams
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Runner
 from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.native import library
 from llmserve.models.number_formats import AUTO, QUANTIZED
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan

@@ -10,11 +10,11 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
 from llmserve.builder.targets.base import Target
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cuda.bindings import NvidiaDevice
 from llmserve.engine.cuda.device import Device
 from llmserve.engine.cuda.layout import read_header
 from llmserve.engine.cuda.runner import CudaRunner
+from llmserve.engine.directory.artifact import EngineDirectory
 from tools.benchmark import ours
 from tools.benchmark.job import Job
 from tools.benchmark.ours import RunnerModel

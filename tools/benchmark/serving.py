@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from llmserve.core import GenerateRequest, SamplingParams
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine, RunnerInfo, StepResult
 from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.inflight import InflightEngine
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from llmserve.scheduler.settings import SchedulerSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 from xml.etree import ElementTree
 
-from llmserve.evaluation.parity import ROUNDING_MARGIN
+from llmserve.evaluation.judging.parity import ROUNDING_MARGIN
 from tools.gpu_check.program import Finished, run
 from tools.gpu_check.steps import Details, NotRun, StepFailed
 

@@ -20,12 +20,12 @@ from statistics import median
 from typing import Any
 
 from llmserve.core import GenerateRequest, SamplingParams
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.cuda.bindings import NvidiaDevice
 from llmserve.engine.cuda.device import Device
 from llmserve.engine.cuda.layout import read_header
 from llmserve.engine.cuda.runner import CudaRunner
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.inflight import InflightEngine
 from llmserve.scheduler.settings import SchedulerSettings
 from tools.benchmark.cells import Cell, random_prompts

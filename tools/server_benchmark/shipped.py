@@ -36,6 +36,7 @@ from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake import fake_engine
 from llmserve.frontends.grpc.inference_service import start_grpc
 from llmserve.frontends.http.inference_api import start_http
+from llmserve.frontends.text.front_end import text_apis
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.types import InferRequest, Tensor
@@ -195,7 +196,7 @@ async def serve(wire: str, count_calls: bool, step_s: float) -> None:
             signal.SIGUSR1, lambda: say(calls=calls.total, tokens=core.statistics("postprocessing")[0].inference_count)
         )
         start: Callable[..., Awaitable[Any]] = start_grpcio if wire == "grpcio" else start_grpc
-        grpc, http = await start(core, HOST, 0), await start_http(core, HOST, 0)
+        grpc, http = await start(core, HOST, 0), await start_http(core, HOST, 0, mounts=[text_apis])
         running.push_async_callback(grpc.stop)
         running.push_async_callback(http.stop)
         say(grpc_port=grpc.port, http_port=http.port)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from llmserve.frontends.http.inference_api import InferenceApi, triton_routes
-from llmserve.frontends.openai.application import make_application
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.restrictions import API_OF_PATH, CALLS, Api
+from llmserve.frontends.text.application import make_application
 from llmserve.serving.core import InferenceCore, ServerSettings
 
 Schema = Mapping[str, Any]

@@ -20,9 +20,9 @@ from llmserve.builder.reference import ReferenceModel
 from llmserve.checkpoint.expanded import write_expanded
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner
-from llmserve.engine.selftest import prompt_logits
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.selftest import prompt_logits
 from llmserve.models.registry import architecture_for
 from llmserve.stages.tokenizer import load_tokenizer
 from tools.quality.divergence import Logits, divergences

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.stages.tokenizer import load_tokenizer
 from tools.quality.divergence import Logits
 from tools.smollm2 import ROOT

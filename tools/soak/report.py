@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmserve.engine.machine import machine_name
+from llmserve.engine.machine.description import machine_name
 from tools.benchmark.markdown import table
 from tools.soak.verdict import Check, Period
 

@@ -22,11 +22,11 @@ from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ALWAYS_TOLD, MAKERS, ResponseEvents, asked_outputs, response_tensors
 from llmserve.backends.tensorrtllm.tenant_answers import counted
-from llmserve.engine.artifact import EngineDirectory, read_manifest
 from llmserve.engine.base import Engine, MeteringEngine
-from llmserve.engine.file_watch import FileWatch
-from llmserve.engine.gate_record import standing
-from llmserve.engine.identity import EngineIdentity
+from llmserve.engine.directory.artifact import EngineDirectory, read_manifest
+from llmserve.engine.directory.file_watch import FileWatch
+from llmserve.engine.directory.gate_record import standing
+from llmserve.engine.directory.identity import EngineIdentity
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound, Unsupported
 from llmserve.serving.backend import GaugeSample, LoadContext, LoadedModel, no_limits

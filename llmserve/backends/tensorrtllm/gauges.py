@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import psutil
 
 from llmserve.engine.base import EngineInfo, EngineStats
-from llmserve.engine.gate_record import GateRecord
+from llmserve.engine.directory.gate_record import GateRecord
 from llmserve.serving.backend import GaugeSample
 
 

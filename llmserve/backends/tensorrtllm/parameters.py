@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from llmserve.engine.artifact import MANIFEST_FILE
-from llmserve.engine.identity import PREFIX
+from llmserve.engine.directory.artifact import MANIFEST_FILE
+from llmserve.engine.directory.identity import PREFIX
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
 from llmserve.scheduler.drafting import Speculation

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.calibration.encoder import Encoder, Ids
-from llmserve.engine.manifest import Calibration
+from llmserve.engine.directory.manifest import Calibration
 from llmserve.errors import CheckpointError, InvalidArgument, NotFound, RecipeError, Unsupported, raise_problems
 
 MOST_TOKENS = (

@@ -104,7 +104,7 @@ def _address(model_path: Path | None, url: str, runner: asyncio.Runner) -> Itera
 
 
 def _engine(path: Path) -> Path:
-    from llmserve.engine.artifact import MANIFEST_FILE
+    from llmserve.engine.directory.artifact import MANIFEST_FILE
 
     if (path / MANIFEST_FILE).is_file():
         return path

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.engine.artifact import rebuild_command
+from llmserve.engine.directory.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
 from llmserve.models.number_formats import CACHES, WEIGHTS, NumberFormat, WeightFormat
 

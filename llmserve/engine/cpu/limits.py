@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from llmserve.engine.cores import num_threads
-from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.machine.cores import num_threads
+from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import chosen_isa, load_library
 
 READ_BYTES = 2 * 2**30  # several times the largest caches

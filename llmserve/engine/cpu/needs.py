@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import available_isas, chosen_isa
 from llmserve.engine.runtime import Check, Needs
 

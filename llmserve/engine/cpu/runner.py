@@ -7,10 +7,10 @@ import weakref
 from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
-from llmserve.engine.cores import num_threads
 from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.tactics import tactic_table, this_machine
-from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.machine.cores import num_threads
+from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import available_isas, chosen_isa, load_library
 from llmserve.engine.native.masks import MaskMaker
 from llmserve.engine.native.step import FlatStep, StepMemory

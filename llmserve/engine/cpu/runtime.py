@@ -7,17 +7,17 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
-from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
 from llmserve.engine.cpu.tactics import choose, linear_shapes, num_timed_bytes, this_machine, time_tactics
+from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.selftest import SelfTestResult, run_stored_selftest
 from llmserve.engine.kv_pool import num_kv_blocks
-from llmserve.engine.manifest import Manifest
-from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
-from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tactics import TacticCache
 from llmserve.errors import LlmserveError

@@ -9,8 +9,8 @@ import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.cpu.layout import LinearShape, read_linear_layers
+from llmserve.engine.directory.artifact import CACHE_FILE
 from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import TacticChoice
 from llmserve.engine.tactics import Machine, TacticCache, choose_tactic

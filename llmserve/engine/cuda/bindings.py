@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.engine.cuda.device import Graph, HostMemory
-from llmserve.engine.nvidia import NO_GPU
+from llmserve.engine.machine.nvidia import NO_GPU
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable, Unsupported
 
 PLAIN_SHARED_BYTES = 48 << 10  # more has to be asked for

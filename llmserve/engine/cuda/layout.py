@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmserve.engine.artifact import rebuild_command
+from llmserve.engine.directory.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound, raise_problems
 from llmserve.models.number_formats import CACHES, NumberFormat
 

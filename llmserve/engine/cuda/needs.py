@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 from llmserve.engine.cuda.bindings import driver_api
-from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.engine.runtime import Check, Needs
 
 OLDEST_CAPABILITY = (8, 0)

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cuda.choices import NOBODY, StepChoice, choice_offsets, step_choice
 from llmserve.engine.cuda.device import Device, Function, Graph
@@ -23,6 +22,7 @@ from llmserve.engine.cuda.inputs import FIRST_UNSEEN, Inputs, bucket_of, buckets
 from llmserve.engine.cuda.layout import TILE_ROWS, Address, EngineHeader, Launch, Room, StepPart, read_header
 from llmserve.engine.cuda.pinned import Pinned
 from llmserve.engine.cuda.tactics import chosen, machine_of
+from llmserve.engine.directory.artifact import CACHE_FILE
 from llmserve.engine.native.choosers import Choice, Choosers
 from llmserve.engine.tactics import TacticCache
 from llmserve.errors import EngineFileError, InvalidArgument, Unsupported

@@ -7,10 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.budgets import TokenBudgets
-from llmserve.engine.cores import num_threads
 from llmserve.engine.cuda.bindings import NvidiaDevice
 from llmserve.engine.cuda.device import Device
 from llmserve.engine.cuda.layout import EngineHeader, read_header
@@ -18,11 +16,13 @@ from llmserve.engine.cuda.needs import NEEDS
 from llmserve.engine.cuda.runner import CudaRunner, check_architecture, fixed_bytes
 from llmserve.engine.cuda.tactics import choices, machine_of
 from llmserve.engine.cuda.tuning import time_tactics
+from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.selftest import SelfTestResult, run_stored_selftest
 from llmserve.engine.kv_pool import num_kv_blocks
-from llmserve.engine.manifest import Manifest
-from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.machine.cores import num_threads
+from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
-from llmserve.engine.selftest import SelfTestResult, run_stored_selftest
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.engine.tactics import TacticCache
 from llmserve.errors import InvalidArgument, LlmserveError

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine, RunnerInfo
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.selftest import SelfTestResult
 from llmserve.engine.fake.runner import KERNELS, FakeRunner
 from llmserve.engine.inflight import InflightEngine
-from llmserve.engine.manifest import Manifest
 from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
-from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.settings import EngineSettings
 from llmserve.progress import Progress
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.engine.base import StepResult
-from llmserve.engine.cores import num_threads
+from llmserve.engine.machine.cores import num_threads
 from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.native.masks import MaskMaker
 from llmserve.engine.native.step import FlatStep, StepMemory

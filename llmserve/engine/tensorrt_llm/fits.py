@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.nvidia import Gpu, visible_gpus
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.machine.nvidia import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.library import Installed, Mode
 from llmserve.errors import LlmserveError

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.engine.runtime import Check, Needs
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.library import Mode

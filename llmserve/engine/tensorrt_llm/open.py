@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine, EngineInfo
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.executor import ExecutorEngine, ExecutorLimits

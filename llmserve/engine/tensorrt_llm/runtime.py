@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
-from llmserve.engine.manifest import Manifest
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.selftest import SelfTestResult
 from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
-from llmserve.engine.selftest import SelfTestResult
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tensorrt_llm.fits import fit_problems
 from llmserve.engine.tensorrt_llm.library import Mode

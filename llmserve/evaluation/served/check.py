@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from llmserve.client import Access, AsyncClient
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.build_time import BuildTime
-from llmserve.engine.identity import EngineIdentity, told_apart
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.build_time import BuildTime
+from llmserve.engine.directory.identity import EngineIdentity, told_apart
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailable
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.candidates import TOKENS_MODEL

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmserve.evaluation.gate import Verdict
+from llmserve.evaluation.judging.gate import Verdict
+from llmserve.evaluation.judging.statistics import first_divergence
 from llmserve.evaluation.served.replies import Question, Reply
-from llmserve.evaluation.statistics import first_divergence
 
 GROUP = "as served"
 MAX_NAMED = 3  # samples in a reason

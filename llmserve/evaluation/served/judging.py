@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmserve.engine.gate_record import GateRecord
-from llmserve.evaluation.gate import GroupedResult
+from llmserve.engine.directory.gate_record import GateRecord
+from llmserve.evaluation.judging.gate import GroupedResult
 from llmserve.evaluation.served.check import Served
 from llmserve.evaluation.served.comparison import ServedResult
 from llmserve.evaluation.served.speed import Comparison, Speed, compare_speed

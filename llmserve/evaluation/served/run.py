@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmserve.client import Access
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.gate_record import GateRecord, every_record
-from llmserve.engine.identity import EngineIdentity, told_apart
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.gate_record import GateRecord, every_record
+from llmserve.engine.directory.identity import EngineIdentity, told_apart
 from llmserve.errors import InvalidArgument
-from llmserve.evaluation.report import Report
+from llmserve.evaluation.reporting.report import Report
 from llmserve.evaluation.served.check import (
     NUM_SAMPLES,
     Asked,

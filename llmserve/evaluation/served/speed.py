@@ -8,9 +8,9 @@ from typing import Any
 
 from llmserve.benchmark.load import Run
 from llmserve.benchmark.summary import summarize
-from llmserve.engine.gate_record import GateRecord
-from llmserve.engine.machine import machine_name
-from llmserve.evaluation.gate import Verdict
+from llmserve.engine.directory.gate_record import GateRecord
+from llmserve.engine.machine.description import machine_name
+from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.served.measures import MEASURES
 from llmserve.evaluation.served.replies import Reply
 

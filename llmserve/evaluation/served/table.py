@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from llmserve.evaluation.gate import GroupedResult, Verdict
+from llmserve.evaluation.judging.gate import GroupedResult, Verdict
 from llmserve.evaluation.served.comparison import ServedResult
 from llmserve.evaluation.served.judging import ServedPart
 from llmserve.evaluation.served.measures import MEASURES

@@ -39,14 +39,10 @@ from llmserve.frontends.http.infer_bodies import HEADER_LENGTH, HEADER_LENGTH_NA
 from llmserve.frontends.http.infer_outputs import OutputForm, encode_large_response, encode_response, large_cost
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.http.known_requests import enter, logged
+from llmserve.frontends.http.mounts import MakeMount, Mount
 from llmserve.frontends.http.rollout_routes import RolloutApi, rollout_routes
 from llmserve.frontends.http.routes import Routes
 from llmserve.frontends.http.traced_answers import traced_answer
-from llmserve.frontends.openai.front_end import PATHS as OPENAI_PATHS
-from llmserve.frontends.openai.front_end import PREFIXES as OPENAI_PREFIXES
-from llmserve.frontends.openai.front_end import OpenAiFrontEnd, in_openais_words
-from llmserve.frontends.page.web_page import PATHS as PAGE_PATHS
-from llmserve.frontends.page.web_page import WebPage
 from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.delivery import deliver
 from llmserve.frontends.shared.extension_state import Extensions
@@ -297,7 +293,11 @@ def triton_routes(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
 
 
 def http_handler(
-    core: Core, extensions: Extensions, *, max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES, web_page: bool = True
+    core: Core,
+    extensions: Extensions,
+    *,
+    max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES,
+    mounts: Sequence[MakeMount] = (),
 ) -> Handler:
     """What answers every request."""
     routes = Routes()
@@ -305,15 +305,14 @@ def http_handler(
     for method, path, handler in triton_routes(InferenceApi(core, extensions, max_input_bytes)):
         handler = answers_errors(handler, TEXT if path.endswith("/ready") else JSON)
         routes.add(method, path, handler, guards[API_OF_PATH[path]])
-    openai, page = OpenAiFrontEnd(core, extensions, max_input_bytes=max_input_bytes), WebPage()
-    for method, path in OPENAI_PATHS:
-        guard = guard_of(API_OF_PATH[path], extensions.http_restrictions, extensions.api_keys, in_openais_words)
-        routes.add(method, path, openai.answer, guard)
-    for path in PAGE_PATHS if web_page else ():  # files, no calls: they are in no group
-        routes.add("GET", path, page.answer)
+    mounted = [make(core, extensions, max_input_bytes) for make in mounts]
+    for mount in mounted:
+        for method, path in mount.paths:
+            routes.add(method, path, mount.handler, mount.guard(path, extensions))
+    prefixes = tuple(prefix for mount in mounted for prefix in mount.prefixes)
 
     def answer(request: Request) -> Awaitable[Answer]:
-        enter(request, extensions, needs_id=request.path.startswith(OPENAI_PREFIXES))
+        enter(request, extensions, needs_id=request.path.startswith(prefixes))
         handling = routed(request)
         return logged(handling) if extensions.logs.shows_requests else handling
 
@@ -322,11 +321,11 @@ def http_handler(
             return _at_once(permission)
         found = routes.find(request.method, request.path)
         if found is None:
-            return _at_once(_not_found(request))
+            return _at_once(_not_found(request, mounted))
         if found.guard is not None and (refusal := found.guard(request)) is not None:
             return _at_once(refusal)
         if found.handler is None:
-            return _at_once(_not_allowed(request))
+            return _at_once(_not_allowed(request, mounted))
         request.path_params = found.params
         name_model(found.params.get("model", ""))
         return found.handler(request)
@@ -334,15 +333,17 @@ def http_handler(
     return answer
 
 
-def _not_found(request: Request) -> WholeAnswer:
-    if request.path.startswith(OPENAI_PREFIXES):
-        return in_openais_words(request, 404, f"there is no {request.method} {request.path} here")
+def _not_found(request: Request, mounted: Sequence[Mount]) -> WholeAnswer:
+    for mount in mounted:
+        if request.path.startswith(mount.prefixes):
+            return mount.refuse(request, 404, f"there is no {request.method} {request.path} here")
     return refused("Not Found", 404, TEXT)
 
 
-def _not_allowed(request: Request) -> WholeAnswer:
-    if request.path.startswith(OPENAI_PREFIXES):
-        return in_openais_words(request, 405, f"{request.path} is not for {request.method}")
+def _not_allowed(request: Request, mounted: Sequence[Mount]) -> WholeAnswer:
+    for mount in mounted:
+        if request.path.startswith(mount.prefixes):
+            return mount.refuse(request, 405, f"{request.path} is not for {request.method}")
     return refused("Method Not Allowed", 405, TEXT if request.path.endswith(PLAIN_ROUTES) else JSON)
 
 
@@ -358,12 +359,13 @@ async def start_http(
     extensions: Extensions | None = None,
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES,
     tls: ssl.SSLContext | None = None,
-    web_page: bool = True,
+    mounts: Sequence[MakeMount] = (),
 ) -> HttpServer:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
     `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
+    `mounts` answers other paths.
     """
     extensions = extensions or Extensions()
-    handler = http_handler(core, extensions, max_input_bytes=max_input_bytes, web_page=web_page)
+    handler = http_handler(core, extensions, max_input_bytes=max_input_bytes, mounts=mounts)
     return await serve(handler, host, port, flag="--http-port", memory=extensions.requests, tls=tls)

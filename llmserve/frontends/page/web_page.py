@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.frontends.http.error_answers import TEXT, refused
+from llmserve.frontends.http.mounts import Mount
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.server_core import Core
 from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.http1.request import Request
 
 FOLDER = Path(__file__).with_name("assets")
 INDEX = "index.html"
-PATHS = ("/", "/page/{file}")  # for GET
+PATHS = (("GET", "/"), ("GET", "/page/{file}"))
 NOT_MODIFIED = 304
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -42,6 +45,10 @@ class PageFile:
     content: bytes
     content_type: str
     tag: str  # of this content, as HTTP writes it
+
+
+def web_page(core: Core, extensions: Extensions, max_input_bytes: int) -> Mount:
+    return Mount(PATHS, WebPage().answer, is_public=True)
 
 
 class WebPage:

@@ -7,8 +7,8 @@ from pathlib import Path
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.backends.tensorrtllm.backend import EngineInstance
 from llmserve.backends.tensorrtllm.gauges import engine_facts
-from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.base import EngineStats
+from llmserve.engine.directory.artifact import ENGINE_FILE
 from llmserve.engine.fake import fake_engine
 from llmserve.serving.backend import LoadContext
 from tests.backends.tensorrtllm.models import load_model, no_infer, read_config, request, responses, with_parameters

@@ -14,9 +14,9 @@ from llmserve.builder import pieces
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.cli.build import default_output_dir
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.manifest import Manifest
-from llmserve.engine.verify import verify_engine
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.directory.verify import verify_engine
 from llmserve.errors import RecipeError
 from tests.builder.contents import contents
 from tests.checkpoints import KINDS, MIXTURES, make_checkpoint, random_tensors, write_tensors

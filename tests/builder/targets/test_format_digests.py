@@ -24,8 +24,8 @@ from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.builder.targets.cuda.compiler import Compiled
 from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.cli.build import default_output_dir
-from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.cuda.layout import Kernel
+from llmserve.engine.directory.artifact import ENGINE_FILE
 from llmserve.models.registry import architecture_for
 from tests.builder.targets.test_lowered_networks import with_short_numbers
 from tests.checkpoints import KINDS

@@ -23,8 +23,8 @@ from llmserve.builder.quantization import Matrix, Scheme, WeightPart, in_groups,
 from llmserve.builder.reference import ReferenceModel, Run, scaled_and_capped
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
-from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.directory.artifact import ENGINE_FILE
 from llmserve.models.graph import ACTIVATIONS, CacheShape, Graph, Op, OpKind, Program, Value
 from llmserve.models.spec import Param
 from llmserve.scheduler.plan import Chunk, StepPlan

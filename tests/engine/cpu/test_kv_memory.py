@@ -9,9 +9,9 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu import runtime
 from llmserve.engine.cpu.runner import read_header
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import ResourceExhausted
 from tests.checkpoints import make_checkpoint

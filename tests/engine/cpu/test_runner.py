@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from llmserve.core import SamplingParams
-from llmserve.engine import cores as cpu_cores
 from llmserve.engine.cpu import runner
 from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.machine import cores as cpu_cores
 from llmserve.engine.native import library
 from llmserve.engine.native.library import Library, available_isas
 from llmserve.engine.native.step import FlatStep, StepMemory
@@ -106,7 +106,7 @@ def test_too_many_threads_are_an_error_that_leaves_none_behind(path: Path) -> No
     code = """
         import os, resource, sys
         from pathlib import Path
-        from llmserve.engine import cores
+        from llmserve.engine.machine import cores
         from llmserve.engine.cpu.runner import CpuRunner
         from llmserve.errors import InternalError
 

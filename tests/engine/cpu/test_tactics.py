@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmserve.engine.artifact import CACHE_FILE
 from llmserve.engine.cpu import tactics
 from llmserve.engine.cpu.layout import DType, LinearShape, read_linear_layers
 from llmserve.engine.cpu.runner import available_isas
@@ -23,6 +22,7 @@ from llmserve.engine.cpu.tactics import (
     this_machine,
     time_tactics,
 )
+from llmserve.engine.directory.artifact import CACHE_FILE
 from llmserve.engine.native.library import load_library
 from llmserve.engine.tactics import TacticCache
 from llmserve.errors import InvalidArgument

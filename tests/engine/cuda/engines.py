@@ -14,9 +14,9 @@ from llmserve.builder.targets.cuda.compiler import Compiler
 from llmserve.builder.targets.cuda.lowering import lower
 from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.builder.targets.cuda.tiles import ProductTile, Tiles, tiles_for
-from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.engine.cuda.runner import CudaRunner
+from llmserve.engine.directory.artifact import ENGINE_FILE
 from tests.engine.cpu.networks import Network, odd_network
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
 

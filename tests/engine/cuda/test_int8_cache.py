@@ -21,11 +21,11 @@ from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.builder.selftest import ROUNDING_CHANGES_ACCEPTED
 from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.core import GenerateRequest, SamplingParams
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.cuda.layout import CacheHead, read_header
 from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.engine.cuda.runtime import CudaRuntime
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.models.graph import CacheShape, Graph

@@ -16,12 +16,12 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.cuda.compiler import Compiled
 from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.core import GenerateRequest, SamplingParams
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.base import Engine
 from llmserve.engine.cuda.bindings import NvidiaDevice
 from llmserve.engine.cuda.device import Graph
 from llmserve.engine.cuda.layout import FORMAT_VERSION, PREFIX, Kernel, read_header
 from llmserve.engine.cuda.runtime import CudaRuntime
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import EngineFileError, InvalidArgument, ResourceExhausted, Unavailable, Unsupported

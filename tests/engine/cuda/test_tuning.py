@@ -16,13 +16,13 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.builder.targets.cuda.tiles import ProductTile, Tiles
-from llmserve.engine.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.cuda import tuning
 from llmserve.engine.cuda.layout import StepPart, read_header
 from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.cuda.tactics import chosen, machine_of, tile_of, tuned_launches
 from llmserve.engine.cuda.tuning import time_tactics
+from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.tactics import TacticCache
 from llmserve.errors import Unsupported
 from llmserve.progress import SilentProgress

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.tensorrt_llm.fits import fit_problems
 from llmserve.engine.tensorrt_llm.library import BannedSequences, Mode, installed, mode_of
 from llmserve.errors import Unsupported

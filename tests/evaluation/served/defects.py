@@ -17,9 +17,9 @@ from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, read_re
 from llmserve.core import SamplingParams
 from llmserve.engine.base import StepResult
 from llmserve.engine.cpu.runner import CpuRunner
-from llmserve.frontends.openai import chat, completions
-from llmserve.frontends.openai.generation import Arrays
-from llmserve.frontends.openai.log_probs import Scored, scored_output
+from llmserve.frontends.text.answers.generation import Arrays
+from llmserve.frontends.text.answers.log_probs import Scored, scored_output
+from llmserve.frontends.text.openai import chat, completions
 from llmserve.scheduler.plan import StepPlan
 from llmserve.stages.postprocess import Postprocessor
 

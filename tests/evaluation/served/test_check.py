@@ -16,11 +16,11 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.client import Access
-from llmserve.engine.artifact import EngineDirectory
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import InvalidArgument, Unavailable
 from llmserve.evaluation.answers import Sample
 from llmserve.evaluation.candidates import CandidateRun, engine_candidate, run_candidate
-from llmserve.evaluation.gate import Verdict
+from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.prompts import PromptEncoder
 from llmserve.evaluation.served import check as checking
 from llmserve.evaluation.served.check import Asked, Served, check_engine, check_server, server_identity

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llmserve.benchmark.records import Record
-from llmserve.evaluation.gate import Verdict
+from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.served.comparison import ServedResult, compared, difference
 from llmserve.evaluation.served.conditions import most_at_once
 from llmserve.evaluation.served.replies import Question, Reply

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from llmserve.evaluation.gate import GateResult, Verdict
-from llmserve.evaluation.html_report import render_html
+from llmserve.evaluation.judging.gate import GateResult, Verdict
+from llmserve.evaluation.reporting.html_report import render_html
 from llmserve.evaluation.served.check import Asked, Served
 from llmserve.evaluation.served.comparison import Difference, ServedResult
 from llmserve.evaluation.served.judging import served_facts, served_part

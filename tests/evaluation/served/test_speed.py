@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmserve.benchmark.records import Record
-from llmserve.engine.gate_record import GateRecord
-from llmserve.evaluation.gate import Verdict
+from llmserve.engine.directory.gate_record import GateRecord
+from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.served.replies import Reply
 from llmserve.evaluation.served.speed import Speed, compare_speed, measured
 from llmserve.sealed_log import Line

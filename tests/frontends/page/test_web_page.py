@@ -82,7 +82,7 @@ def test_metrics_are_those_of_the_metrics_port(server: RunningServer) -> None:
 
 
 def test_a_server_without_the_page_has_neither() -> None:
-    with running_server(StubCore, web_page=False) as bare:
+    with running_server(StubCore, mounts=()) as bare:
         assert [get(bare, path)[0].status for path in ("/", "/page/main.js")] == [404, 404]
 
 

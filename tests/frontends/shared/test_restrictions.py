@@ -20,7 +20,6 @@ from tritonclient.utils import InferenceServerException
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.grpc.health import health_methods
 from llmserve.frontends.http.inference_api import InferenceApi, triton_routes
-from llmserve.frontends.openai.front_end import PATHS as OPENAI_PATHS
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
 from llmserve.frontends.shared.restrictions import (
@@ -32,6 +31,7 @@ from llmserve.frontends.shared.restrictions import (
     Restrictions,
     parse_restrictions,
 )
+from llmserve.frontends.text.front_end import PATHS as OPENAI_PATHS
 from tests.frontends.server import HOST, RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from llmserve.engine.artifact import CACHE_FILE, MANIFEST_FILE
-from llmserve.engine.build_time import BUILD_TIME_FILE
-from llmserve.engine.gate_record import RECORDS_FILE
+from llmserve.engine.directory.artifact import CACHE_FILE, MANIFEST_FILE
+from llmserve.engine.directory.build_time import BUILD_TIME_FILE
+from llmserve.engine.directory.gate_record import RECORDS_FILE
 from llmserve.errors import GateClosed, InternalError
 from llmserve.serving.core import InferenceCore
 from llmserve.serving.loading.sidecars import MANIFEST, SIDECARS

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from llmserve.engine.cores import num_threads
+from llmserve.engine.machine.cores import num_threads
 from tools.benchmark.job import Job
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
-from llmserve.engine.artifact import EngineDirectory
 from llmserve.engine.cpu.runner import CpuRunner, read_header
-from llmserve.engine.selftest import prompt_logits
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.selftest import prompt_logits
 from tools.benchmark.ours import build_options
 from tools.quality.contestants import CALIBRATED
 from tools.quality.job import QualityJob

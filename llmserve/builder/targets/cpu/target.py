@@ -24,7 +24,6 @@ from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, Lowered
 from llmserve.builder.targets.cpu.lowering import Lowering, lower
 from llmserve.builder.targets.tensor_writer import Part, TensorWriter, write_at
-from llmserve.engine.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
     PACKING,
@@ -41,7 +40,8 @@ from llmserve.engine.cpu.layout import (
 )
 from llmserve.engine.cpu.limits import Limit, measure_limit
 from llmserve.engine.cpu.tactics import num_timed_bytes, this_machine, time_tactics
-from llmserve.engine.memory import available_memory_bytes
+from llmserve.engine.directory.artifact import CACHE_FILE, ENGINE_FILE
+from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.tactics import TacticCache
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import FLOATS, INT8_CACHE, NumberFormat

@@ -24,7 +24,6 @@ from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
 from llmserve.builder.targets.op_lowering import turned_for_others
 from llmserve.builder.targets.tensor_writer import TensorWriter, write_at
-from llmserve.engine.artifact import ENGINE_FILE
 from llmserve.engine.cuda.layout import (
     FORMAT_VERSION,
     Binary,
@@ -33,7 +32,8 @@ from llmserve.engine.cuda.layout import (
     Kernel,
     placed_tensors,
 )
-from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.directory.artifact import ENGINE_FILE
+from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.errors import LlmserveError, RecipeError
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import NumberFormat

@@ -30,8 +30,8 @@ from llmserve.builder.targets.tensorrt_llm.checkpoint import (
 from llmserve.builder.targets.tensorrt_llm.expressible import network_problems
 from llmserve.builder.targets.tensorrt_llm.options import DEFAULTS, TensorrtLlmOptions
 from llmserve.builder.targets.tensorrt_llm.ranks import RankJob, build_ranks, limits_of, plugins_of
-from llmserve.engine.artifact import CACHE_FILE, CONFIG_FILE, MANIFEST_FILE
-from llmserve.engine.nvidia import Gpu, visible_gpus
+from llmserve.engine.directory.artifact import CACHE_FILE, CONFIG_FILE, MANIFEST_FILE
+from llmserve.engine.machine.nvidia import Gpu, visible_gpus
 from llmserve.engine.tensorrt_llm import library
 from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FILE, machine_problems, rank_file
 from llmserve.engine.tensorrt_llm.library import Installed, Mode

@@ -13,8 +13,8 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.tensorrt_llm.ranks import limits_of, plugins_of
 from llmserve.builder.targets.tensorrt_llm.target import TensorrtLlmTarget, num_workers
-from llmserve.engine.artifact import EngineDirectory
-from llmserve.engine.nvidia import visible_gpus
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.errors import InternalError, RecipeError, Unsupported
 from llmserve.models.registry import architecture_for
 from tests.checkpoints import KINDS, make_checkpoint

@@ -1,0 +1,186 @@
+"""What a release gate said of an engine: records beside it that belong to its digest, and whether they let it serve.
+
+`gate.jsonl` in the engine directory is a `sealed_log`: `llmserve eval` adds a line for every run, whatever its verdict.
+A record counts for the engine whose digest it has, so an engine that computes anything else needs one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.registry import runtime_for
+from llmserve.errors import GateClosed, InvalidArgument, raise_problems
+from llmserve.sealed_log import Line, Verifier, read
+
+RECORDS_FILE = "gate.jsonl"
+ANY_SUITE = "any"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GateRecord:
+    """One run of a suite."""
+
+    line: Line
+
+    @property
+    def engine_digest(self) -> str:
+        return str(self.line.content["engine"]["digest"])
+
+    @property
+    def kernels(self) -> str:
+        """That computed: with others the engine may round differently. See `EngineInfo.kernels`."""
+        return str(self.line.content["engine"]["kernels"])
+
+    @property
+    def suite(self) -> str:
+        return str(self.line.content["suite"]["name"])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample of the suite was asked."""
+        return bool(self.line.content["suite"]["complete"])
+
+    @property
+    def blessed_by(self) -> str:
+        """Who set the margins; empty: nobody."""
+        return str(self.line.content["suite"]["blessed_by"])
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.line.content["passed"])
+
+    @property
+    def verdict(self) -> str:
+        return str(self.line.content["verdict"])
+
+    @property
+    def time(self) -> str:
+        return str(self.line.content["time"])
+
+    @property
+    def speed(self) -> Mapping[str, Any] | None:
+        """Machine and values; None of a run that measured none, as the first ones did."""
+        found: Mapping[str, Any] | None = self.line.content.get("speed")
+        return found
+
+    def __str__(self) -> str:
+        part = "" if self.is_complete else f", {self.line.content['suite']['num_samples']} samples only"
+        blessed = "" if self.blessed_by else ", with margins that nobody blessed"
+        signed = f", signed with {self.line.key}" if self.line.key else ""
+        kernels = f", {self.kernels}" if self.kernels else ""
+        return (
+            f"{self.suite}: {'passed' if self.passed else self.verdict}{part}{blessed} ({self.time}{kernels}{signed})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GateRule:
+    """What an engine must have before it takes traffic."""
+
+    suites: tuple[str, ...] = ()  # each of them passed; none: any one, and none of the others failed
+    verifier: Verifier | None = None  # records count that these keys signed
+
+
+def records_in(path: Path, engine_digest: str) -> list[GateRecord]:
+    """Of that engine, in its directory, the oldest first. `InvalidArgument` when the file was changed."""
+    return [record for record in every_record(path) if record.engine_digest == engine_digest]
+
+
+def every_record(path: Path) -> list[GateRecord]:
+    """Of all engines that were in the directory, the oldest first. `InvalidArgument` when the file was changed."""
+    file = path / RECORDS_FILE
+    found = [GateRecord(line) for line in read(file)]
+    try:
+        return [record for record in found if record.engine_digest and _is_whole(record)]
+    except (KeyError, TypeError) as error:
+        raise InvalidArgument(
+            f"{file} has a record that lacks a field ({error!r}), as those of older versions do; remove the file, and "
+            "run the suites again"
+        ) from error
+
+
+def records_of(directory: EngineDirectory) -> list[GateRecord]:
+    """See `records_in`."""
+    return records_in(directory.path, directory.manifest.engine_digest)
+
+
+def latest(records: Sequence[GateRecord]) -> Mapping[str, GateRecord]:
+    """The last complete record of each suite: an engine that fails today has not passed because it did once."""
+    return {record.suite: record for record in records if record.is_complete}
+
+
+def require_gate(directory: EngineDirectory, rule: GateRule) -> None:
+    """As `require_record`, for the engine's own bytes: hashes every file."""
+    require_record(directory, rule)
+    directory.verify()
+
+
+def require_record(directory: EngineDirectory, rule: GateRule) -> None:
+    """`GateClosed` unless the engine's records have what `rule` asks for; lists every reason."""
+    raise_problems(GateClosed, f"the gate refuses {directory.path}", gate_problems(directory, rule))
+
+
+def gate_problems(directory: EngineDirectory, rule: GateRule) -> list[str]:
+    """Why the engine's records do not let it serve here; none when they do."""
+    kernels = runtime_for(directory.manifest.target).kernels()
+    try:
+        records = records_of(directory)
+    except InvalidArgument as error:
+        return [str(error)]
+    found = latest([record for record in records if record.kernels == kernels])
+    elsewhere = latest([record for record in records if record.kernels != kernels])
+    wanted = rule.suites or tuple(found or elsewhere)
+    if not wanted:
+        digest = directory.manifest.engine_digest[:12]
+        return [f"no suite has a record for this engine (digest {digest}); {_command(directory, 'SUITE.yaml')}"]
+    return [
+        problem
+        for suite in wanted
+        if (
+            problem := _of_elsewhere(directory, elsewhere[suite], kernels)
+            if suite in elsewhere and suite not in found
+            else _problem(directory, rule, suite, found.get(suite))
+        )
+    ]
+
+
+def _of_elsewhere(directory: EngineDirectory, record: GateRecord, kernels: str) -> str:
+    return (
+        f"suite {record.suite} was run with {record.kernels}, and this machine computes with {kernels}, which may "
+        f"round differently; {_command(directory, f'{record.suite}.yaml')}"
+    )
+
+
+def _problem(directory: EngineDirectory, rule: GateRule, suite: str, record: GateRecord | None) -> str:
+    if record is None:
+        return f"suite {suite} has no complete record for its digest; {_command(directory, f'{suite}.yaml')}"
+    if not record.passed:
+        return f"suite {suite} says {record.verdict} ({record.time})"
+    if not record.blessed_by:
+        return f"suite {suite} was passed with margins that nobody has blessed; bless them, and run it again"
+    if rule.verifier and (problem := rule.verifier.problem(record.line)):
+        return f"suite {suite}: {problem}"
+    return ""
+
+
+def _command(directory: EngineDirectory, suite: str) -> str:
+    return f"make one with: llmserve eval {directory.path} --hf-model-dir CHECKPOINT --suite {suite}"
+
+
+def _is_whole(record: GateRecord) -> bool:
+    """Reads every field once, so that what lacks one shows here."""
+    return bool(str(record))
+
+
+def standing(path: Path, engine_digest: str) -> tuple[GateRecord, ...]:
+    """What to show of the engine in `path`: the last complete record of each suite, by name; none of a changed file."""
+    try:
+        found = latest(records_in(path, engine_digest))
+    except InvalidArgument:
+        return ()
+    return tuple(found[suite] for suite in sorted(found))

@@ -1,0 +1,64 @@
+"""What a server tells of the engine behind a model, so that who judges it knows whom: over gRPC and over /v1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from llmserve.engine.directory.gate_record import GateRecord
+from llmserve.engine.directory.manifest import Manifest
+from llmserve.engine.registry import runtime_for
+from llmserve.models.number_formats import UNROUNDED
+
+SHOWN_CHARS = 12  # of a digest, in messages
+PREFIX = "engine_"  # of these facts among the parameters of a model's config
+
+
+def told_apart(first: str, second: str) -> tuple[str, str]:
+    """Two digests for a message that says they differ: short, but as long as it takes to see where."""
+    first_difference = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
+    shown = max(SHOWN_CHARS, first_difference + 1)
+    return first[:shown], second[:shown]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    digest: str
+    target: str
+    dtype: str
+    precision: str  # of weights: `NumberFormat.precision`
+    is_deterministic: bool  # promises an answer's bits, whatever else is in the batch
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        return cls(
+            manifest.engine_digest,
+            manifest.target,
+            manifest.dtype,
+            str(manifest.options["quantization"]) or UNROUNDED,
+            bool(runtime_for(manifest.target).kernels()),
+        )
+
+    def parameters(self) -> dict[str, str]:
+        """As a model's config has them."""
+        words = {**self._named(), "deterministic": str(self.is_deterministic).lower()}
+        return {PREFIX + name: str(value) for name, value in words.items()}
+
+    @classmethod
+    def read(cls, parameters: Mapping[str, str]) -> Self | None:
+        """What `parameters` wrote; None of a server that does not tell."""
+        names = ("digest", "target", "dtype", "precision", "deterministic")
+        found = [parameters.get(PREFIX + name, "") for name in names]
+        digest, target, dtype, precision, deterministic = found
+        return cls(digest, target, dtype, precision, deterministic == "true") if all(found) else None
+
+    def document(self, gates: Sequence[GateRecord]) -> dict[str, Any]:
+        """As JSON, with what release gates said of it."""
+        told = [
+            {"suite": gate.suite, "passed": gate.passed, "verdict": gate.verdict, "time": gate.time} for gate in gates
+        ]
+        return {**self._named(), "deterministic": self.is_deterministic, "gate": told}
+
+    def _named(self) -> dict[str, str]:
+        return {"digest": self.digest, "target": self.target, "dtype": self.dtype, "precision": self.precision}

@@ -1,0 +1,118 @@
+"""The engine's own proof, stored beside it: prompts, and what the reference path computed for them.
+
+`run_selftest` drives any runner through prefill (one or several chunks) and single-token decode steps, as serving does,
+and compares. Shapes: P positions of all prompts together, R positions whose logits are kept, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.engine.base import Runner
+from llmserve.engine.directory.artifact import SELFTEST_FILE, EngineDirectory
+from llmserve.errors import EngineFileError
+from llmserve.scheduler.plan import Chunk, StepPlan
+
+NUM_DECODE_STEPS = 2  # the last tokens of each prompt are fed one by one
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Prompts of different lengths, laid end to end."""
+
+    token_ids: NDArray[np.int32]  # [P]
+    prompt_lengths: NDArray[np.int32]  # one per prompt
+    argmax: NDArray[np.int32]  # [P]
+    margins: NDArray[np.float32]  # [P], reference's largest logit minus its second largest
+    logits: NDArray[np.float32]  # [R, V], of the last positions of each prompt
+    rows_per_prompt: NDArray[np.int32]  # R is their sum
+    tolerance: NDArray[np.float32]  # scalar: largest accepted error, relative to the largest reference logit
+
+    def prompts(self) -> Iterator[list[int]]:
+        for part in np.split(self.token_ids, np.cumsum(self.prompt_lengths)[:-1]):
+            yield [int(token) for token in part]
+
+    def save(self, path: Path) -> None:
+        np.savez(path, **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> SelfTest:
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
+        except (OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+            raise EngineFileError(f"{path.name} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestResult:
+    num_prompts: int
+    num_positions: int
+    max_error: float  # relative to the largest reference logit
+    tolerance: float
+    num_wrong_tokens: int  # argmax differs although the reference was sure
+
+    @property
+    def passed(self) -> bool:
+        return self.max_error <= self.tolerance and self.num_wrong_tokens == 0
+
+    def __str__(self) -> str:
+        return (
+            f"self-test {'passed' if self.passed else 'FAILED'}: "
+            f"{self.num_prompts} prompts, {self.num_positions} positions, "
+            f"largest error {self.max_error:.2e} (tolerance {self.tolerance:.0e}), {self.num_wrong_tokens} wrong tokens"
+        )
+
+
+def blocks_needed(selftest: SelfTest, block_size: int) -> int:
+    """KV blocks that a runner must have to run this test."""
+    return -(-int(selftest.prompt_lengths.max()) // block_size)
+
+
+def run_stored_selftest(directory: EngineDirectory, open_runner: Callable[[int], Runner]) -> SelfTestResult:
+    """The self-test of an engine directory on a runner of its own; `open_runner` takes the number of KV blocks."""
+    selftest = SelfTest.load(directory.path / SELFTEST_FILE)
+    runner = open_runner(blocks_needed(selftest, directory.manifest.options["tokens_per_block"]))
+    try:
+        return run_selftest(runner, selftest)
+    finally:
+        runner.close()
+
+
+def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:
+    logits = [prompt_logits(runner, prompt, index) for index, prompt in enumerate(selftest.prompts())]
+    actual = np.concatenate([rows[-kept:] for rows, kept in zip(logits, selftest.rows_per_prompt, strict=True)])
+    tolerance = float(selftest.tolerance)
+    largest = float(np.abs(selftest.logits).max())
+    error = float(np.abs(actual - selftest.logits).max()) / largest
+    argmax = np.concatenate([rows.argmax(axis=1) for rows in logits])
+    sure = selftest.margins > 2 * tolerance * largest
+    return SelfTestResult(
+        num_prompts=len(logits),
+        num_positions=len(argmax),
+        max_error=error if np.isfinite(error) else float("inf"),
+        tolerance=tolerance,
+        num_wrong_tokens=int(np.sum(sure & (argmax != selftest.argmax))),
+    )
+
+
+def prompt_logits(runner: Runner, prompt: list[int], sequence_id: int) -> NDArray[np.float32]:
+    """Logits [tokens, V] of every position of one prompt."""
+    block_table = list(range(-(-len(prompt) // runner.info.block_size)))
+    parts = []
+    for start, end in _chunk_borders(len(prompt), runner.info.max_num_tokens):
+        chunk = Chunk(sequence_id, prompt[start:end], start, block_table, return_logits=True)
+        parts.append(runner.step(StepPlan((chunk,))).logits[0])
+    return np.concatenate(parts)
+
+
+def _chunk_borders(length: int, max_num_tokens: int) -> list[tuple[int, int]]:
+    num_prefill = max(1, length - NUM_DECODE_STEPS)
+    prefill = [(start, min(start + max_num_tokens, num_prefill)) for start in range(0, num_prefill, max_num_tokens)]
+    return prefill + [(position, position + 1) for position in range(num_prefill, length)]

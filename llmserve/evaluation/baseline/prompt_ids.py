@@ -1,0 +1,92 @@
+"""A second opinion on prompt ids: both sides of a comparison read those of our own stages, so nobody else would see
+that they are wrong. Where the checkpoint has a tokenizer.json, transformers' own tokenizer and chat template are asked.
+
+transformers converts a tokenizer.model, and its copy treats leading spaces and the first token otherwise than
+sentencepiece itself, which is what the stages ask: there is no second opinion on such ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmserve.errors import CheckpointError
+from llmserve.evaluation.answers import Sample
+from llmserve.evaluation.baseline import hf
+from llmserve.evaluation.judging.gate import Verdict
+from llmserve.stages.chat import Message
+from llmserve.stages.files import TextFiles
+from llmserve.stages.preprocess import PreparedPrompt
+from llmserve.stages.tokenizer import reads_json
+
+MAX_NAMED = 3  # of the differences, in a reason
+
+
+@dataclass(frozen=True, slots=True)
+class PromptIds:
+    """One of the gate's results."""
+
+    num_prompts: int
+    differences: tuple[str, ...] = ()
+    not_compared: str = ""  # why
+
+    @property
+    def group(self) -> str:
+        return "prompt ids"
+
+    @property
+    def is_judged(self) -> bool:
+        return not self.not_compared
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.FAIL if self.differences else Verdict.PASS
+
+    @property
+    def reason(self) -> str:
+        if not self.differences:
+            return str(self)
+        return (
+            f"prompt ids: {len(self.differences)} of {self.num_prompts} prompts have other ids than transformers gives "
+            f"them: {'; '.join(self.differences[:MAX_NAMED])}"
+        )
+
+    def __str__(self) -> str:
+        """As a fact of the report."""
+        if self.not_compared:
+            return f"not compared with transformers': {self.not_compared}"
+        return f"{len(self.differences)} of {self.num_prompts} prompts have other ids than transformers gives them"
+
+
+def second_opinion(texts: Path, samples: Sequence[Sample], prompts: Sequence[PreparedPrompt]) -> PromptIds:
+    """`texts`: the checkpoint's files between text and ids."""
+    if not reads_json(TextFiles.read(texts)):
+        return PromptIds(len(prompts), not_compared="its tokenizer is no tokenizer.json")
+    if not hf.has_transformers():
+        return PromptIds(len(prompts), not_compared="transformers is not installed")
+    try:
+        tokenizer = hf.HfTokenizer(texts)
+        opinions = [tokenizer.ids(_asked(sample)) for sample in samples]
+    except CheckpointError as error:
+        return PromptIds(len(prompts), not_compared=str(error))
+    found = zip(samples, prompts, opinions, strict=True)
+    differences = (_difference(tokenizer, sample, prompt.input_ids, ids) for sample, prompt, ids in found)
+    return PromptIds(len(prompts), tuple(filter(None, differences)))
+
+
+def _asked(sample: Sample) -> str | tuple[Message, ...]:
+    """As `PromptEncoder` asks it: spaces before a choice belong to the choice."""
+    return sample.prompt.rstrip() if sample.choices and isinstance(sample.prompt, str) else sample.prompt
+
+
+def _difference(tokenizer: hf.HfTokenizer, sample: Sample, ours: Sequence[int], theirs: Sequence[int]) -> str:
+    """Where the two part, in words; empty where they are the same."""
+    if tuple(ours) == tuple(theirs):
+        return ""
+    at = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+
+    def piece(ids: Sequence[int]) -> str:
+        return f"{tokenizer.piece(ids[at])!r} ({ids[at]})" if at < len(ids) else "the end"
+
+    return f"sample {sample.id} at position {at}, {piece(ours)} here, {piece(theirs)} there"

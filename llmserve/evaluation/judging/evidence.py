@@ -1,0 +1,87 @@
+"""What teacher forcing shows: the engine's distributions at every position of the baseline's answers.
+
+    kl          mean Kullback-Leibler divergence from the baseline, in nats per position
+    kl_p99      its 99th percentile over positions
+    top1        positions whose likeliest token is another one, in percent
+    perplexity  how much larger the engine's perplexity of the baseline's answers is, in percent
+    flip        largest margin, in nats, between the baseline's two best tokens where the engine's best is another one
+
+Each is a loss: 0 for an equal engine. All but `flip`, a maximum, have a 95 % interval; whole samples are drawn for it,
+for the positions of one hang together. In 16 bits, candidates that are closer than about 0.1 nat may swap; a flip far
+above is a bug, or quantization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.evaluation.decisions import Decision, divergence
+from llmserve.evaluation.judging.statistics import Interval, resampled_means, resampled_quantiles
+
+Floats = NDArray[np.float64]
+PERCENTILE = 0.99
+
+
+class Loss(Enum):
+    KL = "kl"
+    KL_P99 = "kl_p99"
+    TOP1 = "top1"
+    PERPLEXITY = "perplexity"
+    FLIP = "flip"
+
+
+LOSSES = tuple(loss.value for loss in Loss)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Of every position, sample after sample."""
+
+    divergence: Floats  # [P], nats
+    other_best: Floats  # [P], 1 where the likeliest token is another one
+    margins: Floats  # [P], nats between the baseline's two likeliest
+    surprise: Floats  # [P], nats by which the baseline's token is less likely for the engine
+    lengths: NDArray[np.int64]  # positions of each sample; P is their sum
+
+    @classmethod
+    def of(cls, expected: Sequence[Sequence[Decision]], actual: Sequence[Sequence[Decision]]) -> Evidence:
+        """Sample by sample, both sides' decisions on the same tokens. The engine may tell fewer of a sample, where its
+        last ones have no room."""
+        pairs = [list(zip(one, other, strict=False)) for one, other in zip(expected, actual, strict=True)]
+        flat = [pair for sample in pairs for pair in sample]
+        return cls(
+            np.array([divergence(one, other) for one, other in flat]),
+            np.array([float(one.top.ids[0] != other.top.ids[0]) for one, other in flat]),
+            np.array([one.margin for one, _ in flat]),
+            np.array([one.log_prob - other.log_prob for one, other in flat]),
+            np.array([len(sample) for sample in pairs]),
+        )
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.divergence)
+
+    def interval(self, loss: Loss, *, seed: int = 0) -> Interval:
+        """A number for all positions; of no width for `flip`."""
+        if loss is Loss.KL:
+            return resampled_means(self.divergence, self.lengths, seed=seed)
+        if loss is Loss.KL_P99:
+            return resampled_quantiles(self.divergence, self.lengths, PERCENTILE, seed=seed)
+        if loss is Loss.TOP1:
+            return resampled_means(100 * self.other_best, self.lengths, seed=seed)
+        if loss is Loss.FLIP:
+            largest = float((self.margins * self.other_best).max(initial=0.0))
+            return Interval(largest, largest, largest)
+        mean = resampled_means(self.surprise, self.lengths, seed=seed)
+        return Interval(*(100 * float(np.expm1(value)) for value in (mean.mean, mean.low, mean.high)))
+
+    def by_sample(self) -> list[float]:
+        """Mean divergence of each sample's positions; 0 without any."""
+        begins = np.cumsum(self.lengths) - self.lengths
+        parts = [self.divergence[begin : begin + n] for begin, n in zip(begins, self.lengths, strict=True)]
+        return [float(part.mean()) if part.size else 0.0 for part in parts]

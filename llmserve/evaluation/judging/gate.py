@@ -1,0 +1,270 @@
+"""The release decision: may this engine replace the baseline, as far as these samples can tell?
+
+Per metric, with the engine's loss margin m and the 95 % interval [low, high] of the mean difference engine - baseline:
+
+    low >= -m                 pass            shown to lose at most m
+    high < -m                 fail            shown to lose more than m
+    otherwise                 inconclusive    too few samples, or too noisy, to say
+
+A metric below its floor fails outright. Nothing passes on fewer than MIN_SAMPLES samples, nor where the baseline scores
+at most m, for nobody can lose more than there is, nor a floor of 0 where the engine scores nothing. And nothing passes
+that one more answer would not let pass, were it worth nothing: the interval knows only the losses that were drawn, and
+rare ones mostly were not. The gate's verdict
+is the worst one; what an inconclusive gate means for the exit code is the suite's choice.
+
+A loss of the evidence (`evidence.Loss`) has the same three verdicts, with its interval on the other side of its margin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.evaluation.choices import CHOICE_METRICS
+from llmserve.evaluation.judging.evidence import Evidence, Loss
+from llmserve.evaluation.judging.power import Flips, detectable, detectable_of, samples_needed, spread
+from llmserve.evaluation.judging.statistics import Interval, paired_bootstrap
+from llmserve.evaluation.judging.text_metrics import TEXT_METRICS, Scores
+
+# The interval knows only the losses that were drawn: of an engine that spoils one answer in ten, n samples show nothing
+# at all with probability 0.9^n. That is 12 % for 20 samples, and 4 % for 30: less than the 5 % of the interval.
+MIN_SAMPLES = 30
+BINARY = frozenset((*CHOICE_METRICS, *(name for name, metric in TEXT_METRICS.items() if metric.is_binary)))
+ROUNDING = 1e-9  # points below which a difference is arithmetic, not quality
+
+
+class Verdict(Enum):
+    PASS = "pass"
+    INCONCLUSIVE = "inconclusive"
+    FAIL = "fail"
+
+
+SEVERITY = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricResult:
+    """One metric: means of 0 to 100, the difference with its interval, and what was asked of it."""
+
+    metric: str
+    baseline: float
+    engine: float
+    difference: Interval
+    margin: float | None  # None: reported, not judged
+    floor: float | None
+    verdict: Verdict
+    doubt: str = ""  # why what looks like a pass is inconclusive
+    detectable: float = 0.0  # minimum detectable effect, in points
+    flips: Flips | None = None  # of a metric that is right or wrong
+
+    @property
+    def is_judged(self) -> bool:
+        return self.margin is not None or self.floor is not None
+
+    @property
+    def reason(self) -> str:
+        """Why this verdict, in words."""
+        if self.floor is not None and self.engine < self.floor:
+            return f"{self.metric} {self.engine:.2f} is under the floor of {self.floor:g}"
+        if self.doubt:
+            return f"{self.metric}: {self.doubt}"
+        if self.margin is None:
+            asked = "is not judged" if self.floor is None else f"reaches the floor of {self.floor:g}"
+            return f"{self.metric} {self.engine:.2f} {asked}"
+        low, high = self.difference.low, self.difference.high
+        interval = f"{self.difference.mean:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
+        words = {
+            Verdict.PASS: "the engine loses at most",
+            Verdict.FAIL: "the engine loses more than",
+            Verdict.INCONCLUSIVE: "these samples cannot tell whether the engine loses at most",
+        }
+        return f"{self.metric}: {words[self.verdict]} {self.margin:g} ({interval})"
+
+
+@dataclass(frozen=True, slots=True)
+class LossResult:
+    """One loss, and what was asked of it. An interval of no width is a number without one."""
+
+    loss: Loss
+    interval: Interval
+    margin: float | None  # None: reported, not judged
+    verdict: Verdict
+    doubt: str = ""  # why what looks like a pass is inconclusive
+
+    @property
+    def reason(self) -> str:
+        """Why this verdict, in words."""
+        name, value = self.loss.value, f"{self.interval.mean:.3g}"
+        if self.interval.high > self.interval.low:
+            value += f", 95 % interval {self.interval.low:.3g} to {self.interval.high:.3g}"
+        if self.doubt:
+            return f"{name}: {self.doubt}"
+        if self.margin is None:
+            return f"{name} ({value}) is not judged"
+        words = {
+            Verdict.PASS: "is at most",
+            Verdict.FAIL: "is more than",
+            Verdict.INCONCLUSIVE: "these samples cannot tell whether it is at most",
+        }
+        return f"{name}: {words[self.verdict]} {self.margin:.3g} ({value})"
+
+    @property
+    def is_judged(self) -> bool:
+        return self.margin is not None
+
+    @property
+    def detectable(self) -> float | None:
+        """The minimum detectable effect; None where there is no interval."""
+        return None if self.loss is Loss.FLIP else detectable_of(self.interval)
+
+
+class Judged(Protocol):
+    """Any result: these two kinds, and those of the engine as it is served."""
+
+    @property
+    def is_judged(self) -> bool: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class GroupedResult(Judged, Protocol):
+    """One of a kind that the verdict names once."""
+
+    @property
+    def group(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    metrics: tuple[MetricResult, ...]
+    losses: tuple[LossResult, ...] = ()
+    others: tuple[GroupedResult, ...] = ()  # conditions as served, speed
+
+    @property
+    def judged(self) -> tuple[Judged, ...]:
+        results: list[Judged] = [*self.metrics, *self.losses, *self.others]
+        return tuple(result for result in results if result.is_judged)
+
+    @property
+    def verdict(self) -> Verdict:
+        return max((m.verdict for m in self.judged), key=SEVERITY.index, default=Verdict.PASS)
+
+    def passes(self, *, inconclusive: bool) -> bool:
+        """`inconclusive`: whether that is good enough, as a suite may say."""
+        return self.verdict is Verdict.PASS or (inconclusive and self.verdict is Verdict.INCONCLUSIVE)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Of the metrics that decided the verdict."""
+        return [metric.reason for metric in self.judged if metric.verdict is self.verdict]
+
+
+def judge(
+    baseline: Scores, engine: Scores, *, margins: Mapping[str, float], floors: Mapping[str, float], seed: int = 0
+) -> GateResult:
+    """Both sides' scores of the same samples in the same order -> a verdict for every metric."""
+    return GateResult(
+        tuple(
+            judge_metric(
+                name, baseline[name], engine[name], margin=margins.get(name), floor=floors.get(name), seed=seed
+            )
+            for name in baseline
+        )
+    )
+
+
+def judge_metric(
+    name: str,
+    baseline: NDArray[np.float64],
+    engine: NDArray[np.float64],
+    *,
+    margin: float | None,
+    floor: float | None = None,
+    seed: int = 0,
+) -> MetricResult:
+    difference = paired_bootstrap(engine - baseline, seed=seed)
+    below_floor = floor is not None and float(engine.mean()) < floor
+    verdict = Verdict.FAIL if below_floor else _verdict(difference, margin)
+    doubt = _doubt(baseline, engine, margin, seed) if verdict is Verdict.PASS else ""
+    return MetricResult(
+        name,
+        float(baseline.mean()),
+        float(engine.mean()),
+        difference,
+        margin,
+        floor,
+        Verdict.INCONCLUSIVE if doubt else verdict,
+        doubt,
+        detectable(spread(engine - baseline), baseline.size, worst=float(baseline.mean())),
+        Flips.of(engine - baseline) if name in BINARY else None,
+    )
+
+
+def _doubt(baseline: NDArray[np.float64], engine: NDArray[np.float64], margin: float | None, seed: int) -> str:
+    """Why these samples cannot clear any engine, or an empty string."""
+    if margin is None and float(engine.mean()) <= 0.0:
+        return "the engine scores nothing (does it answer, and do the references fit?)"
+    if margin is not None and float(baseline.mean()) <= margin:
+        return (
+            f"the baseline itself scores {baseline.mean():.2f}, so nobody can lose more than {margin:g} "
+            "(does it answer, and do the references fit?)"
+        )
+    if baseline.size < MIN_SAMPLES:
+        return f"{baseline.size} samples are too few to clear an engine; at least {MIN_SAMPLES} are needed"
+    return "" if margin is None else _doubt_of_rare_losses(baseline, engine - baseline, margin, seed)
+
+
+def _doubt_of_rare_losses(
+    baseline: NDArray[np.float64], differences: NDArray[np.float64], margin: float, seed: int
+) -> str:
+    """Where one more sample, whose answer is worth nothing, would not let the engine pass."""
+    worst = float(baseline.mean())
+    low = paired_bootstrap(np.append(differences, -worst), seed=seed).low
+    if low >= -margin - ROUNDING:
+        return ""
+    needed = samples_needed(spread(differences), margin, worst=worst)
+    return (
+        f"with one more answer, worth nothing, the engine could lose {-low:.2f}: {baseline.size} samples may have "
+        f"missed such answers; about {needed} clear an engine that loses nothing"
+    )
+
+
+def _verdict(difference: Interval, margin: float | None) -> Verdict:
+    if margin is None or difference.low >= -margin - ROUNDING:
+        return Verdict.PASS
+    return Verdict.FAIL if difference.high < -margin - ROUNDING else Verdict.INCONCLUSIVE
+
+
+def judge_losses(evidence: Evidence | str, margins: Mapping[str, float], *, seed: int = 0) -> tuple[LossResult, ...]:
+    """A verdict for every loss. Where there is no evidence (the text says why) what has a margin is inconclusive."""
+    if isinstance(evidence, str):
+        doubt, nothing = f"the engine told nothing of the baseline's answers ({evidence})", Interval(0.0, 0.0, 0.0)
+        return tuple(
+            LossResult(loss, nothing, margins[loss.value], Verdict.INCONCLUSIVE, doubt)
+            for loss in Loss
+            if loss.value in margins
+        )
+    return tuple(
+        judge_loss(loss, evidence.interval(loss, seed=seed), margins.get(loss.value), len(evidence.lengths))
+        for loss in Loss
+    )
+
+
+def judge_loss(loss: Loss, interval: Interval, margin: float | None, num_samples: int) -> LossResult:
+    if margin is None or interval.high <= margin:
+        verdict = Verdict.PASS
+    else:
+        verdict = Verdict.FAIL if interval.low > margin else Verdict.INCONCLUSIVE
+    if verdict is Verdict.PASS and margin is not None and num_samples < MIN_SAMPLES:
+        doubt = f"{num_samples} samples are too few to clear an engine; at least {MIN_SAMPLES} are needed"
+        return LossResult(loss, interval, margin, Verdict.INCONCLUSIVE, doubt)
+    return LossResult(loss, interval, margin, verdict)

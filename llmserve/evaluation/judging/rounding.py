@@ -1,0 +1,55 @@
+"""What sound rounding costs this network on these samples: the ruler for how much an engine may lose.
+
+A baseline in 16 bits is read once more by the same model in float32, and one in float32 by the same model in float16.
+The divergence between the two readings is what 16 bits cost. Of quantized weights the build's own reference has
+measured the cost, and the manifest says it. A suite asks for a multiple of both together (`rounding_margins`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from llmserve.evaluation.answers import Answer
+from llmserve.evaluation.judging.evidence import PERCENTILE, Loss
+from llmserve.evaluation.suite import Suite
+from llmserve.models.number_formats import FLOAT16, FLOAT32, UNROUNDED
+
+LEAST = 1e-8  # nats: what is told in single precision is no sharper
+
+
+def other_dtype(dtype: str) -> str:
+    """That reads the answers of a baseline once more."""
+    return FLOAT16.name if dtype == FLOAT32.name else FLOAT32.name
+
+
+def loss_margins(
+    suite: Suite, baseline: Mapping[str, str], answers: Sequence[Answer], engine: Mapping[str, str]
+) -> tuple[dict[str, float], str]:
+    """What each loss may be, from the facts of both sides, and how that was found."""
+    precision = engine.get("precision", UNROUNDED)
+    margins, times = dict(suite.loss_margins.get(precision, {})), suite.rounding_margins.get(precision)
+    if times is None:
+        return margins, ""
+    rounded_to = FLOAT16.name if baseline["dtype"] == FLOAT32.name else baseline["dtype"]
+    is_ruler = engine.get("dtype", "").partition("+")[0] in (rounded_to, FLOAT32.name)
+    costs = _costs(answers, precision, engine.get("rounding_loss")) if is_ruler else {}
+    if not costs:
+        return margins, "not known of this pair of engine and baseline; loss_margins alone count"
+    for loss, cost in costs.items():
+        margins[loss] = min(times * max(cost, LEAST), margins.get(loss, np.inf))
+    told = ", ".join(f"{loss} {cost:.2g}" for loss, cost in costs.items())
+    return margins, f"{told} in {rounded_to if precision == UNROUNDED else precision}; at most {times:g} times that"
+
+
+def _costs(answers: Sequence[Answer], precision: str, of_weights: str | None) -> dict[str, float]:
+    """By loss; nothing where it is not known."""
+    found = np.array([value for answer in answers for value in answer.rounding])
+    is_known = len(found) == sum(len(answer.decisions) for answer in answers) and np.isfinite(found).all()
+    if not is_known or not found.size or (precision != UNROUNDED and of_weights is None):
+        return {}
+    if precision != UNROUNDED:
+        return {Loss.KL.value: float(found.mean()) + float(of_weights or 0.0)}
+    largest = float(np.quantile(found, PERCENTILE, method="inverted_cdf"))
+    return {Loss.KL.value: float(found.mean()), Loss.KL_P99.value: largest}

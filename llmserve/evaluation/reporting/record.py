@@ -1,0 +1,67 @@
+"""A run of the gate as a line beside the engine: the verdict, tied to the bytes that it is about."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from llmserve import sealed_log
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.gate_record import FORMAT, RECORDS_FILE, GateRecord
+from llmserve.engine.directory.identity import told_apart
+from llmserve.errors import InvalidArgument
+from llmserve.evaluation.judging.blessing import blessed_by, now
+from llmserve.evaluation.reporting.report import Report, side_facts
+from llmserve.evaluation.served.judging import served_facts
+
+SEED = 0  # of every resampling
+
+
+def add_record(
+    engine: Path, suite: Path, report: Report, report_file: Path, *, signer: sealed_log.Signer | None = None
+) -> GateRecord:
+    """Hashes every file of the engine first. `EngineFileError` when one was changed after the build, `InvalidArgument`
+    when the engine is not the one that answered."""
+    directory = EngineDirectory.open(engine)
+    directory.verify()
+    digest = directory.manifest.engine_digest
+    if report.engine.facts["engine_digest"] != digest:
+        then, now_is = told_apart(report.engine.facts["engine_digest"], digest)
+        raise InvalidArgument(
+            f"the engine in {engine} changed during the run (digest {then}, now {now_is}): its answers belong to no "
+            "engine that is there; run it again"
+        )
+    content = _content(report, hashlib.sha256(report_file.read_bytes()).hexdigest())
+    content["suite"]["blessed_by"] = blessed_by(suite, report.rules)
+    try:
+        return GateRecord(sealed_log.append(directory.path / RECORDS_FILE, content, signer))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error}; --no-record leaves the record out") from error
+
+
+def _content(report: Report, report_sha256: str) -> dict[str, Any]:
+    baseline = report.baseline.facts
+    return {
+        "format": FORMAT,
+        "time": now(),
+        "engine": {"digest": report.engine.facts["engine_digest"], **_but_digest(side_facts(report.engine))},
+        "suite": report.suite_facts,
+        "baseline": {
+            name: baseline[name] for name in ("checkpoint_digest", "text_digest", "dtype") if name in baseline
+        },
+        "passed": report.passed,
+        "verdict": report.gate.verdict.value,
+        "reasons": report.gate.reasons,
+        "metrics": report.metric_facts(),
+        "losses": report.evidence_facts()["losses"],
+        "exact_match_rate": report.parity.exact_match_rate,
+        **served_facts(report.served),
+        "seed": SEED,
+        "versions": dict(report.versions),
+        "report_sha256": report_sha256,
+    }
+
+
+def _but_digest(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != "engine_digest"}

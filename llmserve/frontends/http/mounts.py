@@ -1,0 +1,31 @@
+"""What the HTTP port answers beside Triton's paths: other front ends, mounted by whoever starts the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from llmserve.frontends.http.admission import Refuse, guard_of, in_tritons_words
+from llmserve.frontends.http.routes import Guard
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.restrictions import API_OF_PATH
+from llmserve.frontends.shared.server_core import Core
+from llmserve.wire.http1.connection import Handler
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    paths: Sequence[tuple[str, str]]  # method, path
+    handler: Handler
+    is_public: bool = False  # files, no calls: paths in no group that can be restricted
+    prefixes: tuple[str, ...] = ()  # where `refuse` answers for unknown paths, too, and every request has an id
+    refuse: Refuse = in_tritons_words
+
+    def guard(self, path: str, extensions: Extensions) -> Guard | None:
+        if self.is_public:
+            return None
+        return guard_of(API_OF_PATH[path], extensions.http_restrictions, extensions.api_keys, self.refuse)
+
+
+MakeMount: TypeAlias = Callable[[Core, Extensions, int], Mount]  # the last: the most bytes of a body

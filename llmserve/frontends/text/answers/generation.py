@@ -1,0 +1,242 @@
+"""One prompt to an ensemble, and its responses as the pieces of an answer, whatever protocol asks."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from llmserve.frontends.http.admission import header_of
+from llmserve.frontends.http.bodies import off_loop
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.forwarded_headers import accompanied
+from llmserve.frontends.shared.request_context import name_model
+from llmserve.frontends.shared.server_core import Core
+from llmserve.frontends.text.requests.ensembles import Ensemble, Values
+from llmserve.serving.instruments.trace import Trace
+from llmserve.serving.types import InferRequest
+from llmserve.wire.http1.request import Request
+
+Result = TypeVar("Result")
+Arrays = Mapping[str, NDArray[Any]]
+NO_LIMIT = 2**31 - 1  # of tokens: the engine's own limit holds
+NO_END = -1
+ENTRY_BYTES = 64  # that an id or a log prob becomes, in JSON and on its way there
+UNKNOWN_END = "end_id"  # of an ensemble that does not say why an answer ends
+TEXT = ("text_output", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "warning")
+TOKENS = (
+    "output_token_ids", "output_log_probs", "cum_log_probs", "output_top_ids", "output_top_log_probs",
+    "prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Numbers of tokens. Of several answers to one prompt the prompt counts once."""
+
+    prompt: int = 0
+    cached: int = 0  # of the prompt's, found in the cache
+    completion: int = 0
+    reasoning: int | None = None  # of these; None: the model does not reason
+
+    def __add__(self, other: Usage) -> Usage:
+        thought = [each.reasoning for each in (self, other) if each.reasoning is not None]
+        return Usage(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+            sum(thought) if thought else None,
+        )
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one response adds to an answer."""
+
+    text: str
+    finish_reason: str = ""  # TensorRT-LLM's; empty while more will come
+    index: int = 0  # of the answer, among those to one prompt
+    usage: Usage | None = None  # in the last piece of an answer
+    warning: str = ""
+    receipt: Json = None  # in the last piece, where asked for
+    arrays: Arrays = field(default_factory=dict)  # of the outputs TOKENS that were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn, as OpenAI's API says it: unless the temperature is 0 there is a draw."""
+
+    max_tokens: int | None = None  # None: as many as there is room for
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None  # None: another one each time
+    num_answers: int = 1
+    stop: Sequence[str] = ()
+    more: Values = field(default_factory=dict)  # inputs of the ensemble that are named as it names them
+
+    def values(self) -> dict[str, Sequence[Any]]:
+        """As inputs of the ensemble; those that say what it does anyway are left out."""
+        values: dict[str, Sequence[Any]] = {"max_tokens": [self.max_tokens or NO_LIMIT], **self.more}
+        if self.temperature > 0:
+            values["temperature"] = [self.temperature]
+            values["top_p"] = [self.top_p]  # with neither this nor top_k the likeliest token would win
+            if self.top_k:
+                values["top_k"] = [self.top_k]
+            if self.min_p:
+                values["min_p"] = [self.min_p]
+            values["seed"] = [secrets.randbits(63) if self.seed is None else self.seed % 2**64]
+        if self.num_answers > 1:
+            values["num_return_sequences"] = [self.num_answers]
+        if self.stop:
+            values["stop_words"] = list(self.stop)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the wire's request, for what goes on to the model and into traces."""
+
+    core: Core
+    extensions: Extensions
+    request: Request
+
+    async def pieces(
+        self, ensemble: Ensemble, prompt: Values, sampling: Sampling, *, streaming: bool, wants_tokens: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        """The answers to one prompt, all of them interleaved; each ends with a piece that has a finish reason.
+
+        Without `streaming` each of them is one piece. Raises `LlmserveError` at any time.
+        """
+        name_model(ensemble.name)
+        asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, wants_tokens)
+        trace = self._trace(ensemble.name)
+        headers = self.extensions.http_headers.chosen(self.request.header_items)
+        asked = accompanied(asked, trace, headers, self.extensions.tenant(header_of(self.request)))
+        hides_limit = sampling.max_tokens is None
+        try:
+            async with aclosing(self.core.infer_stream(asked)) as responses:
+                async for response in responses:
+                    if response.error is not None:
+                        raise response.error
+                    if response.outputs:
+                        outputs = {tensor.name: tensor.data for tensor in response.outputs}
+                        yield _piece(outputs, wants_tokens=wants_tokens, hides_limit=hides_limit)
+            if "finish_reason" not in ensemble.outputs:
+                yield Piece("", UNKNOWN_END)
+        finally:
+            if trace is not None:
+                trace.stamp("HTTP_SEND_END")
+                self.extensions.tracer.finish(ensemble.name, trace)
+
+    async def beside_loop(self, work: Callable[[], Result], found: Iterable[Answer]) -> Result:
+        """Do `work` on answers: here, or in a thread when their arrays are long."""
+        size = ENTRY_BYTES * sum(a.size for answer in found for piece in answer.pieces for a in piece.arrays.values())
+        self.request.share.grow(size)
+        return await off_loop(self.request, work, size=size)
+
+    def _trace(self, model: str) -> Trace | None:
+        """Begun when the model is known, which the body says: it has come."""
+        trace = self.extensions.tracer.sample(model)
+        if trace is not None:
+            for moment in ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START"):
+                trace.stamp(moment)
+        return trace
+
+
+def _infer_request(
+    ensemble: Ensemble, values: Mapping[str, Sequence[Any]], streaming: bool, wants_tokens: bool
+) -> InferRequest:
+    values = dict(values)
+    if streaming and "stream" in ensemble.inputs:
+        values["stream"] = [True]
+    if not streaming and "exclude_input_in_output" in ensemble.inputs:
+        values["exclude_input_in_output"] = [True]
+    more = {"num_return_sequences": "sequence_index", "return_receipt": "receipt"}
+    wanted = (*TEXT, *(output for asked, output in more.items() if asked in values), *(TOKENS if wants_tokens else ()))
+    outputs = tuple([name for name in wanted if name in ensemble.outputs])
+    return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=outputs)
+
+
+def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
+    text: bytes = outputs["text_output"].item(0)
+    piece = Piece(text.decode("utf-8", "replace"))
+    if "sequence_index" in outputs:
+        piece.index = outputs["sequence_index"].item(0)
+    if wants_tokens:
+        piece.arrays = outputs
+    if "finish_reason" in outputs and (reason := outputs["finish_reason"].item(0)):
+        piece.finish_reason = reason.decode()
+        piece.usage = _usage(outputs)
+        piece.warning = _warning(outputs, hides_limit)
+        if "receipt" in outputs:
+            piece.receipt = json.loads(outputs["receipt"].item(0) or b"null")
+    return piece
+
+
+def _usage(outputs: Arrays) -> Usage | None:
+    """None: the ensemble does not count."""
+    if "num_prompt_tokens" not in outputs or "num_completion_tokens" not in outputs:
+        return None
+    cached = outputs["num_cached_tokens"].item(0) if "num_cached_tokens" in outputs else 0
+    return Usage(outputs["num_prompt_tokens"].item(0), cached, outputs["num_completion_tokens"].item(0))
+
+
+def _warning(outputs: Arrays, hides_limit: bool) -> str:
+    """Without what the server says of a limit that nobody asked for."""
+    if "warning" not in outputs:
+        return ""
+    text: str = outputs["warning"].item(0).decode("utf-8", "replace")
+    if not hides_limit:
+        return text
+    return "; ".join(part for part in text.split("; ") if not part.startswith(f"max_tokens is {NO_LIMIT},"))
+
+
+@dataclass(slots=True)
+class Answer:
+    """The pieces of one answer, joined."""
+
+    texts: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)  # those with arrays
+    finish_reason: str = ""
+    usage: Usage | None = None
+    warning: str = ""
+    receipt: Json = None
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.text)
+        if piece.arrays:
+            self.pieces.append(piece)
+        if piece.finish_reason:
+            self.finish_reason, self.usage, self.warning = piece.finish_reason, piece.usage, piece.warning
+            self.receipt = piece.receipt
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+async def answers(pieces: AsyncGenerator[Piece, None], count: int) -> list[Answer]:
+    found = [Answer() for _ in range(count)]
+    async with aclosing(pieces):
+        async for piece in pieces:
+            found[piece.index].add(piece)
+    return found
+
+
+def total_usage(groups: Sequence[Sequence[Answer]]) -> Usage | None:
+    """Of the answers to several prompts; None when the ensemble does not count."""
+    total = Usage()
+    for group in groups:
+        for place, answer in enumerate(group):
+            if answer.usage is None:
+                return None
+            total += answer.usage if place == 0 else replace(answer.usage, prompt=0, cached=0)
+    return total

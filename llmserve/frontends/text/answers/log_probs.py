@@ -1,0 +1,138 @@
+"""Log probs of tokens, from the ensemble's outputs to the two shapes that OpenAI's API has for them.
+
+output_token_ids [1, n]  output_log_probs [1, 1, n]  output_top_ids, output_top_log_probs [1, n, k]
+prompt_log_probs [1, m - 1]  prompt_top_ids, prompt_top_log_probs [1, m - 1, k]     of the tokens after the first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from llmserve.errors import InternalError
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.text.answers.generation import Arrays
+from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles, Values
+
+LOWEST = -9999.0  # JSON has no infinity
+TokenBytes: TypeAlias = Mapping[int, bytes]
+MAX_KNOWN = 300_000  # tokens of one ensemble whose bytes are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One token, and the k likeliest in its place."""
+
+    token: int
+    log_prob: float | None  # None: of a prompt's first token
+    top: Sequence[tuple[int, float]] = ()
+
+
+def log_prob_values(num_top: int, *, of_prompt: bool = False) -> Values:
+    """What an ensemble is asked for: the one place that knows how."""
+    values: dict[str, Sequence[int | bool]] = {"return_log_probs": [True], "return_tokens": [True]}
+    if num_top:
+        values["num_top_log_probs"] = [num_top]
+    if of_prompt:
+        values["return_prompt_log_probs"] = [True]
+    return values
+
+
+def scored_output(arrays: Arrays) -> list[Scored]:
+    """The new tokens of one response."""
+    ids = arrays["output_token_ids"].reshape(-1).tolist()
+    log_probs = arrays["output_log_probs"].reshape(-1).tolist()
+    if len(log_probs) < len(ids):
+        raise InternalError(f"the model gave {len(log_probs)} log probs for {len(ids)} tokens")
+    tops = _tops(arrays, "output_top_ids", "output_top_log_probs", len(ids))
+    return [Scored(*one) for one in zip(ids, log_probs, tops, strict=False)]
+
+
+def scored_prompt(answers: Sequence[Arrays], ids: Sequence[int]) -> list[Scored]:
+    """A prompt's tokens, from the first of the answers to it that has their log probs."""
+    count = len(ids) - 1
+    found = (one for one in answers if "prompt_log_probs" in one and one["prompt_log_probs"].size == count)
+    arrays = next(found, None)
+    if arrays is None:
+        raise InternalError("the model returned no log probs of the prompt")
+    log_probs = arrays["prompt_log_probs"].reshape(-1).tolist()
+    tops = _tops(arrays, "prompt_top_ids", "prompt_top_log_probs", len(log_probs))
+    return [Scored(ids[0], None), *(Scored(*one) for one in zip(ids[1:], log_probs, tops, strict=True))]
+
+
+def _tops(arrays: Arrays, ids: str, log_probs: str, count: int) -> list[list[tuple[int, float]]]:
+    if ids not in arrays or log_probs not in arrays or not count or not arrays[ids].size:
+        return [[]] * count
+    rows = zip(arrays[ids].reshape(count, -1).tolist(), arrays[log_probs].reshape(count, -1).tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in rows]
+
+
+class TokenTexts:
+    """What the tokens of the ensembles stand for, asked of their last step and kept."""
+
+    def __init__(self, ensembles: Ensembles) -> None:
+        self._ensembles = ensembles
+        self._known: dict[str, tuple[object, dict[int, bytes]]] = {}  # by ensemble: the config they are from, and they
+
+    async def of(self, ensemble: Ensemble, tokens: Iterable[Scored]) -> dict[int, bytes]:
+        """At least of the given ones."""
+        config = self._ensembles.core.model_config(ensemble.decoder)
+        made_from, known = self._known.get(ensemble.name, (None, {}))
+        if made_from is not config or len(known) > MAX_KNOWN:  # loaded anew
+            known = {}
+            self._known[ensemble.name] = config, known
+        ids = {token for scored in tokens for token, _ in (*scored.top, (scored.token, 0))}
+        if new := [token for token in ids if token not in known]:
+            known.update(zip(new, await self._ensembles.bytes_of(ensemble, new), strict=True))
+        return known
+
+
+def token_text(content: bytes) -> str:
+    """As OpenAI writes what is not UTF-8 by itself."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def chat_log_probs(tokens: Sequence[Scored], texts: TokenBytes) -> list[Json]:
+    return [
+        _chat_token(one.token, one.log_prob or 0.0, texts)
+        | {"top_logprobs": [_chat_token(token, log_prob, texts) for token, log_prob in one.top]}
+        for one in tokens
+    ]
+
+
+def _chat_token(token: int, log_prob: float, texts: TokenBytes) -> dict[str, Json]:
+    content = texts[token]
+    return {"token": token_text(content), "logprob": max(log_prob, LOWEST), "bytes": list(content)}
+
+
+def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, offset: int, num_top: int) -> dict[str, Json]:
+    """`offset`: in characters, of the first token in the answer's text."""
+    offsets = []
+    for one in tokens:
+        offsets.append(offset)
+        offset += len(texts[one.token].decode("utf-8", "replace"))
+    return {
+        "tokens": [token_text(texts[one.token]) for one in tokens],
+        "token_logprobs": [None if one.log_prob is None else max(one.log_prob, LOWEST) for one in tokens],
+        "top_logprobs": [_alternatives(one, texts) for one in tokens] if num_top else None,
+        "text_offset": offsets,
+    }
+
+
+def text_length(tokens: Sequence[Scored], texts: TokenBytes) -> int:
+    """In characters, as `completion_log_probs` counts them."""
+    return sum(len(texts[one.token].decode("utf-8", "replace")) for one in tokens)
+
+
+def _alternatives(one: Scored, texts: TokenBytes) -> dict[str, float] | None:
+    """The likeliest, and the token itself. Of two that are written alike the likelier."""
+    if one.log_prob is None:
+        return None
+    found: dict[str, float] = {}
+    for token, log_prob in (*one.top, (one.token, one.log_prob)):
+        found.setdefault(token_text(texts[token]), max(log_prob, LOWEST))
+    return found

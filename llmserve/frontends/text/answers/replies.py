@@ -1,0 +1,111 @@
+"""Parts of replies that OpenAI's APIs share, and how completions and chats are answered alike."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fastapi import Response
+
+from llmserve.frontends.http.error_answers import JSON
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.text.answers.event_stream import DONE, Template, data, encoded_slowly
+from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Usage
+
+if TYPE_CHECKING:
+    from llmserve.frontends.text.answers.log_probs import Scored
+    from llmserve.frontends.text.requests.ensembles import Ensemble
+    from llmserve.frontends.text.state import ApiState
+
+LIMITS = ("length", "timed_out")  # finish reasons of an answer that something cut off
+TokenLists = Sequence[Sequence["Scored"]]  # of each choice
+
+
+def new_id(prefix: str, separator: str = "-") -> str:
+    return f"{prefix}{separator}{secrets.token_hex(12)}"
+
+
+def finish_reason(reason: str, *, has_called: bool = False) -> str | None:
+    """OpenAI's word for TensorRT-LLM's; None while the answer goes on."""
+    if not reason:
+        return None
+    if reason in LIMITS:
+        return "length"
+    return "tool_calls" if has_called else "stop"
+
+
+def usage_document(usage: Usage | None) -> Json:
+    if usage is None:
+        return None
+    thought = usage.reasoning
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        **({} if thought is None else {"completion_tokens_details": {"reasoning_tokens": thought}}),
+    }
+
+
+def document_head(prefix: str, kind: str, model: str) -> dict[str, Json]:
+    return {"id": new_id(prefix), "object": kind, "created": int(time.time()), "model": model}
+
+
+def receipt_field(receipt: Json) -> dict[str, Json]:
+    """Of a choice, where asked for."""
+    return {} if receipt is None else {"receipt": receipt}
+
+
+def with_warning(document: dict[str, Json], warnings: Iterator[str]) -> dict[str, Json]:
+    warning = next(filter(None, warnings), "")
+    return document | ({"warning": warning} if warning else {})
+
+
+async def scored_reply(
+    state: ApiState,
+    caller: Caller,
+    ensemble: Ensemble,
+    found: Sequence[Answer],
+    scored: Callable[[], TokenLists],
+    document: Callable[[TokenLists, Mapping[int, bytes]], Json],
+) -> Response:
+    """A reply with log probs. What may be much work is done beside the loop."""
+    tokens = await caller.beside_loop(scored, found)
+    texts = await state.token_texts.of(ensemble, (one for each in tokens for one in each))
+    content = await caller.beside_loop(lambda: encoded_slowly(document(tokens, texts)), found)
+    return Response(content, media_type=JSON)
+
+
+@dataclass(slots=True)
+class Chunks:
+    """The events of one stream of choices, and what it has used."""
+
+    head: Mapping[str, Json]
+    wants_usage: bool
+    total: Usage | None = field(default_factory=Usage)  # None: the ensemble does not count
+
+    @property
+    def _rest(self) -> dict[str, Json]:
+        return {"usage": None} if self.wants_usage else {}
+
+    def chunk(self, choice: Json, warning: str = "") -> bytes:
+        warned: dict[str, Json] = {"warning": warning} if warning else {}
+        return data({**self.head, "choices": [choice], **self._rest, **warned})
+
+    def template(self, choice: Json) -> Template:
+        return Template(data, {**self.head, "choices": [choice], **self._rest})
+
+    def count(self, piece: Piece) -> None:
+        """The last piece of an answer. Of several to one prompt the prompt counts once."""
+        if self.total is None or piece.usage is None:
+            self.total = None
+        else:
+            self.total += piece.usage if piece.index == 0 else replace(piece.usage, prompt=0, cached=0)
+
+    def end(self) -> Iterator[bytes]:
+        if self.wants_usage:
+            yield data({**self.head, "choices": [], "usage": usage_document(self.total)})
+        yield DONE

@@ -1,0 +1,68 @@
+"""What an answer says, beside its text: thoughts and calls of tools, whole or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from llmserve.frontends.text.answers.replies import new_id
+from llmserve.frontends.text.requests.ensembles import Values
+from llmserve.stages.answer_parts import Part, PartKind, PartReader
+
+
+@dataclass(slots=True)
+class Call:
+    name: str
+    id: str = field(default_factory=lambda: new_id("call", "_"))
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Said:
+    """A whole answer."""
+
+    text: str = ""
+    thought: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, part: Part) -> None:
+        match part.kind:
+            case PartKind.TEXT:
+                self.text += part.text
+            case PartKind.THOUGHT:
+                self.thought += part.text
+            case PartKind.CALL:
+                self.calls.append(Call(part.text))
+            case PartKind.ARGUMENTS:
+                self.calls[-1].pieces.append(part.text)
+
+
+def read_parts(reader: PartReader | None, text: str, *, is_last: bool) -> list[Part]:
+    """Of the next piece of an answer, in every API. Without a reader all of it is text."""
+    if reader is not None:
+        return reader.read(text, is_last=is_last)
+    return [Part(PartKind.TEXT, text)] if text else []
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversation, ready to be asked."""
+
+    prompt: Values  # inputs of the ensemble
+    guide: Values  # likewise: what holds the answer to its form
+    new_reader: Callable[[], PartReader | None]  # of one answer; None: all of it is text
+    thinks: bool = False  # answers may begin with thoughts
+
+    def parts(self, text: str) -> list[Part]:
+        """Of a whole answer."""
+        return read_parts(self.new_reader(), text, is_last=True)
+
+    def said(self, text: str) -> Said:
+        found = Said()
+        for part in self.parts(text):
+            found.add(part)
+        return found

@@ -1,0 +1,225 @@
+"""What a request to /v1/messages may say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, JsonValue
+
+from llmserve.frontends.text.answers.failures import NO_THREADS, Refused
+from llmserve.frontends.text.answers.generation import Sampling
+from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, StopText
+from llmserve.frontends.text.requests.messages import OFF, ON, Talk
+from llmserve.frontends.text.requests.tools import MAX_TOOLS, Choice, Function, Schema, ToolName, ToolUse, tool_use
+from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+
+NO_BUDGET = "a budget of thinking cannot be kept: ask for adaptive, or limit max_tokens"
+
+
+class TextBlock(Strict):
+    type: Literal["text"]
+    text: str
+    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    citations: Annotated[Any, refused("citations are not given to the model", [])] = None
+
+
+class ThinkingBlock(Strict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = Field(None, description="Thoughts are not signed here.")
+
+
+class ToolUseBlock(Strict):
+    type: Literal["tool_use"]
+    id: str
+    name: ToolName
+    input: dict[str, JsonValue]
+    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
+    toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
+
+    def listed(self) -> JsonValue:
+        arguments = json.dumps(self.input, ensure_ascii=False)
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
+
+
+class ToolResultBlock(Strict):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[TextBlock], at_most(MAX_MESSAGES)] | None = None
+    is_error: bool | None = Field(None, description="The content has to say so: templates know no errors.")
+    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
+
+    def listed(self) -> dict[str, JsonValue]:
+        return {"role": "tool", "content": _text(self.content or ""), "tool_call_id": self.tool_use_id}
+
+
+Blocks: TypeAlias = str | Annotated[list[TextBlock], Field(min_length=1), at_most(MAX_MESSAGES)]
+
+
+def _text(blocks: str | Sequence[TextBlock]) -> str:
+    return blocks if isinstance(blocks, str) else "".join(block.text for block in blocks)
+
+
+UserBlock: TypeAlias = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock: TypeAlias = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+
+
+class SystemTurn(Strict):
+    role: Literal["system"]
+    content: Blocks
+
+    def listed(self) -> list[dict[str, JsonValue]]:
+        return [{"role": "system", "content": _text(self.content)}]
+
+
+class UserTurn(Strict):
+    role: Literal["user"]
+    content: str | Annotated[list[UserBlock], Field(min_length=1), at_most(MAX_MESSAGES)]
+
+    def listed(self) -> list[dict[str, JsonValue]]:
+        if isinstance(self.content, str):
+            return [{"role": "user", "content": self.content}]
+        messages = [block.listed() for block in self.content if isinstance(block, ToolResultBlock)]
+        texts = [block for block in self.content if isinstance(block, TextBlock)]
+        return [*messages, {"role": "user", "content": _text(texts)}] if texts else messages
+
+
+class AssistantTurn(Strict):
+    role: Literal["assistant"]
+    content: str | Annotated[list[AssistantBlock], Field(min_length=1), at_most(MAX_MESSAGES)]
+
+    def listed(self) -> list[dict[str, JsonValue]]:
+        if isinstance(self.content, str):
+            return [{"role": "assistant", "content": self.content}]
+        text = _text([block for block in self.content if isinstance(block, TextBlock)])
+        message: dict[str, JsonValue] = {"role": "assistant", "content": text}
+        if calls := [block.listed() for block in self.content if isinstance(block, ToolUseBlock)]:
+            message["tool_calls"] = calls
+        if thought := "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock)):
+            message["reasoning_content"] = thought
+        return [message]
+
+
+Turn: TypeAlias = Annotated[SystemTurn | UserTurn | AssistantTurn, Field(discriminator="role")]
+
+
+class Metadata(Strict):
+    user_id: str | None = None
+
+
+class ToolDefinition(Strict):
+    name: ToolName
+    input_schema: Schema
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    eager_input_streaming: bool | None = Field(None, description="Inputs always come as they are made.")
+    defer_loading: Annotated[Any, refused("tools are given at once", False)] = None
+    allowed_callers: Annotated[Any, refused("calls come from the model here", ["direct"])] = None
+    input_examples: Annotated[Any, refused("examples are not given to the model", [])] = None
+
+    def function(self) -> Function:
+        return Function(name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict)
+
+
+class AutoChoice(Strict):
+    type: Literal["auto", "any"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(Strict):
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Strict):
+    type: Literal["none"]
+
+
+ToolChoice: TypeAlias = Annotated[AutoChoice | NamedChoice | NoChoice, Field(discriminator="type")]
+
+
+class Thinking(Strict):
+    type: Literal["adaptive", "enabled", "disabled"]
+    budget_tokens: Annotated[Any, refused(NO_BUDGET)] = None
+    display: Annotated[Any, refused("thoughts are not summarized or hidden", "summarized")] = None
+
+
+class JsonOutput(Strict):
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    effort: str | None = None
+    format: JsonOutput | None = None
+
+
+class CountRequest(Strict):
+    model: str
+    messages: Annotated[list[Turn], Field(min_length=1), at_most(MAX_MESSAGES)]
+    system: Blocks | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    thread: dict[str, JsonValue] | None = Field(None, description="Refused, and the client goes on without.")
+
+    def talk(self) -> Talk:
+        """Raises `Refused` for tools that cannot be used, and for conversations that should be kept here."""
+        if self.thread is not None:
+            raise Refused("thread: nothing is stored here: send the conversation", "thread", NO_THREADS)
+        opening: list[dict[str, JsonValue]] = []
+        if self.system is not None:
+            opening = [{"role": "system", "content": _text(self.system)}]
+        wanted = self.output_config or OutputConfig()
+        return Talk(
+            [*opening, *(message for turn in self.messages for message in turn.listed())],
+            self._tool_use(),
+            None if wanted.format is None else wanted.format.schema_,
+            effort=wanted.effort if self.thinking is None else OFF if self.thinking.type == "disabled" else ON,
+            effort_field="output_config" if self.thinking is None else "thinking",
+        )
+
+    def _tool_use(self) -> ToolUse:
+        given, several = self.tool_choice, True
+        choice = Choice()
+        if isinstance(given, NoChoice):
+            choice = Choice("none")
+        elif given is not None:
+            several = not given.disable_parallel_tool_use
+            if isinstance(given, NamedChoice):
+                choice = Choice("required", [given.name], is_one=True)
+            elif given.type == "any":
+                choice = Choice("required")
+        return tool_use([tool.function() for tool in self.tools or ()], choice, several=several)
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Annotated[Any, refused("there is one tier of service", "auto", "standard_only")] = None
+    container: Annotated[Any, refused("containers are not supported")] = None
+    speed: Annotated[Any, refused("there is one speed", "standard")] = None
+
+    def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
+        return Sampling(
+            max_tokens=self.max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
+            stop=self.stop_sequences or (),
+            more=more,
+        )

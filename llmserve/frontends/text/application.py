@@ -1,0 +1,96 @@
+"""The FastAPI application: routes and their schema. It has neither sockets nor limits of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from llmserve import __version__
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.server_core import Core
+from llmserve.frontends.text.answers.log_probs import TokenTexts
+from llmserve.frontends.text.anthropic.messages import Messages
+from llmserve.frontends.text.ollama.routes import Ollama
+from llmserve.frontends.text.openai.chat import Chat
+from llmserve.frontends.text.openai.completions import Completions
+from llmserve.frontends.text.openai.embeddings import Embeddings
+from llmserve.frontends.text.openai.models import Models
+from llmserve.frontends.text.openai.responses import Responses
+from llmserve.frontends.text.requests.ensembles import Ensembles
+from llmserve.frontends.text.requests.messages import Conversations
+from llmserve.frontends.text.requests.validation import BodyRoute
+from llmserve.frontends.text.state import ApiState
+
+Endpoint = Callable[..., Awaitable[Response]]
+SUMMARY = "The models of this server through OpenAI's API, with what vLLM's clients expect besides."
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDocument(BaseModel):
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorDocument, "description": text}
+    for status, text in (
+        (400, "The request cannot be answered; the message lists all reasons."),
+        (401, "The server requires an API key."),
+        (403, "The server's operator has restricted this group of calls."),
+        (404, "There is no such model."),
+        (408, "The body has stopped coming."),
+        (413, "The request is too large."),
+        (429, "Too many requests wait; Retry-After says when to come back."),
+        (500, "A fault of the server or of the model."),
+        (503, "The server is starting or stopping."),
+        (504, "A deadline is over."),
+    )
+}
+
+
+def make_application(core: Core, extensions: Extensions) -> FastAPI:
+    """Takes a moment; the event loop need not be running."""
+    app = FastAPI(
+        title="llmserve", version=__version__, summary=SUMMARY, docs_url=None, redoc_url=None,  # they need a CDN
+        openapi_url="/openapi.json", responses=ERRORS, separate_input_output_schemas=False,
+    )  # fmt: skip
+    app.router.route_class = BodyRoute
+    app.router.redirect_slashes = False
+    ensembles = Ensembles(core)
+    state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
+    models, ollama = Models(state), Ollama(state)
+    get: tuple[tuple[str, Endpoint], ...] = (
+        ("/v1/models", models.list),
+        ("/v1/models/{model}", models.retrieve),
+        ("/tokenizer_info", models.tokenizer_info),
+        ("/api/tags", ollama.tags),
+        ("/api/version", ollama.version),
+    )
+    post: tuple[tuple[str, Endpoint], ...] = (
+        ("/v1/completions", Completions(state).create),
+        ("/v1/chat/completions", Chat(state).create),
+        ("/v1/responses", Responses(state).create),
+        ("/v1/messages", Messages(state).create),
+        ("/v1/messages/count_tokens", Messages(state).count_tokens),
+        ("/v1/embeddings", Embeddings(state).create),
+        ("/tokenize", models.tokenize),
+        ("/detokenize", models.detokenize),
+        ("/api/chat", ollama.chat),
+        ("/api/generate", ollama.generate),
+        ("/api/show", ollama.show),
+        ("/api/embed", Embeddings(state).create),
+    )
+    for method, routes in (("GET", get), ("POST", post)):
+        for path, endpoint in routes:
+            name = path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace("-", "_")
+            app.add_api_route(path, endpoint, methods=[method], name=name, response_model=None)
+    return app

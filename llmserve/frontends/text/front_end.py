@@ -1,0 +1,80 @@
+"""The text APIs on the HTTP port: their application is made in a thread when the first request comes.
+
+A server that nobody asks for them neither starts later because of them nor holds their libraries in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from llmserve.frontends.http.asgi import AsgiAnswer
+from llmserve.frontends.http.mounts import Mount
+from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.server_core import Core
+from llmserve.frontends.text.answers.failures import UNAUTHORIZED, Failure, failed, failure_of
+from llmserve.frontends.text.answers.limits import limit_headers
+from llmserve.wire.http1.answers import Answer, WholeAnswer
+from llmserve.wire.http1.request import Request
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+MAX_BODY_BYTES = 4 * 1024 * 1024  # about a million tokens of text; it is parsed in one piece
+PATHS = (  # method, path; `restrictions.py` says which group each is of
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("GET", "/tokenizer_info"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/version"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/show"),
+    ("POST", "/api/embed"),
+)
+PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json")
+
+
+def in_openais_words(request: Request, status: int, problem: str) -> WholeAnswer:
+    code = "invalid_api_key" if status == UNAUTHORIZED else None
+    return failed(request.path, Failure(status, problem, code=code))
+
+
+def text_apis(core: Core, extensions: Extensions, max_input_bytes: int) -> Mount:
+    front_end = TextFrontEnd(core, extensions, max_input_bytes=max_input_bytes)
+    return Mount(PATHS, front_end.answer, prefixes=PREFIXES, refuse=in_openais_words)
+
+
+class TextFrontEnd:
+    def __init__(self, core: Core, extensions: Extensions, *, max_input_bytes: int) -> None:
+        self._core = core
+        self._extensions = extensions
+        self._max_body_bytes = min(max_input_bytes, MAX_BODY_BYTES)
+        self._making: asyncio.Future[FastAPI] | None = None
+
+    async def answer(self, request: Request) -> Answer:
+        try:
+            if self._making is None:
+                self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
+            application = await asyncio.shield(self._making)
+        except Exception as error:  # border: an installation that lacks something
+            return failed(request.path, failure_of(error))
+        if self._extensions.api_keys is None:
+            return AsgiAnswer(application, request, self._max_body_bytes)
+        headers = partial(limit_headers, self._core, self._extensions, request)
+        return AsgiAnswer(application, request, self._max_body_bytes, headers)
+
+    def _make(self) -> FastAPI:
+        from llmserve.frontends.text.application import make_application
+
+        return make_application(self._core, self._extensions)

@@ -1,0 +1,183 @@
+"""What requests to Ollama's routes may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, JsonValue
+
+from llmserve.frontends.text.answers.generation import Sampling
+from llmserve.frontends.text.requests.fields import ANY_OBJECT, MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, StopText, stop_list
+from llmserve.frontends.text.requests.messages import OFF, ON, Talk
+from llmserve.frontends.text.requests.tools import Choice, Function, Schema, ToolName, Tools, tool_use
+from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+
+NO_IMAGES = "images are not supported"
+LOADING = "How a model is loaded is the server's matter; nothing depends on it."
+Length: TypeAlias = Literal[-1, -2] | Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Effort: TypeAlias = bool | Literal["low", "medium", "high", "max"]
+
+
+class OllamaOptions(Strict):
+    """Defaults are Ollama's, but for its repeat penalty."""
+
+    num_predict: Length | None = Field(None, description="-1, -2: as there is room for.")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repeat_last_n: Annotated[Any, refused("penalties are over all of the text", -1)] = None
+    typical_p: Annotated[Any, refused("typical sampling is not supported", 1, 1.0)] = None
+    tfs_z: Annotated[Any, refused("tail-free sampling is not supported", 1, 1.0)] = None
+    mirostat: Annotated[Any, refused("mirostat is not supported", 0)] = None
+    mirostat_tau: Any = Field(None, description="Of mirostat, which is not supported.")
+    mirostat_eta: Any = Field(None, description="Of mirostat, which is not supported.")
+    penalize_newline: Annotated[Any, refused("penalties are for all tokens alike", True)] = None
+    num_ctx: int | None = Field(None, description=LOADING)
+    num_keep: int | None = Field(None, description=LOADING)
+    num_batch: int | None = Field(None, description=LOADING)
+    num_gpu: int | None = Field(None, description=LOADING)
+    main_gpu: int | None = Field(None, description=LOADING)
+    num_thread: int | None = Field(None, description=LOADING)
+    numa: bool | None = Field(None, description=LOADING)
+    use_mmap: bool | None = Field(None, description=LOADING)
+    use_mlock: bool | None = Field(None, description=LOADING)
+    low_vram: bool | None = Field(None, description=LOADING)
+
+    def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
+        values: dict[str, Sequence[Any]] = {}
+        if self.repeat_penalty not in (None, 1):
+            values["repetition_penalty"] = [self.repeat_penalty]
+        for name in ("presence_penalty", "frequency_penalty"):
+            if value := getattr(self, name):
+                values[name] = [value]
+        limit = self.num_predict
+        return Sampling(
+            max_tokens=limit if limit is not None and limit > 0 else None,
+            temperature=0.8 if self.temperature is None else self.temperature,
+            top_p=0.9 if self.top_p is None else self.top_p,
+            top_k=40 if self.top_k is None else self.top_k,
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            stop=stop_list(self.stop),
+            more={**values, **more},
+        )
+
+
+class _Asked(Strict):
+    model: str
+    format: Literal["", "json"] | Schema | None = None
+    options: OllamaOptions | None = None
+    stream: bool | None = None
+    think: Effort | None = None
+    keep_alive: Any = Field(None, description=LOADING)
+    logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", False)] = None
+    top_logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", 0)] = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
+        return (self.options or OllamaOptions.model_validate({})).sampling(more)
+
+    def schema_(self) -> Mapping[str, JsonValue] | None:
+        if isinstance(self.format, dict):
+            return self.format
+        return ANY_OBJECT if self.format == "json" else None
+
+    def effort(self) -> str | None:
+        if isinstance(self.think, bool):
+            return ON if self.think else OFF
+        return self.think
+
+
+class OllamaFunction(Strict):
+    name: ToolName
+    arguments: dict[str, JsonValue]
+    description: str | None = None
+    index: int | None = None
+
+
+class OllamaCall(Strict):
+    function: OllamaFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class OllamaMessage(Strict):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: Annotated[list[OllamaCall], at_most(MAX_MESSAGES)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    images: Annotated[Any, refused(NO_IMAGES, [])] = None
+
+
+class OllamaChatRequest(_Asked):
+    messages: Annotated[list[OllamaMessage], at_most(MAX_MESSAGES)] = Field(default_factory=list)
+    tools: Tools | None = None
+
+    def talk(self) -> Talk:
+        """Raises `Refused` for tools that cannot be used."""
+        functions: list[Function] = [tool.function for tool in self.tools or ()]
+        tools = tool_use(functions, Choice(), several=True)
+        return Talk(_listed(self.messages), tools, self.schema_(), effort=self.effort(), effort_field="think")
+
+
+class OllamaGenerateRequest(_Asked):
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+    template: Annotated[Any, refused("the template is the checkpoint's", "")] = None
+    context: Annotated[Any, refused("nothing is stored here: send the conversation to /api/chat", [])] = None
+    suffix: Annotated[Any, refused("fill-in-the-middle models are not supported", "")] = None
+    images: Annotated[Any, refused(NO_IMAGES, [])] = None
+
+    def talk(self) -> Talk:
+        opening: list[dict[str, JsonValue]] = [{"role": "system", "content": self.system}] if self.system else []
+        return Talk(
+            [*opening, {"role": "user", "content": self.prompt}],
+            schema=self.schema_(),
+            effort=self.effort(),
+            effort_field="think",
+        )
+
+
+class OllamaShowRequest(Strict):
+    model: str | None = None
+    name: str | None = Field(None, description="The older word for model.")
+    verbose: bool | None = None
+
+
+def _listed(messages: Sequence[OllamaMessage]) -> list[dict[str, JsonValue]]:
+    """Calls get the ids that templates want, and what tools said those of the calls, in their order."""
+    listed: list[dict[str, JsonValue]] = []
+    open_ids: list[str] = []
+    num_calls = 0
+    for message in messages:
+        entry: dict[str, JsonValue] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            entry["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            first, num_calls = num_calls, num_calls + len(message.tool_calls)
+            open_ids = [call.id or f"call{number:05}" for number, call in enumerate(message.tool_calls, first)]
+            calls = zip(open_ids, message.tool_calls, strict=True)
+            entry["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": call.function.model_dump(include={"name", "arguments"})}
+                for call_id, call in calls
+            ]
+        if message.role == "tool":
+            entry["tool_call_id"] = message.tool_call_id or (open_ids.pop(0) if open_ids else "call")
+            if name := message.tool_name or message.name:
+                entry["name"] = name
+        listed.append(entry)
+    return listed

@@ -1,0 +1,197 @@
+"""Ollama's routes: a chat, a text that goes on, and what is there. Answers are JSON, streamed a line at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from fastapi import Request, Response
+
+from llmserve import __version__
+from llmserve.frontends.http.json_fields import Json, encode_json
+from llmserve.frontends.text.answers.event_stream import EventStream, json_answer
+from llmserve.frontends.text.answers.failures import Refused
+from llmserve.frontends.text.answers.generation import Piece, answers
+from llmserve.frontends.text.answers.replies import LIMITS
+from llmserve.frontends.text.answers.spoken import Prepared, read_parts
+from llmserve.frontends.text.ollama.fields import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from llmserve.frontends.text.requests.ensembles import Ensemble
+from llmserve.frontends.text.requests.fields import guide_values
+from llmserve.frontends.text.state import ApiState
+from llmserve.stages.answer_parts import Part, PartKind
+
+LINES = "application/x-ndjson"
+LATEST = ":latest"  # what Ollama's clients add to names
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What one answer's lines have in common, and when they came."""
+
+    model: str
+    is_chat: bool
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    first_ns: int = 0
+    call: list[str] = field(default_factory=list)  # that grows: its name, and its arguments' pieces
+
+    def lines(self, parts: Sequence[Part], *, is_last: bool) -> list[dict[str, Json]]:
+        """What parts say. Calls are told whole."""
+        self.first_ns = self.first_ns or time.monotonic_ns()
+        found = []
+        for part in parts:
+            if part.kind is PartKind.ARGUMENTS:
+                self.call.append(part.text)
+                continue
+            found += self._called()
+            if part.kind is PartKind.CALL:
+                self.call = [part.text]
+            else:
+                found.append(self._line(**{"thinking" if part.kind is PartKind.THOUGHT else "content": part.text}))
+        return found + (self._called() if is_last else [])
+
+    def _called(self) -> list[dict[str, Json]]:
+        if not self.call:
+            return []
+        (name, *pieces), self.call = self.call, []
+        try:
+            arguments = json.loads("".join(pieces))
+        except (ValueError, RecursionError):  # cut off
+            arguments = {}
+        return [self._line(tool_calls=[{"function": {"name": name, "arguments": arguments}}])]
+
+    def _line(self, content: str = "", **more: Json) -> dict[str, Json]:
+        said = {"message": {"role": "assistant", "content": content, **more}}
+        return {**self._head(), **(said if self.is_chat else {"response": content, **more}), "done": False}
+
+    def end(self, last: Piece) -> dict[str, Json]:
+        now = time.monotonic_ns()
+        first = self.first_ns or now
+        usage = last.usage
+        counts: dict[str, Json] = {}
+        if usage is not None:
+            counts = {"prompt_eval_count": usage.prompt, "eval_count": usage.completion}
+        return {
+            **self._line(),
+            "done": True,
+            "done_reason": "length" if last.finish_reason in LIMITS else "stop",
+            "total_duration": now - self.began_ns,
+            "load_duration": 0,
+            "prompt_eval_duration": first - self.began_ns,
+            "eval_duration": now - first,
+            **counts,
+        }
+
+    def loaded(self) -> dict[str, Json]:
+        return {**self._line(), "done": True, "done_reason": "load"}
+
+    def _head(self) -> dict[str, Json]:
+        return {"model": self.model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+
+
+def _whole(lines: Sequence[Mapping[str, Json]], end: dict[str, Json], *, is_chat: bool) -> dict[str, Json]:
+    """The lines of an answer as one."""
+    said = [line["message"] if is_chat else line for line in lines]
+    joined: dict[str, Json] = {}
+    for member in ("content", "response", "thinking"):
+        texts = [one[member] for one in said if member in one]
+        if texts and any(texts):
+            joined[member] = "".join(texts)
+    if calls := [call for one in said for call in one.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    if not is_chat:
+        return end | joined
+    return end | {"message": end["message"] | joined}
+
+
+@dataclass(frozen=True, slots=True)
+class Ollama:
+    state: ApiState
+
+    async def chat(self, body: OllamaChatRequest, request: Request) -> Response:
+        """The assistant's next message."""
+        ensemble = self._find(body.model)
+        reply = _Reply(body.model, is_chat=True)
+        if not body.messages:
+            return json_answer(reply.loaded())
+        prepared = await self.state.conversations.prepared(ensemble, body.talk())
+        return await self._answer(body, request, ensemble, prepared, reply)
+
+    async def generate(self, body: OllamaGenerateRequest, request: Request) -> Response:
+        """A text's answer, or what follows it (`raw`)."""
+        ensemble = self._find(body.model)
+        reply = _Reply(body.model, is_chat=False)
+        if not body.prompt:
+            return json_answer(reply.loaded())
+        prepared = _raw(body) if body.raw else await self.state.conversations.prepared(ensemble, body.talk())
+        return await self._answer(body, request, ensemble, prepared, reply)
+
+    async def _answer(
+        self,
+        body: OllamaChatRequest | OllamaGenerateRequest,
+        request: Request,
+        ensemble: Ensemble,
+        prepared: Prepared,
+        reply: _Reply,
+    ) -> Response:
+        sampling = body.sampling(prepared.guide)
+        pieces = self.state.caller(request).pieces(ensemble, prepared.prompt, sampling, streaming=body.streams)
+        if body.streams:
+            return EventStream(_lines(reply, prepared, pieces), LINES)
+        (answer,) = await answers(pieces, 1)
+        reply.first_ns = reply.began_ns  # when its first token came is not known
+        lines = reply.lines(prepared.parts(answer.text), is_last=True)
+        end = reply.end(Piece("", answer.finish_reason, usage=answer.usage))
+        return json_answer(_whole(lines, end, is_chat=reply.is_chat))
+
+    async def tags(self) -> Response:
+        """The models that can be asked."""
+        return json_answer({"models": [self._model(name) for name in self.state.ensembles.names()]})
+
+    async def version(self) -> Response:
+        """Of this server."""
+        return json_answer({"version": __version__})
+
+    async def show(self, body: OllamaShowRequest, request: Request) -> Response:
+        """What is known of a model."""
+        name = body.model or body.name
+        if not name:
+            raise Refused("model: is missing", "model")
+        style = await self.state.conversations.style(self._find(name))
+        can = ["completion", *(["tools"] if style.tools else []), *(["thinking"] if style.reasoning else [])]
+        head = self._model(name)
+        known = {"details": head["details"], "modified_at": head["modified_at"], "capabilities": can}
+        return json_answer({"modelfile": "", "parameters": "", "template": "", "model_info": {}, **known})
+
+    def _model(self, name: str) -> dict[str, Json]:
+        created = datetime.fromtimestamp(self.state.created, UTC).isoformat().replace("+00:00", "Z")
+        details = {"format": "", "family": "", "families": None, "parameter_size": "", "quantization_level": ""}
+        return {
+            "name": name, "model": name, "modified_at": created, "size": 0, "digest": "", "details": details,
+        }  # fmt: skip
+
+    def _find(self, name: str) -> Ensemble:
+        return self.state.ensembles.find(name.removesuffix(LATEST))
+
+
+def _raw(body: OllamaGenerateRequest) -> Prepared:
+    """A text as it is."""
+    if body.system:
+        raise Refused("system cannot be used with raw: the text is sent unchanged", "system")
+    schema = body.schema_()
+    guide = {} if schema is None else guide_values("json_schema", json.dumps(schema))
+    return Prepared({"text_input": [body.prompt]}, guide, lambda: None)
+
+
+async def _lines(reply: _Reply, prepared: Prepared, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
+    reader, last = prepared.new_reader(), Piece("")
+    async with aclosing(pieces):
+        async for piece in pieces:
+            is_last = bool(piece.finish_reason)
+            for line in reply.lines(read_parts(reader, piece.text, is_last=is_last), is_last=is_last):
+                yield encode_json(line) + b"\n"
+            last = piece
+    yield encode_json(reply.end(last)) + b"\n"

@@ -1,0 +1,156 @@
+"""What a request to /v1/chat/completions may say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, JsonValue, model_validator
+
+from llmserve.frontends.text.answers.log_probs import log_prob_values
+from llmserve.frontends.text.requests.ensembles import Values
+from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_TOKENS, MAX_TOP, Labels, Sampled, TemplateValues
+from llmserve.frontends.text.requests.messages import Talk
+from llmserve.frontends.text.requests.tools import ToolChoice, ToolName, Tools, chosen, tool_use
+from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+
+OLD_TOOLS = "functions are called tools now: give tools and tool_choice"
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+Content: TypeAlias = str | Annotated[list[TextPart], Field(min_length=1), at_most(MAX_MESSAGES)]
+
+
+def text_of(content: Content | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+class _Message(Strict):
+    role: str
+    content: Content
+    name: Annotated[Any, refused("names of speakers are not given to the model")] = None
+
+    def listed(self) -> dict[str, JsonValue]:
+        """For the chat format, which knows no developers."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
+
+
+class SystemMessage(_Message):
+    role: Literal["system", "developer"]
+
+
+class UserMessage(_Message):
+    role: Literal["user"]
+
+
+class CalledFunction(Strict):
+    name: ToolName
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # of a streamed call, as some clients send it back
+
+
+class AssistantMessage(Strict):
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: Annotated[Any, refused("names of speakers are not given to the model")] = None
+    reasoning_content: str | None = Field(None, description="For templates that keep thoughts.")
+    reasoning: str | None = Field(None, description="The same.")
+    provider_specific_fields: Any = Field(None, description="LiteLLM's notes on an answer; nothing depends on them.")
+    refusal: Annotated[Any, refused("refusals are not given to the model")] = None
+    audio: Annotated[Any, refused("audio is not supported")] = None
+    annotations: Annotated[Any, refused("annotations are not given to the model", [])] = None
+    tool_calls: Annotated[list[ToolCall], at_most(MAX_MESSAGES)] | None = None
+    function_call: Annotated[Any, refused(OLD_TOOLS)] = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("an assistant's message needs content or tool_calls")
+        return self
+
+    def listed(self) -> dict[str, JsonValue]:
+        message: dict[str, JsonValue] = {"role": "assistant", "content": text_of(self.content)}
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
+        return message
+
+
+class ToolMessage(Strict):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+    def listed(self) -> dict[str, JsonValue]:
+        named: dict[str, JsonValue] = {} if self.name is None else {"name": self.name}
+        return {"role": "tool", "content": text_of(self.content), "tool_call_id": self.tool_call_id, **named}
+
+
+Message: TypeAlias = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+Messages: TypeAlias = Annotated[list[Message], Field(min_length=1), at_most(MAX_MESSAGES)]
+
+
+class ChatRequest(Sampled):
+    model: str
+    messages: Messages
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    chat_template_kwargs: TemplateValues | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call more than one.")
+    functions: Annotated[Any, refused(OLD_TOOLS, [])] = None
+    function_call: Annotated[Any, refused(OLD_TOOLS, "none", "auto")] = None
+    modalities: Annotated[Any, refused("there is only text here", ["text"])] = None
+    audio: Annotated[Any, refused("there is only text here")] = None
+    prediction: Annotated[Any, refused("predicted outputs are not supported")] = None
+    reasoning_effort: str | None = Field(None, description="As far as the chat template knows it; none: no thoughts.")
+    verbosity: Annotated[Any, refused("these models have no verbosity", "medium")] = None
+    web_search_options: Annotated[Any, refused("web search is not supported")] = None
+    store: Annotated[Any, refused("nothing is stored here", False)] = None
+    service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
+    metadata: Labels | None = Field(None, description="Labels of what is stored; nothing is.")
+    safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
+    prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens mean the same, but differ")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs need logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options need stream")
+        if self.structured_outputs is not None and self.tools:
+            raise ValueError("structured_outputs and tools both say what an answer looks like: give one")
+        return self
+
+    def talk(self) -> Talk:
+        """Raises `Refused` for tools that cannot be used."""
+        functions = [tool.function for tool in self.tools or ()]
+        return Talk(
+            [message.listed() for message in self.messages],
+            tool_use(functions, chosen(self.tool_choice), several=self.parallel_tool_calls),
+            self.answer_schema(),
+            self.chat_template_kwargs or {},
+            self.reasoning_effort,
+        )
+
+    def values(self) -> Values:
+        """Of log probs."""
+        return log_prob_values(self.top_logprobs or 0) if self.logprobs else {}

@@ -1,0 +1,288 @@
+"""POST /v1/completions: text, ids or a batch of either, to text; with log probs of both, as evaluations want them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Self, TypeAlias
+
+from fastapi import Request, Response
+from pydantic import Field, model_validator
+
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string
+from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Sampling, answers, total_usage
+from llmserve.frontends.text.answers.log_probs import (
+    Scored,
+    TokenBytes,
+    completion_log_probs,
+    log_prob_values,
+    scored_output,
+    scored_prompt,
+    text_length,
+)
+from llmserve.frontends.text.answers.merging import merged
+from llmserve.frontends.text.answers.replies import (
+    Chunks,
+    document_head,
+    finish_reason,
+    receipt_field,
+    scored_reply,
+    usage_document,
+    with_warning,
+)
+from llmserve.frontends.text.requests.ensembles import Ensemble, Values
+from llmserve.frontends.text.requests.fields import MAX_ANSWERS, MAX_TOKENS, MAX_TOP, Sampled
+from llmserve.frontends.text.requests.validation import refused
+from llmserve.frontends.text.state import ApiState
+
+OBJECT = "text_completion"
+DEFAULT_TOKENS = 16  # OpenAI's
+MAX_PROMPTS = 2048
+AT_ONCE = 32  # prompts of one request that the model works on: the others leave the queue to everybody else
+
+Ids: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+IdLists: TypeAlias = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+
+class CompletionRequest(Sampled):
+    model: str
+    prompt: str | Texts | Ids | IdLists
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = DEFAULT_TOKENS
+    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    add_special_tokens: bool | None = None
+    suffix: Annotated[Any, refused("fill-in-the-middle models are not supported", "")] = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.num_drawn < (self.n or 1):
+            raise ValueError("best_of must be at least n")
+        if self.stream and self.num_drawn > (self.n or 1):
+            raise ValueError("best_of above n cannot be streamed: the best answers are known only at the end")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens of 0 needs echo: there would be nothing to say")
+        if self.max_tokens == 0 and self.return_receipt:
+            raise ValueError("return_receipt needs an answer: max_tokens of 0 has none")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options need stream")
+        return self
+
+    @property
+    def num_drawn(self) -> int:
+        return self.best_of or self.n or 1
+
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One of a request's, and what came of it."""
+
+    values: Values
+    text: str = ""  # what is echoed
+    ids: Sequence[int] = ()  # when its log probs are wanted
+    answers: list[Answer] = field(default_factory=list)
+    scores: list[Scored] = field(default_factory=list)  # of a streamed echo, when they have come
+    waiting: list[Piece] = field(default_factory=list)  # for them
+
+    def ready(self, piece: Piece) -> list[Piece]:
+        """Of a stream whose echo has log probs: the pieces that may go out, none until the prompt's are known."""
+        if self.scores:
+            return [piece]
+        self.waiting.append(piece)
+        found = piece.arrays.get("prompt_log_probs")
+        is_last_chance = piece.index == 0 and bool(piece.finish_reason)
+        if not is_last_chance and (found is None or found.size != len(self.ids) - 1):
+            return []
+        self.scores = scored_prompt([one.arrays for one in self.waiting], self.ids)
+        pieces, self.waiting = self.waiting, []
+        return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    state: ApiState
+
+    async def create(self, body: CompletionRequest, request: Request) -> Response:
+        """A text that goes on where the prompt ends."""
+        ensemble = self.state.ensembles.find(body.model)
+        caller = self.state.caller(request)
+        sampling = self._sampling(body)
+        prompts = [_Prompt(_prompt_values(prompt, body)) for prompt in body.prompts()]
+        if body.echo:
+            for prompt, given in zip(prompts, body.prompts(), strict=True):
+                await self._prepare_echo(ensemble, prompt, given, of_ids=body.logprobs is not None)
+        if body.stream:
+            return EventStream(self._events(body, ensemble, caller, prompts))
+        busy = asyncio.Semaphore(AT_ONCE)
+
+        async def run(prompt: _Prompt) -> None:
+            async with busy:
+                pieces = caller.pieces(
+                    ensemble, prompt.values, sampling, streaming=False, wants_tokens=self._wants_tokens(body)
+                )
+                prompt.answers = await answers(pieces, sampling.num_answers)
+
+        await _first_failure([run(prompt) for prompt in prompts])
+        return await self._reply(body, ensemble, caller, prompts)
+
+    async def _reply(
+        self, body: CompletionRequest, ensemble: Ensemble, caller: Caller, prompts: Sequence[_Prompt]
+    ) -> Response:
+        if body.logprobs is None:
+            return json_answer(_document(body, prompts, [], {}))
+        found = [answer for prompt in prompts for answer in prompt.answers]
+        return await scored_reply(
+            self.state, caller, ensemble, found,
+            lambda: [*_scored(body, prompts)],
+            lambda scored, texts: _document(body, prompts, scored, texts),
+        )  # fmt: skip
+
+    def _sampling(self, body: CompletionRequest) -> Sampling:
+        more: Values = {}
+        if body.logprobs is not None:
+            more = log_prob_values(body.logprobs, of_prompt=bool(body.echo))
+        elif body.num_drawn > (body.n or 1):
+            more = {"return_log_probs": [True]}
+        max_tokens = None if body.max_tokens is None else max(body.max_tokens, 1)  # a token that is not shown
+        return body.sampling(max_tokens, body.num_drawn, more)
+
+    @staticmethod
+    def _wants_tokens(body: CompletionRequest) -> bool:
+        return body.logprobs is not None or body.num_drawn > (body.n or 1)
+
+    async def _prepare_echo(self, ensemble: Ensemble, prompt: _Prompt, given: str | list[int], *, of_ids: bool) -> None:
+        ensembles = self.state.ensembles
+        if isinstance(given, str):
+            prompt.text = given
+            if of_ids:
+                prompt.ids = await ensembles.prompt_ids(ensemble, prompt.values)
+                prompt.values = {"prompt_ids": prompt.ids}
+        else:
+            prompt.ids, prompt.text = given, await ensembles.text_of(ensemble, given)
+
+    async def _events(
+        self, body: CompletionRequest, ensemble: Ensemble, caller: Caller, prompts: Sequence[_Prompt]
+    ) -> AsyncGenerator[bytes, None]:
+        chunks = Chunks(document_head("cmpl", OBJECT, body.model), body.wants_usage)
+        sampling, wants_tokens = self._sampling(body), body.logprobs is not None
+        num_answers = sampling.num_answers
+        templates = [chunks.template(_choice(Template.SLOT, index)) for index in range(len(prompts) * num_answers)]
+        offsets = [0] * len(templates)  # in characters, of the next token
+        to_echo = set(range(len(templates))) if body.echo else set()
+        streams = [
+            caller.pieces(ensemble, prompt.values, sampling, streaming=True, wants_tokens=wants_tokens)
+            for prompt in prompts
+        ]
+        async with aclosing(merged(streams, AT_ONCE)) as pieces:
+            async for place, found in pieces:
+                prompt = prompts[place]
+                for piece in prompt.ready(found) if body.echo and wants_tokens else (found,):
+                    index = place * num_answers + piece.index
+                    if index in to_echo:
+                        to_echo.remove(index)
+                        choice = _choice(prompt.text, index)
+                        if wants_tokens:
+                            choice["logprobs"] = await self._log_probs(body, ensemble, prompt.scores, offsets, index)
+                        yield chunks.chunk(choice)
+                    if body.max_tokens == 0:
+                        piece.text, piece.arrays = "", {}
+                    if not piece.finish_reason and not wants_tokens:
+                        if piece.text:
+                            yield templates[index].filled(json_string(piece.text))
+                        continue
+                    choice = _choice(piece.text, index, _reason(body, piece.finish_reason))
+                    if wants_tokens:
+                        tokens = scored_output(piece.arrays) if piece.arrays else []
+                        choice["logprobs"] = await self._log_probs(body, ensemble, tokens, offsets, index)
+                    if piece.finish_reason:
+                        if piece.usage is not None and body.max_tokens == 0:
+                            piece.usage = replace(piece.usage, completion=0)
+                        chunks.count(piece)
+                    yield chunks.chunk(choice | receipt_field(piece.receipt), piece.warning)
+        for chunk in chunks.end():
+            yield chunk
+
+    async def _log_probs(
+        self, body: CompletionRequest, ensemble: Ensemble, tokens: Sequence[Scored], offsets: list[int], index: int
+    ) -> Json:
+        """Of the next tokens of the choice `index`, whose offset moves on."""
+        texts = await self.state.token_texts.of(ensemble, tokens)
+        found = completion_log_probs(tokens, texts, offset=offsets[index], num_top=body.logprobs or 0)
+        offsets[index] += text_length(tokens, texts)
+        return found
+
+
+def _reason(body: CompletionRequest, reason: str) -> str | None:
+    return "length" if reason and body.max_tokens == 0 else finish_reason(reason)
+
+
+def _scored(body: CompletionRequest, prompts: Sequence[_Prompt]) -> Iterator[list[Scored]]:
+    """The tokens of each choice, in their order."""
+    for prompt in prompts:
+        before = scored_prompt([one.pieces[0].arrays for one in prompt.answers], prompt.ids) if body.echo else []
+        for answer in _best(prompt.answers, body.n or 1):
+            has_answer = body.max_tokens != 0
+            after = (one for piece in answer.pieces for one in scored_output(piece.arrays))
+            yield [*before, *(after if has_answer else ())]
+
+
+def _document(
+    body: CompletionRequest, prompts: Sequence[_Prompt], scored: Sequence[Sequence[Scored]], texts: TokenBytes
+) -> Json:
+    choices: list[dict[str, Json]] = []
+    for prompt in prompts:
+        for answer in _best(prompt.answers, body.n or 1):
+            text = "" if body.max_tokens == 0 else answer.text
+            choice = _choice(prompt.text + text, len(choices), _reason(body, answer.finish_reason))
+            choices.append(choice | receipt_field(answer.receipt))
+    for choice, tokens in zip(choices, scored, strict=False):
+        choice["logprobs"] = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs or 0)
+    usage = total_usage([prompt.answers for prompt in prompts])
+    if usage is not None and body.max_tokens == 0:
+        usage = replace(usage, completion=0)
+    document = document_head("cmpl", OBJECT, body.model) | {"choices": choices, "usage": usage_document(usage)}
+    return with_warning(document, (answer.warning for prompt in prompts for answer in prompt.answers))
+
+
+def _choice(text: str, index: int, reason: str | None = None) -> dict[str, Json]:
+    return {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
+
+
+def _prompt_values(prompt: str | list[int], body: CompletionRequest) -> Values:
+    if not isinstance(prompt, str):
+        return {"prompt_ids": prompt}
+    if body.add_special_tokens is None:
+        return {"text_input": [prompt]}
+    return {"text_input": [prompt], "add_special_tokens": [body.add_special_tokens]}
+
+
+def _best(found: Sequence[Answer], count: int) -> Sequence[Answer]:
+    """Those with the highest log prob per token; all of them in their order."""
+    return found if len(found) == count else sorted(found, key=_log_prob_per_token, reverse=True)[:count]
+
+
+def _log_prob_per_token(answer: Answer) -> float:
+    last = answer.pieces[-1].arrays
+    total: float = last["cum_log_probs"].item(0)
+    return total / max(1, answer.usage.completion if answer.usage else 1)
+
+
+async def _first_failure(runs: Sequence[object]) -> None:
+    """All of them; the first failure ends the others, and is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for run in runs:
+                group.create_task(run)  # type: ignore[arg-type]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None

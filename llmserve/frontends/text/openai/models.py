@@ -1,0 +1,102 @@
+"""GET /v1/models, and what vLLM's clients ask beside OpenAI's API: /tokenize, /detokenize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from fastapi import Request, Response
+from pydantic import Field, model_validator
+
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.text.answers.event_stream import json_answer
+from llmserve.frontends.text.answers.log_probs import Scored, token_text
+from llmserve.frontends.text.openai.chat_fields import Messages
+from llmserve.frontends.text.openai.completions import Ids
+from llmserve.frontends.text.requests.ensembles import Ensemble, Values
+from llmserve.frontends.text.requests.fields import TemplateValues
+from llmserve.frontends.text.requests.tools import Choice, Tools, tool_use
+from llmserve.frontends.text.requests.validation import Strict
+from llmserve.frontends.text.state import ApiState
+
+OWNER = "llmserve"
+
+
+class TokenizeRequest(Strict):
+    model: str | None = Field(None, description="Needed where there are several.")
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="To a prompt. As the model is configured by default.")
+    return_token_strs: bool | None = None
+    chat_template_kwargs: TemplateValues | None = None
+    tools: Tools | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise ValueError("tools and chat_template_kwargs are for messages")
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise ValueError("add_special_tokens is for a prompt: a chat format says itself which there are")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = Field(None, description="Needed where there are several.")
+    tokens: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    state: ApiState
+
+    async def list(self) -> Response:
+        """The models that can be asked."""
+        return json_answer({"object": "list", "data": [self._document(name) for name in self.state.ensembles.names()]})
+
+    async def retrieve(self, model: str) -> Response:
+        """One of them."""
+        return json_answer(self._document(self.state.ensembles.find(model).name))
+
+    def _document(self, name: str) -> Json:
+        facts = self.state.ensembles.core.facts(name)
+        engine = {"engine": dict(facts)} if facts else {}
+        return {"id": name, "object": "model", "created": self.state.created, "owned_by": OWNER, **engine}
+
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
+        """The ids that a prompt, or a conversation, becomes."""
+        ensemble = self._named(body.model)
+        ids = await self.state.ensembles.prompt_ids(ensemble, await self._prompt(ensemble, body))
+        texts = None
+        if body.return_token_strs:
+            known = await self.state.token_texts.of(ensemble, [Scored(token, None) for token in ids])
+            texts = [token_text(known[token]) for token in ids]
+        return json_answer({"count": len(ids), "max_model_len": None, "tokens": ids, "token_strs": texts})
+
+    async def _prompt(self, ensemble: Ensemble, body: TokenizeRequest) -> Values:
+        if body.messages is not None:
+            listed = [one.listed() for one in body.messages]
+            tools = tool_use([tool.function for tool in body.tools or ()], Choice(), several=True)
+            return await self.state.conversations.values(ensemble, listed, body.chat_template_kwargs, tools)
+        values: Values = {"text_input": [body.prompt]}
+        adds = body.add_special_tokens
+        return values if adds is None else {**values, "add_special_tokens": [adds]}
+
+    def _named(self, model: str | None) -> Ensemble:
+        return self.state.ensembles.only() if model is None else self.state.ensembles.find(model)
+
+    async def tokenizer_info(self) -> Response:
+        """Special tokens, as they are spelled: what evaluation harnesses ask for before they have ids made here."""
+        ensembles, ensemble = self.state.ensembles, self.state.ensembles.only()
+        end, pad = await ensembles.end_ids(ensemble)
+        opened = await ensembles.prompt_ids(ensemble, {"text_input": [""], "add_special_tokens": [True]})
+        wanted = {"eos_token": end, "pad_token": pad, "bos_token": opened[0] if opened else -1}
+        texts = await ensembles.bytes_of(ensemble, list(wanted.values()))
+        found = {name: text.decode("utf-8", "replace") or None for name, text in zip(wanted, texts, strict=True)}
+        return json_answer({"tokenizer_class": None, "chat_template": None, **found})
+
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+        """The text of ids, without special tokens."""
+        ensemble = self._named(body.model)
+        return json_answer({"prompt": await self.state.ensembles.text_of(ensemble, body.tokens)})

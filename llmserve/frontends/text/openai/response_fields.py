@@ -1,0 +1,260 @@
+"""What a request to /v1/responses may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, JsonValue, Tag, field_validator
+
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.text.answers.generation import Sampling
+from llmserve.frontends.text.requests.fields import ANY_OBJECT, MAX_MESSAGES, MAX_TOKENS, JsonFormat, Labels, TextFormat
+from llmserve.frontends.text.requests.messages import Talk
+from llmserve.frontends.text.requests.tools import (
+    MAX_TOOLS,
+    Choice,
+    Function,
+    Mode,
+    Schema,
+    ToolName,
+    ToolUse,
+    tool_use,
+)
+from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Strict):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Annotated[Any, refused("annotations are not given to the model", [])] = None
+    logprobs: Annotated[Any, refused("log probs are not given to the model", [])] = None
+
+
+Texts: TypeAlias = Annotated[list[InputText], Field(min_length=1), at_most(MAX_MESSAGES)]
+
+
+class InputMessage(Strict):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Texts
+    id: str | None = None
+    status: str | None = None
+    phase: Annotated[Any, refused("phases are not given to the model")] = None
+
+    def listed(self) -> dict[str, JsonValue]:
+        return {"role": "system" if self.role == "developer" else self.role, "content": _text(self.content)}
+
+
+class CallItem(Strict):
+    type: Literal["function_call"]
+    call_id: str
+    name: ToolName
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+    caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
+    namespace: Annotated[Any, refused("namespaces are not supported")] = None
+    async_: Annotated[Any, refused("calls are answered in their order", False)] = Field(None, alias="async")
+    parsed_arguments: Any = Field(None, description="As the official client sends back what it has parsed.")
+
+    def listed(self) -> dict[str, JsonValue]:
+        function: JsonValue = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class CallOutput(Strict):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Texts
+    id: str | None = None
+    status: Status | None = None
+    caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
+
+    def listed(self) -> dict[str, JsonValue]:
+        return {"role": "tool", "content": _text(self.output), "tool_call_id": self.call_id}
+
+
+class ReasoningText(Strict):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Strict):
+    type: Literal["reasoning"]
+    id: str | None = None
+    content: Annotated[list[ReasoningText], at_most(MAX_MESSAGES)] | None = None
+    summary: Annotated[Any, refused("summaries are not given to the model", [])] = None
+    encrypted_content: Annotated[Any, refused("nothing is encrypted here")] = None
+    status: Status | None = None
+
+
+def _item_type(item: Any) -> Any:
+    """A message need not say that it is one."""
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+Item: TypeAlias = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_item_type),
+]
+
+
+def _text(content: str | Sequence[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class SchemaFormat(Strict):
+    type: Literal["json_schema"]
+    name: str
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Annotated[Any, refused("these models have no verbosity", "medium")] = None
+
+
+Input: TypeAlias = str | Annotated[list[Item], Field(min_length=1), at_most(MAX_MESSAGES)]
+
+
+class ResponseTool(Strict):
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+    output_schema: Annotated[Any, refused("outputs of tools are not checked here")] = None
+    defer_loading: Annotated[Any, refused("tools are given at once", False)] = None
+    allowed_callers: Annotated[Any, refused("calls come from the model here", ["direct"])] = None
+    async_: Annotated[Any, refused("calls are answered in their order", False)] = Field(None, alias="async")
+
+    def function(self) -> Function:
+        return Function(name=self.name, description=self.description, parameters=self.parameters, strict=self.strict)
+
+    def document(self) -> dict[str, Json]:
+        return {**self.function().model_dump(), "type": "function", "strict": bool(self.strict)}
+
+
+class ResponseNamedTool(Strict):
+    type: Literal["function"]
+    name: str
+
+
+class ResponseAllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponseNamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class Reasoning(Strict):
+    effort: str | None = None
+    summary: Annotated[Any, refused("thoughts are not summarized here", "auto")] = None
+    generate_summary: Annotated[Any, refused("thoughts are not summarized here")] = None
+    context: Annotated[Any, refused("nothing is stored here", "auto")] = None
+
+
+class ResponseRequest(Strict):
+    model: str
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    text: TextOptions | None = None
+    metadata: Labels | None = None
+    user: str | None = Field(None, description="A label; nothing depends on it.")
+    safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
+    prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
+    store: Annotated[Any, refused("nothing is stored here", False)] = None
+    background: Annotated[Any, refused("nothing is stored here that could be fetched later", False)] = None
+    previous_response_id: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
+    conversation: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
+    include: Annotated[Any, refused("nothing more can be included", [])] = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Mode | Annotated[ResponseNamedTool | ResponseAllowedTools, Field(discriminator="type")] | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call more than one.")
+    max_tool_calls: Annotated[Any, refused("tools that the server calls are not supported")] = None
+    reasoning: Reasoning | None = None
+    truncation: Annotated[Any, refused("only the chat format cuts", "disabled")] = None
+    top_logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", 0)] = None
+    prompt: Annotated[Any, refused("stored prompts are not supported")] = None
+    service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
+    stream_options: Annotated[Any, refused("usage is always told", {}, {"include_obfuscation": False})] = None
+
+    @field_validator("input")
+    @classmethod
+    def _says_something(cls, value: Input) -> Input:
+        if not isinstance(value, str) and not _joined(value):
+            raise ValueError("there are thoughts alone")
+        return value
+
+    def messages(self) -> list[dict[str, JsonValue]]:
+        opening: list[dict[str, JsonValue]] = []
+        if self.instructions:
+            opening = [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str):
+            return [*opening, {"role": "user", "content": self.input}]
+        return [*opening, *_joined(self.input)]
+
+    def talk(self) -> Talk:
+        """Raises `Refused` for tools that cannot be used."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return Talk(self.messages(), self._tool_use(), self._schema(), effort=effort, effort_field="reasoning")
+
+    def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
+        return Sampling(
+            max_tokens=self.max_output_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            more=more,
+        )
+
+    def _tool_use(self) -> ToolUse:
+        choice = Choice(self.tool_choice or "auto") if not isinstance(self.tool_choice, Strict) else Choice()
+        if isinstance(self.tool_choice, ResponseNamedTool):
+            choice = Choice("required", [self.tool_choice.name], is_one=True)
+        elif isinstance(self.tool_choice, ResponseAllowedTools):
+            choice = Choice(self.tool_choice.mode, [each.name for each in self.tool_choice.tools])
+        functions = [tool.function() for tool in self.tools or ()]
+        return tool_use(functions, choice, several=self.parallel_tool_calls)
+
+    def _schema(self) -> Mapping[str, Json] | None:
+        wanted = None if self.text is None else self.text.format
+        if isinstance(wanted, SchemaFormat):
+            return wanted.schema_
+        return ANY_OBJECT if isinstance(wanted, JsonFormat) else None
+
+
+def _joined(items: Sequence[Item]) -> list[dict[str, JsonValue]]:
+    """Messages. Calls, and a thought before them, belong to the assistant's message beside them."""
+    messages: list[dict[str, JsonValue]] = []
+    thought = ""
+    for item in items:
+        if isinstance(item, ReasoningItem):
+            thought = "".join(part.text for part in item.content or ())
+        elif isinstance(item, CallItem):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append(_thoughtful({"role": "assistant", "content": ""}, thought))
+                thought = ""
+            calls = messages[-1].setdefault("tool_calls", [])
+            assert isinstance(calls, list)
+            calls.append(item.listed())
+        else:
+            message = item.listed()
+            if message["role"] == "assistant":
+                message, thought = _thoughtful(message, thought), ""
+            messages.append(message)
+    return messages
+
+
+def _thoughtful(message: dict[str, JsonValue], thought: str) -> dict[str, JsonValue]:
+    return {**message, "reasoning_content": thought} if thought else message

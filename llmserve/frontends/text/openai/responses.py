@@ -1,0 +1,234 @@
+"""POST /v1/responses: an answer to a text or a conversation, whole or as typed events. Nothing is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from fastapi import Request, Response
+
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string, named_event
+from llmserve.frontends.text.answers.generation import Piece, Usage, answers
+from llmserve.frontends.text.answers.replies import LIMITS, new_id
+from llmserve.frontends.text.answers.spoken import Prepared, read_parts
+from llmserve.frontends.text.openai.response_fields import ResponseRequest
+from llmserve.frontends.text.requests.ensembles import Ensemble
+from llmserve.frontends.text.state import ApiState
+from llmserve.stages.answer_parts import Part, PartKind
+
+PREFIXES = {PartKind.TEXT: "msg", PartKind.THOUGHT: "rs", PartKind.CALL: "fc"}
+DELTAS = {
+    PartKind.TEXT: "response.output_text",
+    PartKind.THOUGHT: "response.reasoning_text",
+    PartKind.CALL: "response.function_call_arguments",
+}
+
+
+@dataclass(slots=True)
+class _Item:
+    """One of an answer's: a message, a thought or a call."""
+
+    kind: PartKind
+    index: int
+    name: str = ""  # of a called tool
+    id: str = ""
+    call_id: str = ""
+    texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.id = new_id(PREFIXES[self.kind], "_")
+        if self.kind is PartKind.CALL:
+            self.call_id = new_id("call", "_")
+
+    @property
+    def place(self) -> dict[str, Json]:
+        content: dict[str, Json] = {} if self.kind is PartKind.CALL else {"content_index": 0}
+        return {"item_id": self.id, "output_index": self.index, **content}
+
+    def document(self, status: str) -> dict[str, Json]:
+        text, has_begun = "".join(self.texts), status != "in_progress"
+        head: dict[str, Json] = {"id": self.id, "status": status}
+        if self.kind is PartKind.CALL:
+            call = {"call_id": self.call_id, "name": self.name, "arguments": text}
+            return {"type": "function_call", **head, **call}
+        content = [self._part(text)] if has_begun else []
+        if self.kind is PartKind.THOUGHT:
+            return {"type": "reasoning", **head, "summary": [], "content": content}
+        return {"type": "message", **head, "role": "assistant", "content": content}
+
+    def delta(self) -> Template:
+        log_probs: dict[str, Json] = {"logprobs": []} if self.kind is PartKind.TEXT else {}
+        event = {"type": f"{DELTAS[self.kind]}.delta", **self.place, "delta": Template.SLOT, **log_probs}
+        return Template(named_event, {**event, "sequence_number": Template.SLOT})
+
+    def opening(self) -> Iterator[dict[str, Json]]:
+        added = {"output_index": self.index, "item": self.document("in_progress")}
+        yield {"type": "response.output_item.added", **added}
+        if self.kind is not PartKind.CALL:
+            yield {"type": "response.content_part.added", **self.place, "part": self._part("")}
+
+    def closing(self, status: str) -> Iterator[dict[str, Json]]:
+        text = "".join(self.texts)
+        if self.kind is PartKind.CALL:
+            yield {"type": f"{DELTAS[self.kind]}.done", **self.place, "name": self.name, "arguments": text}
+        else:
+            log_probs: dict[str, Json] = {"logprobs": []} if self.kind is PartKind.TEXT else {}
+            yield {"type": f"{DELTAS[self.kind]}.done", **self.place, "text": text, **log_probs}
+            yield {"type": "response.content_part.done", **self.place, "part": self._part(text)}
+        done = {"output_index": self.index, "item": self.document(status)}
+        yield {"type": "response.output_item.done", **done}
+
+    def _part(self, text: str) -> Json:
+        if self.kind is PartKind.THOUGHT:
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+@dataclass(slots=True)
+class _Reply:
+    """The response object, as it grows."""
+
+    body: ResponseRequest
+    id: str = field(default_factory=lambda: new_id("resp", "_"))
+    created: int = field(default_factory=lambda: int(time.time()))
+    items: list[_Item] = field(default_factory=list)
+
+    def add(self, part: Part) -> bool:
+        """Whether an item begins."""
+        kind = PartKind.CALL if part.kind is PartKind.ARGUMENTS else part.kind
+        begins = part.kind is PartKind.CALL or not self.items or self.items[-1].kind is not kind
+        if begins:
+            self.items.append(_Item(kind, len(self.items), part.text if kind is PartKind.CALL else ""))
+        if part.kind is not PartKind.CALL:
+            self.items[-1].texts.append(part.text)
+        return begins
+
+    @property
+    def thought(self) -> str:
+        return "".join(text for item in self.items if item.kind is PartKind.THOUGHT for text in item.texts)
+
+    def document(self, status: str, usage: Usage | None = None) -> dict[str, Json]:
+        body = self.body
+        is_cut = status == "incomplete"
+        effort = None if body.reasoning is None else body.reasoning.effort
+        choice = body.tool_choice or "auto"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": body.model,
+            "output": [] if status == "in_progress" else [self._item(item, status) for item in self.items],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": effort, "summary": None},
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.document() for tool in body.tools or ()],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "usage": _usage(usage),
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
+
+    def _item(self, item: _Item, status: str) -> Json:
+        """What cut the answer cut its last item."""
+        return item.document(status if item is self.items[-1] else "completed")
+
+
+def _usage(usage: Usage | None) -> Json:
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
+        "total_tokens": usage.prompt + usage.completion,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    state: ApiState
+
+    async def create(self, body: ResponseRequest, request: Request) -> Response:
+        """The answer to a text or a conversation."""
+        ensemble = self.state.ensembles.find(body.model)
+        prepared = await self.state.conversations.prepared(ensemble, body.talk())
+        pieces = self.state.caller(request).pieces(
+            ensemble, prepared.prompt, body.sampling(prepared.guide), streaming=bool(body.stream)
+        )
+        reply = _Reply(body)
+        if body.stream:
+            return EventStream(self._events(reply, ensemble, prepared, pieces))
+        (answer,) = await answers(pieces, 1)
+        for part in prepared.parts(answer.text):
+            reply.add(part)
+        last = Piece("", answer.finish_reason, usage=answer.usage, warning=answer.warning)
+        return json_answer(await self._whole(reply, ensemble, last))
+
+    async def _whole(self, reply: _Reply, ensemble: Ensemble, last: Piece) -> dict[str, Json]:
+        if not reply.items:
+            reply.add(Part(PartKind.TEXT, ""))
+        usage = await self.state.counted(ensemble, last.usage, reply.thought)
+        document = reply.document(_status(last), usage)
+        return document | ({"warning": last.warning} if last.warning else {})
+
+    async def _events(
+        self, reply: _Reply, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
+    ) -> AsyncGenerator[bytes, None]:
+        reader, last, number = prepared.new_reader(), Piece(""), 0
+        delta: Template | None = None  # of the item that grows
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if not number:
+                    for kind in ("response.created", "response.in_progress"):
+                        yield _numbered({"type": kind, "response": reply.document("in_progress")}, number)
+                        number += 1
+                for part in read_parts(reader, piece.text, is_last=bool(piece.finish_reason)):
+                    for event in _between(reply, part):
+                        yield _numbered(event, number)
+                        number += 1
+                        delta = None
+                    if part.kind is not PartKind.CALL:
+                        delta = delta or reply.items[-1].delta()
+                        yield delta.filled(json_string(part.text), str(number))
+                        number += 1
+                last = piece
+        for event in await self._closing(reply, ensemble, last):
+            yield _numbered(event, number)
+            number += 1
+
+    async def _closing(self, reply: _Reply, ensemble: Ensemble, last: Piece) -> list[dict[str, Json]]:
+        opening = [] if reply.items else [*_between(reply, Part(PartKind.TEXT, ""))]
+        status = _status(last)
+        response = await self._whole(reply, ensemble, last)
+        closing = reply.items[-1].closing(status)
+        return [*opening, *closing, {"type": f"response.{status}", "response": response}]
+
+
+def _between(reply: _Reply, part: Part) -> Iterator[dict[str, Json]]:
+    """The end of an item and the beginning of another, if a part begins one."""
+    if reply.add(part):
+        if len(reply.items) > 1:
+            yield from reply.items[-2].closing("completed")
+        yield from reply.items[-1].opening()
+
+
+def _status(last: Piece) -> str:
+    return "incomplete" if last.finish_reason in LIMITS else "completed"
+
+
+def _numbered(event: dict[str, Json], number: int) -> bytes:
+    return named_event({**event, "sequence_number": number})

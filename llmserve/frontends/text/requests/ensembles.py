@@ -1,0 +1,217 @@
+"""The models that are served here: every loaded ensemble from `text_input` to `text_output`.
+
+Their configs say what a request may ask: a field of the API is an input of the ensemble, and one that the ensemble does
+not have is refused by its name in the API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
+
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound
+from llmserve.frontends.shared.server_core import Core, single_response
+from llmserve.frontends.text.answers.failures import ModelNotFound, Refused
+from llmserve.serving.signature import datatype_name
+from llmserve.serving.types import NUMPY_DTYPES, InferRequest, Tensor
+
+TEXT_IN, TEXT_OUT = "text_input", "text_output"
+WORD_LISTS = ("bad_words", "stop_words")  # the oldest ensembles want them even when they are empty
+OTHER_NAMES = {"seed": "random_seed", "min_tokens": "min_length"}  # of inputs, in older ensembles
+FIELDS = {  # inputs whose name is not that of the API's field
+    "stop_words": "stop", "num_return_sequences": "n", "logit_bias_ids": "logit_bias", "end_id": "ignore_eos",
+    "logit_bias_weights": "logit_bias", "return_log_probs": "logprobs", "num_top_log_probs": "top_logprobs",
+    "return_tokens": "logprobs", "return_prompt_log_probs": "echo", "prompt_ids": "prompt",
+    "guided_decoding_guide": "response_format", "guided_decoding_guide_type": "response_format",
+}  # fmt: skip
+Values = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """One of them, as its config describes it."""
+
+    name: str
+    config: ModelConfig
+    inputs: Mapping[str, ModelInput]
+    outputs: frozenset[str]
+    encoder: str  # the step that text goes into: its model
+    decoder: str  # the step that text comes out of
+
+    @property
+    def takes_messages(self) -> bool:
+        return "messages" in self.inputs
+
+    def tensors(self, values: Values) -> dict[str, Tensor]:
+        """The inputs of a request. Raises `Refused`, naming the API's fields that the ensemble has no inputs for."""
+        named = {self._own_name(name): value for name, value in values.items()}
+        if missing := [name for name in named if name not in self.inputs]:
+            fields = ", ".join(dict.fromkeys(FIELDS.get(name, name) for name in missing))
+            raise Refused(
+                f"model '{self.name}' cannot honour {fields}: its ensemble has no input {', '.join(missing)}",
+                FIELDS.get(missing[0], missing[0]),
+            )
+        for name in WORD_LISTS:
+            if name in self.inputs and not self.inputs[name].optional:
+                named.setdefault(name, [""])
+        return {name: self._tensor(name, value) for name, value in named.items()}
+
+    def _own_name(self, name: str) -> str:
+        other = OTHER_NAMES.get(name, name)
+        return other if name not in self.inputs and other in self.inputs else name
+
+    def _tensor(self, name: str, values: Sequence[Any]) -> Tensor:
+        datatype = datatype_name(self.inputs[name].data_type)
+        shape = (1, len(values)) if self.config.max_batch_size > 0 else (len(values),)
+        return tensor_of(name, datatype, values, shape)
+
+
+def tensor_of(name: str, datatype: str, values: Sequence[Any], shape: tuple[int, ...]) -> Tensor:
+    """Raises `Refused` for a number that the type cannot hold."""
+    if datatype == "BYTES":
+        data = np.empty(len(values), np.object_)
+        data[:] = [text.encode() for text in values]
+        return Tensor(name, datatype, data.reshape(shape))
+    try:
+        return Tensor(name, datatype, np.array(values, NUMPY_DTYPES[datatype]).reshape(shape))
+    except OverflowError as error:
+        field = FIELDS.get(name, name)
+        raise Refused(f"{field}: a number does not fit into {datatype}", field) from error
+
+
+def _ensemble_of(config: ModelConfig) -> Ensemble | None:
+    """None for another kind of model."""
+    inputs = {entry.name: entry for entry in config.input}
+    outputs = frozenset(entry.name for entry in config.output)
+    if TEXT_IN not in inputs or TEXT_OUT not in outputs:
+        return None
+    steps = config.ensemble_scheduling.step
+    readers = [step.model_name for step in steps if TEXT_IN in step.input_map.values()]
+    writers = [step.model_name for step in steps if TEXT_OUT in step.output_map.values()]
+    if not readers or not writers:
+        return None
+    return Ensemble(config.name, config, inputs, outputs, readers[0], writers[0])
+
+
+class Ensembles:
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._known: dict[str, Ensemble | None] = {}
+        self._configs: dict[str, ModelConfig] = {}  # those that `_known` was made from
+
+    def names(self) -> Iterator[str]:
+        """Of all that are loaded, sorted."""
+        for name in sorted({row.name for row in self.core.repository_index(ready=True)}):
+            try:
+                if self._look(name) is not None:
+                    yield name
+            except LlmserveError:
+                continue  # it went while we looked
+
+    def find(self, name: str) -> Ensemble:
+        """Raises `ModelNotFound`, or `Unavailable` while the server starts and stops."""
+        try:
+            found = self._look(name)
+        except (NotFound, InvalidArgument):
+            found = None
+        if found is None:
+            known = ", ".join(self.names()) or "none"
+            problem = f"The model '{name}' does not exist here, or does not answer text with text. Known: {known}"
+            raise ModelNotFound(problem, "model", "model_not_found")
+        return found
+
+    def only(self) -> Ensemble:
+        """For requests that name no model. Raises `Refused` unless there is exactly one."""
+        names = list(self.names())
+        if len(names) != 1:
+            raise Refused(f"the request must name a model: there are {', '.join(names) or 'none'}", "model")
+        return self.find(names[0])
+
+    def _look(self, name: str) -> Ensemble | None:
+        config = self.core.model_config(name)
+        if self._configs.get(name) is not config:  # loaded anew
+            self._configs[name], self._known[name] = config, _ensemble_of(config)
+        return self._known[name]
+
+    async def prompt_ids(self, ensemble: Ensemble, values: Values) -> list[int]:
+        """The ids that the ensemble's first step makes of a prompt, whose `values` are the ensemble's inputs."""
+        return _values(await self._prepared(ensemble, values), "INPUT_ID")
+
+    async def num_tokens(self, ensemble: Ensemble, text: str) -> int:
+        """Of a text by itself."""
+        more = {"add_special_tokens": [False]} if "add_special_tokens" in ensemble.inputs else {}
+        return len(await self.prompt_ids(ensemble, {"text_input": [text], **more})) if text else 0
+
+    async def chat_style(self, ensemble: Ensemble, template_values: Mapping[str, Any]) -> str:
+        """How answers to messages are to be read, as JSON: what the ensemble's first step says of it."""
+        tensors = [
+            tensor_of("REQUEST_OUTPUT_LEN", "INT32", [1], (1, 1)),
+            tensor_of("RETURN_CHAT_STYLE", "BOOL", [True], (1, 1)),
+            tensor_of("CHAT_TEMPLATE_KWARGS", "BYTES", [json.dumps(template_values)], (1, 1)),
+        ]
+        request = InferRequest(
+            ensemble.encoder, {tensor.name: tensor for tensor in tensors}, requested_outputs=("CHAT_STYLE",)
+        )
+        text: bytes = _values(await self._ask(request), "CHAT_STYLE")[0]
+        return text.decode()
+
+    async def end_ids(self, ensemble: Ensemble) -> tuple[int, int]:
+        """The ids that end and pad an answer; -1: none."""
+        outputs = await self._prepared(ensemble, {"text_input": ["x"]})
+        return _values(outputs, "OUT_END_ID")[0], _values(outputs, "OUT_PAD_ID")[0]
+
+    async def _prepared(self, ensemble: Ensemble, values: Values) -> Mapping[str, Tensor]:
+        given = ensemble.tensors({"max_tokens": [1], **values})
+        step = next(step for step in ensemble.config.ensemble_scheduling.step if step.model_name == ensemble.encoder)
+        renamed = {
+            name: Tensor(name, given[source].datatype, given[source].data)
+            for name, source in step.input_map.items()
+            if source in given
+        }
+        outputs = ("INPUT_ID", "OUT_END_ID", "OUT_PAD_ID")
+        return await self._ask(InferRequest(ensemble.encoder, renamed, requested_outputs=outputs))
+
+    async def text_of(self, ensemble: Ensemble, ids: Sequence[int]) -> str:
+        """What the ensemble's last step makes of ids."""
+        texts = _values(await self._ask(_decoding(ensemble, ids, "OUTPUT")), "OUTPUT")
+        text: bytes = texts[0]
+        return text.decode("utf-8", "replace")
+
+    async def bytes_of(self, ensemble: Ensemble, ids: Sequence[int]) -> list[bytes]:
+        """What each id stands for by itself."""
+        config = self.core.model_config(ensemble.decoder)
+        if all(entry.name != "RETURN_TOKENS" for entry in config.input):
+            raise Refused(
+                f"model '{ensemble.name}' cannot tell what single tokens are: '{ensemble.decoder}' has no input "
+                "RETURN_TOKENS",
+                "logprobs",
+            )
+        return _values(await self._ask(_decoding(ensemble, ids, "TOKEN_BYTES")), "TOKEN_BYTES")
+
+    async def _ask(self, request: InferRequest) -> Mapping[str, Tensor]:
+        response = await single_response(self.core, request)
+        if response.error is not None:
+            raise response.error
+        return {tensor.name: tensor for tensor in response.outputs}
+
+
+def _decoding(ensemble: Ensemble, ids: Sequence[int], output: str) -> InferRequest:
+    tensors = [
+        tensor_of("TOKENS_BATCH", "INT32", ids, (1, 1, len(ids))),
+        tensor_of("SEQUENCE_LENGTH", "INT32", [len(ids)], (1, 1)),
+    ]
+    if output == "TOKEN_BYTES":
+        tensors.append(tensor_of("RETURN_TOKENS", "BOOL", [True], (1, 1)))
+    return InferRequest(ensemble.decoder, {tensor.name: tensor for tensor in tensors}, requested_outputs=(output,))
+
+
+def _values(outputs: Mapping[str, Tensor], name: str) -> list[Any]:
+    if name not in outputs:
+        raise InvalidArgument(f"the model answers without {name}")
+    values: list[Any] = outputs[name].data.reshape(-1).tolist()
+    return values

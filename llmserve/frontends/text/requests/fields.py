@@ -1,0 +1,201 @@
+"""Fields that several requests have, and what an ensemble is told for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from llmserve.frontends.text.answers.generation import NO_END, Sampling
+from llmserve.frontends.text.requests.ensembles import Values
+from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+
+ANY_OBJECT: Mapping[str, JsonValue] = {"type": "object"}
+MAX_STOPS = 32
+MAX_ANSWERS = 128  # to one prompt: the engine's limit
+MAX_TOP = 20  # alternatives of a token
+MAX_TOKENS = 2**31 - 1
+MAX_BIASES = 64 * 1024  # tokens of logit_bias
+MAX_LABELS = 64
+MAX_MESSAGES = 16 * 1024  # of a conversation, and parts of one of them
+
+StopText: TypeAlias = Annotated[str, Field(min_length=1)]
+Stops: TypeAlias = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
+Labels: TypeAlias = Annotated[dict[str, str], at_most(MAX_LABELS)]
+TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Further names for the chat template.")]
+
+
+class JsonSchema(Strict):
+    name: str
+    description: str | None = None
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+    strict: bool | None = None  # an answer always keeps to the schema
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class JsonFormat(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat: TypeAlias = Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's, for what `response_format` has no words for."""
+
+    json_: dict[str, JsonValue] | None = Field(None, alias="json")
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self._guides()) != 1:
+            raise ValueError("give one of json, regex and grammar")
+        return self
+
+    def values(self) -> Values:
+        ((kind, guide),) = self._guides().items()
+        return guide_values(kind, guide)
+
+    def _guides(self) -> dict[str, str]:
+        schema = None if self.json_ is None else json.dumps(self.json_)
+        guides = {"json_schema": schema, "regex": self.regex, "ebnf_grammar": self.grammar}
+        return {kind: guide for kind, guide in guides.items() if guide is not None}
+
+
+def guide_values(kind: str, guide: str) -> Values:
+    return {"guided_decoding_guide_type": [kind], "guided_decoding_guide": [guide]}
+
+
+def format_values(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> Values:
+    """What holds an answer to its format."""
+    if isinstance(wanted, JsonSchemaFormat):
+        return guide_values("json_schema", json.dumps(wanted.json_schema.schema_))
+    return {"guided_decoding_guide_type": ["json"]} if isinstance(wanted, JsonFormat) else {}
+
+
+def format_schema(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> Mapping[str, JsonValue] | None:
+    """What an answer has to follow; None: nothing."""
+    if isinstance(wanted, JsonSchemaFormat):
+        return wanted.json_schema.schema_
+    return ANY_OBJECT if isinstance(wanted, JsonFormat) else None
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(name[:20] for name in names[:5])
+
+
+def stop_list(stop: str | Sequence[str] | None) -> list[str]:
+    if stop is None:
+        return []
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = False
+    include_obfuscation: Annotated[Any, refused("nothing is padded here", False)] = None
+
+
+class Sampled(Strict):
+    """What both of OpenAI's older APIs say about sampling, with vLLM's additions."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 or -1: every token.")] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_BIASES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    user: str | None = Field(None, description="A label; nothing depends on it.")
+    return_receipt: bool | None = Field(
+        None, description="Each choice gets a receipt, from which `llmserve verify` derives the answer again."
+    )
+
+    @model_validator(mode="after")
+    def _has_one_format(self) -> Self:
+        if self.structured_outputs is not None and format_values(self.response_format):
+            raise ValueError("response_format and structured_outputs both say what an answer looks like: give one")
+        return self
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _has_biases(cls, value: Any) -> Any:
+        """One problem, however many there are."""
+        if not isinstance(value, dict):
+            return value
+        wrong = [key for key, bias in value.items() if type(bias) not in (int, float) or not -100 <= bias <= 100]
+        if wrong:
+            raise ValueError(f"biases must be numbers from -100 to 100, which {len(wrong)} are not: {_few(wrong)}")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _keys_are_ids(cls, value: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        if wrong := [key for key in value or {} if not (key.isascii() and key.isdigit() and len(key) < 10)]:
+            raise ValueError(f"keys must be token ids, got {_few(wrong)}")
+        return value
+
+    def sampling(self, max_tokens: int | None, num_answers: int, more: Values) -> Sampling:
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            num_answers=num_answers,
+            stop=stop_list(self.stop),
+            more={**self._more(), **self._format(), **more},
+        )
+
+    def answer_schema(self) -> Mapping[str, JsonValue] | None:
+        """What the answer has to follow, if that is a schema."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.json_
+        return format_schema(self.response_format)
+
+    def _format(self) -> Values:
+        if self.structured_outputs is not None:
+            return self.structured_outputs.values()
+        return format_values(self.response_format)
+
+    def _more(self) -> Values:
+        """What is not as it is anyway."""
+        values: dict[str, Sequence[Any]] = {}
+        for name in ("presence_penalty", "frequency_penalty", "min_tokens"):
+            if value := getattr(self, name):
+                values[name] = [value]
+        if self.repetition_penalty not in (None, 1):
+            values["repetition_penalty"] = [self.repetition_penalty]
+        if self.return_receipt:
+            values["return_receipt"] = [True]
+        if self.ignore_eos:
+            values["end_id"] = [NO_END]
+        if self.logit_bias:
+            values["logit_bias_ids"] = [int(key) for key in self.logit_bias]
+            values["logit_bias_weights"] = list(self.logit_bias.values())
+        return values
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)

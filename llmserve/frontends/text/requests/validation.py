@@ -1,0 +1,195 @@
+"""Bodies to pydantic models: every problem at once, in the protocol's words.
+
+FastAPI makes the schema of these routes from the endpoints' signatures. The bodies are read here: within the server's
+limits, off the event loop when they are large. A client chooses how many problems its body has, and each costs far more
+than the bytes that cause it: a list stops at its first one, and documents of very many values are not read at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, TypeVar, get_type_hints
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+
+from llmserve.errors import InvalidArgument, nearest
+from llmserve.frontends.http import asgi
+from llmserve.frontends.http.bodies import off_loop
+from llmserve.frontends.http.json_fields import ENCODER, Json
+from llmserve.frontends.text.answers.event_stream import error_response
+from llmserve.frontends.text.answers.failures import Refused, failure_of
+from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
+from llmserve.wire.http1 import request as wire
+
+MOST_PROBLEMS = 10  # that are told
+MOST_UNKNOWN = 16  # fields of an object that are told by name
+EXPANSION = 32  # bytes that a document may take for each of its text: as Python's objects, then as models
+TEXT_EXPANSION, VALUE_BYTES = 8, 256  # of a larger one, for each byte and for each value
+BODY = "body"  # what endpoints call theirs
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def _stop_at_first_problem(schema: Any) -> None:
+    """Of every list in a schema, as `pydantic.FailFast` does for one."""
+    if isinstance(schema, list):
+        for each in schema:
+            _stop_at_first_problem(each)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for each in schema.values():
+            _stop_at_first_problem(each)
+
+
+class Strict(BaseModel):
+    """Nothing is converted, and nothing is ignored: an unknown field is a problem."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_at_first_problem(schema)
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_unknown_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > len(cls.model_fields) + MOST_UNKNOWN:
+            raise ValueError(f"an object of {len(value)} fields, of which at most {len(cls.model_fields)} are known")
+        return value
+
+
+def refused(reason: str, *harmless: Any) -> AfterValidator:
+    """Of a field that is known and not honoured: null is taken, and the values that ask for nothing."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in harmless:
+            raise ValueError(reason)
+        return None
+
+    return AfterValidator(check)
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Of a list, or an object with names of the client's choice: said before anything in it can be a problem.
+
+    Not in the schema of the routes, from which tests of clients make as long lists as there may be.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict | list) and len(value) > count:
+            raise ValueError(f"has {len(value)} entries, more than {count}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def wire_request(request: Request) -> wire.Request:
+    found: wire.Request = request.scope["extensions"][asgi.REQUEST]["request"]
+    return found
+
+
+class BodyRoute(APIRoute):
+    """A route whose endpoint takes the validated body, and the request."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        endpoint = self.endpoint
+        model = get_type_hints(endpoint).get(BODY)
+
+        async def handle(request: Request) -> Response:
+            try:
+                if model is None:
+                    answer: Response = await endpoint(**request.path_params)
+                else:
+                    answer = await endpoint(await _validated(request, model), request)
+            except Exception as error:  # border: whatever it is, the client is told in its protocol
+                return error_response(request.url.path, failure_of(error))
+            return answer
+
+        return handle
+
+
+async def _validated(request: Request, model: type[Body]) -> Body:
+    """Raises `LlmserveError`."""
+    raw = await request.body()
+    asked = wire_request(request)
+    is_counted = may_have_many(len(raw))
+    asked.share.grow((TEXT_EXPANSION if is_counted else EXPANSION) * len(raw))
+
+    def work() -> Body:
+        if is_counted:
+            asked.share.grow(VALUE_BYTES * _num_values(raw))
+        try:
+            return model.model_validate(_document(raw))
+        except ValidationError as error:
+            raise _refusal(error, model) from None
+
+    return await off_loop(asked, work, size=len(raw))
+
+
+def _document(raw: bytes) -> Json:
+    try:
+        text = raw.decode()
+        document = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        if "\\u" in text:
+            ENCODER.encode(document).encode()  # half a character has no UTF-8 form
+    except RecursionError:
+        raise InvalidArgument("the request body is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidArgument(f"the request body is not JSON in UTF-8: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidArgument("the request body must be a JSON object")
+    return document
+
+
+def _num_values(raw: bytes) -> int:
+    """Raises `InvalidArgument` for too many."""
+    if (count := num_values(raw)) > MAX_VALUES:
+        raise InvalidArgument(
+            f"the request body has {count} JSON values, more than {MAX_VALUES}: send less at once, or long lists of "
+            "numbers as binary tensors over /v2"
+        )
+    return count
+
+
+def _finite(text: str) -> float:
+    """As a value of any JSON it would be a problem each time."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is too large for a number")
+    return number
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    told = [_told(problem["loc"], problem["msg"], problem["type"], model) for problem in problems]
+    distinct = list(dict.fromkeys(told))
+    more = f"; and {len(distinct) - MOST_PROBLEMS} more" if len(distinct) > MOST_PROBLEMS else ""
+    place = problems[0]["loc"]
+    return Refused("; ".join(distinct[:MOST_PROBLEMS]) + more, str(place[0]) if place else None)
+
+
+def _told(place: Sequence[int | str], text: str, kind: str, model: type[BaseModel]) -> str:
+    name = ".".join(map(str, place))
+    if kind == "extra_forbidden":
+        near = nearest(name, model.model_fields)
+        return f"{name}: unknown field{near}" if near else f"{name}: unknown field; remove it"
+    text = text.removeprefix("Value error, ")
+    return f"{name}: {text}" if name else text

@@ -1,0 +1,145 @@
+"""Ollama's routes with its official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from llmserve.core import FinishReason
+from llmserve.stages.tokenizer import Tokenizer
+from tests.frontends.server import RunningServer
+from tests.frontends.text.conftest import expected_text
+from tests.frontends.text.talkers import MODEL, TOOLS, Talker, talking
+from tests.frontends.text.test_chat import prompt_ids
+
+ASKED: list[Any] = [{"role": "user", "content": "fox"}]
+GREEDY = {"temperature": 0, "num_predict": 12}
+CALLED = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def llama(served: RunningServer) -> Iterator[ollama.Client]:
+    with ollama.Client(host=served.http_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def thinker(qwen3: Talker) -> Iterator[Any]:
+    with ollama.Client(host=qwen3.server.http_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
+    with talking(tmp_path_factory.mktemp("qwen3"), "qwen3") as talker:
+        yield talker
+
+
+def test_a_chat(llama: ollama.Client, tokenizer: Tokenizer) -> None:
+    made = llama.chat(model=MODEL, messages=ASKED, options=GREEDY)
+    ids = prompt_ids(tokenizer)
+    assert made.message.content == expected_text(tokenizer, ids, 12)
+    assert (made.done, made.done_reason) == (True, "length")
+    assert (made.prompt_eval_count, made.eval_count) == (len(ids), 12)
+    assert (made.total_duration or 0) > 0
+
+
+def test_a_streamed_chat(llama: ollama.Client, tokenizer: Tokenizer) -> None:
+    parts = [*llama.chat(model=f"{MODEL}:latest", messages=ASKED, options=GREEDY, stream=True)]
+    assert "".join(part.message.content or "" for part in parts) == expected_text(tokenizer, prompt_ids(tokenizer), 12)
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1].eval_count == 12
+
+
+def test_lines_are_json(served: RunningServer) -> None:
+    body = {"model": MODEL, "messages": ASKED, "options": GREEDY}
+    answer = httpx.post(f"{served.http_url}/api/chat", json=body)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert [json.loads(line)["model"] for line in answer.text.splitlines()][:1] == [MODEL]
+
+
+def test_a_text(llama: ollama.Client, tokenizer: Tokenizer) -> None:
+    made = llama.generate(model=MODEL, prompt="fox", system="small", options=GREEDY)
+    assert made.response == expected_text(tokenizer, prompt_ids(tokenizer, system="small"), 12)
+    raw = llama.generate(model=MODEL, prompt="fox", raw=True, options=GREEDY)
+    assert raw.response == expected_text(tokenizer, tokenizer.encode("fox"), 12)
+    parts = llama.generate(model=MODEL, prompt="fox", raw=True, options=GREEDY, stream=True)
+    assert "".join(part.response or "" for part in parts) == raw.response
+
+
+def test_what_there_is(llama: ollama.Client, thinker: Any, served: RunningServer) -> None:
+    assert [model.model for model in llama.list().models] == [MODEL]
+    assert llama.show(MODEL).capabilities == ["completion"]
+    assert thinker.show(MODEL).capabilities == ["completion", "tools", "thinking"]
+    assert httpx.get(f"{served.http_url}/api/version").json()["version"]
+    assert llama.chat(model=MODEL, messages=[]).done_reason == "load"
+
+
+def test_a_format_is_a_guide(qwen3: Talker, thinker: Any) -> None:
+    qwen3.says("{}")
+    form: Any
+    for form in ("json", {"type": "object"}):
+        made = thinker.chat(model=MODEL, messages=ASKED, format=form)
+        assert made.message.content == "{}"
+        assert qwen3.engine.requests[-1].guide is not None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_thoughts_and_calls(qwen3: Talker, thinker: Any, stream: bool) -> None:
+    qwen3.says(f"<think>\nHm.\n</think>\n\nWell.\n{CALLED}")
+    made: Any = thinker.chat(model=MODEL, messages=ASKED, tools=TOOLS, think=True, stream=stream)
+    messages = [part.message for part in made] if stream else [made.message]
+    assert "".join(message.thinking or "" for message in messages) == "Hm."
+    assert "".join(message.content or "" for message in messages) == "Well."
+    (call,) = [call for message in messages for call in message.tool_calls or ()]
+    assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Rome"})
+
+
+def test_the_loop_of_its_examples(qwen3: Talker, thinker: Any) -> None:
+    def get_weather(city: str) -> str:
+        """Weather now
+
+        Args:
+            city: where
+        """
+        return f"20 degrees in {city}"
+
+    messages: list[Any] = [*ASKED]
+    qwen3.says(CALLED)
+    made = thinker.chat(model=MODEL, messages=messages, tools=[get_weather])
+    messages.append(made.message)
+    for call in made.message.tool_calls or ():
+        result = get_weather(**call.function.arguments)
+        messages.append({"role": "tool", "content": result, "tool_name": call.function.name})
+    qwen3.says("It is warm.", FinishReason.END_ID)
+    assert thinker.chat(model=MODEL, messages=messages, tools=[get_weather]).message.content == "It is warm."
+    assert "20 degrees in Rome" in qwen3.prompt
+    assert CALLED in qwen3.prompt
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"options": {"mirostat": 1}}, "mirostat is not supported"),
+        ({"options": {"num_predict": 0}}, "num_predict"),
+        ({"options": {"unknown": 1}}, "options.unknown: unknown field"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images are not supported"),
+        ({"model": "llama3"}, "does not exist here"),
+        ({"think": True}, "think 'on': this model's chat template does not reason"),
+    ],
+)
+def test_what_is_refused(served: RunningServer, more: dict[str, Any], words: str) -> None:
+    answer = httpx.post(f"{served.http_url}/api/chat", json={"model": MODEL, "messages": ASKED, **more})
+    assert answer.status_code in (400, 404)
+    assert answer.json().keys() == {"error"}
+    assert words in answer.json()["error"]
+
+
+def test_options_about_loading_change_nothing(llama: ollama.Client) -> None:
+    made = llama.chat(model=MODEL, messages=ASKED, options={**GREEDY, "num_ctx": 4096, "num_gpu": 1}, keep_alive="5m")
+    assert made.message.content == llama.chat(model=MODEL, messages=ASKED, options=GREEDY).message.content
