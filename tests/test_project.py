@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools.requirements import of_extra
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # of https://www.apache.org/licenses/LICENSE-2.0.txt
@@ -36,6 +38,17 @@ def test_type_checkers_are_told_that_there_are_types() -> None:
     assert files("llmserve").joinpath("py.typed").is_file()
     tracked = subprocess.run(["git", "ls-files", "llmserve/py.typed"], cwd=ROOT, capture_output=True, check=True)
     assert tracked.stdout.split() == [b"llmserve/py.typed"]
+
+
+def test_what_the_tests_need_can_be_installed_before_llmserve() -> None:
+    """Pip fetches it while the kernels compile."""
+    project = {"optional-dependencies": {"x": ["llmserve[y,z]", "b==2"], "y": ["c"], "z": ["d"]}}
+    assert list(of_extra(project, "x")) == ["c", "d", "b==2"]
+    command = [sys.executable, "-m", "tools.requirements", "check"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    extras = PROJECT["optional-dependencies"]
+    assert {*PROJECT["dependencies"], *extras["pytorch"], *extras["eval"], *extras["docs"]} <= {*lines}
+    assert [line for line in lines if line.startswith("llmserve")] == []
 
 
 def test_the_changelog_names_this_version_or_what_comes() -> None:
