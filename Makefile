@@ -74,10 +74,12 @@ BALANCERS := haproxy nginx liblua5.3-0 libopentracing1 libopentracing-c-wrapper0
 	  for package in *.deb; do dpkg -x $$package .; done || echo "there are none to be had here"
 	@touch $@
 
-# Bytecode is kept, whatever the environment says: two workers and all the programs that tests start would compile the same.
+# Bytecode is kept, whatever the environment says: all workers and the programs that tests start would compile the same.
+# One worker more than processors: tests wait for sockets, timers and processes for a third of their time.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 pytest: $(VENV)/.check
 	@echo "== pytest"
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --tiers "$(TIERS)" $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --tiers "$(TIERS)" $(PYTEST_ARGS)
 
 rest-environments: .prometheus/.tried .balancers/.tried .page/.created .venv-cluster/.created .venv-kube/.created
 

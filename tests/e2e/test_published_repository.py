@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -29,6 +30,7 @@ from tests.engine.directories import seal
 
 TOKENIZER = Path(__file__).with_name("tokenizer")  # code that a checkpoint brings
 PROMPTS = [f"Summarize:\n{document}" for document in DOCUMENTS[:6]]
+NUM_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +80,18 @@ def apart(folder: Path) -> dict[str, str]:
     return {**os.environ, "HF_HOME": str(folder / "huggingface"), "HF_HUB_OFFLINE": "1"}
 
 
-def answers_of_run(engine: Path, prompts: list[str], max_tokens: int) -> list[str]:
-    """What `llmserve run` says to these prompts."""
-    arguments = [part for prompt in prompts for part in ("--input-text", prompt)]
-    done = llmserve("run", str(engine), *arguments, "--max-output-len", str(max_tokens))
+@cache
+def answers_of_run(engine: Path) -> list[str]:
+    """What `llmserve run` says to each of PROMPTS, in NUM_TOKENS at most."""
+    arguments = [part for prompt in PROMPTS for part in ("--input-text", prompt)]
+    done = llmserve("run", str(engine), *arguments, "--max-output-len", str(NUM_TOKENS))
     assert done.returncode == 0, done.stderr
     return re.findall(r"^--> (.*?)  \((?:end_id|length|stop_words)\)$", done.stdout, re.MULTILINE | re.DOTALL)
+
+
+def answers_of_server(server: ServerProcess) -> list[str]:
+    """The same, through the ensemble."""
+    return ["".join(streamed_text(server.grpc, text, max_tokens=NUM_TOKENS, stream=False)) for text in PROMPTS]
 
 
 def prompt_ids(url: str, text: str) -> list[int]:
@@ -105,16 +113,16 @@ def test_a_tokenizer_model_alone_is_enough_for_the_classes_of_transformers(llama
 
 
 def test_answers_are_those_of_llmserve_run(published: ServerProcess, demo_engine: Path) -> None:
-    expected = answers_of_run(demo_engine, PROMPTS, 24)
+    expected = answers_of_run(demo_engine)
     assert len(set(expected)) == len(PROMPTS)
-    answers = ["".join(streamed_text(published.grpc, prompt, max_tokens=24, stream=False)) for prompt in PROMPTS]
+    answers = answers_of_server(published)
     assert answers == expected
 
 
 def client_of(release: str, prompt: str, *, stream: bool) -> list[triton.InferInput]:
     """What the client of that release sends: counts are unsigned before 0.7, a seed has another name from 0.17 on."""
     count = np.uint32 if release in ("0.5", "0.6.1") else np.int32
-    counts = {"max_tokens": 24, "beam_width": 1}
+    counts = {"max_tokens": NUM_TOKENS, "beam_width": 1}
     inputs = [one for one in client_inputs(prompt, stream=stream) if one.name() not in {*counts, "random_seed"}]
     inputs += [tensor(name, value, count) for name, value in counts.items()]
     return [*inputs, tensor("seed" if release == "0.17" else "random_seed", 7, np.uint64)]
@@ -123,7 +131,7 @@ def client_of(release: str, prompt: str, *, stream: bool) -> list[triton.InferIn
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_release_answers_its_client_streamed_and_unary(release: str, demo_engine: Path, tmp_path: Path) -> None:
     """Those until 0.8 have a postprocessing that requires log-probs, whether the client has asked for them or not."""
-    expected = answers_of_run(demo_engine, PROMPTS[:2], 24)
+    expected = answers_of_run(demo_engine)[:2]
     with served(demo_engine, tmp_path, release) as server:
         for prompt, text in zip(PROMPTS, expected, strict=False):
             pieces = [
@@ -160,8 +168,8 @@ def log_probs(url: str, inputs: list[triton.InferInput]) -> NDArray[np.float32]:
 
 
 def test_openais_api_asks_for_what_it_knows(published: ServerProcess, demo_engine: Path) -> None:
-    (expected,) = answers_of_run(demo_engine, PROMPTS[:1], 24)
-    asked = {"model": "ensemble", "prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
+    expected = answers_of_run(demo_engine)[0]
+    asked = {"model": "ensemble", "prompt": PROMPTS[0], "max_tokens": NUM_TOKENS, "temperature": 0}
     with httpx.Client(base_url=published.http, timeout=60) as client:
         whole = client.post("/v1/completions", json=asked).json()
         assert whole["choices"] == [{"text": expected, "index": 0, "logprobs": None, "finish_reason": "stop"}]
@@ -179,10 +187,10 @@ def test_openais_api_asks_for_what_it_knows(published: ServerProcess, demo_engin
 
 
 def test_a_tokenizer_of_its_own_code_is_in_the_engine(own_code_engine: Path, demo_engine: Path, tmp_path: Path) -> None:
-    expected = answers_of_run(demo_engine, PROMPTS, 24)
+    expected = answers_of_run(demo_engine)
     with served(own_code_engine, tmp_path) as server:
         assert list((tmp_path / "huggingface/modules").rglob("tokenization_pieces.py"))  # that is what has run
-        answers = ["".join(streamed_text(server.grpc, prompt, max_tokens=24, stream=False)) for prompt in PROMPTS]
+        answers = answers_of_server(server)
     assert answers == expected
 
 

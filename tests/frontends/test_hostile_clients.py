@@ -256,7 +256,7 @@ def test_broken_calls_over_grpc(server: RunningServer, core: StubCore, data: byt
         connection.settimeout(0.3 if status is None else 5)
         received = b""
         with suppress(TimeoutError, ConnectionResetError):
-            while (chunk := connection.recv(65536)) and b"grpc-status" not in received:
+            while b"grpc-status" not in received and (chunk := connection.recv(65536)):
                 received += chunk
     if status is not None:
         assert b"grpc-status" in received
