@@ -31,6 +31,7 @@ from llmserve.builder.targets.cuda.compiler import PACKAGE, Compiled
 from llmserve.engine.cuda.device import HostMemory
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.errors import EngineFileError, ResourceExhausted
+from tests.engine.cuda.quick_types import remember_types
 
 COMPILERS_OWN = 2  # arguments that Triton adds
 ALIGNMENT = 256
@@ -300,3 +301,4 @@ class Unchanged:
 interpreter._patch_lang = change_once
 # A check of sums for overflow takes a third of the time and says nothing, for `debug` is off.
 interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+remember_types()
