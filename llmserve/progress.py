@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    name: str
+    seconds: float  # that it took elsewhere, beside the other phases
+
+
 class Progress(Protocol):
+    def expect(self, phases: Sequence[Phase]) -> None:
+        """All phases that will begin, in their order. Without it, nothing is said about when they end."""
+        ...
+
     def phase(self, name: str, total_bytes: int) -> None:
         """A new phase begins, of so many bytes."""
         ...
@@ -16,6 +28,9 @@ class Progress(Protocol):
 
 
 class SilentProgress:
+    def expect(self, phases: Sequence[Phase]) -> None:
+        pass
+
     def phase(self, name: str, total_bytes: int) -> None:
         pass
 

@@ -23,6 +23,7 @@ from llmserve.builder.config import engine_config
 from llmserve.builder.digest import engine_digest, tensor_digest
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.output import check_replaceable, flush, staged_directory
+from llmserve.builder.phases import expected_phases
 from llmserve.builder.pieces import Cores, Each
 from llmserve.builder.resolve import ResolvedBuild, resolve, resolve_network
 from llmserve.builder.rounding import prepare_rounding
@@ -119,6 +120,7 @@ class _Work:
 
 def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: _Work, earlier: Path) -> Manifest:
     progress = work.progress
+    progress.expect(expected_phases(build))
     hashed = work.background.start(partial(_digests, checkpoint, build))
     rounding = prepare_rounding(build, progress, work.each)
     progress.phase("compile", build.engine_bytes)

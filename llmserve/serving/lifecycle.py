@@ -57,6 +57,7 @@ class ModelLifecycle:
         names = self._names_at_start(listing)
         self._explicit.update(names)
         await self._deploy(listing, names)
+        self._deployment.logs_failures = True
         if self._settings.control_mode == ControlMode.POLL and self._settings.poll_s > 0:
             self._run(self._poll_forever())
 

@@ -20,6 +20,7 @@ from llmserve.progress import Progress
 @dataclass
 class FakeTarget:
     name: str = "fake"
+    times_tactics: bool = False
     has_selftest: bool = True
     rounds_activations: bool = False
     refusals: list[str] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from llmserve.errors import (
     ResourceExhausted,
     Unsupported,
 )
+from llmserve.progress import Phase
 from tests.builder.contents import contents
 from tests.builder.fake_target import FakeTarget
 from tests.checkpoints import make_checkpoint, write_json
@@ -44,6 +46,10 @@ class RecordedProgress:
     def __init__(self) -> None:
         self.phases: list[tuple[str, int]] = []
         self.done: dict[str, int] = {}
+        self.expected: list[str] = []
+
+    def expect(self, phases: Sequence[Phase]) -> None:
+        self.expected = [phase.name for phase in phases]
 
     def phase(self, name: str, total_bytes: int) -> None:
         self.phases.append((name, total_bytes))
@@ -103,6 +109,7 @@ def test_progress_counts_every_byte(checkpoint: Path, tmp_path: Path) -> None:
     progress = RecordedProgress()
     build_engine(checkpoint, tmp_path / "e", FLOAT32, progress=progress, target=FakeTarget())
     assert [name for name, _ in progress.phases] == ["compile", "hash the checkpoint", "self-test", "seal"]
+    assert progress.expected == [name for name, _ in progress.phases]
     for name, total in progress.phases:
         assert progress.done[name] == total > 0
 

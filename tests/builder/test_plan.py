@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.plan import BuildPlan, plan_build
+from llmserve.builder.plan import BuildPlan, _rate, plan_build
 from llmserve.errors import RecipeError
 from tests.builder.fake_target import FakeTarget
 from tests.checkpoints import make_checkpoint
@@ -83,3 +83,8 @@ def test_it_refuses_what_a_build_would_refuse_and_writes_nothing(tmp_path: Path)
         plan(checkpoint, BuildOptions(tokens_per_block=5))
     plan(checkpoint, BuildOptions())
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("per_s", "text"), [(2453.4, "2,453"), (17.26, "17.3"), (2.345, "2.35")])
+def test_a_rate_has_decimals_where_they_matter(per_s: float, text: str) -> None:
+    assert _rate(per_s) == text

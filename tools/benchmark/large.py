@@ -22,6 +22,7 @@ from llmserve.builder.build import build_engine
 from llmserve.engine.directory.artifact import ENGINE_FILE
 from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.models.number_formats import WEIGHTS
+from llmserve.progress import Phase
 from tools.benchmark import ours
 from tools.benchmark.bounds import Limits, bounds
 from tools.benchmark.cells import Cell, measure_cell, random_prompts, warm_up
@@ -57,6 +58,9 @@ class PhaseClock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._name, self._began = "", 0.0
+
+    def expect(self, phases: Sequence[Phase]) -> None:
+        pass
 
     def phase(self, name: str, total_bytes: int) -> None:
         self.finish()

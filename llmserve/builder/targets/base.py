@@ -84,6 +84,7 @@ class Target(Protocol):
     """For one checkpoint. Its module has `make_target(spec, config)`, which the registry names."""
 
     name: str
+    times_tactics: bool  # `tune` has something to do
     has_selftest: bool  # its arithmetic is ours, so the reference path can prove the engine
     # Where weights are quantized: so outliers are better moved into weights before, and `CompileJob.quantized` is how
     # they are rounded.

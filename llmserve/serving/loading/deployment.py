@@ -74,6 +74,7 @@ class Deployment:
         self._slots = asyncio.Semaphore(settings.load_threads)
         self._retiring: set[ServedModel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.logs_failures = False  # at the start the table of models says why
         self.changed: Callable[[], None] = lambda: None  # called when something else is served than before
 
     def source(self, name: str) -> ModelSource | None:
@@ -270,7 +271,7 @@ class Deployment:
     def _fail(self, name: str, reasons: Reasons, work: _Round) -> None:
         work.failures[name] = reasons
         entry = self._entries[name]
-        if entry.reasons != reasons:  # a model that is tried again and again is reported once
+        if self.logs_failures and entry.reasons != reasons:  # a model that is tried again and again is reported once
             logger.error("model %r was not loaded: %s", name, "; ".join(reasons.values()))
         entry.reasons = reasons
         self._table.set_failed(name, reasons)

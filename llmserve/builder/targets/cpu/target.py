@@ -56,6 +56,7 @@ class CpuTarget:
     """Engines for `llmserve.engine.cpu`; one file serves every instruction set."""
 
     name = "cpu"
+    times_tactics = True
     has_selftest = True
     rounds_activations = True
 

@@ -49,6 +49,7 @@ class CudaTarget:
     """Engines for `llmserve.engine.cuda`."""
 
     name = "cuda"
+    times_tactics = False
     has_selftest = True
     rounds_activations = True
 

@@ -55,6 +55,7 @@ class TensorrtLlmTarget:
     """For one checkpoint. `find` and `gpus` say what this machine has."""
 
     name = "tensorrt_llm"
+    times_tactics = False
     has_selftest = False
     rounds_activations = False
 
