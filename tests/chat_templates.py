@@ -65,15 +65,75 @@ MISTRAL = (
     "{%- endfor %}"
 )
 MISTRAL_ARGS = MISTRAL.replace("[TOOL_CALLS] [", "[TOOL_CALLS]name[ARGS]{}[")
+TAGGED_HEAD = (
+    "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>{%- endif %}"
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{%- for call in message.tool_calls or [] %}"
+)
+TAGGED_TAIL = "{%- endfor %}<|im_end|>\n{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+# As Qwen3-Coder: an argument in a tag, on lines of its own.
+CODER = TAGGED_HEAD + (
+    "<tool_call>\n<function={{ call.function.name }}>\n"
+    "{% for key, value in call.function.arguments | items %}<parameter={{ key }}>\n"
+    "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+) + TAGGED_TAIL  # fmt: skip
+# As Seed-OSS: the same in one line.
+SEED = (
+    CODER.replace(">\n{{ value", ">{{ value")
+    .replace("tojson }}\n", "tojson }}")
+    .replace("tool_call>", "seed:tool_call>")
+)
+# As GLM-4.5: names and values of arguments in tags that are tokens; thinks.
+GLM = TAGGED_HEAD + (
+    "<tool_call>{{ call.function.name }}\n{% for key, value in call.function.arguments | items %}"
+    "<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value if value is string else value | tojson }}</arg_value>\n"
+    "{% endfor %}</tool_call>"
+) + TAGGED_TAIL + "{%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"  # fmt: skip
+# As MiniMax-M2: all calls in one pair of tags.
+MINIMAX = TAGGED_HEAD + (
+    "{%- if loop.first %}<minimax:tool_call>\n{% endif %}"
+    '<invoke name="{{ call.function.name }}">\n{% for key, value in call.function.arguments | items %}'
+    '<parameter name="{{ key }}">{{ value if value is string else value | tojson }}</parameter>\n{% endfor %}'
+    "</invoke>\n{%- if loop.last %}</minimax:tool_call>{% endif %}"
+) + TAGGED_TAIL  # fmt: skip
+# As gpt-oss: channels; a thought stands beside calls only.
+GPT_OSS = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
+    "{%- if tools %}<|start|>developer<|message|>namespace functions {\n"
+    "{% for tool in tools %}{{ tool.function | tojson }}\n{% endfor %}}<|end|>{%- endif %}"
+    "{%- for message in messages %}{%- if message.tool_calls %}"
+    "{%- if message.content and message.thinking %}{{ raise_exception('content and thinking') }}{%- endif %}"
+    "{%- if message.thinking %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{%- endif %}"
+    "{%- set call = message.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>"
+    "{{ call.arguments | tojson }}<|call|>"
+    "{%- elif message.role == 'assistant' %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>"
+    "{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 TEMPLATES = {
     "qwen": QWEN, "qwen3": QWEN3, "r1": R1, "llama": LLAMA, "mistral": MISTRAL, "mistral_args": MISTRAL_ARGS,
+    "coder": CODER, "seed": SEED, "glm": GLM, "minimax": MINIMAX, "gpt_oss": GPT_OSS,
 }  # fmt: skip
-FORMATS = {"qwen": "hermes", "qwen3": "hermes", "llama": "llama3", "mistral": "mistral", "mistral_args": "mistral_args"}
-SPECIAL = {"llama": ["<|python_tag|>"], "mistral": ["[TOOL_CALLS]"], "mistral_args": ["[TOOL_CALLS]", "[ARGS]"]}
+FORMATS = {
+    "qwen": "hermes", "qwen3": "hermes", "llama": "llama3", "mistral": "mistral", "mistral_args": "mistral_args",
+    "coder": "qwen3_coder", "seed": "seed_oss", "glm": "glm45", "minimax": "minimax_m2", "gpt_oss": "harmony",
+}  # fmt: skip
+REASONING = {"qwen3": "think", "r1": "think", "glm": "think", "gpt_oss": "harmony"}
+SPECIAL = {
+    "llama": ["<|python_tag|>"], "mistral": ["[TOOL_CALLS]"], "mistral_args": ["[TOOL_CALLS]", "[ARGS]"],
+    "glm": ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+    "gpt_oss": [f"<|{name}|>" for name in ("channel", "message", "start", "end", "call", "constrain", "return")],
+}  # fmt: skip
 ORDINARY = {  # tokens that texts are shown with
     "qwen": ["<tool_call>", "</tool_call>"],
     "qwen3": ["<tool_call>", "</tool_call>", "<think>", "</think>"],
     "r1": ["<think>", "</think>"],
+    "coder": ["<tool_call>", "</tool_call>"],
+    "glm": ["<tool_call>", "</tool_call>", "<think>", "</think>"],
+    "minimax": ["<minimax:tool_call>", "</minimax:tool_call>"],
 }
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from llmserve.errors import InvalidArgument, PromptTooLong, Unsupported, raise_problems
-from llmserve.stages.chat_style import AUTO, NONE, SWITCHES, ChatStyle, check_formats
+from llmserve.stages.chat_style import AUTO, NONE, SWITCHES, ChatStyle, check_formats, thought_markers
 from llmserve.stages.chat_template import NO_VALUES, ChatTemplate
 from llmserve.stages.files import TextFiles
-from llmserve.stages.reasoning import BEGIN, END, found_reasoning, is_open_after
+from llmserve.stages.reasoning import found_reasoning, is_open_after
 from llmserve.stages.token_lengths import check_length
 from llmserve.stages.tokenizer import Tokenizer
 from llmserve.stages.tool_formats.registry import TOOL_FORMATS, found_tool_format
@@ -304,7 +304,7 @@ class TemplateFormat:
     def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
         names = self.template.names | self.tool_template.names
         markers = [*TOOL_FORMATS[self.tool_format].markers] if self.tool_format else []
-        markers += [BEGIN, END] if self.reasoning else []
+        markers += [each for each in thought_markers(self.reasoning) if each not in markers]
         return ChatStyle(
             takes_tools="tools" in self.tool_template.names,
             tool_format=self.tool_format,
@@ -330,6 +330,8 @@ class TemplateFormat:
             more["tool_call_id"] = call_id(more["tool_call_id"])
         if "tool_calls" in more:
             more["tool_calls"] = [{**call, "id": call_id(str(call.get("id", "")))} for call in more["tool_calls"]]
+            if "reasoning_content" in more and not message.content:
+                more["thinking"] = more["reasoning_content"]  # gpt-oss's name for it, beside calls only
         return more
 
     def _is_special(self, marker: str) -> bool:

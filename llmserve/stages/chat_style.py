@@ -7,11 +7,12 @@ Found by the preprocess step, which has the template, for whoever reads the answ
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.stages import harmony
 from llmserve.stages.answer_parts import Part, PartKind, PartReader
 from llmserve.stages.reasoning import BEGIN, END, THINK, ThoughtReader
 from llmserve.stages.tool_formats.grammars import FREE_TEXT, json_rule, literal, special_name
@@ -45,14 +46,21 @@ class ChatStyle:
 
     @property
     def thought_markers(self) -> Sequence[str]:
-        return (BEGIN, END) if self.reasoning else ()
+        return thought_markers(self.reasoning)
 
-    def reader(self, names: Collection[str], *, continues: bool = False) -> PartReader | None:
-        """Of one answer that may call the named tools; None where all of it is text. `continues`: the prompt ends with
+    def reader(self, tools: Sequence[Tool], *, continues: bool = False) -> PartReader | None:
+        """Of one answer that may call the tools; None where all of it is text. `continues`: the prompt ends with
         the answer's own beginning, so it has thought."""
+        if self.reasoning == harmony.NAME:
+            return harmony.HarmonyReader(tools)
         thoughts = ThoughtReader(is_open=self.is_open) if self.reasoning and not continues else None
-        calls = self.tools.reader(names) if self.tools and names else None
+        calls = self.tools.reader(tools) if self.tools and tools else None
         return AnswerReader(thoughts, calls) if thoughts or calls else None
+
+
+def thought_markers(reasoning: str) -> Sequence[str]:
+    """Texts that mark thoughts in a form of them."""
+    return {"": (), harmony.NAME: harmony.MARKERS}.get(reasoning, (BEGIN, END))
 
 
 class AnswerReader:
@@ -89,6 +97,8 @@ def answer_guide(style: ChatStyle, wanted: Wanted, *, continues: bool = False) -
         assert style.tools is not None
         allowed = None if wanted.must_call else text
         answer = style.tools.rules(wanted.tools, allowed, several=wanted.several, special=style.special)
+    elif style.reasoning == harmony.NAME and not continues:
+        answer = harmony.Harmony().rules((), text, several=False, special=style.special)
     else:
         answer = f"answer: {text}"
     return f"{_start(style, continues)}\n{answer}\n{'' if wanted.must_call else rules}"
@@ -97,6 +107,8 @@ def answer_guide(style: ChatStyle, wanted: Wanted, *, continues: bool = False) -
 def _start(style: ChatStyle, continues: bool) -> str:
     if not style.reasoning or continues:
         return "start: answer"
+    if style.reasoning == harmony.NAME:
+        return harmony.start_rules(style.special)
     if END in style.special:
         thought = f"thought: {FREE_TEXT} {special_name(END)}"
     else:
@@ -109,7 +121,10 @@ def _start(style: ChatStyle, continues: bool) -> str:
 
 def check_formats(tool_format: str, reasoning_format: str) -> None:
     """Those that a config names. Raises `InvalidArgument`."""
-    rules = (("tool_format", tool_format, [*TOOL_FORMATS]), ("reasoning_format", reasoning_format, [THINK]))
+    rules = (
+        ("tool_format", tool_format, [*TOOL_FORMATS]),
+        ("reasoning_format", reasoning_format, [THINK, harmony.NAME]),
+    )
     problems = [
         f"{key} is '{value}', which is not one of {', '.join((AUTO, NONE, *known))}"
         for key, value, known in rules

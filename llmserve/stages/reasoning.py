@@ -5,15 +5,18 @@ Some chat templates end a prompt inside of a thought, which is then open when th
 
 from __future__ import annotations
 
+from llmserve.stages import harmony
 from llmserve.stages.answer_parts import Part, PartKind
 from llmserve.stages.stop_strings import num_held
 
 BEGIN, END = "<think>", "</think>"
-THINK = "think"  # the only form that is known
+THINK = "think"
 
 
 def found_reasoning(template: str) -> str:
     """The form of thoughts that a chat template knows; empty: none."""
+    if harmony.CHANNEL in template and harmony.MESSAGE in template:
+        return harmony.NAME
     return THINK if END in template else ""
 
 

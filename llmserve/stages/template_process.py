@@ -16,7 +16,9 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_WORK_S = 2.0  # of processor time, for each line; a conversation of 8,000 messages takes a tenth of a second
@@ -37,12 +39,22 @@ def main() -> None:
         sys.stdout.flush()
 
 
+class Generation(Extension):
+    """`{% generation %}`, with which templates mark for training what the assistant said. Here it marks nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja declares it
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class Renderer:
     """Answers with JSON: the template with the `names` that it reads, values with the `text`, all with a `problem`."""
 
     def __init__(self) -> None:
         self._environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
         )
         self._environment.globals["raise_exception"] = _raise_exception
         self._environment.globals["strftime_now"] = _strftime_now

@@ -175,6 +175,11 @@ def test_templates_trim_blocks_and_know_special_tokens() -> None:
     assert rendered == "<s>\n[fox]"
 
 
+def test_a_template_may_mark_what_the_assistant_said() -> None:
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}"
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": "x"}]) == "x|"
+
+
 def test_a_template_in_its_own_file_wins(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((tokenizer_dirs["qwen"] / "tokenizer.json").read_bytes())
     write_json(tmp_path, "tokenizer_config.json", chat_template=[{"name": "default", "template": "old"}])

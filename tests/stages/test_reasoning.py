@@ -9,7 +9,7 @@ import pytest
 from llmserve.stages.answer_parts import PartKind
 from llmserve.stages.chat_style import ChatStyle
 from llmserve.stages.reasoning import is_open_after
-from tests.stages.test_tool_formats import ways
+from tests.stages.test_tool_formats import TOOLS, ways
 
 THOUGHT = "Hm < 3.\n\nYes"
 CASES = {
@@ -40,7 +40,7 @@ def test_thoughts_and_answers(case: str) -> None:
 
 def test_an_answer_that_is_continued_has_thought() -> None:
     assert ChatStyle(reasoning="think", is_open=True).reader((), continues=True) is None
-    assert ChatStyle().reader(("f",)) is None
+    assert ChatStyle().reader(TOOLS) is None
 
 
 def test_where_a_prompt_ends() -> None:

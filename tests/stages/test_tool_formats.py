@@ -15,18 +15,31 @@ import pytest
 from llmserve.core import Guide
 from llmserve.errors import InvalidArgument
 from llmserve.stages.answer_parts import Part, PartKind
-from llmserve.stages.chat import chat_format
+from llmserve.stages.chat import TemplateFormat, chat_format, messages_of
 from llmserve.stages.chat_style import ChatStyle, Wanted, answer_guide
 from llmserve.stages.files import TextFiles
 from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from llmserve.stages.tool_formats.registry import TOOL_FORMATS
+from llmserve.stages.tool_formats.tagged_arguments import argument
 from llmserve.stages.tool_formats.tool_format import Tool
-from tests.chat_templates import FORMATS, SPECIAL, TEMPLATES, write_talker
+from tests.chat_templates import FORMATS, REASONING, SPECIAL, TEMPLATES, write_talker
 from tests.stages.test_guides import walk
 
 VOCAB_SIZE = 420
-NAMES = ("weather", "time-now")
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "home": {"$ref": "#/$defs/place"},
+    },
+    "required": ["name", "age", "home"],
+    "additionalProperties": False,
+    "$defs": {"place": {"enum": ["Rome", "Bern"]}},
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = (Tool("weather", PERSON), Tool("time-now", NOTHING))
 CALL = ("weather", '{"city": "Rome \\"{", "days": [1, {"a": "}"}]}')
 OTHER = ("time-now", "{}")
 Calls = list[tuple[str, str]]
@@ -39,14 +52,14 @@ def said(parts: list[Part]) -> tuple[str, Calls]:
             text += part.text
         elif part.kind is PartKind.CALL:
             calls.append((part.text, ""))
-        else:
+        elif part.kind is PartKind.ARGUMENTS:
             name, arguments = calls[-1]
             calls[-1] = name, arguments + part.text
     return text, calls
 
 
 def read(name: str, answer: str, cuts: list[int]) -> tuple[str, Calls]:
-    reader = TOOL_FORMATS[name].reader(NAMES)
+    reader = TOOL_FORMATS[name].reader(TOOLS)
     places = [0, *cuts, len(answer)]
     parts = [part for a, b in itertools.pairwise(places) for part in reader.read(answer[a:b])]
     return said([*parts, *reader.read("", is_last=True)])
@@ -105,6 +118,74 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
     "mistral by name": (
         "mistral_args", f"[TOOL_CALLS]weather[ARGS]{CALL[1]}[TOOL_CALLS]time-now[ARGS]{{}}", "", [CALL, OTHER],
     ),
+    "coder": (
+        "qwen3_coder",
+        "Well.\n<tool_call>\n<function=weather>\n<parameter=name>\n 5 \n\n</parameter>\n"
+        "<parameter=age>\n5\n</parameter>\n<parameter=home>\nRome\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=time-now>\n</function>\n</tool_call>",
+        "Well.", [("weather", '{"name": " 5 \\n", "age": 5, "home": "Rome"}'), OTHER],
+    ),
+    "coder with unknown arguments": (
+        "qwen3_coder",
+        "<tool_call><function=weather><parameter=x>True</parameter><parameter=y>{a</parameter>"
+        "<parameter=age>old</parameter><parameter=x>2</parameter></function></tool_call>Done",
+        "Done", [("weather", '{"x": true, "y": "{a", "age": "old"}')],
+    ),
+    "seed": (
+        "seed_oss",
+        "Well.<seed:tool_call>\n<function=weather>\n<parameter=name> a\n</parameter>\n<parameter=age>5</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        "Well.", [("weather", '{"name": " a\\n", "age": 5}')],
+    ),
+    "coder cut off": (
+        "qwen3_coder", "<tool_call>\n<function=weather>\n<parameter=age>\n5\n</parameter>\n<parameter=na", "",
+        [("weather", '{"age": 5')],
+    ),
+    "coder with an unknown tool": (
+        "qwen3_coder", "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>", [],
+    ),
+    "coder without a function": ("qwen3_coder", "a <tool_call> b" + "c" * 300, "a<tool_call> b" + "c" * 300, []),
+    "glm": (
+        "glm45",
+        "Well.\n<tool_call>weather\n<arg_key>name</arg_key>\n<arg_value>5\n</arg_value>\n<arg_key>age</arg_key>\n"
+        "<arg_value>5</arg_value>\n</tool_call>\n<tool_call>time-now</tool_call>",
+        "Well.", [("weather", '{"name": "5\\n", "age": 5}'), OTHER],
+    ),
+    "glm without line breaks": (
+        "glm45", "<tool_call>weather<arg_key>age</arg_key><arg_value>[1]</arg_value></tool_call>.", ".",
+        [("weather", '{"age": "[1]"}')],
+    ),
+    "minimax": (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="name">a\nb</parameter>\n</invoke>\n'
+        '<invoke name="time-now">\n</invoke>\n</minimax:tool_call>\n',
+        "", [("weather", '{"name": "a\\nb"}'), OTHER],
+    ),
+    "harmony": (
+        "harmony",
+        "<|channel|>analysis<|message|>Hm <|x|>.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        f"<|constrain|>json<|message|>{CALL[1]}<|call|>",
+        "", [CALL],
+    ),
+    "harmony with a preamble": (
+        "harmony",
+        "<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant to=functions.time-now<|channel|>commentary json<|message|>",
+        "I look.", [("time-now", "")],
+    ),
+    "harmony without arguments": (
+        "harmony", "<|channel|>commentary to=functions.time-now<|message|><|call|>", "", [OTHER],
+    ),
+    "harmony in two messages": (
+        "harmony", "<|channel|>final<|message|>One<|end|><|start|>assistant<|channel|>final<|message|>two<|return|>",
+        "One\n\ntwo", [],
+    ),
+    "harmony of an unknown tool": (
+        "harmony", '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>', '{"a": 1}', [],
+    ),
+    "harmony in words": ("harmony", "assistants help", "assistants help", []),
+    "harmony that ends in its head": ("harmony", "<|channel|>final<|message|>Yes.<|end|><|start|>assi", "Yes.", []),
     "mistral by an unknown name": ("mistral_args", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]f[ARGS]{}", []),
 }  # fmt: skip
 
@@ -117,7 +198,7 @@ def test_an_answer_is_read_however_it_is_cut(case: str) -> None:
 
 
 def test_a_name_comes_before_its_arguments_and_these_as_they_come() -> None:
-    reader = TOOL_FORMATS["hermes"].reader(NAMES)
+    reader = TOOL_FORMATS["hermes"].reader(TOOLS)
     parts = [
         reader.read(piece) for piece in ('<tool_call>{"name": "weather", "arguments": {', '"city": ', '"Rome"', "}}")
     ]
@@ -130,7 +211,7 @@ def test_a_name_comes_before_its_arguments_and_these_as_they_come() -> None:
 
 
 def test_text_is_not_held_back_longer_than_it_may_mark_a_call() -> None:
-    reader = TOOL_FORMATS["hermes"].reader(NAMES)
+    reader = TOOL_FORMATS["hermes"].reader(TOOLS)
     assert [reader.read(piece) for piece in ("one", " <", "two")] == [
         [Part(PartKind.TEXT, "one")], [], [Part(PartKind.TEXT, " <two")],
     ]  # fmt: skip
@@ -163,9 +244,10 @@ def style_of(path: Path, **values: Any) -> ChatStyle:
 def test_the_form_is_that_of_the_chat_template(kind: str, talkers: dict[str, Path]) -> None:
     style = style_of(talkers[kind])
     assert (style.tool_format, style.takes_tools) == (FORMATS.get(kind, ""), kind in FORMATS)
-    assert (style.reasoning, style.is_open) == ("think" if kind in ("qwen3", "r1") else "", kind == "r1")
+    assert (style.reasoning, style.is_open) == (REASONING.get(kind, ""), kind == "r1")
     assert list(style.special) == SPECIAL.get(kind, [])
-    assert list(style.switches) == (["enable_thinking"] if kind == "qwen3" else [])
+    switches = {"qwen3": ["enable_thinking"], "glm": ["enable_thinking"], "gpt_oss": ["reasoning_effort"]}
+    assert list(style.switches) == switches.get(kind, [])
     again = ChatStyle.from_json(style.to_json())
     assert (again.tools, list(again.special)) == (style.tools, list(style.special))
 
@@ -189,19 +271,6 @@ def test_a_template_that_wants_more_than_a_question_opens_no_thought(tmp_path: P
     assert (style_of(tmp_path).reasoning, style_of(tmp_path).is_open) == ("think", False)
 
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-        "home": {"$ref": "#/$defs/place"},
-    },
-    "required": ["name", "age", "home"],
-    "additionalProperties": False,
-    "$defs": {"place": {"enum": ["Rome", "Bern"]}},
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-TOOLS = (Tool("weather", PERSON), Tool("time-now", NOTHING))
 SCHEMAS = {"weather": PERSON, "time-now": NOTHING}
 
 
@@ -222,12 +291,20 @@ def answers(guide: Guide, tokenizer: Tokenizer, count: int) -> list[str]:
     return [tokenizer.decode(each, skip_special_tokens=False) for each in found if each is not None]
 
 
+ONE_CALL = ("llama", "gpt_oss")  # forms of a single call
+
+
 def one_call(kind: str) -> str:
     return {
         "hermes": '<tool_call>\n{"name": "time-now", "arguments": {}}\n</tool_call>',
         "llama3": '{"name": "time-now", "parameters": {}}',
         "mistral": '[TOOL_CALLS][{"name": "time-now", "arguments": {}}]',
         "mistral_args": "[TOOL_CALLS]time-now[ARGS]{}",
+        "qwen3_coder": "<tool_call>\n<function=time-now>\n</function>\n</tool_call>",
+        "seed_oss": "<seed:tool_call>\n<function=time-now>\n</function>\n</seed:tool_call>",
+        "glm45": "<tool_call>time-now\n</tool_call>",
+        "minimax_m2": '<minimax:tool_call>\n<invoke name="time-now">\n</invoke>\n</minimax:tool_call>',
+        "harmony": "<|channel|>commentary to=functions.time-now <|constrain|>json<|message|>{}",
     }[FORMATS[kind]]
 
 
@@ -235,6 +312,8 @@ def two_calls(kind: str) -> str:
     one = one_call(kind)
     if kind == "mistral":
         return one[:-1] + ", " + one.removeprefix("[TOOL_CALLS][")
+    if kind == "minimax":
+        return one.replace("</invoke>\n", '</invoke>\n<invoke name="time-now">\n</invoke>\n')
     return one + {"llama": "; ", "mistral_args": ""}.get(kind, "\n") + one
 
 
@@ -246,7 +325,7 @@ def test_calls_that_have_to_be_made_follow_their_schemas(kind: str, several: boo
     found = answers(guide, tokenizer, 60)
     assert len(found) > 10
     for answer in found:
-        reader = style.reader(NAMES)
+        reader = style.reader(TOOLS)
         assert reader is not None
         parts = reader.read(answer, is_last=True)
         text, calls = said([part for part in parts if part.kind is not PartKind.THOUGHT])
@@ -255,18 +334,19 @@ def test_calls_that_have_to_be_made_follow_their_schemas(kind: str, several: boo
         for name, arguments in calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     assert follows(guide, tokenizer, one_call(kind))
-    assert follows(guide, tokenizer, two_calls(kind)) == (several and kind != "llama")
+    assert follows(guide, tokenizer, two_calls(kind)) == (several and kind not in ONE_CALL)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_text_may_stand_instead_of_calls_but_not_for_one(kind: str, talkers: dict[str, Path]) -> None:
     guide, tokenizer = compiled(talkers[kind], Wanted(TOOLS, several=False))
-    lead = {"hermes": "<tool_call>\n", "llama3": '{"name": "'}.get(FORMATS[kind], "[TOOL_CALLS]")
-    assert follows(guide, tokenizer, "The fox runs.")
+    words = "<|channel|>final<|message|>" if kind == "gpt_oss" else ""
+    lead = one_call(kind)[: one_call(kind).index("time-now")]
+    assert follows(guide, tokenizer, f"{words}The fox runs.")
     assert not follows(guide, tokenizer, f"{lead}The fox runs.")
     assert follows(guide, tokenizer, one_call(kind))
     assert not follows(guide, tokenizer, one_call(kind).replace("time-now", "time-off"))
-    if kind != "llama":
+    if kind not in ONE_CALL:
         assert follows(guide, tokenizer, f"Well. {one_call(kind)}")
 
 
@@ -285,6 +365,80 @@ def test_a_format_stands_instead_of_calls(talkers: dict[str, Path]) -> None:
     assert follows(guide, tokenizer, '{"name": "a", "age": 3, "home": "Rome"}')
     assert follows(guide, tokenizer, '<tool_call>\n{"name": "time-now", "arguments": {}}\n</tool_call>')
     assert not follows(guide, tokenizer, "The fox")
+
+
+def test_a_format_holds_in_the_channel_of_answers(talkers: dict[str, Path]) -> None:
+    guide, tokenizer = compiled(talkers["gpt_oss"], Wanted(schema=NOTHING))
+    thought = "<|channel|>analysis<|message|>A { thought.<|end|><|start|>assistant"
+    for before in ("", thought):
+        assert follows(guide, tokenizer, f"{before}<|channel|>final<|message|>{{}}")
+        assert not follows(guide, tokenizer, f"{before}<|channel|>final<|message|>Text")
+    assert not follows(guide, tokenizer, "{}")
+
+
+def test_channels_are_thoughts_and_text_without_tools(talkers: dict[str, Path]) -> None:
+    answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    style = style_of(talkers["gpt_oss"])
+    for cuts in ways(answer):
+        reader = style.reader(())
+        assert reader is not None
+        places = [0, *cuts, len(answer)]
+        parts = [part for a, b in itertools.pairwise(places) for part in reader.read(answer[a:b])]
+        parts += reader.read("", is_last=True)
+        thought = "".join(part.text for part in parts if part.kind is PartKind.THOUGHT)
+        assert (thought, said([part for part in parts if part.kind is PartKind.TEXT])) == ("Hm.", ("Yes.", []))
+
+
+def test_a_thought_goes_with_its_calls_to_a_template_of_channels(talkers: dict[str, Path]) -> None:
+    form = chat_format(load_tokenizer(talkers["gpt_oss"]), TextFiles.read(talkers["gpt_oss"]))
+    assert isinstance(form, TemplateFormat)
+    call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [call], "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ]
+    text = form.text(messages_of(messages), tools=[{"type": "function", "function": {"name": "weather"}}])
+    assert "<|channel|>analysis<|message|>Hm.<|end|>" in text
+    assert 'to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>' in text
+
+
+MIXED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["C", "F", 5]}, "days": {"type": ["integer", "null"]}, "note": {"anyOf": [{"type": "string"}]},
+        "place": {"$ref": "#/$defs/place"}, "any": {}, "self": {"$ref": "#/properties/self"},
+    },
+    "$defs": {"place": {"type": "array", "items": {"$ref": "#/$defs/name"}}, "name": {"type": "string"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("unit", "C", '"C"'), ("unit", "5", "5"), ("days", "None", "null"), ("days", "3", "3"), ("days", "x", '"x"'),
+        ("note", "3", '"3"'), ("place", '["a"]', '["a"]'), ("any", "[1", '"[1"'), ("any", "true", "true"),
+        ("self", "1", "1"), ("days", "true", '"true"'),
+        ("place", "['a']", '["a"]'), ("any", "{1: {2}}", '"{1: {2}}"'), ("days", "(" * 5000, json.dumps("(" * 5000)),
+        ("days", "1e999", '"1e999"'), ("any", "NaN", '"NaN"'),
+    ],
+)  # fmt: skip
+def test_a_value_in_tags_has_the_type_of_its_schema(key: str, text: str, expected: str) -> None:
+    assert argument(text, MIXED["properties"][key], MIXED) == expected
+
+
+@pytest.mark.parametrize("kind", ["coder", "glm", "minimax"])
+def test_guided_values_in_tags_follow_schemas_with_references(kind: str, talkers: dict[str, Path]) -> None:
+    needed = {**MIXED, "required": ["unit", "place"]}
+    tools = (Tool("weather", needed),)
+    guide, tokenizer = compiled(talkers[kind], Wanted(tools, must_call=True, several=False))
+    found = answers(guide, tokenizer, 60)
+    assert len(found) > 2
+    for answer in found:
+        parts = TOOL_FORMATS[FORMATS[kind]].reader(tools).read(answer, is_last=True)
+        ((_, arguments),) = said(parts)[1]
+        named = {key: value for key, value in json.loads(arguments).items() if key in ("unit", "place")}
+        jsonschema.validate(named, needed)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "r1"])

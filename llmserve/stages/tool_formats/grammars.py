@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmserve.stages.tool_formats.tool_format import Tool
@@ -31,6 +31,31 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     """A value that follows the schema."""
     options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
     return f"%json {json.dumps({**schema, **options}, ensure_ascii=False)}"
+
+
+def spelled(text: str, special: Collection[str]) -> str:
+    """A fixed text in which some markers are special tokens."""
+    if not special:
+        return literal(text)
+    parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
+    return " ".join(marked(part, special) for part in parts if part)
+
+
+def until(rule: str, text: str, end: str, special: Collection[str]) -> Iterator[str]:
+    """A rule of any text that a regular expression fits, and its first end."""
+    marker = next((each for each in special if each in end), None)
+    terminal = rule.upper()
+    yield f"{terminal}: {text}"
+    yield f"{rule}: {terminal} {spelled(end, special)}" if marker else f"{rule}[lazy]: {terminal} {literal(end)}"
+
+
+def answer_rules(text: str | None, begin: str, body: str, special: Collection[str]) -> str:
+    """`answer`: calls, which a marker begins; or `text`, behind which they may stand if it is free."""
+    marker = marked(begin, special)
+    if text != FREE_TEXT:
+        return f"answer: calls{'' if text is None else f' | {text}'}\ncalls: {marker} {body}"
+    lead = f"lead: TEXT {marker}" if begin in special else f"lead[lazy]: TEXT {marker}"
+    return f"answer: TEXT | lead {body}\nTEXT: {FREE_TEXT}\n{lead}"
 
 
 def tool_rules(tools: Sequence[Tool], member: str) -> str:

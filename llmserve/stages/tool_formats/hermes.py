@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from llmserve.stages.answer_parts import PartReader
-from llmserve.stages.tool_formats.grammars import FREE_TEXT, literal, marked, tool_rules
+from llmserve.stages.tool_formats.grammars import answer_rules, marked, tool_rules
 from llmserve.stages.tool_formats.json_calls import CallReader
 from llmserve.stages.tool_formats.tool_format import Tool
 
@@ -23,18 +23,13 @@ class Hermes:
     name: str = "hermes"
     markers: Sequence[str] = (BEGIN, END)
 
-    def reader(self, names: Collection[str]) -> PartReader:
-        return HermesReader(names, BEGIN)
+    def reader(self, tools: Sequence[Tool]) -> PartReader:
+        return HermesReader([tool.name for tool in tools], BEGIN)
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
-        begin, end = marked(BEGIN, special), marked(END, special)
-        body = rf'"\n" tool "\n" {end}'
-        more = rf'("\n" {begin} {body})*' if several else ""
-        rules = f"calls: {begin} {body} {more}\n{tool_rules(tools, 'arguments')}"
-        if text == FREE_TEXT:
-            lead = f"lead: TEXT {begin}" if BEGIN in special else f"lead[lazy]: TEXT {literal(BEGIN)}"
-            return f"answer: TEXT | lead {body} {more}\nTEXT: {FREE_TEXT}\n{lead}\n{rules}"
-        return f"answer: calls{'' if text is None else f' | {text}'}\n{rules}"
+        body = rf'"\n" tool "\n" {marked(END, special)}'
+        more = rf' ("\n" {marked(BEGIN, special)} {body})*' if several else ""
+        return f"{answer_rules(text, BEGIN, body + more, special)}\n{tool_rules(tools, 'arguments')}"
 
     def call_id(self, call_id: str) -> str:
         return call_id

@@ -23,8 +23,8 @@ class Llama3:
     name: str = "llama3"
     markers: Sequence[str] = (PYTHON_TAG,)
 
-    def reader(self, names: Collection[str]) -> PartReader:
-        return Llama3Reader(names, PYTHON_TAG)
+    def reader(self, tools: Sequence[Tool]) -> PartReader:
+        return Llama3Reader([tool.name for tool in tools], PYTHON_TAG)
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
         """One call, whatever `several` says: its templates take no more back."""

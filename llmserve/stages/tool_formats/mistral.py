@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from llmserve.stages.answer_parts import Part, PartKind, PartReader
-from llmserve.stages.tool_formats.grammars import FREE_TEXT, arguments_rules, literal, marked, tool_rules
+from llmserve.stages.tool_formats.grammars import answer_rules, arguments_rules, literal, marked, tool_rules
 from llmserve.stages.tool_formats.json_calls import CallReader, ValueEnd
 from llmserve.stages.tool_formats.tool_format import Tool
 
@@ -27,14 +27,13 @@ class Mistral:
     name: str = "mistral"
     markers: Sequence[str] = (CALLS,)
 
-    def reader(self, names: Collection[str]) -> PartReader:
-        return MistralReader(names, CALLS)
+    def reader(self, tools: Sequence[Tool]) -> PartReader:
+        return MistralReader([tool.name for tool in tools], CALLS)
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
-        begin = marked(CALLS, special)
         more = '(", " tool)*' if several else ""
-        rules = f'calls: {begin} " "? "[" tool {more} "]"\n{tool_rules(tools, "arguments")}'
-        return _answer(text, begin, f'" "? "[" tool {more} "]"', special) + rules
+        body = f'" "? "[" tool {more} "]"'
+        return f"{answer_rules(text, CALLS, body, special)}\n{tool_rules(tools, 'arguments')}"
 
     def call_id(self, call_id: str) -> str:
         return _short_id(call_id)
@@ -47,26 +46,19 @@ class MistralNamed:
     name: str = "mistral_args"
     markers: Sequence[str] = (CALLS, ARGS)
 
-    def reader(self, names: Collection[str]) -> PartReader:
-        return MistralReader(names, CALLS)
+    def reader(self, tools: Sequence[Tool]) -> PartReader:
+        return MistralReader([tool.name for tool in tools], CALLS)
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
         begin, args = marked(CALLS, special), marked(ARGS, special)
         more = f"({begin} tool)*" if several else ""
         each = "\n".join(f"tool_{i}: {literal(tool.name)} {args} args_{i}" for i, tool in enumerate(tools))
         either = " | ".join(f"tool_{i}" for i in range(len(tools)))
-        rules = f"calls: {begin} tool {more}\ntool: {either}\n{each}\n{arguments_rules(tools)}"
-        return _answer(text, begin, f"tool {more}", special) + rules
+        answer = answer_rules(text, CALLS, f"tool {more}", special)
+        return f"{answer}\ntool: {either}\n{each}\n{arguments_rules(tools)}"
 
     def call_id(self, call_id: str) -> str:
         return _short_id(call_id)
-
-
-def _answer(text: str | None, begin: str, body: str, special: Collection[str]) -> str:
-    if text == FREE_TEXT:
-        lead = f"lead: TEXT {begin}" if CALLS in special else f"lead[lazy]: TEXT {begin}"
-        return f"answer: TEXT | lead {body}\nTEXT: {FREE_TEXT}\n{lead}\n"
-    return f"answer: calls{'' if text is None else f' | {text}'}\n"
 
 
 def _short_id(call_id: str) -> str:

@@ -26,8 +26,8 @@ class ToolFormat(Protocol):
         """Texts that mark calls. Some of them are special tokens in some vocabularies."""
         ...
 
-    def reader(self, names: Collection[str]) -> PartReader:
-        """Of one answer. What looks like a call of a tool that is not in `names` is text."""
+    def reader(self, tools: Sequence[Tool]) -> PartReader:
+        """Of one answer. What looks like a call of another tool is text."""
         ...
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:

@@ -16,7 +16,7 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.engine.open import open_engine
-from tests.chat_templates import write_talker
+from tests.chat_templates import FORMATS, write_talker
 from tests.checkpoints import make_checkpoint
 from tests.frontends.server import RunningServer
 from tests.frontends.text.conftest import serving
@@ -46,7 +46,7 @@ TOOLS: list[Any] = [
 ASKED: list[Any] = [{"role": "user", "content": "Do it"}]
 
 
-@pytest.fixture(scope="module", params=["qwen", "qwen3", "llama", "mistral", "mistral_args"])
+@pytest.fixture(scope="module", params=list(FORMATS))
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with real_talker(tmp_path_factory.mktemp(request.param), request.param) as server:
         yield server
@@ -86,7 +86,7 @@ def test_required_calls_validate_however_they_are_drawn(real: RunningServer) -> 
 
 def test_a_named_tool_is_the_one_that_is_called(real: RunningServer) -> None:
     choice: Any = {"type": "function", "function": {"name": "go_to"}}
-    asked: Any = {"model": MODEL, "messages": ASKED, "tools": TOOLS, "max_tokens": 500, "temperature": 1, "seed": 1}
+    asked: Any = {"model": MODEL, "messages": ASKED, "tools": TOOLS, "max_tokens": 3000, "temperature": 1, "seed": 1}
     with openai.OpenAI(base_url=f"{real.http_url}/v1", api_key="none", max_retries=0) as client:
         with client.chat.completions.stream(**asked, tool_choice=choice) as stream:
             made = stream.get_final_completion().choices[0]

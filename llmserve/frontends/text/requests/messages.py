@@ -60,13 +60,13 @@ class Conversations:
         if talk.tools.functions:
             _check_tools(ensemble, style)
         prompt = dict(await self.values(ensemble, talk.messages, given, talk.tools))
-        names = talk.tools.names()
-        if _shows_special(ensemble, style, bool(names)):
+        tools = talk.tools.tools()
+        if _shows_special(ensemble, style, bool(tools)):
             prompt["skip_special_tokens"] = [False]
         return Prepared(
             prompt,
             _guide(ensemble, style, talk),
-            lambda: style.reader(names, continues=talk.continues),
+            lambda: style.reader(tools, continues=talk.continues),
             thinks=bool(style.reasoning),
         )
 

@@ -94,9 +94,6 @@ class ToolUse:
             or len(self.functions) < len(self.given)
         )  # fmt: skip
 
-    def names(self) -> list[str]:
-        return [each.name for each in self.functions]
-
     def documents(self) -> list[dict[str, Json]]:
         return [each.document() for each in self.given]
 

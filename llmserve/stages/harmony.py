@@ -1,0 +1,133 @@
+"""Harmony, the form of gpt-oss's answers: messages in channels. Thoughts are in `analysis`, calls of tools in
+`commentary`, the answer in `final`.
+
+<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary to=functions.weather
+<|constrain|>json<|message|>{"city": "Rome"}<|call|>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from llmserve.stages.answer_parts import Part, PartKind, PartReader
+from llmserve.stages.stop_strings import num_held
+from llmserve.stages.tool_formats.grammars import FREE_TEXT, arguments_rules, literal, marked, until
+from llmserve.stages.tool_formats.tool_format import Tool
+
+NAME = "harmony"
+CHANNEL, MESSAGE, START, END, CALL = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"
+CONSTRAIN, RETURN = "<|constrain|>", "<|return|>"
+MARKERS = (CHANNEL, MESSAGE, START, END, CALL, CONSTRAIN, RETURN)
+ENDS = (END, CALL, RETURN, START, CHANNEL)  # of a message; the last two where a model has forgotten the end
+HEADS = (CHANNEL, START, " to=", "to=", "assistant", MESSAGE)  # with which an answer may begin
+IN_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
+MAX_HEAD = 400  # characters in front of a message
+
+
+@dataclass(frozen=True, slots=True)
+class Harmony:
+    """Its tool calls. Whole answers are read and guided here, too: see `ChatStyle`."""
+
+    name: str = NAME
+    markers: Sequence[str] = MARKERS
+
+    def reader(self, tools: Sequence[Tool]) -> PartReader:
+        return HarmonyReader(tools)
+
+    def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
+        """One call, whatever `several` says: its token ends the answer."""
+        channel, message = marked(CHANNEL, special), marked(MESSAGE, special)
+        final = f"\nfinal: {channel} {literal('final')} {message} {text}" if text is not None else ""
+        if not tools:
+            return f"answer: final{final}"
+        head = f"{channel} {literal('commentary to=functions.')} tool"
+        tail = f'" "? {marked(CONSTRAIN, special)} "json" {message}'
+        each = "\n".join(f"tool_{i}: {literal(tool.name)} {tail} args_{i}" for i, tool in enumerate(tools))
+        either = " | ".join(f"tool_{i}" for i in range(len(tools)))
+        answer = f"answer: call{' | final' if final else ''}{final}"
+        return f"{answer}\ncall: {head}\ntool: {either}\n{each}\n{arguments_rules(tools)}"
+
+    def call_id(self, call_id: str) -> str:
+        return call_id
+
+
+def start_rules(special: Collection[str]) -> str:
+    """Of a guide: a thought may come before the answer."""
+    thought = "\n".join(until("thought", FREE_TEXT, END, special))
+    head = f"{marked(CHANNEL, special)} {literal('analysis')} {marked(MESSAGE, special)}"
+    return f'start: ({head} thought {marked(START, special)} "assistant")? answer\n{thought}'
+
+
+class HarmonyReader:
+    """Of one answer, with or without tools. An answer without channels is text."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._names = {tool.name for tool in tools}
+        self._waiting = ""
+        self._kind: PartKind | None = None  # of the message that is read; None: its head comes
+        self._has_begun = False
+        self._needs_break: dict[PartKind, bool] = {}  # of kinds that were told: whether another message begins
+        self._has_arguments = True
+
+    def read(self, text: str, *, is_last: bool = False) -> list[Part]:
+        self._waiting += text
+        parts: list[Part] = []
+        while self._head(parts, is_last) if self._kind is None else self._body(parts, is_last):
+            pass
+        return parts
+
+    def _head(self, parts: list[Part], is_last: bool) -> bool:
+        if not self._has_begun and not self._may_be_head():
+            self._kind = PartKind.TEXT
+            return True
+        place = self._waiting.find(MESSAGE)
+        if place < 0 and len(self._waiting) < MAX_HEAD:
+            if is_last and not self._has_begun:
+                self._kind = PartKind.TEXT
+                return True
+            self._waiting = "" if is_last else self._waiting
+            return False
+        head = self._waiting[:place] if place >= 0 else ""
+        self._waiting = self._waiting[place + len(MESSAGE) :] if place >= 0 else self._waiting
+        channel, recipient = IN_CHANNEL.search(head), RECIPIENT.search(head)
+        self._has_begun = True
+        if recipient is not None and recipient[1] in self._names:
+            self._kind, self._has_arguments = PartKind.ARGUMENTS, False
+            parts.append(Part(PartKind.CALL, recipient[1]))
+        else:
+            is_thought = channel is not None and channel[1] == "analysis"
+            self._kind = PartKind.THOUGHT if is_thought else PartKind.TEXT
+        return True
+
+    def _may_be_head(self) -> bool:
+        return any(self._waiting.startswith(head) or head.startswith(self._waiting) for head in HEADS)
+
+    def _body(self, parts: list[Part], is_last: bool) -> bool:
+        assert self._kind is not None
+        found = [(place, end) for end in ENDS if (place := self._waiting.find(end)) >= 0]
+        if not found:
+            kept = 0 if is_last else num_held(self._waiting, ENDS)
+            self._tell(parts, self._kind, self._waiting[: len(self._waiting) - kept])
+            self._waiting = self._waiting[len(self._waiting) - kept :]
+            return False
+        place, end = min(found)
+        self._tell(parts, self._kind, self._waiting[:place])
+        self._waiting = self._waiting[place if end in (START, CHANNEL) else place + len(end) :]
+        if not self._has_arguments:
+            self._tell(parts, PartKind.ARGUMENTS, "{}")
+        if self._kind in self._needs_break:
+            self._needs_break[self._kind] = True
+        self._kind, self._has_begun = None, True
+        return True
+
+    def _tell(self, parts: list[Part], kind: PartKind, text: str) -> None:
+        if not text:
+            return
+        self._has_arguments = True
+        if self._needs_break.get(kind) and kind is not PartKind.ARGUMENTS:
+            text = f"\n\n{text}"
+        self._needs_break[kind] = False
+        parts.append(Part(kind, text))

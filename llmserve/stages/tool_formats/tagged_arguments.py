@@ -1,0 +1,250 @@
+"""Forms that put each argument of a call into tags of its own: Qwen3-Coder's (and Seed-OSS's), GLM-4.5's, MiniMax-M2's.
+
+<tool_call>                     <tool_call>weather              <minimax:tool_call>
+<function=weather>              <arg_key>city</arg_key>         <invoke name="weather">
+<parameter=city>                <arg_value>Rome</arg_value>     <parameter name="city">Rome</parameter>
+Rome                            </tool_call>                    </invoke>
+</parameter>                                                    </minimax:tool_call>
+</function>
+</tool_call>
+
+A value is a text as it is, or JSON: the tool's schema decides. Guides hold a text to its choices and lengths, not to a
+pattern or format.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from llmserve.stages.answer_parts import Part, PartKind, PartReader
+from llmserve.stages.tool_formats.grammars import FREE_TEXT, answer_rules, json_rule, literal, spelled, until
+from llmserve.stages.tool_formats.json_calls import CallReader
+from llmserve.stages.tool_formats.tool_format import Tool
+
+MAX_HEAD = 300  # characters within which a call's name is known
+MAX_COUNTED = 1000  # characters of a text: a guide that counts further is slow to compile
+JSON_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
+    "array": (list,), "null": (type(None),),
+}  # fmt: skip
+MAX_LITERAL = 10_000  # characters of a value as Python spells it: older templates of Qwen3-Coder and Seed-OSS do
+
+
+@dataclass(frozen=True)
+class TaggedArguments:
+    name: str
+    begin: str
+    end: str
+    call: tuple[str, str]  # around a tool's name
+    call_end: str  # empty: `end` itself
+    key: tuple[str, str]  # around an argument's name
+    value: tuple[str, str]  # around its value, with the line breaks that belong to neither
+    separate: bool = True  # each call has a `begin` of its own
+    tags: Sequence[str] = ()  # beside `begin` and `end`: of which some are tokens
+
+    @property
+    def markers(self) -> Sequence[str]:
+        return (self.begin, self.end, *self.tags)
+
+    def reader(self, tools: Sequence[Tool]) -> PartReader:
+        return TaggedReader(tools, self)
+
+    def call_id(self, call_id: str) -> str:
+        return call_id
+
+    @cached_property
+    def head(self) -> re.Pattern[str]:
+        before, after = map(re.escape, self.call)
+        return re.compile(rf'\s*{before}([^\s<>"]+)' + (after or r"(?=\s*<)"))
+
+    @cached_property
+    def opening(self) -> re.Pattern[str]:
+        before, after = map(re.escape, self.key)
+        value = self.value[0].strip()
+        return re.compile(rf"{before}([^<>\n]+?){after}" + (rf"\s*{re.escape(value)}" if value else ""))
+
+    def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
+        begin, end = spelled(self.begin, special), spelled(self.end, special)
+        if self.separate:
+            one = f'"\\n"? tool {end}' if self.call_end else f"tool {end}"
+            body = f'{one} ("\\n" {begin} {one})*' if several else one
+        else:
+            body = f'"\\n" tool {"tool*" if several else ""} {end}'
+        each = [line for i, tool in enumerate(tools) for line in self._tool_rules(i, tool, special)]
+        either = " | ".join(f"tool_{i}" for i in range(len(tools)))
+        return "\n".join([answer_rules(text, self.begin, body, special), f"tool: {either}", *each])
+
+    def _tool_rules(self, i: int, tool: Tool, special: Collection[str]) -> Iterator[str]:
+        """Arguments in the schema's order. Tools without named ones take any."""
+        named: Mapping[str, Any] = tool.parameters.get("properties") or {}
+        required = tool.parameters.get("required", ())
+        listed = [f"arg_{i}_{j}{'' if key in required else '?'}" for j, key in enumerate(named)]
+        head = spelled("".join((self.call[0], tool.name, self.call[1])), special)
+        tail = spelled(f"{self.call_end}\n", special) if self.call_end else ""
+        yield f'tool_{i}: {head} "\\n"? {" ".join(listed)} {tail}'
+        for j, (key, schema) in enumerate(named.items()):
+            before = spelled("".join((self.key[0], key, self.key[1], self.value[0])), special)
+            yield f'arg_{i}_{j}: {before} value_{i}_{j} "\\n"?'
+            yield from self._value_rules(f"value_{i}_{j}", resolved(schema, tool.parameters), tool, special)
+
+    def _value_rules(self, rule: str, schema: Any, tool: Tool, special: Collection[str]) -> Iterator[str]:
+        end = spelled(self.value[1], special)
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else []) if isinstance(schema, dict) else []
+        if choices:
+            texts = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in choices]
+            yield f"{rule}: ({' | '.join(map(literal, texts))}) {end}"
+        elif "string" in types_of(schema, tool.parameters):
+            yield from until(rule, _text_pattern(schema), self.value[1], special)
+        else:
+            shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+            yield f"{rule}: {rule}_json {end}"
+            yield f"{rule}_json: {json_rule({**shared, **schema} if isinstance(schema, dict) else {})}"
+
+
+def _text_pattern(schema: Any) -> str:
+    most, least = (schema.get(key) for key in ("maxLength", "minLength")) if isinstance(schema, dict) else (None, None)
+    if all(each is None or (isinstance(each, int) and 0 <= each <= MAX_COUNTED) for each in (least, most)):
+        return rf"/(.|\n){{{least or 0},{'' if most is None else most}}}/"
+    return FREE_TEXT
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Behind references to other places of `root`."""
+    for _ in range(len(root) + 8):  # a reference to itself leads nowhere
+        if not isinstance(schema, dict) or not str(schema.get("$ref", "")).startswith("#/"):
+            return schema
+        found: Any = root
+        for step in schema["$ref"].removeprefix("#/").split("/"):
+            found = found.get(step) if isinstance(found, dict) else None
+        schema = found
+    return None
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str]:
+    """What a value may be; any type where the schema does not say."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict) or not depth:
+        return set(JSON_TYPES)
+    if choices := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return {name for name, kinds in JSON_TYPES.items() for each in choices if type(each) in kinds}
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return {kind for each in schema[key] for kind in types_of(each, root, depth - 1)}
+    kinds = schema.get("type", list(JSON_TYPES))
+    return set(kinds if isinstance(kinds, list) else [kinds])
+
+
+def argument(text: str, schema: Any, root: Mapping[str, Any]) -> str:
+    """A value as JSON. Text that is no value of the schema's types stays text."""
+    kinds = types_of(schema, root) - {"string"}
+    value = _value(text) if kinds else text
+    if not any(type(value) in JSON_TYPES.get(kind, ()) for kind in kinds):
+        value = text
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _value(text: str) -> Any:
+    """As JSON, or as Python spells it."""
+    parsers: list[Callable[[str], Any]] = [json.loads]
+    parsers += [ast.literal_eval] if len(text) <= MAX_LITERAL else []
+    for parse in parsers:
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            value = parse(text.strip())
+            json.dumps(value, allow_nan=False)
+            return value
+    return text
+
+
+class TaggedReader(CallReader):
+    """Arguments are told one by one, each when it is whole."""
+
+    def __init__(self, tools: Sequence[Tool], form: TaggedArguments) -> None:
+        super().__init__([tool.name for tool in tools], form.begin)
+        self._form = form
+        self._tools = {tool.name: tool.parameters for tool in tools}
+        self._parameters: Mapping[str, Any] = {}  # the schema of the call that is read
+        self._told: list[str] = []  # names of its arguments
+        self._key = ""
+        self._num_searched = 0  # characters of a value without its end
+
+    def _behind_marker(self) -> bool:
+        found = self._form.head.match(self._waiting)
+        if found is None and len(self._waiting) < MAX_HEAD and not self._is_last:
+            return False
+        if found is None or found[1] not in self._tools:
+            self._was_text()
+            return True
+        self._parts.append(Part(PartKind.CALL, found[1]))
+        self._parameters, self._told, self._has_called = self._tools[found[1]], [], True
+        self._waiting, self._state = self._waiting[found.end() :], self._between_arguments
+        return True
+
+    def _between_arguments(self) -> bool:
+        rest, end = self._waiting.lstrip(), self._form.call_end or self._form.end
+        if found := self._form.opening.match(rest):
+            self._key, self._waiting, self._num_searched = found[1], rest[found.end() :], 0
+            self._state = self._in_value
+            return True
+        if not rest.startswith(end) and (self._is_last or len(rest) < MAX_HEAD):
+            self._waiting = "" if self._is_last else rest
+            return False
+        self._tell_arguments("{}" if not self._told else "}")
+        self._waiting, self._state = rest.removeprefix(end), self._behind_call
+        return True
+
+    def _in_value(self) -> bool:
+        end = self._form.value[1].strip()
+        place = self._waiting.find(end, max(0, self._num_searched - len(end)))
+        if place < 0:
+            self._num_searched = len(self._waiting)
+            return False
+        text = self._waiting[:place]
+        if self._form.value[1].startswith("\n"):
+            text = text.removeprefix("\n").removesuffix("\n")
+        if self._key not in self._told:
+            schema = self._parameters.get("properties", {}).get(self._key)
+            lead = ", " if self._told else "{"
+            value = argument(text, schema, self._parameters)
+            self._tell_arguments(f"{lead}{json.dumps(self._key, ensure_ascii=False)}: {value}")
+            self._told.append(self._key)
+        self._waiting, self._state = self._waiting[place + len(end) :], self._between_arguments
+        return True
+
+    def _behind_call(self) -> bool:
+        """Another call in the same tags, or their end, if the model has not forgotten it."""
+        rest, end, begin = self._waiting.lstrip(), self._form.end, self._form.call[0]
+        if begin and rest.startswith(begin):
+            self._opening, self._waiting, self._state = "", rest, self._behind_marker
+            return True
+        if rest != end and (end.startswith(rest) or begin.startswith(rest)) and not self._is_last:
+            return False
+        self._waiting, self._state = rest.removeprefix(end), self._in_text
+        return True
+
+    def _tell_arguments(self, text: str) -> None:
+        self._parts.append(Part(PartKind.ARGUMENTS, text))
+
+
+QWEN3_CODER = TaggedArguments(
+    "qwen3_coder", "<tool_call>", "</tool_call>", call=("<function=", ">"), call_end="</function>",
+    key=("<parameter=", ">"), value=("\n", "\n</parameter>"),
+)  # fmt: skip
+SEED_OSS = TaggedArguments(
+    "seed_oss", "<seed:tool_call>", "</seed:tool_call>", call=("<function=", ">"), call_end="</function>",
+    key=("<parameter=", ">"), value=("", "</parameter>"),
+)  # fmt: skip
+GLM45 = TaggedArguments(
+    "glm45", "<tool_call>", "</tool_call>", call=("", ""), call_end="", key=("<arg_key>", "</arg_key>"),
+    value=("\n<arg_value>", "</arg_value>"), tags=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)  # fmt: skip
+MINIMAX_M2 = TaggedArguments(
+    "minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", call=('<invoke name="', '">'), call_end="</invoke>",
+    key=('<parameter name="', '">'), value=("", "</parameter>"), separate=False,
+)  # fmt: skip
