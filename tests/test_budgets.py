@@ -16,7 +16,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_329,
     "llmserve/backends": 6_864,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 7_480,
+    "llmserve/builder": 7_535,
     "llmserve/checkpoint": 4_360,
     "llmserve/cli": 6_440,
     "llmserve/cluster": 1_506,

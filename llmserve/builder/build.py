@@ -25,6 +25,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.output import check_replaceable, flush, staged_directory
 from llmserve.builder.phases import expected_phases
 from llmserve.builder.pieces import Cores, Each
+from llmserve.builder.quantization import num_matrices
 from llmserve.builder.resolve import ResolvedBuild, resolve, resolve_network
 from llmserve.builder.rounding import prepare_rounding
 from llmserve.builder.selftest import make_selftest
@@ -126,10 +127,10 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     progress.phase("compile", build.engine_bytes)
     job = CompileJob(
         build.program, build.params, build.options, rounding.load, progress.advance, earlier, work.each,
-        rounding.shares, work.threads,
+        rounding.shares, work.threads, build.quantized,
     )  # fmt: skip
     device = {**build.target.compile(job, directory), **rounding.equalization.facts}
-    device |= {"kept_params": len(build.kept)} if build.kept else {}
+    device |= {"kept_params": num_matrices(build.params, build.kept)} if build.kept else {}
     if not (directory / CONFIG_FILE).exists():
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
@@ -148,6 +149,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     late = [file for file in _files(directory) if file not in written]
     files = {**records.result(progress), **_file_records(directory, late)}
     as_stored = {f"{name}.integers": "kept" for name in build.kept}
+    as_stored |= {f"{name}.rows": "looked up" for name in build.looked_up}
     as_stored |= {"cache.heads": "mixed"} if build.target.cache_format(build.options).mixes_heads else {}
     as_stored |= {COMPUTES: str(device[COMPUTES])} if COMPUTES in device else {}
     manifest = Manifest(

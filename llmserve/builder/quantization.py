@@ -321,6 +321,16 @@ def quantized_params(
     return found | _with_more_bits(program, layers, weights.most_bits, (scheme, wider))
 
 
+def rounded_tables(
+    program: Program, params: Sequence[Param], quantized: Mapping[str, Sequence[WeightPart]]
+) -> Mapping[str, Sequence[WeightPart]]:
+    """Embeddings with the numbers of a quantized head, and how it is rounded: both are one matrix then."""
+    origins = {param.name: (param.sources, param.combine) for param in params}
+    heads = {origins[name]: parts for name, parts in quantized.items()}
+    tables = {op.weights[0] for op in program.ops if op.kind is OpKind.EMBED}
+    return {name: heads[origins[name]] for name in tables - quantized.keys() if origins[name] in heads}
+
+
 def _with_more_bits(
     program: Program, layers: Mapping[str, Sequence[int]], most_bits: float, schemes: tuple[Scheme, Scheme]
 ) -> dict[str, tuple[WeightPart, ...]]:
@@ -364,10 +374,14 @@ def stored_names(params: Sequence[Param], quantized: Collection[str]) -> Mapping
     """Parameter -> the name under which its numbers are stored.
 
     Parameters made from the same sources in the same way (a head tied to the embedding) are stored once, under the
-    first one's name; a quantized one has numbers of its own.
+    first one's name, if all or none of them are quantized.
     """
     first: dict[object, str] = {}
-    origins: dict[str, Any] = {
-        param.name: param.name if param.name in quantized else (param.sources, param.combine) for param in params
-    }
+    origins = {param.name: (param.sources, param.combine, param.name in quantized) for param in params}
     return {name: first.setdefault(origin, name) for name, origin in origins.items()}
+
+
+def num_matrices(params: Sequence[Param], quantized: Collection[str]) -> int:
+    """How many are stored for these parameters."""
+    stored = stored_names(params, quantized)
+    return len({stored[name] for name in quantized})

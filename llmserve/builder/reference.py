@@ -99,7 +99,7 @@ class ReferenceModel:
         for i, op in enumerate(self._program.ops):
             inputs = [[known[name] for name in op.inputs] for known in values]
             if op.kind is OpKind.EMBED:
-                outputs = self._embed(op, tokens)
+                outputs = self._embed(op, tokens, runs)
             elif op.kind in LINEAR_KINDS:
                 read = [x for (x,) in inputs]
                 if observer is not None:
@@ -125,12 +125,18 @@ class ReferenceModel:
             raise ValueError(f"token_ids must be a non-empty list of ids below {self._program.vocab_size}")
         return tokens
 
-    def _embed(self, op: Op, tokens: Sequence[NDArray[np.int64]]) -> list[Matrix]:
+    def _embed(self, op: Op, tokens: Sequence[NDArray[np.int64]], runs: Sequence[Run]) -> list[Matrix]:
         """Of the table only the rows in use are read."""
         (name,) = op.weights
         table, scale = self._load(name), np.float32(op.number("scale"))
         self._advance(name, math.prod(table.shape))
-        return [np.concatenate([table[id_ : id_ + 1] for id_ in ids]).astype(np.float32) * scale for ids in tokens]
+
+        def row(token: int, run: Run) -> Matrix:
+            found, parts = slice(token, token + 1), self._quantized.get(name)
+            return to_float32(table[found]) if run.exact_weights or not parts else round_weight(parts, table, found)
+
+        rows = ([row(int(token), run) for token in ids] for ids, run in zip(tokens, runs, strict=True))
+        return [np.concatenate(of_run) * scale for of_run in rows]
 
     def _small(self, name: str) -> Matrix:
         """All of what is no matrix."""

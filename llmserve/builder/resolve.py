@@ -11,7 +11,14 @@ from llmserve.builder.calibration.encoder import Encoder, Ids
 from llmserve.builder.calibration.text import CalibrationText, read_calibration
 from llmserve.builder.loss import passage_ids
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import WeightPart, keeps_integers, quantized_params
+from llmserve.builder.quantization import (
+    WeightPart,
+    keeps_integers,
+    num_matrices,
+    quantized_params,
+    rounded_tables,
+    stored_names,
+)
 from llmserve.builder.targets.base import Network, Target
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
@@ -40,7 +47,14 @@ class ResolvedBuild:
 
     @property
     def engine_bytes(self) -> int:
-        return self.target.engine_bytes(self.program, self.params, self.options)
+        return self.target.engine_bytes(Network(self.program, self.params, self.options), self.quantized)
+
+    @property
+    def looked_up(self) -> set[str]:
+        """Quantized matrices in which rows are looked up: embeddings, and the heads that they are."""
+        stored = stored_names(self.params, self.quantized)
+        tables = {stored[op.weights[0]] for op in self.program.ops if op.kind is OpKind.EMBED}
+        return {name for name in self.quantized if stored[name] in tables}
 
     @property
     def weight_bytes(self) -> int:
@@ -73,7 +87,7 @@ class ResolvedBuild:
 
     def _rounding_notes(self) -> list[str]:
         """Of a checkpoint that is rounded already."""
-        num_kept, num_quantized = len(self.kept), len(self.quantized)
+        num_kept, num_quantized = (num_matrices(self.params, names) for names in (self.kept, self.quantized))
         if not self.checkpoint_notes or not num_quantized:
             return []
         counts = {
@@ -105,7 +119,9 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
     code = find_tokenizer_code(checkpoint.path) if checkpoint.path.is_dir() else TokenizerCode()  # of a GGUF file: none
-    quantized = quantized_params(program, params, options)
+    quantized = dict(quantized_params(program, params, options))
+    if target.rounds_tables:
+        quantized |= rounded_tables(program, params, quantized)
     kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
     encoder, calibration = Encoder(checkpoint, program.vocab_size), None
     encoder.require_readable()

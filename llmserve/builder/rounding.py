@@ -43,7 +43,8 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
         return Rounding(load, Equalization({}, {}))
     rounds_heads = build.target.cache_format(build.options).is_rounded
     heads = equalize_heads(build.program, load, each) if rounds_heads else {}
-    quantized = build.quantized.keys() - build.kept
+    # Columns of a matrix in which rows are looked up are columns of every value that follows.
+    quantized = build.quantized.keys() - build.kept - build.looked_up
     if not quantized:
         equalization = Equalization({}, {}).with_rows(heads)
         return Rounding(equalization.apply(load), equalization)

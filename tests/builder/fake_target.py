@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import quantized_params, stored_names
+from llmserve.builder.quantization import WeightPart, stored_names
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels
 from llmserve.engine.directory.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.models.graph import Program
@@ -23,6 +23,7 @@ class FakeTarget:
     times_tactics: bool = False
     has_selftest: bool = True
     rounds_activations: bool = False
+    rounds_tables: bool = False
     refusals: list[str] = field(default_factory=list)
     memory_bytes: int = 2**40
     after_each: Callable[[str], None] = lambda name: None  # called after each parameter that was written
@@ -36,10 +37,10 @@ class FakeTarget:
     def machine_problems(self, options: BuildOptions) -> list[str]:
         return []
 
-    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
-        stored = set(stored_names(params, quantized_params(program, params, options)).values())
-        num_elements = sum(param.num_elements for param in params if param.name in stored)
-        return options.floats.num_bytes(num_elements)
+    def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:
+        stored = set(stored_names(network.params, parts).values())
+        num_elements = sum(param.num_elements for param in network.params if param.name in stored)
+        return network.options.floats.num_bytes(num_elements)
 
     def cache_format(self, options: BuildOptions) -> NumberFormat:
         return options.cache()

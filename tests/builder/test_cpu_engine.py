@@ -85,6 +85,18 @@ def test_one_quantized_layer_is_exact(tmp_path: Path, kind: str, quantization: s
     pytest.fail(f"no network agrees: {errors}")
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_tied_network_has_one_matrix_for_both(quantization: str, tmp_path: Path) -> None:
+    options = replace(OPTIONS, dtype="float16", quantization=quantization)
+    tied, apart = (build(tmp_path / kind, kind, options) for kind in ("llama-tied", "llama"))
+    config = KINDS["llama-tied"]
+    table = 2 * config["vocab_size"] * config["hidden_size"]
+    saved = apart.engine_file.stat().st_size - tied.engine_file.stat().st_size
+    assert table <= saved < table + 4096
+    assert tied.manifest.device["quantized_params"] == apart.manifest.device["quantized_params"]
+    assert verified(tied).passed
+
+
 def test_outliers_that_weights_undo_are_equalized_before_they_are_rounded(tmp_path: Path) -> None:
     """The same network with and without them, as int8 engines: equally far from the one in float32."""
     plain, planted = tmp_path / "plain", tmp_path / "planted"

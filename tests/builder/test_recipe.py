@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import quantized_params
 from llmserve.builder.recipe import Recipe, load_recipe
 from llmserve.builder.resolve import target_for
+from llmserve.builder.targets.base import Network
 from llmserve.errors import NotFound, RecipeError
 from llmserve.models.registry import architecture_for
 
@@ -123,6 +125,7 @@ def test_the_recipes_of_published_models_can_be_built(file: Path) -> None:
     assert options.max_seq_len <= spec.max_position_embeddings
     assert options.problems() == []
     assert target.problems(program, params, options) == []
+    parts = quantized_params(program, params, options)
     itemsize = 1 if options.quantization == "int8" else 2
     expected = itemsize * NUM_PARAMETERS[name]
-    assert expected <= target.engine_bytes(program, params, options) < 1.2 * expected
+    assert expected <= target.engine_bytes(Network(program, params, options), parts) < 1.2 * expected

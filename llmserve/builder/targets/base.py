@@ -36,11 +36,13 @@ class CompileJob:
     each: Each = one_by_one
     shares: Mapping[str, Shares] = field(default_factory=dict)  # parameter -> what its inputs are like, where known
     threads: int = 1  # to work with, for what is not done piece by piece
+    parts: Mapping[str, Sequence[WeightPart]] | None = None  # parameters that are rounded; None: as the options say
 
     @property
     def quantized(self) -> Mapping[str, Sequence[WeightPart]]:
         """Parameters that are rounded to few bits, and how."""
-        return with_feedback(quantized_params(self.program, self.params, self.options), self.shares)
+        parts = quantized_params(self.program, self.params, self.options) if self.parts is None else self.parts
+        return with_feedback(parts, self.shares)
 
     def load(self, name: str) -> NDArray[Any]:
         """The whole weight, as an array."""
@@ -89,6 +91,7 @@ class Target(Protocol):
     # Where weights are quantized: so outliers are better moved into weights before, and `CompileJob.quantized` is how
     # they are rounded.
     rounds_activations: bool
+    rounds_tables: bool  # it looks rows up in a quantized head, where that is the embedding too
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         """Why this network cannot be compiled with these options; each says what to do. Empty when it can."""
@@ -102,8 +105,8 @@ class Target(Protocol):
         """Why this machine cannot build for the target; each says what to do. Not asked before a plan."""
         ...
 
-    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
-        """Size of the engine files, for the plan and the progress bar."""
+    def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:
+        """Size of the engine files, for the plan and the progress bar. `parts`: parameters that are rounded."""
         ...
 
     def cache_format(self, options: BuildOptions) -> NumberFormat:

@@ -19,7 +19,8 @@ import pytest
 from llmserve.builder.config import engine_config
 from llmserve.builder.digest import engine_digest
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.base import CompileJob, Target
+from llmserve.builder.quantization import quantized_params
+from llmserve.builder.targets.base import CompileJob, Network, Target
 from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.builder.targets.cuda.compiler import Compiled
 from llmserve.builder.targets.cuda.target import CudaTarget
@@ -79,7 +80,7 @@ def _said(options: BuildOptions, targets: Sequence[Target]) -> bytes:
     words[0].pop("version")
     for target in targets:
         words += [target.cache_format(options).name, target.kv_bytes_per_token(program, options)]
-        words.append(target.engine_bytes(program, params, options))
+        words.append(target.engine_bytes(Network(program, params, options), quantized_params(program, params, options)))
     words += [replace(MANIFEST, options=options.as_dict()).dtype, str(default_output_dir(Path("network"), options))]
     return json.dumps(words, sort_keys=True).encode()
 

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Matrix, Scheme, WeightPart, in_groups, quantized_params
+from llmserve.builder.quantization import Matrix, Scheme, WeightPart, in_groups, quantized_params, rounded_tables
 from llmserve.builder.reference import ReferenceModel, Run, scaled_and_capped
+from llmserve.builder.targets import base as targets
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.base import RunnerInfo, StepResult
@@ -45,10 +46,17 @@ class Network:
     def params(self) -> list[Param]:
         """Matrices that linear layers read are quantizable, as the architecture files say."""
         kept = self.kept | {op.weights[0] for op in self.program.ops if op.kind is OpKind.EMBED}
+        tied = {id(array): name for name, array in reversed(list(self.arrays.items()))}
         return [
-            Param(name, array.shape, (name,), (array.shape,), quantizable=array.ndim == 2 and name not in kept)
+            Param(
+                name, array.shape, (tied[id(array)],), (array.shape,), quantizable=array.ndim == 2 and name not in kept
+            )
             for name, array in self.arrays.items()
         ]
+
+    def quantized(self, options: BuildOptions) -> Mapping[str, Sequence[WeightPart]]:
+        found = quantized_params(self.program, self.params, options)
+        return {**found, **rounded_tables(self.program, self.params, found)}
 
     def load(self, name: str, dtype: str) -> NDArray[Any]:
         return self.arrays[name].astype(FLOATS[dtype])
@@ -57,17 +65,17 @@ class Network:
         target = CpuTarget()
         assert not target.problems(self.program, self.params, options)
         load = partial(self.load, dtype=options.dtype)
-        job = CompileJob(self.program, self.params, options, load, lambda what, num_bytes: None)
+        parts = self.quantized(options)
+        job = CompileJob(self.program, self.params, options, load, lambda what, num_bytes: None, parts=parts)
         with TemporaryDirectory(dir=path.parent) as folder:
             target.compile(job, Path(folder))
             (Path(folder) / ENGINE_FILE).rename(path)
-        assert path.stat().st_size == target.engine_bytes(self.program, self.params, options)
+        assert path.stat().st_size == target.engine_bytes(targets.Network(self.program, self.params, options), parts)
         return path
 
     def reference(self, options: BuildOptions) -> ReferenceModel:
         """The numpy forward with the same weights; integer weights and activations where the engine has them."""
-        names = quantized_params(self.program, self.params, options)
-        return FakeQuantModel(self.program, self.arrays, options, quantized=names)
+        return FakeQuantModel(self.program, self.arrays, options, quantized=self.quantized(options))
 
 
 class FakeQuantModel(ReferenceModel):
@@ -124,7 +132,8 @@ def odd_network(
     layers: int = 3,
     seed: int = 0,
 ) -> Network:
-    """`peculiar`: with every attribute that few networks have, norms after the blocks, and two rotary embeddings.
+    """`peculiar`: with every attribute that few networks have, norms after the blocks, two rotary embeddings, and an
+    embedding that is the head, too.
     `experts`: with mixtures of them, beside a gated MLP."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab = 64 if experts else 42, 6, 2, 10, 37, 83
@@ -184,7 +193,8 @@ def odd_network(
             y = g.add(g.experts(h, routes, *matrices, num_experts=19, activation=activation, biases=biases), y)
         x = g.add(y, x)
     x = norm(g.select_rows(x), "norm")
-    g.logits(x, param("head", vocab, hidden), scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)
+    arrays["head"] = arrays["embed"] if peculiar else arrays[param("head", vocab, hidden)]
+    g.logits(x, "head", scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)
     kept = frozenset(name for name in arrays if name.endswith((".gate", ".router")))
     return Network(g.program(), arrays, kept)
 

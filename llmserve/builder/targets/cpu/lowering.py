@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from llmserve.builder.quantization import LINEAR_KINDS, MATRICES, WeightPart, stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, MATRICES, WeightPart, num_matrices, stored_names
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, DeviceOp, Lowered
 from llmserve.builder.targets.op_lowering import OpLowering, Rule, turned_for_others
@@ -62,7 +62,7 @@ class Lowering(OpLowering):
             self._constants,
             self._offsets,
             self._rows,
-            len(self._quantized),
+            num_matrices(list(self._params.values()), self._quantized),
             tuple(self._buffers.bytes_per_row),
         )
 
@@ -86,8 +86,13 @@ class Lowering(OpLowering):
         return following.kind is OpKind.ADD and following.inputs.count(op.output) == 1 and self._uses[op.output] == 1
 
     def _embed(self, op: Op) -> None:
-        output = self._buffers.new(op.output, op.width)
-        self._emit(OpCode.EMBED, op, output, tensors=(self._param(op.weights[0]),))
+        table, output = op.weights[0], self._buffers.new(op.output, op.width)
+        if table in self._quantized:
+            (part,) = self._quantized[table]
+            tensors = self._grouped(table, part)
+        else:
+            tensors = (self._param(table),)
+        self._emit(OpCode.EMBED, op, output, tensors=tensors)
         self._in_place(OpCode.SCALE, op, output, op.number("scale"), unless=1.0)
 
     def _rms_norm(self, op: Op) -> None:
@@ -294,10 +299,10 @@ class Lowering(OpLowering):
         self._keep(stored, Rows(stored, 0, rows))
         return self._tensor(stored, self._dtype, rows, cols, layout)
 
-    def _grouped(self, weight: str, part: WeightPart) -> tuple[int, int, int]:
+    def _grouped(self, weight: str, part: WeightPart) -> tuple[int, ...]:
         """The tensors of a quantized part: its values, and what its groups and its outputs have."""
         rows, cols = part.end - part.begin, self._params[weight].shape[1]
-        name, format = self._keep_part(weight, part), part.scheme.format
+        name, format = self._keep_part(self._stored[weight], part), part.scheme.format
         grouped, groups = GROUPED[format], -(-rows // PANEL_COLUMNS) * format.num_groups(cols)
         return (
             self._tensor(name, grouped.values, rows, cols, Layout.PANELS),
@@ -323,7 +328,7 @@ class Lowering(OpLowering):
         """The name of the tensor for these rows of a parameter: its own for all of them."""
         is_all = part.end - part.begin == self._params[name].shape[0]
         tensor = name if is_all else f"{name}[{part.begin}:{part.end}]"
-        self._keep(name, Rows(tensor, part.begin, part.end, part.scheme if self._params[name].quantizable else None))
+        self._keep(name, Rows(tensor, part.begin, part.end, part.scheme if name in self._quantized else None))
         return tensor
 
     def _keep(self, name: str, rows: Rows) -> None:

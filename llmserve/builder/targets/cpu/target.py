@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import MATRICES, Quantized, WeightPart, quantized_params
+from llmserve.builder.quantization import MATRICES, Quantized, WeightPart
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, quantization_problems, unknown_ops
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, Lowered
@@ -59,6 +59,7 @@ class CpuTarget:
     times_tactics = True
     has_selftest = True
     rounds_activations = True
+    rounds_tables = True
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         return [*_option_problems(options), *_program_problems(program, params)]
@@ -72,8 +73,8 @@ class CpuTarget:
     def machine_problems(self, options: BuildOptions) -> list[str]:
         return []
 
-    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
-        return self._plan(Network(program, params, options), quantized_params(program, params, options))[1].file_bytes
+    def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:
+        return self._plan(network, parts)[1].file_bytes
 
     def cache_format(self, options: BuildOptions) -> NumberFormat:
         """By default an engine that rounds activations multiplies them with keys and values of eight bits too."""

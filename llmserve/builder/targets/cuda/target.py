@@ -52,6 +52,7 @@ class CudaTarget:
     times_tactics = False
     has_selftest = True
     rounds_activations = True
+    rounds_tables = False
 
     def __init__(self, compiler: Compiler | None = None, tiles: Tiles | None = None) -> None:
         self._compiler = compiler or TritonCompiler()
@@ -74,9 +75,9 @@ class CudaTarget:
             return [str(error)]
         return []
 
-    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
+    def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:
         """What the weights take, and about what else is in the file."""
-        lowered = self._lowered(program, params, options, quantized_params(program, params, options))
+        lowered = self._lowered(*network, parts)
         return HEADER_BYTES + placed_tensors(lowered.record.tensors.values(), 0)[1]
 
     def cache_format(self, options: BuildOptions) -> NumberFormat:

@@ -15,6 +15,7 @@ from typing import Any
 
 from llmserve.builder.config import engine_config
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import WeightPart
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels
 from llmserve.builder.targets.tensorrt_llm.canonical import (
     canonical_bytes,
@@ -58,6 +59,7 @@ class TensorrtLlmTarget:
     times_tactics = False
     has_selftest = False
     rounds_activations = False
+    rounds_tables = False
 
     def __init__(
         self,
@@ -91,11 +93,11 @@ class TensorrtLlmTarget:
     def machine_problems(self, options: BuildOptions) -> list[str]:
         return machine_problems(self._find, self._gpus)
 
-    def engine_bytes(self, program: Program, params: Sequence[Param], options: BuildOptions) -> int:
+    def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:
         """What the weights take. A compiled engine is a little larger."""
         if self._mode() is Mode.LLM:
-            return canonical_bytes(params, self._spec, options)
-        return checkpoint_bytes(params, self._spec, options)
+            return canonical_bytes(network.params, self._spec, network.options)
+        return checkpoint_bytes(network.params, self._spec, network.options)
 
     def cache_format(self, options: BuildOptions) -> NumberFormat:
         return options.cache()

@@ -81,7 +81,8 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
 void Executor::embed(const OpRecord& op, size_t begin, size_t end) {
   const TensorRecord& table = engine_.file_.record(op.tensors[0]);
   const EmbedArgs args = {engine_.file_.tensor<void>(op.tensors[0]), static_cast<DType>(table.dtype),
-                          static_cast<Layout>(table.layout), op.out.width};
+                          static_cast<Layout>(table.layout), op.out.width, engine_.file_.tensor<void>(op.tensors[1]),
+                          engine_.file_.tensor<float>(op.tensors[2])};
   engine_.kernels_->embed(args, step_.token_ids + begin, end - begin, view<float>(op.out, begin));
 }
 

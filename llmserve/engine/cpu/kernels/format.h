@@ -42,7 +42,7 @@ constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
 
 // operand roles (in[0..2] -> out); tensors; fields used
 enum class OpKind : uint32_t {
-  kEmbed,         // -> f32; table
+  kEmbed,         // -> f32; table, of u8 in panels with group scales f16 and row scales as well
   kRmsNorm,       // x -> f32; weight; groups, scalar = eps
   kQuantize,      // x, row facts (written) -> i8, for kLinearInt8 and kLinearInt4; norm weight?; before
   kLinear,        // x, residual? -> f32; weight, bias?

@@ -18,6 +18,8 @@ struct EmbedArgs {
   DType type;
   Layout layout;
   size_t width;
+  const void* groups;         // of integers, as those of a linear layer; null: floats
+  const float* row_scale;     // [vocabulary]
 };
 
 struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)

@@ -1,6 +1,7 @@
 #include "program_check.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 
@@ -30,7 +31,7 @@ class OpCheck {
     switch (static_cast<OpKind>(op_.kind)) {
       case OpKind::kEmbed:
         output(4);
-        matrix(op_.tensors[0], header_.vocab_size, op_.out.width);  // in rows, or in the panels of a tied head
+        table();
         require(has(RowsOf::kTokens));
         return true;
       case OpKind::kRmsNorm:
@@ -234,18 +235,28 @@ class OpCheck {
   void linear_grouped(DType type) {
     linear(1);
     operand(op_.in[2], 4);
-    const uint64_t groups = num_quantized_groups(op_.in[0].width);
-    require(op_.in[2].width == 2 * groups);
-    const TensorRecord* t = tensor(op_.tensors[0]);
-    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == stacked(op_.out.width) &&
-            t->cols == op_.in[0].width);
+    require(op_.in[2].width == 2 * num_quantized_groups(op_.in[0].width));
     require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
-    const uint64_t panels = (stacked(op_.out.width) + kPanelColumns - 1) / kPanelColumns;
-    const TensorRecord* scales = tensor(op_.tensors[2]);
+    integers(type, {op_.tensors[0], op_.tensors[2], op_.tensors[3]}, stacked(op_.out.width), op_.in[0].width);
+  }
+
+  // Weights [rows, cols] in panels, what their groups have, and scales of rows.
+  void integers(DType type, std::array<int32_t, 3> indices, uint64_t rows, uint64_t cols) {
+    const TensorRecord* t = tensor(indices[0]);
+    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == rows && t->cols == cols && in_panels(*t));
+    const uint64_t panels = (rows + kPanelColumns - 1) / kPanelColumns;
+    const TensorRecord* scales = tensor(indices[1]);
     const bool codes = type == DType::kI4;
     require(scales && scales->dtype == static_cast<uint32_t>(codes ? DType::kI8 : DType::kF16) &&
-            scales->rows == panels * groups && scales->cols == (codes ? 2 : 1) * kPanelColumns && !in_panels(*scales));
-    vector(op_.tensors[3], DType::kF32, stacked(op_.out.width));
+            scales->rows == panels * num_quantized_groups(cols) &&
+            scales->cols == (codes ? 2 : 1) * kPanelColumns && !in_panels(*scales));
+    vector(indices[2], DType::kF32, rows);
+  }
+
+  // Floats in rows or in the panels of a tied head, or integers of eight bits.
+  void table() {
+    if (op_.tensors[1] == kNoTensor) return matrix(op_.tensors[0], header_.vocab_size, op_.out.width);
+    integers(DType::kI8, {op_.tensors[0], op_.tensors[1], op_.tensors[2]}, header_.vocab_size, op_.out.width);
   }
 
   // Of heads, or of the first part of each; or none.

@@ -34,6 +34,22 @@ void embed_panels(const T* table, const int32_t* ids, size_t num_rows, size_t wi
   }
 }
 
+// From the panels of a head of eight bits: the numbers that it is multiplied with.
+void embed_integers(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y) {
+  const size_t num_groups = num_quantized_groups(args.width), panel_bytes = (args.width + 3) / 4 * 4 * kPanelColumns;
+  for (size_t r = 0; r < num_rows; ++r) {
+    const auto id = static_cast<size_t>(ids[r]);
+    const size_t panel = id / kPanelColumns, column = id % kPanelColumns;
+    const auto* values = static_cast<const uint8_t*>(args.table) + panel * panel_bytes + 4 * column;
+    const Half* groups = static_cast<const Half*>(args.groups) + panel * num_groups * kPanelColumns + column;
+    for (size_t i = 0; i < args.width; ++i) {
+      const float scale = to_float(groups[i / kQuantizedGroup * kPanelColumns]) * args.row_scale[id];
+      const int32_t value = values[i / 4 * 4 * kPanelColumns + i % 4] - kZeroPoint;
+      y.row(r)[i] = static_cast<float>(value) * scale;
+    }
+  }
+}
+
 template <class T>
 void embed_of(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y) {
   const auto embed_layout = args.layout == Layout::kPanels ? embed_panels<T> : embed_rows<T>;
@@ -133,8 +149,9 @@ void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<floa
       return embed_of<Half>(args, ids, num_rows, y);
     case DType::kBF16:
       return embed_of<BFloat16>(args, ids, num_rows, y);
-    case DType::kI8:  // of no table
-    case DType::kI4:
+    case DType::kI8:
+      return embed_integers(args, ids, num_rows, y);
+    case DType::kI4:  // of no table
       break;
   }
 }

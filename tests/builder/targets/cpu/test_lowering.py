@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import quantized_params
+from llmserve.builder.quantization import quantized_params, rounded_tables
 from llmserve.builder.targets.buffers import NO_BUFFER, Place
 from llmserve.builder.targets.cpu.lowered import DeviceOp, Lowered
 from llmserve.builder.targets.cpu.lowering import lower
@@ -153,14 +153,18 @@ def test_a_tied_embedding_is_not_quantized() -> None:
     assert quantized_params(g.program(), [param], BuildOptions(quantization="int8")) == {}
 
 
-def test_a_tied_head_is_stored_once_unless_it_is_quantized() -> None:
+def test_a_tied_head_is_stored_once() -> None:
     g = graph()
     g.logits(g.select_rows(g.embed("embed", 8)), "head")
     params = [Param(name, (8, 8), ("embedding",), ((8, 8),), quantizable=name == "head") for name in ("embed", "head")]
-    for quantization, names in (("", {"embed"}), ("int8", {"embed", "head", "head.groups", "head.row_scale"})):
-        quantized = quantized_params(g.program(), params, BuildOptions(quantization=quantization))
+    for quantization, names in (("", {"embed"}), ("int8", {"embed", "embed.groups", "embed.row_scale"})):
+        heads = quantized_params(g.program(), params, BuildOptions(quantization=quantization))
+        quantized = {**heads, **rounded_tables(g.program(), params, heads)}
         result = lower(g.program(), params, dtype=DType.FLOAT16, quantized=quantized)
         assert {tensor.name for tensor in result.tensors} == names
+        assert result.num_quantized == bool(quantization)
+    result = lower(g.program(), params, dtype=DType.FLOAT16, quantized=heads)  # for a target that rounds no tables
+    assert {tensor.name for tensor in result.tensors} == {"embed", "head", "head.groups", "head.row_scale"}
 
 
 def test_equal_constants_are_stored_once() -> None:
