@@ -317,6 +317,49 @@ KINDS["gpt-oss"] = CHOOSERS | {
     "attention_bias": True,
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False},
 }
+GRANITE: dict[str, Any] = KINDS["granite-moe"] | {"shared_intermediate_size": 80}
+KINDS |= {
+    "gemma": GEMMA | {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"},
+    # transformers wants the width to be a multiple of the heads here
+    "internlm3": DENSE
+    | {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "num_attention_heads": 8},
+    "cwm": DENSE
+    | {
+        "architectures": ["CwmForCausalLM"],
+        "model_type": "cwm",
+        "num_attention_heads": 8,
+        "rope_scaling": LLAMA3_SCALING,
+    },
+    "granite-shared-moe": GRANITE
+    | {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"},
+    "granite4-moe": GRANITE
+    | {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention"] * 2,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+    },
+    "dots1-moe": CHOOSERS
+    | {
+        "architectures": ["Dots1ForCausalLM"],
+        "model_type": "dots1",
+        "n_routed_experts": 7,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "max_window_layers": 1,
+    },
+    "solar-open-moe": CHOOSERS
+    | {
+        "architectures": ["SolarOpenForCausalLM"],
+        "model_type": "solar_open",
+        "n_routed_experts": 7,
+        "n_shared_experts": 1,
+    },
+}
+KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
 W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
 EXPERT_NAMES = {"mixtral": W1_NAMES, "minimax_m2": W1_NAMES}  # else "mlp" and the names of an MLP
@@ -393,7 +436,7 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
     """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
     if model_type == "gpt_oss":
         return shapes
-    if model_type == "granitemoe":
+    if model_type.startswith("granitemoe"):
         published = {"router.weight": "router.layer.weight"}
         published |= {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight"}
         renamed = {name: ".block_sparse_moe.".join(_parts(name, published)) for name in shapes}

@@ -25,7 +25,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
         dense_layers=_dense_layers(reader, spec.num_layers),
         correction="moe_statics.e_score_correction_bias",
         correction_is_row=True,
-        shared="shared_experts" if num_shared else "",
+        shared="mlp.shared_experts" if num_shared else "",
         shared_size=num_shared * reader.integer("moe_intermediate_size"),
     )
     if bias:

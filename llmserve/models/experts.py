@@ -34,7 +34,9 @@ class Mixture:
     correction: str = ""  # the tensor that is added to scores to choose by
     correction_is_row: bool = False  # of a matrix
     factor: float = 1.0  # of the weights
-    shared: str = ""  # an expert that every token goes through
+    shared: str = ""  # an expert that every token goes through: its module in a layer
+    shared_fused: str = ""  # as `FamilySpec.fused_mlp`
+    shared_down: str = "down_proj"
     shared_size: int = 0  # its inner width
     shared_gate: str = ""  # gives the number whose sigmoid its output is multiplied with
 
@@ -92,7 +94,9 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
         found.append(Param(f"{name}.correction", shape, (correction,), (stored,), is_exact=True))
     if mixture.shared:
         inner = replace(spec, intermediate_size=mixture.shared_size)
-        found += weights.gated_mlp(inner, layer, module=f"{mixture.module}.{mixture.shared}")
+        found += weights.gated_mlp(
+            inner, layer, module=mixture.shared, fused=mixture.shared_fused, down=mixture.shared_down
+        )
     if mixture.shared_gate:
         gate = f"{source}.{mixture.shared_gate}.weight"
         found.append(weights.copied(f"{name}.gate", gate, (1, spec.hidden_size)))

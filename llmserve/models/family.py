@@ -55,6 +55,8 @@ class FamilySpec(DecoderSpec):
     mlp_bias: bool = False
     fused_qkv: str = ""  # the module that has q, k and v, where there is one
     fused_mlp: str = ""  # the same of gate and up
+    mlp_module: str = "mlp"  # in a layer
+    mlp_down: str = "down_proj"  # in that
     activation: str = "silu"
     norms: Norms = Norms()
     norm_offset: float = 0.0  # added to the weights of every norm
@@ -160,7 +162,9 @@ def _head_norm_params(spec: FamilySpec, layer: int) -> list[Param]:
 
 def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
     if spec.mixture is None or layer in spec.mixture.dense_layers:
-        return weights.gated_mlp(spec, layer, fused=spec.fused_mlp, bias=spec.mlp_bias)
+        return weights.gated_mlp(
+            spec, layer, module=spec.mlp_module, fused=spec.fused_mlp, down=spec.mlp_down, bias=spec.mlp_bias
+        )
     return experts.params(spec, spec.mixture, layer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmserve.models.config import MAX_COUNT, ConfigReader
-from llmserve.models.experts import read_mixture
+from llmserve.models.experts import Mixture, read_mixture
 from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
 from llmserve.models.spec import HfConfig
 
@@ -17,22 +17,28 @@ def from_hf(config: HfConfig) -> FamilySpec:
     spec = read_family(reader, "Glm4MoeForCausalLM", partial=True)
     bias = reader.flag("attention_bias")
     head_norm = HeadNorm.HEADS if reader.flag("use_qk_norm") else HeadNorm.NONE
-    num_dense = reader.integer("first_k_dense_replace", 1, minimum=0, maximum=spec.num_layers)
-    mixture = read_mixture(
+    mixture = read_glm_mixture(reader, reader.integer("first_k_dense_replace", 1, minimum=0, maximum=spec.num_layers))
+    num_drafting = reader.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_COUNT)
+    reader.finish()
+    # layers behind the last one predict a token more
+    ignored = tuple(rf"model\.layers\.{spec.num_layers + i}\..*" for i in range(num_drafting))
+    return replace(spec, qkv_bias=bias, head_norm=head_norm, mixture=mixture, ignored=ignored)
+
+
+def read_glm_mixture(reader: ConfigReader, num_dense: int) -> Mixture:
+    """DeepSeek's keys. `num_dense`: the first layers, which have a plain MLP."""
+    size = reader.integer("moe_intermediate_size")
+    num_shared = reader.integer("n_shared_experts", 1, minimum=0)
+    return read_mixture(
         reader,
         expert_size="moe_intermediate_size",
         dense_layers=range(num_dense),
         sigmoid=True,
         correction="gate.e_score_correction_bias",
         factor=reader.positive("routed_scaling_factor", 1.0),
-        shared="shared_experts",
-        shared_size=reader.integer("n_shared_experts", 1) * reader.integer("moe_intermediate_size"),
+        shared="mlp.shared_experts" if num_shared else "",
+        shared_size=num_shared * size,
     )
-    num_drafting = reader.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_COUNT)
-    reader.finish()
-    # layers behind the last one predict a token more
-    ignored = tuple(rf"model\.layers\.{spec.num_layers + i}\..*" for i in range(num_drafting))
-    return replace(spec, qkv_bias=bias, head_norm=head_norm, mixture=mixture, ignored=ignored)
 
 
 ARCHITECTURE = family("Glm4MoeForCausalLM", "glm4_moe", from_hf)

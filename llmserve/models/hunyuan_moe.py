@@ -19,7 +19,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
         per_token_key="moe_topk",
         renormalize=True,
         router="gate.wg",
-        shared="shared_mlp",
+        shared="mlp.shared_mlp",
         shared_size=spec.intermediate_size,
     )
     reader.finish()

@@ -23,7 +23,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
         expert_size="moe_intermediate_size",
         dense_layers=read_dense_layers(reader, spec.num_layers),
         shared_size=reader.integer("shared_expert_intermediate_size"),
-        shared="shared_expert",
+        shared="mlp.shared_expert",
         shared_gate="shared_expert_gate",
     )
     qkv_bias = reader.flag("qkv_bias", True)

@@ -14,9 +14,12 @@ AnyArchitecture: TypeAlias = Architecture[Any]
 
 FILES = (  # of this folder, each with an ARCHITECTURE
     "baichuan",
+    "cwm",
+    "dots1",
     "ernie4_5",
     "ernie4_5_moe",
     "exaone4",
+    "gemma",
     "gemma2",
     "gemma3",
     "glm",
@@ -25,8 +28,11 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "gpt_oss",
     "granite",
     "granite_moe",
+    "granite_moe_hybrid",
+    "granite_moe_shared",
     "hunyuan",
     "hunyuan_moe",
+    "internlm3",
     "llama",
     "minimax_m2",
     "mistral",
@@ -41,6 +47,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "qwen3_moe",
     "seed_oss",
     "smollm3",
+    "solar_open",
 )
 ALL: tuple[AnyArchitecture, ...] = tuple(import_module(f"{__package__}.{name}").ARCHITECTURE for name in FILES)
 ARCHITECTURES: Mapping[str, AnyArchitecture] = {name: each for each in ALL for name in each.names}

@@ -61,7 +61,7 @@ def output(spec: DecoderSpec, layer: int, *, bias: bool = False) -> list[Param]:
 
 
 def gated_mlp(
-    spec: DecoderSpec, layer: int, *, module: str = "mlp", fused: str = "", bias: bool = False
+    spec: DecoderSpec, layer: int, *, module: str = "mlp", fused: str = "", down: str = "down_proj", bias: bool = False
 ) -> list[Param]:
     """`fused`: the module that has gate and up as its rows, in this order; empty: there is one module for each."""
     source, name = f"{layer_source(layer)}.{module}", f"layers.{layer}.mlp"
@@ -70,7 +70,7 @@ def gated_mlp(
     rows = {f"{source}.{part}": width for part, width in widths.items()}
     return [
         *linear(f"{name}.gate_up", rows, spec.hidden_size, Shard.GATE_UP, bias=bias),
-        *linear(f"{name}.down", {f"{source}.down_proj": spec.hidden_size}, inner, Shard.COLUMNS, bias=bias),
+        *linear(f"{name}.down", {f"{source}.{down}": spec.hidden_size}, inner, Shard.COLUMNS, bias=bias),
     ]
 
 

@@ -29,9 +29,12 @@ DIGESTS = {  # kind: program, cpu, cuda
     "baichuan1-7b": ("6e7b3a1923862566", "820f22f95f632681", "23b9d5d23d2765b8"),
     "baichuan2-13b": ("0b6ff4295a627d2b", "aebc0930f8a7f6fe", "3c497554a1737d29"),
     "baichuan2-7b": ("6e7b3a1923862566", "820f22f95f632681", "23b9d5d23d2765b8"),
+    "cwm": ("aa7d455c2a4f54e4", "b527f52ad07c89a4", "8f58d6c28b61e5f2"),
+    "dots1-moe": ("7b7183286fc47049", "2994c7373b0d952f", "4f53cda18c2baa0c"),
     "ernie4.5": ("d69b491bdad41907", "3b3ea61c717e121e", "d46917fcebdb05e6"),
     "ernie4.5-moe": ("9362b037641a08f5", "09e23074dcdf34c4", "4f53cda18c2baa0c"),
     "exaone4": ("bd5d01291d4b9c10", "72b21b05899d748b", "d384c760cb21189c"),
+    "gemma": ("8928afcdf711d89f", "c7d81c8e727f77ff", "25def652a7022e61"),
     "gemma2": ("27517b457ddfeea7", "5ff0ca361d2bb644", "f715d13b0faaf1e1"),
     "gemma3": ("e4612489690b231e", "a822473fcffe6e09", "7a1ddf9cec034e9a"),
     "glm": ("2a495f40b4f5fed4", "28b4c1c382aa573e", "261fd57b6e531abc"),
@@ -40,8 +43,12 @@ DIGESTS = {  # kind: program, cpu, cuda
     "gpt-oss": ("d7463fde25ee4835", "cd697de4a22e1819", "4f53cda18c2baa0c"),
     "granite": ("4693efb6d98c2f28", "5dc6e1959e879a5d", "35810e70a92e6530"),
     "granite-moe": ("fd0dbc13d6cb192c", "1c9587ae674b10db", "4f53cda18c2baa0c"),
+    "granite-shared-moe": ("f0eea6f30dbef978", "6837f66a80544893", "4f53cda18c2baa0c"),
+    "granite4": ("65b869f8bb18deaa", "475a7fe0fb9a2e5d", "8cc91cee939cb123"),
+    "granite4-moe": ("f0eea6f30dbef978", "6837f66a80544893", "4f53cda18c2baa0c"),
     "hunyuan": ("1efed54179ccbbf9", "9bad7de0b0d85846", "4f53cda18c2baa0c"),
     "hunyuan-moe": ("6b132b9068dc0345", "9d4b771adb3af05b", "4f53cda18c2baa0c"),
+    "internlm3": ("59bc3530c19a0cea", "0f68b3abdc0ae5bd", "7aa9c7fe5c4fad35"),
     "llama": ("6517767b23d599e1", "fd928de15f6d1ce1", "3645a02510282f8e"),
     "llama-tied": ("6517767b23d599e1", "e20425b86f88a9c3", "893c631d1dc96969"),
     "llama3-rope": ("0b612295e34fe5d0", "fd928de15f6d1ce1", "3645a02510282f8e"),
@@ -59,6 +66,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "qwen3-moe": ("9b5ad49ebd26681f", "9a6066f1b520b33a", "4f53cda18c2baa0c"),
     "seed-oss": ("0d6e8f67eaa82bd7", "2a9d4ef7097e1b3f", "037bdcba87d1fb94"),
     "smollm3": ("4d92117f3ee2382f", "f34c6d8e6f744cd4", "28049e084ab2a182"),
+    "solar-open-moe": ("cdcd346c8448d0b5", "e6dc10071520e5ba", "4f53cda18c2baa0c"),
 }
 
 
