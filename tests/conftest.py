@@ -4,7 +4,11 @@ or a client.
 
 from __future__ import annotations
 
+import gc
 import os
+
+# Modules and tests stay for good: to look for garbage among them while they come takes seconds.
+gc.disable()
 
 # Before torch is imported, here and in programs under test: its threads wait turning, and each worker has one core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -94,6 +98,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes come first: begun near the end, one would keep its worker while the other waits."""
     place = {name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """What has been collected by now is not looked at again before the end."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
