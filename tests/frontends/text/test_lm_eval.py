@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,9 @@ from llmserve.engine.fake import fake_prompt_log_prob
 from llmserve.stages.tokenizer import Tokenizer
 from tests.frontends.server import RunningServer
 from tests.frontends.text.conftest import VOCAB_SIZE, expected_text
+from tests.harness import HARNESS, needs_harness
+
+pytestmark = needs_harness
 
 DOCUMENTS = [
     {"text": "The small red fox", "choices": [" runs", " over the hill"], "gold": 0},
@@ -43,7 +45,7 @@ def samples(server: RunningServer, folder: Path, task: str) -> list[dict[str, An
     address = f"model=ensemble,base_url={server.http_url}/v1/completions,max_retries=1"
     done = subprocess.run(
         [
-            sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", address, "--tasks", "toy",
+            HARNESS, "-m", "lm_eval", "--model", "local-completions", "--model_args", address, "--tasks", "toy",
             "--include_path", str(folder), "--batch_size", "2", "--output_path", str(folder / "out"), "--log_samples",
         ],
         capture_output=True, text=True, timeout=250, env={**os.environ, "HF_HOME": str(folder), "HF_HUB_OFFLINE": "1"},
