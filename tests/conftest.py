@@ -24,23 +24,39 @@ from tests.frontends.stub_core import StubCore
 from tests.tiers import TIERS, chosen_tiers, tier_of
 
 TESTS = Path(__file__).parent
-LONGEST_FIRST = (  # a minute of a worker or more
+LONGEST_FIRST = (  # twenty seconds of a worker or more
     "test_docs.py",
     "test_sanitizers.py",
+    "test_kernels.py",
     "test_eval.py",
-    "test_engine.py",
     "test_check_gpu.py",
-    "test_interpreted_engine.py",
-    "test_published_repository.py",
+    "test_engine.py",
     "test_cluster.py",
+    "test_published_repository.py",
     "test_eval_harness.py",
     "test_planted_defects.py",
     "test_gate_rates.py",
     "test_server_benchmark.py",
-    "test_commands.py",
+    "test_cuda.py",
+    "test_cuda_speed.py",
+    "test_interpreted_engine.py",
     "test_interpreted_runner.py",
-    "test_runtime.py",
+    "test_files.py",
+    "test_cpu_engine.py",
+    "test_rollout.py",
+    "test_schema.py",
+    "test_process.py",
+    "test_wire.py",
+    "test_tensorrt_llm.py",
     "test_demo.py",
+    "test_commands.py",
+    "test_runtime.py",
+    "test_serve.py",
+    "test_engines.py",
+    "test_spans.py",
+    "test_build.py",
+    "test_answers.py",
+    "test_data.py",
 )
 
 # Modules and tests stay for good: to look for garbage among them while they come takes seconds.

@@ -23,6 +23,7 @@ from tools.cuda_kernels import (
     summary,
 )
 
+pytestmark = pytest.mark.timeout(900)  # the compiler takes minutes on a busy machine, where nothing is in its cache
 FUNCTIONS = {
     "choosing.count_history", "choosing.penalize", "choosing.add_bias", "choosing.ban", "choosing.find_peaks",
     "choosing.choose_best", "drawing.weigh", "drawing.list_blocks", "drawing.draw_filtered", "drawing.draw",
@@ -34,9 +35,10 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-def test_a_network_of_real_shape_fits_every_architecture() -> None:
-    found = list(rows(["Qwen3-0.6B"], ARCHITECTURES))
-    assert {row.architecture for row in found} == set(ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_network_of_real_shape_fits_every_architecture(architecture: str) -> None:
+    found = list(rows(["Qwen3-0.6B"], [architecture]))
+    assert {row.architecture for row in found} == {architecture}
     assert [problem for row in found for problem in row.problems] == []
 
 
