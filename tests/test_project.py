@@ -51,6 +51,13 @@ def test_what_the_tests_need_can_be_installed_before_llmserve() -> None:
     assert [line for line in lines if line.startswith("llmserve")] == []
 
 
+def test_no_test_is_tried_again() -> None:
+    """One that fails once is broken: nothing that runs tests again is installed, or asked for."""
+    runners = ("pytest-rerunfailures", "pytest-retry", "flaky")
+    assert [line for line in of_extra(PROJECT, "check") if line.startswith(runners)] == []
+    assert "--reruns" not in (ROOT / "Makefile").read_text() + (ROOT / "pyproject.toml").read_text()
+
+
 def test_the_changelog_names_this_version_or_what_comes() -> None:
     sections = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert sections[0] == "Unreleased"
