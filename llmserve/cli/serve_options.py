@@ -32,6 +32,13 @@ class CompressionLevel(StrEnum):
         return {"none": 0, "low": 1, "medium": 6, "high": 9}[self.value]
 
 
+class UnknownFields(StrEnum):
+    """What happens to fields of a text API's request that have no effect on the answer."""
+
+    WARN = "warn"
+    REFUSE = "refuse"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None
@@ -145,6 +152,13 @@ class ListenOptions:
     http_max_input_size: Annotated[
         int, typer.Option(help="Most bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
     ] = DEFAULT_MAX_INPUT_BYTES
+    unknown_fields: Annotated[
+        UnknownFields,
+        typer.Option(
+            help="/v1: fields that are unknown, or change no answer. warn: name them in the answer's member warning.",
+            rich_help_panel=LISTENING,
+        ),
+    ] = UnknownFields.WARN
     request_memory: Annotated[
         int | None,
         typer.Option(

@@ -69,6 +69,7 @@ def running_server(
     cross_origin: CrossOrigin | None = None,
     http_tls: ssl.SSLContext | None = None,
     mounts: Sequence[MakeMount] = (text_apis, web_page),
+    refuses_unknown_fields: bool = True,  # so that a test's misspelling is seen
 ) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop. `restrictions`: those of HTTP, those of gRPC."""
     loop = asyncio.new_event_loop()
@@ -89,6 +90,7 @@ def running_server(
             api_keys=api_keys,
             logs=logs or LogControl(),
             cross_origin=cross_origin or CrossOrigin(),
+            refuses_unknown_fields=refuses_unknown_fields,
             memory=SharedMemory(allowed=allows_shared_memory),
         )
         grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)

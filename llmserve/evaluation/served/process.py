@@ -124,7 +124,7 @@ class OwnServer:
 @contextmanager
 def own_server(command: Sequence[str], engine: Path, flags: Sequence[str]) -> Iterator[OwnServer]:
     """`command` is `llmserve serve` for an owner."""
-    server = OwnServer([*command, str(engine), *FREE_PORTS, *flags])
+    server = OwnServer([*command, str(engine), *FREE_PORTS, "--unknown-fields", "refuse", *flags])
     try:
         yield server
     except BaseException:

@@ -31,6 +31,7 @@ class Extensions:
     api_keys: ApiKeys | None = None  # None: nobody needs one
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     requests: RequestMemory = field(default_factory=RequestMemory)
+    refuses_unknown_fields: bool = False  # of the text APIs: they are noted in the answer otherwise
     grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
 
     def tenant(self, header: HeaderOf) -> Tenant:

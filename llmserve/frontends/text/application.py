@@ -65,6 +65,7 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     )  # fmt: skip
     app.router.route_class = BodyRoute
     app.router.redirect_slashes = False
+    app.state.refuses_unknown_fields = extensions.refuses_unknown_fields
     ensembles = Ensembles(core)
     state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
     models, ollama = Models(state), Ollama(state)

@@ -12,6 +12,7 @@ from llmserve.frontends.text.answers.generation import Caller, Usage
 from llmserve.frontends.text.answers.log_probs import TokenTexts
 from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles
 from llmserve.frontends.text.requests.messages import Conversations
+from llmserve.frontends.text.requests.notes import current_notes
 from llmserve.frontends.text.requests.validation import wire_request
 
 
@@ -26,7 +27,7 @@ class ApiState:
     created: int = field(default_factory=lambda: int(time.time()))  # what models say of themselves
 
     def caller(self, request: Request) -> Caller:
-        return Caller(self.ensembles.core, self.extensions, wire_request(request))
+        return Caller(self.ensembles.core, self.extensions, wire_request(request), current_notes())
 
     async def counted(self, ensemble: Ensemble, usage: Usage | None, thought: str | None) -> Usage | None:
         """With the tokens of a thought; None: the model does not think."""

@@ -56,6 +56,7 @@ def serving(
     logs: LogControl | None = None,
     tracer: Tracer | None = None,
     open_engine: Callable[[], Engine] = lambda: fake_engine(LIMITS),
+    refuses_unknown_fields: bool = True,
 ) -> Iterator[RunningServer]:
     tokenizer_dir = {"tokenizer_dir": str(text_dir)}
     settings = ServerSettings(
@@ -70,7 +71,10 @@ def serving(
         "tensorrtllm": TensorrtLlmBackend(lambda path, limits: open_engine()),
         "python": PythonBackend(),
     }
-    made = running_server(lambda: InferenceCore(settings, backends), api_keys=api_keys, logs=logs, tracer=tracer)
+    made = running_server(
+        lambda: InferenceCore(settings, backends), api_keys=api_keys, logs=logs, tracer=tracer,
+        refuses_unknown_fields=refuses_unknown_fields,
+    )  # fmt: skip
     with made as running:
         core = running.core
         assert isinstance(core, InferenceCore)

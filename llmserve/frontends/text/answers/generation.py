@@ -19,6 +19,7 @@ from llmserve.frontends.shared.forwarded_headers import accompanied
 from llmserve.frontends.shared.request_context import name_model
 from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
+from llmserve.frontends.text.requests.notes import Notes
 from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferRequest
 from llmserve.wire.http1.request import Request
@@ -107,6 +108,7 @@ class Caller:
     core: Core
     extensions: Extensions
     request: Request
+    notes: Notes  # of the request
 
     async def pieces(
         self, ensemble: Ensemble, prompt: Values, sampling: Sampling, *, streaming: bool, wants_tokens: bool = False
@@ -128,13 +130,18 @@ class Caller:
                         raise response.error
                     if response.outputs:
                         outputs = {tensor.name: tensor.data for tensor in response.outputs}
-                        yield _piece(outputs, wants_tokens=wants_tokens, hides_limit=hides_limit)
+                        yield self._warned(_piece(outputs, wants_tokens=wants_tokens, hides_limit=hides_limit))
             if "finish_reason" not in ensemble.outputs:
-                yield Piece("", UNKNOWN_END)
+                yield self._warned(Piece("", UNKNOWN_END))
         finally:
             if trace is not None:
                 trace.stamp("HTTP_SEND_END")
                 self.extensions.tracer.finish(ensemble.name, trace)
+
+    def _warned(self, piece: Piece) -> Piece:
+        if self.notes.texts and piece.finish_reason and piece.index == 0:
+            piece.warning = "; ".join(filter(None, (*self.notes.texts, piece.warning)))
+        return piece
 
     async def beside_loop(self, work: Callable[[], Result], found: Iterable[Answer]) -> Result:
         """Do `work` on answers: here, or in a thread when their arrays are long."""

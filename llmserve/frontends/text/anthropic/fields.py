@@ -13,16 +13,16 @@ from llmserve.frontends.text.answers.generation import Sampling
 from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, StopText
 from llmserve.frontends.text.requests.messages import OFF, ON, Talk
 from llmserve.frontends.text.requests.tools import MAX_TOOLS, Choice, Function, Schema, ToolName, ToolUse, tool_use
-from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
-NO_BUDGET = "a budget of thinking cannot be kept: ask for adaptive, or limit max_tokens"
+NO_BUDGET = "thinking has no budget here; limit max_tokens"
 
 
 class TextBlock(Strict):
     type: Literal["text"]
     text: str
     cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
-    citations: Annotated[Any, refused("citations are not given to the model", [])] = None
+    citations: Annotated[Any, ignored("citations are not given to the model", [])] = None
 
 
 class ThinkingBlock(Strict):
@@ -37,7 +37,7 @@ class ToolUseBlock(Strict):
     name: ToolName
     input: dict[str, JsonValue]
     cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
-    caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
+    caller: Annotated[Any, ignored("calls come from the model here", {"type": "direct"})] = None
     toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
 
     def listed(self) -> JsonValue:
@@ -147,8 +147,8 @@ ToolChoice: TypeAlias = Annotated[AutoChoice | NamedChoice | NoChoice, Field(dis
 
 class Thinking(Strict):
     type: Literal["adaptive", "enabled", "disabled"]
-    budget_tokens: Annotated[Any, refused(NO_BUDGET)] = None
-    display: Annotated[Any, refused("thoughts are not summarized or hidden", "summarized")] = None
+    budget_tokens: Annotated[Any, ignored(NO_BUDGET)] = None
+    display: Annotated[Any, ignored("thoughts are not summarized or hidden", "summarized")] = None
 
 
 class JsonOutput(Strict):
@@ -210,9 +210,11 @@ class MessagesRequest(CountRequest):
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: Annotated[Any, refused("there is one tier of service", "auto", "standard_only")] = None
+    service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "standard_only")] = None
+    context_management: Annotated[Any, ignored("nothing is removed from conversations")] = None
+    mcp_servers: Annotated[Any, refused("servers of tools are not supported", [])] = None
     container: Annotated[Any, refused("containers are not supported")] = None
-    speed: Annotated[Any, refused("there is one speed", "standard")] = None
+    speed: Annotated[Any, ignored("there is one speed", "standard")] = None
 
     def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
         return Sampling(

@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string, named_event
 from llmserve.frontends.text.answers.generation import Piece, Usage, answers
-from llmserve.frontends.text.answers.replies import LIMITS, new_id
+from llmserve.frontends.text.answers.replies import LIMITS, new_id, with_warning
 from llmserve.frontends.text.answers.spoken import Prepared, Said, read_parts
 from llmserve.frontends.text.anthropic.fields import CountRequest, MessagesRequest
 from llmserve.frontends.text.requests.ensembles import Ensemble
@@ -43,7 +43,8 @@ class Messages:
         said = prepared.said(answer.text)
         usage = await self.state.counted(ensemble, answer.usage, said.thought if prepared.thinks else None)
         document = _message(body, _content(said), _usage(usage))
-        return json_answer(document | _ending(body, answer.finish_reason, has_called=bool(said.calls)))
+        document |= _ending(body, answer.finish_reason, has_called=bool(said.calls))
+        return json_answer(with_warning(document, iter([answer.warning])))
 
     async def count_tokens(self, body: CountRequest, request: Request) -> Response:
         """How many tokens a conversation is."""
@@ -76,7 +77,8 @@ class Messages:
             yield event
         usage = await self.state.counted(ensemble, last.usage, blocks.thought if prepared.thinks else None)
         ending = _ending(body, last.finish_reason, has_called=blocks.has_called)
-        yield named_event({"type": "message_delta", "delta": ending, "usage": _usage(usage)})
+        delta: dict[str, Json] = {"type": "message_delta", "delta": ending, "usage": _usage(usage)}
+        yield named_event(with_warning(delta, iter([last.warning])))
         yield named_event({"type": "message_stop"})
 
 

@@ -83,6 +83,7 @@ class _Reply:
             "prompt_eval_duration": first - self.began_ns,
             "eval_duration": now - first,
             **counts,
+            **({"warning": last.warning} if last.warning else {}),
         }
 
     def loaded(self) -> dict[str, Json]:
@@ -144,7 +145,7 @@ class Ollama:
         (answer,) = await answers(pieces, 1)
         reply.first_ns = reply.began_ns  # when its first token came is not known
         lines = reply.lines(prepared.parts(answer.text), is_last=True)
-        end = reply.end(Piece("", answer.finish_reason, usage=answer.usage))
+        end = reply.end(Piece("", answer.finish_reason, usage=answer.usage, warning=answer.warning))
         return json_answer(_whole(lines, end, is_chat=reply.is_chat))
 
     async def tags(self) -> Response:

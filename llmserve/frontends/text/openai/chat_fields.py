@@ -8,10 +8,11 @@ from pydantic import Field, JsonValue, model_validator
 
 from llmserve.frontends.text.answers.log_probs import log_prob_values
 from llmserve.frontends.text.requests.ensembles import Values
-from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_TOKENS, MAX_TOP, Labels, Sampled, TemplateValues
+from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_TOP, Labels, Limit, Sampled, TemplateValues
 from llmserve.frontends.text.requests.messages import Talk
+from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import ToolChoice, ToolName, Tools, chosen, tool_use
-from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
 OLD_TOOLS = "functions are called tools now: give tools and tool_choice"
 
@@ -31,7 +32,7 @@ def text_of(content: Content | None) -> str:
 class _Message(Strict):
     role: str
     content: Content
-    name: Annotated[Any, refused("names of speakers are not given to the model")] = None
+    name: Annotated[Any, ignored("names of speakers are not given to the model")] = None
 
     def listed(self) -> dict[str, JsonValue]:
         """For the chat format, which knows no developers."""
@@ -61,21 +62,15 @@ class ToolCall(Strict):
 class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: Content | None = None
-    name: Annotated[Any, refused("names of speakers are not given to the model")] = None
+    name: Annotated[Any, ignored("names of speakers are not given to the model")] = None
     reasoning_content: str | None = Field(None, description="For templates that keep thoughts.")
     reasoning: str | None = Field(None, description="The same.")
     provider_specific_fields: Any = Field(None, description="LiteLLM's notes on an answer; nothing depends on them.")
-    refusal: Annotated[Any, refused("refusals are not given to the model")] = None
+    refusal: Annotated[Any, ignored("refusals are not given to the model")] = None
     audio: Annotated[Any, refused("audio is not supported")] = None
-    annotations: Annotated[Any, refused("annotations are not given to the model", [])] = None
+    annotations: Annotated[Any, ignored("annotations are not given to the model", [])] = None
     tool_calls: Annotated[list[ToolCall], at_most(MAX_MESSAGES)] | None = None
     function_call: Annotated[Any, refused(OLD_TOOLS)] = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("an assistant's message needs content or tool_calls")
-        return self
 
     def listed(self) -> dict[str, JsonValue]:
         message: dict[str, JsonValue] = {"role": "assistant", "content": text_of(self.content)}
@@ -106,8 +101,8 @@ Messages: TypeAlias = Annotated[list[Message], Field(min_length=1), at_most(MAX_
 class ChatRequest(Sampled):
     model: str
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_tokens: Limit = None
+    max_completion_tokens: Limit = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     chat_template_kwargs: TemplateValues | None = None
@@ -118,23 +113,24 @@ class ChatRequest(Sampled):
     function_call: Annotated[Any, refused(OLD_TOOLS, "none", "auto")] = None
     modalities: Annotated[Any, refused("there is only text here", ["text"])] = None
     audio: Annotated[Any, refused("there is only text here")] = None
-    prediction: Annotated[Any, refused("predicted outputs are not supported")] = None
+    prediction: Annotated[Any, ignored("answers are predicted from the prompt")] = None
     reasoning_effort: str | None = Field(None, description="As far as the chat template knows it; none: no thoughts.")
-    verbosity: Annotated[Any, refused("these models have no verbosity", "medium")] = None
+    verbosity: Annotated[Any, ignored("these models have no verbosity", "medium")] = None
     web_search_options: Annotated[Any, refused("web search is not supported")] = None
-    store: Annotated[Any, refused("nothing is stored here", False)] = None
-    service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
+    store: Annotated[Any, ignored("nothing is stored here", False)] = None
+    service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "default")] = None
     metadata: Labels | None = Field(None, description="Labels of what is stored; nothing is.")
     safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
     prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
+    prompt_cache_retention: str | None = Field(None, description="The same.")
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens mean the same, but differ")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs need logprobs")
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options is not None and not self.stream and not note("stream_options: the answer is no stream"):
             raise ValueError("stream_options need stream")
         if self.structured_outputs is not None and self.tools:
             raise ValueError("structured_outputs and tools both say what an answer looks like: give one")

@@ -34,7 +34,7 @@ from llmserve.frontends.text.answers.replies import (
     with_warning,
 )
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
-from llmserve.frontends.text.requests.fields import MAX_ANSWERS, MAX_TOKENS, MAX_TOP, Sampled
+from llmserve.frontends.text.requests.fields import MAX_ANSWERS, MAX_TOKENS, MAX_TOP, MINUS_ONE_IS_NONE, Sampled
 from llmserve.frontends.text.requests.validation import refused
 from llmserve.frontends.text.state import ApiState
 
@@ -51,7 +51,7 @@ IdLists: TypeAlias = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PRO
 class CompletionRequest(Sampled):
     model: str
     prompt: str | Texts | Ids | IdLists
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = DEFAULT_TOKENS
+    max_tokens: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE] = DEFAULT_TOKENS
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, JsonValue, Tag, field_validator
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.generation import Sampling
-from llmserve.frontends.text.requests.fields import ANY_OBJECT, MAX_MESSAGES, MAX_TOKENS, JsonFormat, Labels, TextFormat
+from llmserve.frontends.text.requests.fields import ANY_OBJECT, MAX_MESSAGES, JsonFormat, Labels, Limit, TextFormat
 from llmserve.frontends.text.requests.messages import Talk
 from llmserve.frontends.text.requests.tools import (
     MAX_TOOLS,
@@ -21,7 +21,7 @@ from llmserve.frontends.text.requests.tools import (
     ToolUse,
     tool_use,
 )
-from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -29,8 +29,8 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 class InputText(Strict):
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: Annotated[Any, refused("annotations are not given to the model", [])] = None
-    logprobs: Annotated[Any, refused("log probs are not given to the model", [])] = None
+    annotations: Annotated[Any, ignored("annotations are not given to the model", [])] = None
+    logprobs: Annotated[Any, ignored("log probs are not given to the model", [])] = None
 
 
 Texts: TypeAlias = Annotated[list[InputText], Field(min_length=1), at_most(MAX_MESSAGES)]
@@ -42,7 +42,7 @@ class InputMessage(Strict):
     content: str | Texts
     id: str | None = None
     status: str | None = None
-    phase: Annotated[Any, refused("phases are not given to the model")] = None
+    phase: Annotated[Any, ignored("phases are not given to the model")] = None
 
     def listed(self) -> dict[str, JsonValue]:
         return {"role": "system" if self.role == "developer" else self.role, "content": _text(self.content)}
@@ -86,8 +86,8 @@ class ReasoningItem(Strict):
     type: Literal["reasoning"]
     id: str | None = None
     content: Annotated[list[ReasoningText], at_most(MAX_MESSAGES)] | None = None
-    summary: Annotated[Any, refused("summaries are not given to the model", [])] = None
-    encrypted_content: Annotated[Any, refused("nothing is encrypted here")] = None
+    summary: Annotated[Any, ignored("summaries are not given to the model", [])] = None
+    encrypted_content: Annotated[Any, ignored("nothing is encrypted here")] = None
     status: Status | None = None
 
 
@@ -111,7 +111,7 @@ def _text(content: str | Sequence[InputText]) -> str:
 
 class SchemaFormat(Strict):
     type: Literal["json_schema"]
-    name: str
+    name: str | None = None
     schema_: dict[str, JsonValue] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
@@ -119,7 +119,7 @@ class SchemaFormat(Strict):
 
 class TextOptions(Strict):
     format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Annotated[Any, refused("these models have no verbosity", "medium")] = None
+    verbosity: Annotated[Any, ignored("these models have no verbosity", "medium")] = None
 
 
 Input: TypeAlias = str | Annotated[list[Item], Field(min_length=1), at_most(MAX_MESSAGES)]
@@ -156,16 +156,16 @@ class ResponseAllowedTools(Strict):
 
 class Reasoning(Strict):
     effort: str | None = None
-    summary: Annotated[Any, refused("thoughts are not summarized here", "auto")] = None
-    generate_summary: Annotated[Any, refused("thoughts are not summarized here")] = None
-    context: Annotated[Any, refused("nothing is stored here", "auto")] = None
+    summary: Annotated[Any, ignored("thoughts are not summarized here", "auto")] = None
+    generate_summary: Annotated[Any, ignored("thoughts are not summarized here")] = None
+    context: Annotated[Any, ignored("nothing is stored here", "auto")] = None
 
 
 class ResponseRequest(Strict):
     model: str
     input: Input
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_output_tokens: Limit = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
@@ -174,21 +174,22 @@ class ResponseRequest(Strict):
     user: str | None = Field(None, description="A label; nothing depends on it.")
     safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
     prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
-    store: Annotated[Any, refused("nothing is stored here", False)] = None
+    prompt_cache_retention: str | None = Field(None, description="The same.")
+    store: Annotated[Any, ignored("nothing is stored here", False)] = None
     background: Annotated[Any, refused("nothing is stored here that could be fetched later", False)] = None
     previous_response_id: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
     conversation: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
-    include: Annotated[Any, refused("nothing more can be included", [])] = None
+    include: Annotated[Any, ignored("nothing more can be included", [])] = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Mode | Annotated[ResponseNamedTool | ResponseAllowedTools, Field(discriminator="type")] | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call more than one.")
-    max_tool_calls: Annotated[Any, refused("tools that the server calls are not supported")] = None
+    max_tool_calls: Annotated[Any, ignored("tools that the server calls are not supported")] = None
     reasoning: Reasoning | None = None
-    truncation: Annotated[Any, refused("only the chat format cuts", "disabled")] = None
+    truncation: Annotated[Any, ignored("only the chat format cuts", "disabled")] = None
     top_logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", 0)] = None
     prompt: Annotated[Any, refused("stored prompts are not supported")] = None
-    service_tier: Annotated[Any, refused("there is one tier of service", "auto", "default")] = None
-    stream_options: Annotated[Any, refused("usage is always told", {}, {"include_obfuscation": False})] = None
+    service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "default")] = None
+    stream_options: Annotated[Any, ignored("usage is always told", {}, {"include_obfuscation": False})] = None
 
     @field_validator("input")
     @classmethod

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from llmserve.frontends.text.answers.generation import NO_END, Sampling
 from llmserve.frontends.text.requests.ensembles import Values
-from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored
 
 ANY_OBJECT: Mapping[str, JsonValue] = {"type": "object"}
 MAX_STOPS = 32
@@ -23,12 +23,14 @@ MAX_MESSAGES = 16 * 1024  # of a conversation, and parts of one of them
 
 StopText: TypeAlias = Annotated[str, Field(min_length=1)]
 Stops: TypeAlias = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
+MINUS_ONE_IS_NONE = BeforeValidator(lambda value: None if value == -1 else value)  # as llama.cpp's clients say it
+Limit: TypeAlias = Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE]
 Labels: TypeAlias = Annotated[dict[str, str], at_most(MAX_LABELS)]
 TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Further names for the chat template.")]
 
 
 class JsonSchema(Strict):
-    name: str
+    name: str | None = None
     description: str | None = None
     schema_: dict[str, JsonValue] = Field(alias="schema")
     strict: bool | None = None  # an answer always keeps to the schema
@@ -103,7 +105,8 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
 
 class StreamOptions(Strict):
     include_usage: bool | None = False
-    include_obfuscation: Annotated[Any, refused("nothing is padded here", False)] = None
+    include_obfuscation: Annotated[Any, ignored("nothing is padded here", False)] = None
+    continuous_usage_stats: Annotated[Any, ignored("usage comes at the end", False)] = None
 
 
 class Sampled(Strict):
@@ -136,6 +139,14 @@ class Sampled(Strict):
         if self.structured_outputs is not None and format_values(self.response_format):
             raise ValueError("response_format and structured_outputs both say what an answer looks like: give one")
         return self
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stops_somewhere(cls, value: Any) -> Any:
+        """An empty text, which many clients send, stops nothing."""
+        if value == "":
+            return None
+        return [each for each in value if each != ""] if isinstance(value, list) else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod

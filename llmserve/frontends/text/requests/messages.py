@@ -18,6 +18,7 @@ from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.spoken import Prepared
 from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles, Values
 from llmserve.frontends.text.requests.fields import guide_values
+from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import ToolUse
 from llmserve.stages.chat_style import ChatStyle, Wanted, answer_guide
 
@@ -127,6 +128,8 @@ def _switched(style: ChatStyle, effort: str, field: str) -> dict[str, Json]:
     if effort != ON and "reasoning_effort" in style.switches:
         return {"reasoning_effort": effort}
     if effort == (ON if style.reasoning else OFF):
+        return {}
+    if not style.reasoning and note(f"{field}: this model does not reason"):
         return {}
     problem = "knows no such effort" if style.reasoning else "does not reason"
     if effort == OFF:

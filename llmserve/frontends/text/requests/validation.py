@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextvars import copy_context
+from functools import cache, partial
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from fastapi import Request, Response
@@ -21,6 +23,7 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema
@@ -31,11 +34,14 @@ from llmserve.frontends.http.bodies import off_loop
 from llmserve.frontends.http.json_fields import ENCODER, Json
 from llmserve.frontends.text.answers.event_stream import error_response
 from llmserve.frontends.text.answers.failures import Refused, failure_of
+from llmserve.frontends.text.requests.notes import begin_notes, note
 from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
 from llmserve.wire.http1 import request as wire
 
 MOST_PROBLEMS = 10  # that are told
 MOST_UNKNOWN = 16  # fields of an object that are told by name
+MOST_SHOWN = 50  # characters of such a name
+HINTS = ("cache_control",)  # that clients put on any part of a request: prefixes are found without them
 EXPANSION = 32  # bytes that a document may take for each of its text: as Python's objects, then as models
 TEXT_EXPANSION, VALUE_BYTES = 8, 256  # of a larger one, for each byte and for each value
 BODY = "body"  # what endpoints call theirs
@@ -55,7 +61,7 @@ def _stop_at_first_problem(schema: Any) -> None:
 
 
 class Strict(BaseModel):
-    """Nothing is converted, and nothing is ignored: an unknown field is a problem."""
+    """Nothing is converted. An unknown field is noted and left out, or a problem: see `notes`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -68,9 +74,24 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few_unknown_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > len(cls.model_fields) + MOST_UNKNOWN:
-            raise ValueError(f"an object of {len(value)} fields, of which at most {len(cls.model_fields)} are known")
-        return value
+        if not isinstance(value, dict) or value.keys() <= (known := _known_names(cls)):
+            return value
+        if len(value) > len(known) + MOST_UNKNOWN:
+            raise ValueError(f"an object of {len(value)} fields, of which at most {len(known)} are known")
+        return {
+            name: each
+            for name, each in value.items()
+            if name in known or not (name in HINTS or note(f"{name[:MOST_SHOWN]}: unknown field{_near(name, known)}"))
+        }
+
+
+@cache
+def _known_names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(each.alias or name for name, each in model.model_fields.items())
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    return nearest(name, known) or ", ignored"
 
 
 def refused(reason: str, *harmless: Any) -> AfterValidator:
@@ -78,6 +99,17 @@ def refused(reason: str, *harmless: Any) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if value is not None and value not in harmless:
+            raise ValueError(reason)
+        return None
+
+    return AfterValidator(check)
+
+
+def ignored(reason: str, *harmless: Any) -> AfterValidator:
+    """Of a field that is known, and without effect on the answer: noted, unless it asks for nothing."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value is not None and value not in harmless and not note(f"{info.field_name}: {reason}"):
             raise ValueError(reason)
         return None
 
@@ -111,6 +143,7 @@ class BodyRoute(APIRoute):
         model = get_type_hints(endpoint).get(BODY)
 
         async def handle(request: Request) -> Response:
+            begin_notes(request.app.state.refuses_unknown_fields)
             try:
                 if model is None:
                     answer: Response = await endpoint(**request.path_params)
@@ -138,7 +171,7 @@ async def _validated(request: Request, model: type[Body]) -> Body:
         except ValidationError as error:
             raise _refusal(error, model) from None
 
-    return await off_loop(asked, work, size=len(raw))
+    return await off_loop(asked, partial(copy_context().run, work), size=len(raw))
 
 
 def _document(raw: bytes) -> Json:
