@@ -8,9 +8,9 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 
 from llmserve.evaluation.baseline import hf
@@ -63,6 +63,10 @@ SERVER_COMMAND = """
 tritonserver --model-repository=./repository --allow-http=true --allow-metrics=1 --pinned-memory-pool-byte-size=1 \
 --log-verbose=0 --backend-directory=/opt/tritonserver/backends --exit-on-error=true
 """
+CURL_COMMAND = """
+curl -sf -X POST localhost:8000/v2/models/ensemble/generate -d '{"text_input": "the river", "max_tokens": 8, \
+"bad_words": "", "stop_words": ""}'
+"""
 
 
 def words(command: str, folder: Path) -> list[str]:
@@ -113,10 +117,10 @@ def test_serve(folder: Path, tmp_path: Path) -> None:
     command, *flags = words(SERVER_COMMAND.strip(), folder)
     server = start_server(*flags, env=offline, command=command)
     try:
-        asked = {"text_input": "the river", "max_tokens": 8, "bad_words": "", "stop_words": ""}
-        answer = httpx.post(f"{server.http}/v2/models/ensemble/generate", content=json.dumps(asked), timeout=60)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["text_output"]
+        curl = shlex.split(CURL_COMMAND.replace("localhost:8000", server.http))
+        answer = subprocess.run(curl, capture_output=True, text=True, timeout=60)
+        assert answer.returncode == 0, answer.stdout
+        assert json.loads(answer.stdout)["text_output"]
         assert len(streamed_text(server.grpc, "the river", max_tokens=8)) > 1
     finally:
         server.process.send_signal(signal.SIGTERM)
