@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 6_864,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 7_535,
-    "llmserve/checkpoint": 4_360,
+    "llmserve/checkpoint": 4_370,
     "llmserve/cli": 6_440,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 10_754,

@@ -1,7 +1,7 @@
-"""A pytorch_model.bin of the zip kind (torch 1.6 and later), read without torch.
+"""A pytorch_model.bin, read without torch.
 
-The archive holds data.pkl, which describes the tensors, and one uncompressed entry per storage; those are mapped into
-memory, so a tensor costs nothing until its pages are touched.
+Since torch 1.6 it is a zip archive: data.pkl describes the tensors, and each storage is an uncompressed entry. Older
+files are read by torch_legacy.py. Storages are mapped, so a tensor costs nothing until its pages are touched.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from llmserve.checkpoint.stored_tensor import DTYPES, Tensor, TensorInfo
+from llmserve.checkpoint.torch_legacy import HEAD, read_legacy
 from llmserve.checkpoint.torch_pickle import StoredTensor, load_tensors
 from llmserve.errors import CheckpointError
 
@@ -27,13 +28,14 @@ class TorchFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            with zipfile.ZipFile(path) as archive:
-                self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
-                self._stored = self._read_directory(archive)
+            self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+            if self._bytes[: len(HEAD)].tobytes() == HEAD:
+                self._stored, self._offsets = read_legacy(self._bytes)
+            else:
+                with zipfile.ZipFile(path) as archive:
+                    self._stored = self._read_directory(archive)
         except zipfile.BadZipFile as error:
-            raise CheckpointError(
-                f"{path.name} is damaged, or written by torch before 1.6 (not a zip archive): {error}"
-            ) from error
+            raise CheckpointError(f"{path.name} is damaged, or no file of torch: {error}") from error
         except (OSError, ValueError, EOFError, RuntimeError, struct.error) as error:
             raise CheckpointError(f"{path.name} is damaged: {error}") from error
         except CheckpointError as error:

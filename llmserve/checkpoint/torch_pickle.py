@@ -58,7 +58,7 @@ class StoredTensor(NamedTuple):
 
 def load_tensors(pickled: bytes) -> dict[str, StoredTensor]:
     """The tensors by name. Raises CheckpointError when the pickle holds, or does, anything else."""
-    content = _unpickle(pickled)
+    content = unpickle(pickled)
     if not isinstance(content, dict):
         raise CheckpointError(f"holds a {type(content).__name__} instead of a dictionary of tensors")
     # the methods of `dict` itself: a pickle may give an OrderedDict attributes that hide its own
@@ -96,7 +96,8 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_ELEMENTS
 
 
-def _unpickle(pickled: bytes) -> object:
+def unpickle(pickled: bytes) -> object:
+    """Plain values, and `StoredTensor`s. Raises CheckpointError for anything else."""
     try:
         _check_program(pickled)
         return _TensorUnpickler(io.BytesIO(pickled)).load()
@@ -135,9 +136,9 @@ class _TensorUnpickler(pickle.Unpickler):
         return found
 
     def persistent_load(self, pid: Any) -> Storage:
-        kind, storage_type, key, _location, num_elements = pid
+        kind, storage_type, key, _location, num_elements, *views = pid  # a view of a storage: torch before 0.4
         known = kind == "storage" and isinstance(storage_type, StorageType) and isinstance(key, str)
-        if not known or not _is_count(num_elements):
+        if not known or views not in ([], [None]) or not _is_count(num_elements):
             raise ValueError(f"unknown persistent id {reprlib.repr(pid)}")
         return Storage(storage_type.dtype, key, num_elements)
 

@@ -264,5 +264,53 @@ def test_archives_of_another_kind(tmp_path: Path) -> None:
     assert "2 entries named data.pkl" in refusal(archive(path, {"a/data.pkl": b".", "b/data.pkl": b"."}))
     assert "compressed entries" in refusal(archive(path, {"w/data.pkl": b"}."}, zipfile.ZIP_DEFLATED))
     assert "big-endian" in refusal(archive(path, {"w/data.pkl": b"}.", "w/byteorder": b"big"}))
-    torch.save({"x": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
-    assert "written by torch before 1.6" in refusal(path)
+    path.write_bytes(b"no archive")
+    assert "damaged, or no file of torch" in refusal(path)
+
+
+def legacy(path: Path, content: Any) -> Path:
+    """As torch before 1.6 wrote it."""
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+    return path
+
+
+def test_files_of_torch_before_1_6(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    content = {
+        "whole": base,
+        "transposed": base.t(),
+        "block": base[1:3, 2:5],
+        "half": torch.nn.Parameter(torch.ones(3, 5, dtype=torch.float16)),
+        "empty": torch.empty(0, 3),
+        "long": torch.arange(3),
+    }
+    found = TorchFile(legacy(tmp_path / "w.bin", content))
+    assert set(found.tensors) == set(content)
+    for name, tensor in content.items():
+        assert found.tensors[name].shape == tuple(tensor.shape)
+        assert np.array_equal(found.read(name), tensor.detach().numpy()), name
+    found = TorchFile(legacy(tmp_path / "b.bin", {"x": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}))
+    assert found.read("x").astype(np.float32).tolist() == [1.5, -2.0]
+    assert not found.read("x").flags.owndata
+
+
+class Command:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("true",)
+
+
+def test_damaged_and_hostile_files_of_torch_before_1_6(tmp_path: Path) -> None:
+    path = legacy(tmp_path / "w.bin", {"x": torch.ones(3, 4), "y": torch.ones(2)})
+    good = path.read_bytes()
+    for size in (20, 40, 200, len(good) - 1):
+        path.write_bytes(good[:size])
+        assert "damaged" in refusal(path)
+    path.write_bytes(good.replace(b"little_endianq\x02\x88", b"little_endianq\x02\x89"))
+    assert "big-endian" in refusal(path)
+    at = good.rindex((12).to_bytes(8, "little"))
+    path.write_bytes(good[:at] + (13).to_bytes(8, "little") + good[at + 8 :])
+    assert "does not have 12 elements" in refusal(path)
+    path.write_bytes(good.replace(pickle.dumps(1001, 2), pickle.dumps(1002, 2)))
+    assert "protocol" in refusal(path)
+    legacy(path, {"x": torch.ones(2), "y": Command()})
+    assert "asks for posix.system" in refusal(path)
