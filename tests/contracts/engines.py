@@ -74,9 +74,9 @@ def open_cuda(folders: pytest.TempPathFactory) -> Engine:
 
 
 def open_process(folders: pytest.TempPathFactory) -> Engine:
-    """The CPU engine in a process of its own."""
+    """The CPU engine in a process of its own. Words take longer to get there, so its answers are longer."""
     folder = folders.mktemp("process")
-    make_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=40)  # words take longer to get there
+    make_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=40, max_position_embeddings=2048)
     build_engine(folder / "checkpoint", folder / "engine", BuildOptions(dtype="float32", tokens_per_block=8))
     return ProcessEngine(PROCESS, folder / "engine", folder / "engine", EngineSettings())
 
