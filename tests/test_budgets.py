@@ -21,7 +21,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cli": 6_440,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 10_754,
-    "llmserve/evaluation": 6_480,
+    "llmserve/evaluation": 6_500,
     "llmserve/frontends": 13_170,
     "llmserve/models": 3_000,
     "llmserve/scheduler": 1_480,

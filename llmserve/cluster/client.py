@@ -128,7 +128,7 @@ class ClusterEngine:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed
-            logger.debug("the client of the cluster %s has ended", self._address.name)
+            logger.debug("the cluster client of %s has stopped", self._address.name)
 
     # What follows runs on the thread of the cluster.
 
@@ -178,7 +178,9 @@ class ClusterEngine:
             elif gone_at == math.inf:
                 gone_at = self._loop.time()
             elif gone_at is not None and self._loop.time() - gone_at > GONE_S and not self._streams:
-                logger.warning("all workers of the cluster %s have been gone for %g s", self._address.name, GONE_S)
+                logger.warning(
+                    "all workers of the cluster %s have been unreachable for %g s", self._address.name, GONE_S
+                )
                 return
             await _before(self._closing, LOOK_S)
 
@@ -214,7 +216,7 @@ class ClusterEngine:
             except (WorkerLost, Unavailable, asyncio.CancelledError) as error:
                 if self._has_left():
                     raise
-                last = str(error) or "it does not answer any more"
+                last = str(error) or "it stopped answering"
                 self._log_move(request, worker, said, last)
             finally:
                 reading.cancel()
@@ -285,7 +287,7 @@ class ClusterEngine:
             return None
 
     def _nobody(self, last: str) -> str:
-        found = f"of those asked the last said: {last}; " if last else ""
+        found = f"the last worker's answer: {last}; " if last else ""
         return (
             f"no worker of the cluster {self._address.name} can answer with engine {self.info.digest[:12]}: {found}"
             f"start one (llmserve worker ENGINE --namespace {self._address.namespace} "

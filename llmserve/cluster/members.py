@@ -79,7 +79,7 @@ class Members:
             if not worker.readers:  # else it may be finishing what it has begun
                 del self._workers[worker_id]
             elif asyncio.get_running_loop().time() - worker.heard_at > LEAVING_S:
-                self._lose(worker_id, f"it has left, and said nothing for {LEAVING_S:g} s")
+                self._lose(worker_id, f"it has left, and sent nothing for {LEAVING_S:g} s")
 
     async def _attend(self, worker_id: int, client: Client) -> None:
         """Ask it who it is, and again and again whether it is there, as long as discovery tells of it."""
@@ -93,8 +93,9 @@ class Members:
                 continue
             if info.digest != self.info.digest:
                 logger.error(
-                    "worker %d of the cluster %s is left out: its engine is %s, and this server's %s; give every "
-                    "engine a name of its own", worker_id, self._address.name, info.digest, self.info.digest,
+                    "worker %d of the cluster %s is not used: its engine is %s, this server's is %s; start workers of "
+                    "another engine with another --component",
+                    worker_id, self._address.name, info.digest, self.info.digest,
                 )  # fmt: skip
                 return
             self._meet(worker_id, info, state)
@@ -121,7 +122,7 @@ class Members:
         except (ProtocolError, WorkerLost):
             raise
         except TimeoutError:
-            raise WorkerSilent(f"it said nothing for {ANSWER_S:g} s") from None
+            raise WorkerSilent(f"no message for {ANSWER_S:g} s") from None
         except Exception as error:  # of Dynamo's, of many kinds
             raise WorkerLost(str(error)) from error
 

@@ -44,7 +44,7 @@ def model_folder(directory: EngineDirectory) -> Path:
         root.mkdir(mode=0o700, parents=True)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS_MAY_WRITE:
-        raise AlreadyExists(f"{root} is not this user's alone, so what lies there is not believed; remove it")
+        raise AlreadyExists(f"{root} belongs to other users too, so its content is not trusted; remove it")
     place = root / f"{_identity(directory)[:DIGEST_CHARS]}-{__version__}"
     if not place.is_dir():
         with TemporaryDirectory(dir=root) as made:

@@ -85,7 +85,7 @@ def read_hello_chunk(chunk: Fields) -> tuple[EngineInfo, EngineState]:
     """Raises `ProtocolError`."""
     frame = _taken_out(chunk, CHUNK_FIELD)
     if frame is None:
-        raise ProtocolError("it does not say who it is: it is no llmserve worker, or one of an older version")
+        raise ProtocolError("it does not identify itself; it is not an llmserve worker, or it is an older version")
     return read_hello(frame)
 
 

@@ -33,8 +33,8 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {  # values that mean nothing
     "include_stop_str_in_output": (False,), "guided_decoding": ({},), "max_thinking_tokens": (),
 }  # fmt: skip
 WHY = {
-    "n": "its answers would end with the first; ask n times",
-    "guided_decoding": "answers that follow a guide cannot go on at another worker; ask llmserve's own server",
+    "n": "only its first answer would be complete; send n requests",
+    "guided_decoding": "guided answers cannot fail over to another worker; use llmserve's own server",
 }
 OUTPUT_ONLY = ("presence_penalty", "frequency_penalty")
 FINISH_REASONS = {
@@ -97,7 +97,7 @@ def _problems(sampling: Fields, stop: Fields, output: Fields, migrates: bool) ->
     for group, fields in (("sampling_options", sampling), ("stop_conditions", stop)):
         for name in sorted(fields.keys() - KNOWN[group]):
             if fields[name] is not None:
-                yield f"{name} is not known here"
+                yield f"{name} is not supported here"
     for name, neutral in NEUTRAL.items():
         given = sampling.get(name, stop.get(name))
         if given is not None and given not in neutral:
@@ -105,11 +105,11 @@ def _problems(sampling: Fields, stop: Fields, output: Fields, migrates: bool) ->
     for name in OUTPUT_ONLY:
         if migrates and sampling.get(name):
             yield (
-                f"{name} counts the answer's own tokens, and where these begin is lost when it goes on at another "
-                "worker; use repetition_penalty, or workers started with --without-migration"
+                f"{name} counts the answer's tokens, and a worker that takes a stream over does not know where they "
+                "begin; use repetition_penalty, or workers started with --without-migration"
             )
     if output.get("prompt_logprobs") is not None:
-        yield "prompt_logprobs is not supported: ask llmserve's own server"
+        yield "prompt_logprobs is not supported; use llmserve's own server"
     if (top := output.get("logprobs")) is not None and not 0 <= int(top) <= MOST_TOP_LOG_PROBS:
         yield f"logprobs must be from 0 to {MOST_TOP_LOG_PROBS}, got {top}"
 

@@ -46,8 +46,8 @@ class Said:
         goes_on = self._has_ended[index] and bool(more)
         if list(token_ids[:num_again]) != told[place : place + num_again] or ends_early or goes_on:
             raise Unavailable(
-                f"the answer cannot go on: the worker that was to continue it after {len(told)} tokens computes other "
-                "ones (llmserve inspect tells the kernels of two machines apart); ask again"
+                f"the stream cannot fail over: after {len(told)} tokens the new worker computes different ones "
+                "(compare the kernels of both machines with llmserve inspect); ask again"
             )
         self._places[index] += len(token_ids)
         told += more

@@ -39,7 +39,9 @@ def converted(path: Path) -> Tokenizer:
     model = FORMAT.ModelProto()
     model.ParseFromString((path / "tokenizer.model").read_bytes())
     if model.trainer_spec.model_type != model.trainer_spec.BPE:
-        raise Unsupported(f"{path / 'tokenizer.model'} is no BPE model: Dynamo needs a tokenizer.json beside it")
+        raise Unsupported(
+            f"{path / 'tokenizer.model'} is not a BPE model; put the checkpoint's tokenizer.json beside it for Dynamo"
+        )
     made = _converted(model, files)
     if differences := list(_differences(own, made, model)):
         shown = "; ".join(differences[:MOST_SHOWN])

@@ -102,7 +102,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
         try:
             frame = asked(request)
         except ProtocolError as error:
-            raise InvalidRequest(f"what an llmserve server asks is not understood: {error}") from error
+            raise InvalidRequest(f"a request of an llmserve server cannot be read: {error}") from error
         async with aclosing(self._own(request, frame, context) if frame else self._theirs(request, context)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -17,8 +17,8 @@ def check_num_answers(tenant: Tenant, num_answers: int) -> None:
     """Raises `RateLimited` where it may not have so many under way."""
     if num_answers > tenant.max_answers > 0:
         raise RateLimited(
-            f"'{tenant.name}' may have {tenant.max_answers} answers under way, and would have {num_answers}; wait "
-            "for one of them",
+            f"'{tenant.name}' may have {tenant.max_answers} answers running at once, and this request "
+            f"would make it {num_answers}; wait for one of them",
             limit=MAX_ANSWERS,
         )
 

@@ -45,9 +45,8 @@ def check_pool(request: GenerateRequest, *, max_seq_len: int, num_pool_tokens: i
     max_tokens = request.max_new_tokens(max_seq_len)
     if num_prompt + max_tokens - 1 > num_pool_tokens:
         raise InvalidArgument(
-            f"request {request.request_id!r} can never run: prompt ({num_prompt} tokens) and max_tokens ({max_tokens}) "
-            f"need more than the {num_pool_tokens} tokens of the KV cache; "
-            "ask for fewer tokens, or give the cache more memory"
+            f"request {request.request_id!r} does not fit the KV cache of {num_pool_tokens} tokens: the prompt has "
+            f"{num_prompt} and max_tokens is {max_tokens}; ask for fewer tokens, or give the cache more memory"
         )
 
 
@@ -112,7 +111,7 @@ def _ban_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
         banned |= {word[0] for word in request.stop_ids if len(word) == 1}
         banned |= set() if request.end_id is None else {request.end_id}  # any id, the vocabulary's or not
     if sum(0 <= token < vocab_size for token in banned) >= vocab_size:
-        yield "bad_ids, and what min_tokens bans, leave no token of the vocabulary"
+        yield "bad_ids and the tokens that min_tokens bans cover the whole vocabulary; ban fewer tokens"
 
 
 def _bias_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:

@@ -25,7 +25,7 @@ def load_samples(suite: Suite, num_samples: int, count_ids: CountIds) -> list[Sa
     rows = list(islice(_load_rows(suite.data), num_samples))
     problems = _row_problems(suite, rows)
     if len(rows) < num_samples:
-        problems.append(f"{num_samples} samples are asked for, the data has {len(rows)}")
+        problems.append(f"{num_samples} samples are requested, but the data has {len(rows)}")
     raise_problems(InvalidArgument, f"the data of suite {suite.name}", problems)
     return [_sample(suite, index, row, count_ids) for index, row in enumerate(rows)]
 
@@ -60,8 +60,8 @@ def _load_rows(source: DataSource) -> Iterable[Row]:
         )
     except Exception as error:  # a border: the package raises a dozen kinds, the cause is almost always the network
         raise Unavailable(
-            f"dataset {source.hub} cannot be loaded from the Hugging Face hub ({error}); it needs a network, or a copy "
-            "in the local cache. Without one give --suite FILE, whose data.path is a local file (docs/eval.md)"
+            f"dataset {source.hub} cannot be loaded from the Hugging Face hub ({error}); you need a network or a copy "
+            "in the local cache. Otherwise give --suite FILE with a local file as data.path (docs/eval.md)"
         ) from error
     return rows
 
@@ -98,9 +98,9 @@ def _row_problems(suite: Suite, rows: list[Row]) -> list[str]:
 def _choice_problem(suite: Suite, row: Row) -> str:
     choices = row[suite.choices_column or ""]
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
-        return f"has no list of two texts or more in {suite.choices_column!r}"
+        return f"needs a list of at least two texts in {suite.choices_column!r}"
     if len(set(choices)) < len(choices):
-        return "has the same choice twice"
+        return "lists the same choice twice"
     right = row[suite.reference_column]
     return "" if _right_choice(choices, right) else f"has no choice {right!r}: give its text, or its number from 0 on"
 

@@ -58,12 +58,12 @@ def _locked(path: Path, taken: str) -> Iterator[BufferedRandom]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
         except OSError as error:
-            raise InvalidArgument(f"answers cannot be kept in {path}: {error.strerror}") from error
+            raise InvalidArgument(f"answers cannot be written to {path}: {error.strerror}") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise InvalidArgument(f"another run keeps its answers in {path}; {taken}") from error
+                raise InvalidArgument(f"another run writes its answers to {path}; {taken}") from error
             if not _is_at(path, file):
                 continue
             yield file

@@ -61,7 +61,7 @@ def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
     """From an earlier report's spread, or from the stored baseline's bound. Runs no network."""
     problems = options.value_problems()
     if options.checkpoint is None and earlier is None:
-        problems.append("a plan counts from --earlier, a report, or --hf-model-dir, whose baseline is stored: give one")
+        problems.append("a plan needs --earlier REPORT, or --hf-model-dir with a stored baseline")
     raise_problems(InvalidArgument, "eval --plan", problems)
     suite = load_suite(options.suite)
     num_samples = options.num_samples or suite.num_samples
@@ -80,7 +80,7 @@ def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
         )
     if not margins:
         raise InvalidArgument(
-            f"nothing can be planned: suite {suite.name} has no margins that are known of"
+            f"nothing to plan: suite {suite.name} has no known margins"
             + ("" if earlier else "; what loss_margins need is told by a report: --earlier REPORT")
         )
     return Plan(suite.name, num_samples, source, margins)
@@ -107,11 +107,13 @@ def _read_report(path: Path, suite: Suite) -> Mapping[str, Any]:
     except OSError as error:
         raise NotFound(f"no report {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"{path} is no report of llmserve eval ({error!r})") from error
+        raise InvalidArgument(f"{path} is not a report of llmserve eval ({error!r})") from error
     if digest != suite_digest(suite):
-        raise InvalidArgument(f"{path} is of another suite than {suite.name}, or of other data or prompts")
+        raise InvalidArgument(f"{path} is from another suite than {suite.name}, or of other data or prompts")
     if num_samples < MIN_SAMPLES:
-        raise InvalidArgument(f"{path} has {num_samples} samples; their spread is known from {MIN_SAMPLES} on")
+        raise InvalidArgument(
+            f"{path} has {num_samples} samples; at least {MIN_SAMPLES} are needed to estimate the spread"
+        )
     return report
 
 

@@ -85,10 +85,13 @@ class EvalOptions:
     def problems(self) -> list[str]:
         rules = [
             (self.engine is not None or self.url, "give an engine directory, or --url of a running server"),
-            (self.checkpoint or self.baseline, "give --hf-model-dir, the checkpoint, or --baseline, another engine"),
+            (
+                self.checkpoint or self.baseline,
+                "give the checkpoint with --hf-model-dir, or another engine with --baseline",
+            ),
             (
                 not (self.checkpoint and self.baseline),
-                "--hf-model-dir and --baseline are two baselines: give one of them",
+                "--hf-model-dir and --baseline are two baselines; give one of them",
             ),
             (
                 not self.baseline or not (self.dtype or self.refresh_baseline or self.baseline_batch_size != 1),
@@ -312,7 +315,7 @@ async def _run_engine(
             run = await choose_all(
                 candidate, samples, _choices(options, questions), concurrency=options.concurrency, progress=progress
             )
-            return timed(run, kept), "choices are weighed, not written"
+            return timed(run, kept), "choices are scored, not generated"
         run = await run_candidate(candidate, samples, concurrency=options.concurrency, progress=progress)
         run = timed(run, kept)
         try:
@@ -373,7 +376,7 @@ def _require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer],
     ]
     raise_problems(
         InvalidArgument,
-        "the engine reads other prompts than the baseline (another tokenizer, chat format, end token or limit)",
+        "the engine and the baseline get different prompts (check tokenizer, chat format, end token and limits)",
         different[:5],
     )
 

@@ -220,11 +220,10 @@ class _Reader:
             inconclusive_passes=self._choice("inconclusive", ("fail", "pass")) == "pass",
         )
         if not any(self._content.get(key) for key in ("margins", "loss_margins", "rounding_margins", "floors")):
-            self.problems.append("the suite judges nothing: give margins, loss_margins, rounding_margins or floors")
+            self.problems.append("the suite has no criterion; give margins, loss_margins, rounding_margins or floors")
         if not suite.is_plain and (suite.needs_served or suite.speed_margins):
             self.problems.append(
-                "as_served and speed_margins are of texts that only the prompt leads: not with columns.choices, nor "
-                "with structured_output"
+                "as_served and speed_margins need free text; leave them out with columns.choices and structured_output"
             )
         self._reject_unknown(self._content, {*REQUIRED, *OPTIONAL}, "")
         return suite
@@ -263,7 +262,7 @@ class _Reader:
         known = self._known_metrics
         self.problems += [f"unknown metric: {name} (known: {', '.join(known)})" for name in wanted if name not in known]
         if not wanted:
-            self.problems.append("metrics must name one at least; leave it out for the usual ones")
+            self.problems.append("metrics must name at least one; leave it out for the usual ones")
         judged = [self._content.get(key) for key in ("margins", "floors")]
         asked = [*wanted, *(name for points in judged if isinstance(points, dict) for name in points)]
         return tuple(name for name in known if name in asked)
@@ -273,7 +272,7 @@ class _Reader:
             return None
         schema: Mapping[str, Any] = self._typed("json_schema", dict, {})
         if problem := schema_problem(schema):
-            self.problems.append(f"json_schema is no JSON schema: {problem}")
+            self.problems.append(f"json_schema is not a JSON schema: {problem}")
         return schema
 
     def _points(self, key: str) -> dict[str, float]:
@@ -304,7 +303,7 @@ class _Reader:
     def _data(self) -> DataSource:
         data = self._mapping("data", {"path", "hub", "config", "split", "revision"})
         self.problems += [
-            f"data.{k} must be a text, got {v!r} (put it in quotes)" for k, v in data.items() if not isinstance(v, str)
+            f"data.{k} must be text, got {v!r} (put it in quotes)" for k, v in data.items() if not isinstance(v, str)
         ]
         if "data" in self._content and ("path" in data) == ("hub" in data):
             self.problems.append("data needs either path (a local file) or hub (a dataset of the Hugging Face hub)")
@@ -363,4 +362,4 @@ def _template_problem(template: str) -> str:
         for _, name, code, conversion in parts
         if name is not None and (not name.isidentifier() or code or conversion)
     ]
-    return f"the prompt template may only name columns as {{column}}, found {odd[0]!r}" if odd else ""
+    return f"the prompt template may only refer to columns as {{column}}, found {odd[0]!r}" if odd else ""

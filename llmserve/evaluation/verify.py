@@ -28,7 +28,7 @@ from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.receipt import Receipt
 from llmserve.stages.tokenizer import Tokenizer
 
-HINT = "ask the server for one: return_receipt in the request, true"
+HINT = 'ask for one with "return_receipt": true in the request'
 
 
 class Standing(Enum):
@@ -71,7 +71,7 @@ def read_claims(path: Path) -> list[Claim]:
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise NotFound(f"there is no file {path}") from error
+        raise NotFound(f"no such file: {path}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} cannot be read as JSON: {error}") from error
     found: list[Claim] = []
@@ -124,7 +124,7 @@ async def _verify(claim: Claim, engine: Engine, postprocessor: Postprocessor) ->
     try:
         ids, event = await _derived(receipt, engine, postprocessor.tokenizer)
     except LlmserveError as error:
-        return Finding(claim, Standing.NOT_SAID, f"this engine does not answer that: {error}")
+        return Finding(claim, Standing.NOT_SAID, f"this engine cannot answer that request: {error}")
     problem = _difference(receipt, ids, event) or _text_problem(claim, postprocessor)
     kernels, here = receipt.engine["kernels"], engine.info.kernels
     if problem and kernels != here:
@@ -184,7 +184,7 @@ def _difference(receipt: Receipt, ids: Sequence[int], last: GeneratedEvent | Non
     reason = last.tokens.finish_reason
     if reason is not receipt.finish_reason:
         return f"it ended by {receipt.finish_reason.value} there, and by {reason.value if reason else '?'} here"
-    return "" if last.tail_text == receipt.tail_text else "what precedes its stop string is another text"
+    return "" if last.tail_text == receipt.tail_text else "the text before its stop string differs"
 
 
 def _text_problem(claim: Claim, postprocessor: Postprocessor) -> str:
@@ -200,7 +200,7 @@ def _text_problem(claim: Claim, postprocessor: Postprocessor) -> str:
         fits = said.text in derived or (
             said.has_echo and any(_echoes(said.text, text, receipt, postprocessor) for text in derived)
         )
-    return "" if fits else f"the text is another one: these tokens say {derived[0][:80]!r}"
+    return "" if fits else f"the text differs: these tokens decode to {derived[0][:80]!r}"
 
 
 def _echoes(said: str, answer: str, receipt: Receipt, postprocessor: Postprocessor) -> bool:

@@ -183,8 +183,8 @@ def test_an_engine_may_be_compared_with_another(checkpoint: Path, engine: Path, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "give --hf-model-dir, the checkpoint, or --baseline, another engine"),
-        (("--baseline", "here", "--hf-model-dir", "there"), "are two baselines: give one of them"),
+        ((), "give the checkpoint with --hf-model-dir, or another engine with --baseline"),
+        (("--baseline", "here", "--hf-model-dir", "there"), "are two baselines; give one of them"),
         (("--baseline", "here", "--dtype", "float16"), "are for a Hugging Face model; leave them out"),
         (("--baseline", "here", "--sign-key", "key"), "--sign-key signs a record"),
         (("--baseline", "nowhere"), "nowhere"),
@@ -418,7 +418,7 @@ def test_an_engine_with_another_tokenizer_weighs_other_choices(checkpoint: Path,
     build_engine(other, tmp_path / "engine", OPTIONS)
     suite = write_choice_suite(tmp_path / "suite")
     arguments = (tmp_path / "engine", "--hf-model-dir", checkpoint, "--suite", suite)
-    assert "reads other prompts than the baseline" in str(run(*arguments).exception)
+    assert "the engine and the baseline get different prompts" in str(run(*arguments).exception)
 
 
 def test_a_plan_runs_nothing(
@@ -498,7 +498,7 @@ def test_an_interrupted_run_goes_on_and_says_the_same(
     with pytest.raises(Interrupted):
         evaluate(options, Interrupting(phase, after))
     done = run(*arguments)
-    assert "of 32 answers are of this run before it was interrupted" in done.output
+    assert "of 32 answers come from before an interruption" in done.output
     assert not partial.exists()
     told = json.loads(report.read_text())
     num_kept = int(told["engine"].pop("kept_answers"))
@@ -562,13 +562,13 @@ def test_answers_of_an_engine_that_changed_are_not_used(
     (mine / "rank0.engine").write_bytes(
         content
     )  # the same bytes, for all that anybody knows not the ones that answered
-    assert "before it was interrupted" not in run(*arguments).output
+    assert "before an interruption" not in run(*arguments).output
     interrupted()
-    assert "before it was interrupted" not in run(*arguments, "--concurrency", "2").output
+    assert "before an interruption" not in run(*arguments, "--concurrency", "2").output
     interrupted()
-    assert "before it was interrupted" not in run(*arguments, "--num-samples", "31").output
+    assert "before an interruption" not in run(*arguments, "--num-samples", "31").output
     interrupted()
-    assert "before it was interrupted" in run(*arguments).output
+    assert "before an interruption" in run(*arguments).output
 
 
 def test_a_server_is_not_given_the_local_engines_facts(engine: Path, suite: Path) -> None:
@@ -584,7 +584,7 @@ def test_a_server_is_not_given_the_local_engines_facts(engine: Path, suite: Path
         ((), InvalidArgument, "give an engine directory, or --url"),
         (("nowhere",), NotFound, "no engine directory nowhere"),
         (("ENGINE", "--num-samples", "0"), InvalidArgument, "--num-samples must be at least 1"),
-        (("ENGINE", "--num-samples", "33"), InvalidArgument, "33 samples are asked for, the data has 32"),
+        (("ENGINE", "--num-samples", "33"), InvalidArgument, "33 samples are requested, but the data has 32"),
         (("ENGINE", "--dtype", "int3"), InvalidArgument, "--dtype must be one of float16, bfloat16, float32"),
         (("ENGINE", "--suite", "none.yaml"), NotFound, "no suite file none.yaml"),
         (("ENGINE", "--hf-model-dir", "none"), NotFound, "none"),

@@ -89,9 +89,9 @@ async def test_another_engine_and_strangers_are_left_out(caplog: pytest.LogCaptu
     )
     members = Members(info(), ClusterAddress("dynamo", "demo"))
     await until(client, members, lambda: "does not answer: refused" in caplog.text and bool(ids(members)))
-    await until(client, members, lambda: "is left out" in caplog.text and "no llmserve worker" in caplog.text)
+    await until(client, members, lambda: "is not used" in caplog.text and "not an llmserve worker" in caplog.text)
     assert ids(members) == [1]
-    assert "worker 2 of the cluster dynamo.demo is left out: its engine is other" in caplog.text
+    assert "worker 2 of the cluster dynamo.demo is not used: its engine is other" in caplog.text
 
 
 @pytest.mark.usefixtures("quick")
@@ -105,7 +105,7 @@ async def test_one_that_hangs_is_lost_and_found_again(caplog: pytest.LogCaptureF
     await until(client, members, lambda: ids(members) == [])
     await asyncio.wait({reader}, timeout=5)
     assert reader.cancelled(), "its answers go on elsewhere"
-    assert "it said nothing for 0.02 s" in caplog.text
+    assert "no message for 0.02 s" in caplog.text
     client.workers[1].hangs = False
     await until(client, members, lambda: ids(members) == [1])
 

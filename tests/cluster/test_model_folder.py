@@ -46,7 +46,7 @@ def test_another_kind_of_model_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         sentence_iterator=iter(SENTENCES), model_writer=model, model_type="unigram", vocab_size=60, minloglevel=2
     )
     (checkpoint / "tokenizer.model").write_bytes(model.getvalue())
-    with pytest.raises(Unsupported, match=r"is no BPE model: Dynamo needs a tokenizer\.json"):
+    with pytest.raises(Unsupported, match=r"is not a BPE model; put the checkpoint's tokenizer\.json"):
         converted(checkpoint)
 
 
@@ -100,7 +100,7 @@ def test_a_place_that_others_may_have_made_is_not_believed(
     else:
         place.mkdir()
         place.chmod(0o777)
-    with pytest.raises(AlreadyExists, match="is not this user's alone"):
+    with pytest.raises(AlreadyExists, match="belongs to other users too"):
         model_folder.model_folder(EngineDirectory.open(tmp_path / "e"))
 
 

@@ -101,7 +101,7 @@ def test_a_worker_says_who_it_is() -> None:
 def test_others_requests_and_chunks_have_nothing_of_ours() -> None:
     assert asked({"token_ids": [1], "extra_args": None}) is None
     assert asked({"token_ids": [1], "extra_args": {"somebody": "else"}}) is None
-    with pytest.raises(ProtocolError, match=r"no llmserve worker, or one of an older version"):
+    with pytest.raises(ProtocolError, match=r"not an llmserve worker, or it is an older version"):
         read_hello_chunk({"token_ids": [1], "index": 0})
 
 

@@ -55,8 +55,8 @@ def test_all_that_is_refused_is_said_at_once() -> None:
             output_options={"logprobs": 21, "prompt_logprobs": 1},
         )
     for words in (
-        "6 problems", "sparkle is not known here", "n is not supported: its answers would end with the first",
-        "guided_decoding is not supported", "presence_penalty counts the answer's own tokens", "from 0 to 20, got 21",
+        "6 problems", "sparkle is not supported here", "n is not supported: only its first answer would be complete",
+        "guided_decoding is not supported", "presence_penalty counts the answer's tokens", "from 0 to 20, got 21",
         "prompt_logprobs is not supported",
     ):  # fmt: skip
         assert words in str(caught.value)

@@ -66,7 +66,7 @@ def test_an_answer_that_differs_does_not_go_on(other: list[TokenEvent]) -> None:
     for event in events((1,) * 6)[:4]:
         said.news(event)
     said.begin_again()
-    with pytest.raises(Unavailable, match="computes other ones"):
+    with pytest.raises(Unavailable, match="computes different ones"):
         list(map(said.news, other))
 
 
@@ -75,7 +75,7 @@ def test_an_answer_that_has_ended_does_not_grow() -> None:
     for event in events((6,)):
         said.news(event)
     said.begin_again()
-    with pytest.raises(Unavailable, match="computes other ones"):
+    with pytest.raises(Unavailable, match="computes different ones"):
         said.news(TokenEvent((*TOKENS, 17)))
 
 

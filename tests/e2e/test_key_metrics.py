@@ -135,9 +135,9 @@ def test_each_request_counts_once_and_all_keys_together_are_the_model(locked: Se
     count = ask_in_every_way(locked, TEAM)
     with ask(locked, FEW) as client:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=3)
-        with pytest.raises(openai.RateLimitError, match="answers under way"):
+        with pytest.raises(openai.RateLimitError, match="answers running at once"):
             client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=3, n=2, temperature=1)
-    with pytest.raises(InferenceServerException, match="answers under way"):
+    with pytest.raises(InferenceServerException, match="answers running at once"):
         over_grpc(locked, FEW, tensor("num_return_sequences", 2, np.int32))
     with ask(locked, METERED) as client:
         client.completions.create(model=MODEL, prompt="x", max_tokens=3)

@@ -116,7 +116,7 @@ def _with(answer: Any, change: Callable[[dict[str, Any]], None]) -> Any:
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "text": (lambda choice: choice["message"].update(content="Everything is fine."), "the text is another one"),
+    "text": (lambda choice: choice["message"].update(content="Everything is fine."), "the text differs"),
     "token": (lambda choice: choice["receipt"]["output_ids"].__setitem__(1, 5), "token 2 of "),
     "shorter": (lambda choice: choice["receipt"]["output_ids"].pop(), "tokens there, and "),
     "prompt": (lambda choice: choice["receipt"]["prompt_ids"].__setitem__(-2, 400), " from this engine"),
@@ -124,7 +124,10 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "temperature": (lambda choice: choice["receipt"]["sampling"].update(temperature=0.1), " from this engine"),
     "reason": (lambda choice: choice["receipt"].update(finish_reason="stop_words"), "it ended by stop_words there"),
     "engine": (lambda choice: choice["receipt"]["engine"].update(digest="a" * 64), "digest aaaaaaaaaaaa, and this"),
-    "vocabulary": (lambda choice: choice["receipt"]["prompt_ids"].append(10**6), "this engine does not answer that"),
+    "vocabulary": (
+        lambda choice: choice["receipt"]["prompt_ids"].append(10**6),
+        "this engine cannot answer that request",
+    ),
 }
 
 
@@ -157,7 +160,7 @@ def test_another_instruction_set_cannot_call_anybody_a_liar(
     [
         ("{", "cannot be read as JSON"),
         ("[" * 100_000, "cannot be read as JSON"),
-        ('{"choices": [{"text": "hello"}]}', "has no receipt; ask the server for one: return_receipt"),
+        ('{"choices": [{"text": "hello"}]}', 'has no receipt; ask for one with "return_receipt"'),
         ('{"choices": [{"receipt": {"format": 7}}]}', "choices[0]: not a receipt of format 1: its format is 7"),
         ('{"text_output": "a", "receipt": "{"}', "answer: "),
         ("5", "has no receipt"),

@@ -52,7 +52,7 @@ async def test_an_engine_keeps_both_limits() -> None:
             return GenerateRequest("r", (1, 2, 3), sampling, num_sequences=num_sequences, tenant=tenant)
 
         few = Tenant("few", max_answers=2)
-        with pytest.raises(RateLimited, match="may have 2 answers under way, and would have 3"):
+        with pytest.raises(RateLimited, match="may have 2 answers running at once, and this request would make it 3"):
             await anext(engine.submit(request(few, 3)))
         async with aclosing(engine.submit(request(few, 2))) as stream:
             assert [event async for event in stream]

@@ -110,7 +110,9 @@ async def test_a_tenant_has_its_limits_once_and_not_on_each_device() -> None:
         assert isinstance(engine, MeteringEngine)
         streams = [await started(engine, request(number, max_tokens=200, tenant=tenant)) for number in (1, 2)]
         assert engine.allowance(tenant).num_answers == 0
-        with pytest.raises(RateLimited, match="'a' may have 2 answers under way, and would have 3"):
+        with pytest.raises(
+            RateLimited, match="'a' may have 2 answers running at once, and this request would make it 3"
+        ):
             await tokens_of(engine.submit(request(3, tenant=tenant)))
         await streams[0].aclose()
         assert engine.allowance(tenant).num_answers == 1

@@ -19,10 +19,10 @@ REQUEST = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
     [
         (replace(REQUEST, stop_ids=((1,) * (MAX_WORD_LENGTH + 1),)), "more than 64 tokens"),
         (replace(REQUEST, bad_ids=((1,),) * (MAX_WORD_TOKENS + 1)), "16385 tokens in all"),
-        (replace(REQUEST, bad_ids=((0,), (1,), (2,), (1, 3))), "no token of the vocabulary"),
+        (replace(REQUEST, bad_ids=((0,), (1,), (2,), (1, 3))), "cover the whole vocabulary"),
         (
             replace(REQUEST, sampling=SamplingParams(min_tokens=1), bad_ids=((0,), (1,)), stop_ids=((2,),), end_id=3),
-            "no token of the vocabulary",
+            "cover the whole vocabulary",
         ),
         (replace(REQUEST, deadline=float("nan")), "deadline"),
         (replace(REQUEST, embedding_bias=((2, 1.0), (3, 1.0), (2, 0.5))), "names token 2 more than once"),
@@ -46,7 +46,7 @@ def test_valid_requests_pass() -> None:
 
 def test_an_answer_that_never_fits_the_pool_is_refused() -> None:
     check_pool(REQUEST, max_seq_len=100, num_pool_tokens=9)  # the last token is not cached
-    with pytest.raises(InvalidArgument, match="can never run"):
+    with pytest.raises(InvalidArgument, match="does not fit the KV cache"):
         check_pool(REQUEST, max_seq_len=100, num_pool_tokens=8)
     check_pool(REQUEST, max_seq_len=8, num_pool_tokens=8)  # cut to six tokens
 

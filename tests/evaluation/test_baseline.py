@@ -79,7 +79,7 @@ def test_other_keys_find_nothing(tmp_path: Path, change: dict[str, str]) -> None
 def test_a_file_that_lies_about_its_name_is_refused(tmp_path: Path) -> None:
     path = baseline(PROMPT).save(tmp_path)
     path.write_text(path.read_text().replace("a" * 64, "a" * 32 + "f" * 32))
-    with pytest.raises(InvalidArgument, match="of another checkpoint"):
+    with pytest.raises(InvalidArgument, match="to another checkpoint"):
         load_baseline(tmp_path, KEY)
 
 

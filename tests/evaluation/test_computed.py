@@ -208,13 +208,13 @@ def test_two_runs_do_not_mix(tmp_path: Path) -> None:
     environment = this_environment(1)
     with ExitStack() as stack:
         first = stack.enter_context(kept_batches(tmp_path, KEY, environment))
-        with pytest.raises(InvalidArgument, match="wait until it has ended"):
+        with pytest.raises(InvalidArgument, match="wait until it ends"):
             stack.enter_context(kept_batches(tmp_path, KEY, environment))
         stack.enter_context(kept_batches(tmp_path, replace(KEY, dtype="float16"), environment))
         first.remove()
         stack.enter_context(kept_batches(tmp_path, KEY, environment))  # of the run that comes after it
         assert (tmp_path / f"{KEY.file_name}.partial").exists()
-    with pytest.raises(InvalidArgument, match="cannot be kept"), kept_batches(Path("/proc/x"), KEY, environment):
+    with pytest.raises(InvalidArgument, match="cannot be written"), kept_batches(Path("/proc/x"), KEY, environment):
         pass
 
 

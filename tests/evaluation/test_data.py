@@ -68,7 +68,7 @@ def test_what_is_wrong_with_the_rows_is_said(tmp_path: Path) -> None:
         load_samples(suite, 33, count_words)
     assert "no column 'title'" in str(caught.value)
     assert "no column 'key'" in str(caught.value)
-    assert "33 samples are asked for, the data has 32" in str(caught.value)
+    assert "33 samples are requested, but the data has 32" in str(caught.value)
 
 
 def test_choices_are_texts_and_one_of_them_is_right(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_choices_are_texts_and_one_of_them_is_right(tmp_path: Path) -> None:
         ({"choices": ["a", "b"], "answer": 2}, "row 0 has no choice 2: give its text, or its number from 0 on"),
         ({"choices": ["a", "b"], "answer": -1}, "row 0 has no choice -1"),
         ({"choices": ["a", "b"], "answer": None}, "row 0 has no choice None"),
-        ({"choices": ["a"], "answer": 0}, "row 0 has no list of two texts or more in 'choices'"),
-        ({"choices": ["a", " "], "answer": 0}, "row 0 has no list of two texts"),
-        ({"choices": "ab", "answer": 0}, "row 0 has no list of two texts"),
-        ({"choices": ["a", "a"], "answer": 0}, "row 0 has the same choice twice"),
+        ({"choices": ["a"], "answer": 0}, "row 0 needs a list of at least two texts in 'choices'"),
+        ({"choices": ["a", " "], "answer": 0}, "row 0 needs a list of at least two texts"),
+        ({"choices": "ab", "answer": 0}, "row 0 needs a list of at least two texts"),
+        ({"choices": ["a", "a"], "answer": 0}, "row 0 lists the same choice twice"),
     ],
 )
 def test_the_right_choice_is_named_or_numbered(tmp_path: Path, row: dict[str, object], found: str) -> None:
@@ -129,7 +129,7 @@ def test_a_hub_data_set_without_network_is_explained(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     suite = load_suite(write_suite(tmp_path, data={"hub": "nobody/nothing"}))
-    with pytest.raises(Unavailable, match=r"nobody/nothing .*no route to host.*needs a network"):
+    with pytest.raises(Unavailable, match=r"nobody/nothing .*no route to host.*need a network"):
         load_samples(suite, 1, count_words)
 
 

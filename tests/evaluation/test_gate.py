@@ -62,7 +62,7 @@ def test_a_floor_fails_whatever_the_baseline_does() -> None:
     low = np.full(40, 3.0)
     result = judge_metric("rouge1", low, low, margin=0.3, floor=15)
     assert result.verdict is Verdict.FAIL
-    assert "under the floor of 15" in result.reason
+    assert "below the floor of 15" in result.reason
 
 
 def test_nobody_passes_where_the_baseline_scores_nothing() -> None:

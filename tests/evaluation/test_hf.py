@@ -93,8 +93,8 @@ def change_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], objec
     ("change", "message"),
     [
         (lambda t: t.pop(NORM), f"tensor {NORM} is missing"),
-        (lambda t: t.update({"model.extra.bias": t[NORM]}), "tensor model.extra.bias has no place in the network"),
-        (lambda t: t.update({NORM: t[NORM][:3]}), f"tensor {NORM} has another shape"),
+        (lambda t: t.update({"model.extra.bias": t[NORM]}), "tensor model.extra.bias is not used by the network"),
+        (lambda t: t.update({NORM: t[NORM][:3]}), f"tensor {NORM} has a shape that the network does not expect"),
     ],
     ids=["missing", "unexpected", "mismatched"],
 )

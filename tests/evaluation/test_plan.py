@@ -86,10 +86,10 @@ def test_equal_engines_need_as_many_as_the_gate_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"suite": {"digest": "other"}}, "is of another suite than tiny"),
-        ({"samples": []}, "has 0 samples; their spread is known from 30 on"),
+        ({"suite": {"digest": "other"}}, "is from another suite than tiny"),
+        ({"samples": []}, "has 0 samples; at least 30 are needed"),
         ({"samples": [{"baseline": {"scores": {}}}] * 30}, "does not have 'rougeL'"),
-        ({"suite": 3}, "is no report of llmserve eval"),
+        ({"suite": 3}, "is not a report of llmserve eval"),
     ],
 )
 def test_other_reports_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -102,11 +102,11 @@ def test_what_is_no_report_is_named(tmp_path: Path) -> None:
     suite = write_suite(tmp_path)
     with pytest.raises(NotFound, match=r"no report .*gone\.json"):
         planned(suite, tmp_path / "gone.json")
-    with pytest.raises(InvalidArgument, match="is no report"):
+    with pytest.raises(InvalidArgument, match="is not a report"):
         planned(suite, suite)
 
 
 def test_a_suite_without_margins_has_nothing_to_plan(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, margins=None, floors={"rougeL": 10})
-    with pytest.raises(InvalidArgument, match="nothing can be planned"):
+    with pytest.raises(InvalidArgument, match="nothing to plan"):
         planned(suite, write_report(suite))

@@ -181,7 +181,7 @@ def test_a_temperature_that_is_applied_twice_fails(plant: str, fails: bool, fold
 def test_a_chat_format_without_role_ids_is_no_comparison(folder: Path) -> None:
     other = changed(folder / "roles", user_token_id=197, assistant_token_id=198)
     build_engine(other, folder / "roles-engine", OPTIONS)
-    with pytest.raises(InvalidArgument, match="the engine reads other prompts than the baseline"):
+    with pytest.raises(InvalidArgument, match="the engine and the baseline get different prompts"):
         judged(folder / "roles-engine")
 
 

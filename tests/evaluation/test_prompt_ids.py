@@ -36,7 +36,7 @@ def opinion(texts: Path, samples: list[Sample] = SAMPLES) -> PromptIds:
 def test_the_stages_agree_with_transformers(texts: Path) -> None:
     found = opinion(texts)
     assert (found.is_judged, found.verdict) == (True, Verdict.PASS)
-    assert str(found) == "0 of 3 prompts have other ids than transformers gives them"
+    assert str(found) == "0 of 3 prompts have token ids that differ from transformers'"
 
 
 def test_a_stage_that_loses_a_space_fails(texts: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_stage_that_loses_a_space_fails(texts: Path) -> None:
     with patch.object(JsonTokenizer, "encode", without_spaces):
         found = second_opinion(texts, SAMPLES[:1], [PromptEncoder(texts, 8).encode("the fox <|im_end|> runs")])
     assert found.verdict is Verdict.FAIL
-    assert "1 of 1 prompts have other ids than transformers gives them: sample text at position" in found.reason
+    assert "1 of 1 prompts have token ids that differ from transformers': sample text at position" in found.reason
     assert "'<|im_end|>' (2) here, 'Ġ' (" in found.reason
 
 
@@ -63,5 +63,5 @@ def test_where_there_is_nothing_to_compare_with_it_says_so(tmp_path: Path) -> No
     found = opinion(tmp_path, SAMPLES[:1])
     assert (found.is_judged, str(found)) == (
         False,
-        "not compared with transformers': its tokenizer is no tokenizer.json",
+        "not compared with transformers': the checkpoint has no tokenizer.json",
     )

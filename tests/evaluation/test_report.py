@@ -136,7 +136,7 @@ def test_choices_are_compared_by_likelihood(tmp_path: Path) -> None:
     samples = [Sample(row["id"], "p", "b", ("a", "b")) for row in ROWS]
     right, wrong = ([Answer(text, 9, 4, 0.5, log_likelihoods=values) for _ in ROWS] for text, values in CHOSEN.items())
     sides = [Side(FACTS, answers, Performance.of(answers, 2.0)) for answers in (right, [*right[:12], *wrong[12:]])]
-    result = compare(suite, "d" * 64, samples, sides[0], sides[1], "choices are weighed, not written")
+    result = compare(suite, "d" * 64, samples, sides[0], sides[1], "choices are scored, not generated")
     assert not result.passed
     text = shown(result)
     assert "acc: right answers lost 20, gained 0 (McNemar's p 1.9e-06)" in text
@@ -202,7 +202,7 @@ def test_floors_alone_judge(tmp_path: Path) -> None:
     assert (content["passed"], content["verdict"]) == (True, "pass")
     assert content["reasons"] == ["rouge1 100.00 reaches the floor of 15"]
     failed = report(tmp_path, DAMAGED, margins=None, floors={"rouge1": 15}).to_json()
-    assert (failed["passed"], failed["reasons"]) == (False, ["rouge1 0.00 is under the floor of 15"])
+    assert (failed["passed"], failed["reasons"]) == (False, ["rouge1 0.00 is below the floor of 15"])
 
 
 def test_an_engine_of_another_checkpoint_is_noted_but_judged(tmp_path: Path) -> None:

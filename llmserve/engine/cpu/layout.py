@@ -307,7 +307,9 @@ def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
     try:
         return int(fixed["num_ops"]), _linear_layers(blob, fixed)
     except (ValueError, IndexError, OverflowError) as error:
-        raise EngineFileError(f"{path} has operations that cannot be understood: {error}") from error
+        raise EngineFileError(
+            f"{path} has operations that this llmserve does not know; build the engine again: {error}"
+        ) from error
 
 
 def _linear_layers(blob: bytes, fixed: NDArray[Any]) -> dict[int, LinearShape]:
@@ -323,7 +325,7 @@ def _linear_layers(blob: bytes, fixed: NDArray[Any]) -> dict[int, LinearShape]:
 
 def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
     if len(blob) < HEADER.itemsize:
-        raise EngineFileError(f"{path} is too short to be an engine")
+        raise EngineFileError(f"{path} is too short for an engine file; build the engine again")
     fixed: NDArray[Any] = np.frombuffer(blob, HEADER)[0]
     if not blob.startswith(MAGIC):
         raise EngineFileError(f"{path} is not an engine file")
@@ -349,7 +351,7 @@ def _decode_json(path: Path, text: bytes) -> EngineHeader:
         values: Mapping[str, Any] = json.loads(text)
         header = EngineHeader(**{name: value for name, value in values.items() if name != "tensors"})
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise EngineFileError(f"{path} has a header that cannot be understood: {error}") from error
+        raise EngineFileError(f"{path} has a header that cannot be read; build the engine again: {error}") from error
     if header.packing != PACKING:
         raise EngineFileError(
             f"{path} was built for {header.packing}; this machine has {PACKING}; run: llmserve build ..."

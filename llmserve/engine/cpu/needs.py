@@ -15,13 +15,13 @@ def _kernel_library(need: str) -> Check:
 
 def _instruction_set(need: str) -> Check:
     isa = chosen_isa()
-    slow = "it works, and is slow: the portable kernels are for checking the others" if isa == "portable" else ""
+    slow = "it works, but slowly: portable kernels only check the others" if isa == "portable" else ""
     return Check(need, True, f"{isa} is used", slow)
 
 
 def _memory(need: str) -> Check:
     available = available_memory_bytes()
-    advice = "end what else runs here, or raise the container's limit" if available < LITTLE_MEMORY_BYTES else ""
+    advice = "stop other programs, or raise the container's memory limit" if available < LITTLE_MEMORY_BYTES else ""
     found = f"{available / 2**30:.1f} GiB available; `llmserve build --dry-run` says what a checkpoint needs"
     return Check(need, available > 0, found, advice)
 

@@ -108,7 +108,7 @@ def _check_memory(header: EngineHeader, num_blocks: int) -> None:
     wanted, available = cache + header.activation_bytes, available_memory_bytes()
     if wanted > available:
         raise ResourceExhausted(
-            f"the engine wants {wanted} bytes ({cache} for {num_blocks} KV blocks of {header.block_size} tokens, "
+            f"the engine needs {wanted} bytes ({cache} for {num_blocks} KV blocks of {header.block_size} tokens, "
             f"{header.activation_bytes} for activations) and {available} bytes are available; "
             "lower the number of KV blocks, or build with a smaller max_num_tokens"
         )

@@ -253,9 +253,7 @@ def read_header(path: Path) -> EngineHeader:
     if len(text) != num_bytes or zlib.crc32(text) != checksum:
         raise EngineFileError(f"{path} has a damaged header (checksum); build the engine again")
     header = replace(_decoded(path, text), data_begin=_on_page(PREFIX.size + num_bytes))
-    raise_problems(
-        EngineFileError, f"{path} has a header that makes no sense; build the engine again", problems(header)
-    )
+    raise_problems(EngineFileError, f"{path} has an invalid header; build the engine again", problems(header))
     if (wanted := header.data_begin + header.data_bytes) != size:
         raise EngineFileError(f"{path} should have {wanted} bytes and has {size}: truncated or damaged")
     return header
@@ -264,7 +262,7 @@ def read_header(path: Path) -> EngineHeader:
 def _checked_prefix(path: Path, prefix: bytes, size: int) -> tuple[int, int]:
     """Bytes and checksum of the JSON."""
     if len(prefix) < PREFIX.size:
-        raise EngineFileError(f"{path} is too short to be an engine")
+        raise EngineFileError(f"{path} is too short for an engine file; build the engine again")
     magic, version, num_bytes, checksum = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise EngineFileError(f"{path} is not an engine file for CUDA")
@@ -289,7 +287,7 @@ def _decoded(path: Path, text: bytes) -> EngineHeader:
         fields["binaries"] = {gpu: tuple(Binary(*each) for each in found) for gpu, found in fields["binaries"].items()}
         return EngineHeader(**fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise EngineFileError(f"{path} has a header that cannot be understood: {error}") from error
+        raise EngineFileError(f"{path} has a header that cannot be read; build the engine again: {error}") from error
 
 
 def kernel_of(fields: dict[str, Any]) -> Kernel:

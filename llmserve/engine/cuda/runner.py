@@ -185,7 +185,7 @@ class CudaRunner:
             for begin in range(0, header.weight_bytes, STAGING_BYTES):
                 piece = staging[: min(STAGING_BYTES, header.weight_bytes - begin)]
                 if file.readinto(piece.data) != len(piece):
-                    raise EngineFileError(f"{path} has become shorter while it was read; build the engine again")
+                    raise EngineFileError(f"{path} was truncated while it was read; build the engine again")
                 self.device.write(address + begin, piece)
                 self.device.synchronize()
 

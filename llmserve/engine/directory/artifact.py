@@ -60,7 +60,7 @@ class EngineDirectory:
             config = json.loads((path / CONFIG_FILE).read_text())
             limits = config["pretrained_config"]["vocab_size"], *(config["build_config"][name] for name in LIMITS)
             if not all(type(number) is int for number in limits):
-                raise TypeError(f"limits that are no numbers: {limits}")
+                raise TypeError(f"limits that are not numbers: {limits}")
         except (OSError, ValueError, RecursionError) as error:
             raise EngineFileError(f"{path / CONFIG_FILE} cannot be read: {error}") from error
         except (KeyError, TypeError) as error:

@@ -89,7 +89,7 @@ class RemoteEngine:
             while not first:
                 data = connection.recv(RECEIVED_BYTES)
                 if not data:
-                    raise ProtocolError("the connection ended before the engine had said what it is")
+                    raise ProtocolError("the engine closed the connection before it described itself")
                 first += reader.feed(data)
             return cls(connection, reader, first)
         except (OSError, ProtocolError) as error:
@@ -205,7 +205,7 @@ class RemoteEngine:
             for frame in self._reader.feed(data):
                 self._receive(frame)
         except ProtocolError as error:
-            self._shut(Unavailable(f"the engine's process says what is not understood: {error}"))
+            self._shut(Unavailable(f"the engine's process sent an invalid message: {error}"))
             self._abort()
 
     def lost(self) -> None:
@@ -229,7 +229,7 @@ class RemoteEngine:
         elif frame.kind is Kind.GOODBYE:
             self._shut(read_error(frame.document))
         else:
-            raise ProtocolError(f"a frame of kind {frame.kind.name}, which engines do not send here")
+            raise ProtocolError(f"a frame of kind {frame.kind.name}, which engines never send here")
 
     def _leave_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel the streams whose consumers lived on a loop that is gone."""

@@ -96,10 +96,12 @@ def preamble() -> bytes:
 def check_preamble(data: bytes) -> None:
     magic, version = PREAMBLE.unpack(data)
     if magic != MAGIC:
-        raise ProtocolError(f"the first bytes are {data!r}, which is not the protocol of llmserve's engines")
+        raise ProtocolError(
+            f"the first bytes are {data!r}, which is not llmserve's engine protocol; check the socket's path"
+        )
     if version != VERSION:
         raise ProtocolError(
-            f"the other end speaks version {version} of the engines' protocol, this one version {VERSION}; run the "
+            f"the other side uses version {version} of the engines' protocol, this one version {VERSION}; run the "
             "same release of llmserve on both"
         )
 

@@ -253,7 +253,7 @@ def error_document(error: LlmserveError) -> dict[str, Any]:
 
 
 def read_error(document: Mapping[str, Any]) -> LlmserveError:
-    """The same class with the same words; of a class that is not known here, the nearest one of its code."""
+    """The same class with the same words; of a class that is not supported here, the nearest one of its code."""
     message = str(document.get("message"))
     found = getattr(errors, str(document.get("class")), None)
     if isinstance(found, type) and issubclass(found, LlmserveError):

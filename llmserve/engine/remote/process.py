@@ -178,7 +178,7 @@ class ProcessEngine:
             if is_closed:
                 engine.close()
                 return False
-            logger.warning("the engine's process is there again: %d, restart %d", self.pid, self._num_restarts)
+            logger.warning("the engine's process is running again: %d, restart %d", self.pid, self._num_restarts)
             return True
         self._say_down(
             f"the engine's process has ended ({how}), and was started again {self._restarts.most} times in a row "
@@ -190,7 +190,7 @@ class ProcessEngine:
         if engine.info != self._info:
             engine.close()
             raise EngineFileError(
-                f"{self._spec.engine_dir} is another engine now ({engine.info.digest}, and was {self._info.digest}); "
+                f"{self._spec.engine_dir} now holds another engine ({engine.info.digest}; it was {self._info.digest}); "
                 "load the model again"
             )
 

@@ -129,7 +129,7 @@ class Client(asyncio.Protocol):
             for frame in self._reader.feed(data):
                 self._receive(frame)
         except ProtocolError as error:
-            logger.warning("client %d of the engine's socket is cut off: %s", self._number, error)
+            logger.warning("client %d of the engine's socket was disconnected: %s", self._number, error)
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -205,7 +205,7 @@ class Client(asyncio.Protocol):
             return
         if (waiting := self._transport.get_write_buffer_size()) and self._is_stuck(waiting):
             logger.error(
-                "client %d of the engine's socket does not read and is cut off: %d bytes wait for it",
+                "client %d of the engine's socket does not read and was disconnected: %d bytes were waiting",
                 self._number,
                 waiting,
             )

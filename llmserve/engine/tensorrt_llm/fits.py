@@ -115,7 +115,7 @@ def _memory_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[st
     needed = sum(weights) // _world_size(directory)
     return [
         f"a GPU's part of the weights is {_size(needed)}, and GPU {gpu.index} ({gpu.name}) has "
-        f"{_size(gpu.free_bytes)} free; end what else runs on it (nvidia-smi lists it), or build with a larger "
+        f"{_size(gpu.free_bytes)} free; stop other programs on it (nvidia-smi lists them), or build with a larger "
         "--tp-size or with --use-weight-only"
         for gpu in gpus
         if gpu.total_bytes and gpu.free_bytes < needed

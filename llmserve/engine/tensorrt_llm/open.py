@@ -66,7 +66,7 @@ class Opening:
     def why_prompts_start_anew(self) -> str:
         """Why no part of a prompt may be in the cache before the rest is computed; empty when it may."""
         if self.spec.rope is None:
-            return "it is not proven that TensorRT-LLM's ALiBi is right for a prompt that begins in the cache"
+            return "TensorRT-LLM's ALiBi is not verified for prompts whose beginning is cached"
         return "" if self.has_paged_context_fmha else "the engine was built with --context-fmha disable"
 
     @property
@@ -119,7 +119,7 @@ class Opening:
                 "build with --context-fmha disable"
             )
         if given and given != self.world_size:
-            found.append(f"gpu_device_ids names {given} GPUs, and the engine is for {self.world_size}")
+            found.append(f"gpu_device_ids names {given} GPUs, but the engine needs {self.world_size}")
         if self.world_size > 1 and not self.worker.is_file():
             found.append(
                 f"the ranks' program {self.worker} is not there; name TensorRT-LLM's executorWorker with the parameter "

@@ -58,7 +58,7 @@ def kept_batches(folder: Path, key: BaselineKey, environment: Mapping[str, str])
     """`InvalidArgument` while another run computes the same baseline, or when the folder cannot be written to."""
     path = folder / f"{key.file_name}.partial"
     head = {"format": FORMAT, **asdict(key), "environment": dict(environment)}
-    with kept_lines(path, head, _batch, taken="it computes the same baseline: wait until it has ended") as lines:
+    with kept_lines(path, head, _batch, taken="it computes the same baseline; wait until it ends") as lines:
         yield KeptBatches(key, environment, lines)
 
 

@@ -190,8 +190,11 @@ def _loading_problems(loading: Mapping[str, Any], ignored: Sequence[str]) -> lis
     ]
     return [
         *(f"tensor {name} is missing" for name in sorted(loading["missing_keys"])),
-        *(f"tensor {name} has no place in the network" for name in unexpected),
-        *(f"tensor {name} has another shape than the network's" for name, *_ in sorted(loading["mismatched_keys"])),
+        *(f"tensor {name} is not used by the network" for name in unexpected),
+        *(
+            f"tensor {name} has a shape that the network does not expect"
+            for name, *_ in sorted(loading["mismatched_keys"])
+        ),
         *(str(message) for message in loading["error_msgs"]),
     ]
 

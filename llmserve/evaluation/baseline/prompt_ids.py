@@ -48,21 +48,21 @@ class PromptIds:
         if not self.differences:
             return str(self)
         return (
-            f"prompt ids: {len(self.differences)} of {self.num_prompts} prompts have other ids than transformers gives "
-            f"them: {'; '.join(self.differences[:MAX_NAMED])}"
+            f"prompt ids: {len(self.differences)} of {self.num_prompts} prompts have token ids that differ from "
+            f"transformers': {'; '.join(self.differences[:MAX_NAMED])}"
         )
 
     def __str__(self) -> str:
         """As a fact of the report."""
         if self.not_compared:
             return f"not compared with transformers': {self.not_compared}"
-        return f"{len(self.differences)} of {self.num_prompts} prompts have other ids than transformers gives them"
+        return f"{len(self.differences)} of {self.num_prompts} prompts have token ids that differ from transformers'"
 
 
 def second_opinion(texts: Path, samples: Sequence[Sample], prompts: Sequence[PreparedPrompt]) -> PromptIds:
     """`texts`: the checkpoint's files between text and ids."""
     if not reads_json(TextFiles.read(texts)):
-        return PromptIds(len(prompts), not_compared="its tokenizer is no tokenizer.json")
+        return PromptIds(len(prompts), not_compared="the checkpoint has no tokenizer.json")
     if not hf.has_transformers():
         return PromptIds(len(prompts), not_compared="transformers is not installed")
     try:

@@ -99,7 +99,7 @@ def load_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
         raise InvalidArgument(f"{path} is damaged ({error!r}); recompute it with --refresh-baseline") from error
     if stored != key or version != FORMAT:
         raise InvalidArgument(
-            f"{path} is of another checkpoint, suite or version; recompute it with --refresh-baseline"
+            f"{path} belongs to another checkpoint, suite or version; recompute it with --refresh-baseline"
         )
     return Baseline(key, environment, answers)
 

@@ -63,9 +63,9 @@ def bless(suite_path: Path, suite: Suite, *, by: str, why: str, signer: sealed_l
     problems = [text for wrong, text in (
         (not by.strip(), "say who blesses it: --by NAME"),
         (not why.strip(), "say why: --why TEXT"),
-        (last is not None and last.rules == rules, f"nothing has changed since {last.by if last else ''} blessed it"),
+        (last is not None and last.rules == rules, f"nothing changed since {last.by if last else ''} blessed it"),
     ) if wrong]  # fmt: skip
-    raise_problems(InvalidArgument, f"{suite_path} was not blessed", problems)
+    raise_problems(InvalidArgument, f"{suite_path} has not been blessed", problems)
     changes = _changes(last.rules if last else {}, rules)
     sealed_log.append(
         trace_of(suite_path), {"suite": suite.name, "rules": rules, "by": by, "why": why, "time": now()}, signer

@@ -70,7 +70,7 @@ class MetricResult:
     def reason(self) -> str:
         """Why this verdict, in words."""
         if self.floor is not None and self.engine < self.floor:
-            return f"{self.metric} {self.engine:.2f} is under the floor of {self.floor:g}"
+            return f"{self.metric} {self.engine:.2f} is below the floor of {self.floor:g}"
         if self.doubt:
             return f"{self.metric}: {self.doubt}"
         if self.margin is None:
@@ -212,11 +212,11 @@ def judge_metric(
 def _doubt(baseline: NDArray[np.float64], engine: NDArray[np.float64], margin: float | None, seed: int) -> str:
     """Why these samples cannot clear any engine, or an empty string."""
     if margin is None and float(engine.mean()) <= 0.0:
-        return "the engine scores nothing (does it answer, and do the references fit?)"
+        return "the engine scores 0 (check that it answers and that the references fit)"
     if margin is not None and float(baseline.mean()) <= margin:
         return (
-            f"the baseline itself scores {baseline.mean():.2f}, so nobody can lose more than {margin:g} "
-            "(does it answer, and do the references fit?)"
+            f"the baseline itself scores {baseline.mean():.2f}, so no engine can lose more than {margin:g} "
+            "(check that it answers and that the references fit)"
         )
     if baseline.size < MIN_SAMPLES:
         return f"{baseline.size} samples are too few to clear an engine; at least {MIN_SAMPLES} are needed"
@@ -247,7 +247,10 @@ def _verdict(difference: Interval, margin: float | None) -> Verdict:
 def judge_losses(evidence: Evidence | str, margins: Mapping[str, float], *, seed: int = 0) -> tuple[LossResult, ...]:
     """A verdict for every loss. Where there is no evidence (the text says why) what has a margin is inconclusive."""
     if isinstance(evidence, str):
-        doubt, nothing = f"the engine told nothing of the baseline's answers ({evidence})", Interval(0.0, 0.0, 0.0)
+        doubt, nothing = (
+            f"the engine returned no log-probs for the baseline's answers ({evidence})",
+            Interval(0.0, 0.0, 0.0),
+        )
         return tuple(
             LossResult(loss, nothing, margins[loss.value], Verdict.INCONCLUSIVE, doubt)
             for loss in Loss

@@ -36,7 +36,7 @@ def loss_margins(
     is_ruler = engine.get("dtype", "").partition("+")[0] in (rounded_to, FLOAT32.name)
     costs = _costs(answers, precision, engine.get("rounding_loss")) if is_ruler else {}
     if not costs:
-        return margins, "not known of this pair of engine and baseline; loss_margins alone count"
+        return margins, "not known for this pair of engine and baseline; only loss_margins count"
     for loss, cost in costs.items():
         margins[loss] = min(times * max(cost, LEAST), margins.get(loss, np.inf))
     told = ", ".join(f"{loss} {cost:.2g}" for loss, cost in costs.items())

@@ -163,7 +163,7 @@ def _served_engine(engine: Mapping[str, str]) -> str:
     if "url" not in engine:
         return ""
     if "engine_digest" not in engine:
-        return " (it does not tell which engine it has; its losses are judged as those of an unquantized one)"
+        return " (it does not report its engine; its losses are judged as those of an unquantized engine)"
     return f" (digest {engine['engine_digest'][:12]}, {engine['dtype']})"
 
 
@@ -190,7 +190,7 @@ def _source_notes(baseline: Mapping[str, str], engine: Mapping[str, str]) -> lis
 def _kept_notes(engine: Mapping[str, str], num_samples: int) -> list[str]:
     if not (kept := engine.get("kept_answers")):
         return []
-    return [f"{kept} of {num_samples} answers are of this run before it was interrupted; times are those of the others"]
+    return [f"{kept} of {num_samples} answers come from before an interruption; times cover the rest"]
 
 
 def _in_flight(facts: Mapping[str, str]) -> str:

@@ -134,8 +134,10 @@ async def check_server(
         grpc = await stack.enter_async_context(grpc_asker(url, access))
         v1 = await stack.enter_async_context(v1_asker(http_url, access)) if http_url else None
         if v1 is None:
-            check.notes.append("/v1 was not asked: say where it is with --http-url")
-        check.notes.append("preemption, and batches without prefix cache, need servers of our own: give the engine")
+            check.notes.append("/v1 was not checked; give its address with --http-url")
+        check.notes.append(
+            "preemption and batches without prefix cache need the engine directory; give it as an argument"
+        )
         grpc = await check.warmed_up(grpc)
         await check.alone(grpc)
         in_flight = await check.in_flight(grpc)
@@ -163,7 +165,7 @@ async def require_engine(url: str, access: Access, directory: EngineDirectory) -
         theirs, ours = told_apart(identity.digest, digest)
         raise InvalidArgument(
             f"{url} serves another engine (digest {theirs}) than {directory.path} had when this run "
-            f"began ({ours}): was it built anew? Then run this again"
+            f"began ({ours}): if you rebuilt it, run this again"
         )
     return identity
 
@@ -194,7 +196,7 @@ class Check:
             return
         if self.server is not None:
             self.server.require_alive()
-        raise Unavailable(f"the server that was to be judged is gone: {gone.message or gone.error}")
+        raise Unavailable(f"the server under test is gone: {gone.message or gone.error}")
 
     async def warmed_up(self, grpc: GrpcAsker) -> GrpcAsker:
         """After an untimed question; without log-probs where the engine cannot tell them, as some were built."""
@@ -296,7 +298,9 @@ class Check:
     async def draws(self, grpc: GrpcAsker, identity: EngineIdentity | None) -> None:
         """Of engines that draw by our definition: those that promise their bits."""
         if identity is None or not identity.is_deterministic or not self.asked.prompt_ids:
-            self.notes.append("draws were not compared: the engine does not promise them, or its prompts are not known")
+            self.notes.append(
+                "sampled tokens were not compared: the engine does not promise them, or its prompts are unknown"
+            )
             return
         questions, prompts = self.questions[:NUM_SEEDED], self.asked.prompt_ids[:NUM_SEEDED]
         try:
@@ -306,7 +310,7 @@ class Check:
                 self.server.require_alive()
             raise
         except LlmserveError as error:
-            self.notes.append(f"draws were not compared: {error}")
+            self.notes.append(f"sampled tokens were not compared: {error}")
 
     async def _forced(self, askers: Sequence[Asker]) -> None:
         question = Question("multi-byte", "Text:", FORCED_TOKENS, text=FORCED)
@@ -314,7 +318,7 @@ class Check:
         replies = [await asker.ask(each) for asker, each in ways]
         self.require_answers(replies)
         if errors := [reply.record for reply in replies if reply.record.error]:
-            self.notes.append(f"no text could be forced upon it: {errors[0].message or errors[0].error}")
+            self.notes.append(f"no text could be forced: {errors[0].message or errors[0].error}")
             return
         expected = Reply(text=FORCED)
         found = [

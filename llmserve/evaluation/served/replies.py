@@ -157,7 +157,7 @@ class V1Asker:
         except (ConnectionLost, BadAnswer) as error:
             record.fail("connection lost", str(error), is_unreachable=True)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            record.fail("answer that is none of OpenAI's", f"{error!r} in {bytes(body[:100])!r}")
+            record.fail("answer that is not in OpenAI's format", f"{error!r} in {bytes(body[:100])!r}")
         finally:
             self.connections.give_back(connection)
         return reply

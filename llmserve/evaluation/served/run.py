@@ -38,7 +38,7 @@ class ServedOptions:
     def rules(self, *, url: str) -> list[tuple[bool, str]]:
         return [
             (self.num_samples >= 1, "--served-samples must be at least 1"),
-            (bool(url) or not self.http_url, "--http-url is of the running server at --url: give that, too"),
+            (bool(url) or not self.http_url, "--http-url needs --url of the same running server"),
         ]
 
 
@@ -104,7 +104,7 @@ def _served(suite: Suite, subject: Subject, options: ServedOptions, asked: Asked
     served = asyncio.run(asking)
     if is_judged:
         return served
-    why = "the engine promises no equal bits in every batch, and the suite asks for none (as_served: required)"
+    why = "the engine promises no equal bits in every batch, and the suite does not ask for them (as_served: required)"
     return replace(served, notes=(*served.notes, f"as served: reported, not judged; {why}"))
 
 

@@ -45,8 +45,10 @@ def judge_seeds(
         return result
     chance = _chance(alone)
     if chance is None or chance > CHANCE:
-        return replace(result, notes=("another seed drew the same, which so sure answers do not make remarkable",))
-    same = Difference(questions[0].id, "another seed", -1, "", f"it drew the same {len(questions)} answers")
+        return replace(
+            result, notes=("another seed gave the same answers, which is expected when the model is this certain",)
+        )
+    same = Difference(questions[0].id, "another seed", -1, "", f"it produced the same {len(questions)} answers")
     return replace(result, differences=(same,))
 
 

@@ -96,9 +96,9 @@ def compare_speed(speed: Speed, records: Sequence[GateRecord], suite: str, margi
     last = next((one for one in reversed(records) if one.suite == suite and one.speed is not None), None)
     previous: Mapping[str, float] = {}
     if last is None or last.speed is None:
-        note = "speed: there is no earlier record to compare with"
+        note = "speed: no earlier record to compare with"
     elif (machine := str(last.speed["machine"])) != speed.machine:
-        note = f"speed: the last record ({last.time}) is of another machine ({machine}), so it is not compared"
+        note = f"speed: the last record ({last.time}) is from another machine ({machine}), so it is not compared"
     else:
         note = f"speed: beside the record of {last.time}, of digest {last.engine_digest[:12]}"
         previous = last.speed["values"]

@@ -95,7 +95,7 @@ def test_the_file_that_is_changed_below_is_sound(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(change: Change, problem: str, tmp_path: Path) -> None:
     message = refusal(tmp_path, change)
-    assert "has a header that makes no sense; build the engine again" in message
+    assert "has an invalid header; build the engine again" in message
     assert problem in message
 
 

@@ -274,7 +274,7 @@ def test_a_header_that_makes_no_sense_is_refused(change: object, directory: Engi
     text = json.dumps({**fields, **change}).encode()  # type: ignore[dict-item]
     file = tmp_path / "rank0.engine"
     file.write_bytes(PREFIX.pack(magic, version, len(text), zlib.crc32(text)) + text)
-    with pytest.raises(EngineFileError, match="cannot be understood"):
+    with pytest.raises(EngineFileError, match="cannot be read"):
         read_header(file)
 
 

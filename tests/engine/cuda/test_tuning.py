@@ -128,7 +128,7 @@ def test_a_tactic_with_other_bits_is_left_out(
     path = compile_engine(odd_network(layers=1), tmp_path / "rank0.engine", options(), tiles=TILES)
     with caplog.at_level(logging.WARNING):
         cache = tuned(path, Inexact())
-    assert "in 16x64, 4 warps, 3 stages gives other bits on this device, and is left out" in caplog.text
+    assert "in 16x64, 4 warps, 3 stages computes different bits on this device and is not used" in caplog.text
     whole = [layer for layer in tuned_launches(read_header(path)) if "segments" not in layer.name]
     assert whole
     assert all("16x64, 4 warps, 3 stages" not in cache.timings(*layer) for layer in whole)

@@ -151,8 +151,8 @@ def test_statistics_and_settings_travel_whole() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "not the protocol of llmserve's engines"),
-        (PREAMBLE.pack(MAGIC, 99), "speaks version 99"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not llmserve's engine protocol"),
+        (PREAMBLE.pack(MAGIC, 99), "uses version 99"),
         (preamble() + b"\xff" * 64, "a frame of .* bytes, and at most 1024 are taken"),
         (preamble() + Frame(Kind.STATE, "x" * 1100).encoded(), "a frame of 1102 bytes"),
         (preamble() + b"\x63" + Frame(Kind.STATE).encoded()[1:], "99 is not a valid Kind"),

@@ -148,7 +148,7 @@ def test_a_client_that_is_killed_has_its_sequences_freed(served: Served) -> None
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "not the protocol"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not llmserve's engine protocol"),
         (PREAMBLE.pack(MAGIC, 99), "version 99"),
         (preamble() + b"\xff" * 64, "a frame of .* bytes, and at most"),
         (preamble() + Frame(Kind.HELLO).encoded(), "which only engines send"),
@@ -184,7 +184,7 @@ def test_a_client_of_another_version_says_so(tmp_path: Path) -> None:
             server.sendall(PREAMBLE.pack(MAGIC, VERSION + 1))
             _, said = client.communicate(timeout=WAIT_S)
     assert "Unavailable: no engine answers at" in said
-    assert f"speaks version {VERSION + 1} of the engines' protocol, this one version {VERSION}" in said
+    assert f"uses version {VERSION + 1} of the engines' protocol, this one version {VERSION}" in said
 
 
 async def test_who_does_not_read_is_cut_off_and_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,7 +199,7 @@ async def test_who_does_not_read_is_cut_off_and_holds_nobody_up(caplog: pytest.L
         assert len(await answer_of(other, LONG)) == 250
         stuck.close()
         other.close()
-    assert "does not read and is cut off" in caplog.text
+    assert "does not read and was disconnected" in caplog.text
 
 
 async def test_what_the_engine_refuses_keeps_its_class() -> None:

@@ -254,14 +254,14 @@ def test_settings_that_do_not_go_with_the_engine_are_listed(build: Build) -> Non
     for words in (
         "3 problems",
         "--max-beam-width 2",
-        "names 1 GPUs, and the engine is for 2",
+        "names 1 GPUs, but the engine needs 2",
         "/nowhere/executorWorker",
     ):
         assert words in str(caught.value)
 
 
 ANEW = [  # engines whose prompts may not begin in the cache, and why
-    ("baichuan2-13b", {}, "it is not proven that TensorRT-LLM's ALiBi is right"),
+    ("baichuan2-13b", {}, "TensorRT-LLM's ALiBi is not verified"),
     ("llama", {"context_fmha": "disable"}, "the engine was built with --context-fmha disable"),
 ]
 

@@ -68,7 +68,7 @@ def test_seeds() -> None:
     not_its_own = judge_seeds(QUESTIONS, alone, other, other, is_judged=True)
     assert [difference.sample_id for difference in not_its_own.differences] == ["row-3"]
     ignored = judge_seeds(QUESTIONS, alone, alone, alone, is_judged=True)
-    assert "another seed: it drew the same 4 answers" in ignored.reason
+    assert "another seed: it produced the same 4 answers" in ignored.reason
     sure = draws(1, 2, 3, 4, log_prob=-0.01)
     unremarkable = judge_seeds(QUESTIONS, sure, sure, sure, is_judged=True)
     assert (unremarkable.verdict, len(unremarkable.notes)) == (Verdict.PASS, 1)

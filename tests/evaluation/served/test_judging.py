@@ -110,5 +110,5 @@ def test_options() -> None:
     wrong = [text for holds, text in ServedOptions(num_samples=0, http_url="http://h").rules(url="") if not holds]
     assert wrong == [
         "--served-samples must be at least 1",
-        "--http-url is of the running server at --url: give that, too",
+        "--http-url needs --url of the same running server",
     ]
