@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,15 @@ def make_gguf(
     kind: str = "llama",
     *,
     seed: int = 0,
-    stored: str = "F32",
+    stored: str | Sequence[str] = "F32",
     tokenizer: str = "",
     metadata: Mapping[str, Any] | None = None,
     **config_overrides: Any,
 ) -> Path:
     """Write the checkpoint `kind` (one of GGUF_KINDS) into the file `path`, and return it.
 
-    `stored`: ggml's type of the matrices; norms and biases are F32. `tokenizer`: "bpe", "pieces" or none. `metadata` is
-    added as it is, whole numbers as uint32; a value None leaves a key out.
+    `stored`: ggml's type of the matrices, or several in turn; norms and biases are F32. `tokenizer`: "bpe", "pieces" or
+    none. `metadata` is added as it is, whole numbers as uint32; a value None leaves a key out.
     """
     config = KINDS[kind] | config_overrides
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,10 +67,11 @@ def make_gguf(
     entries = model_metadata(config, gguf.MODEL_ARCH_NAMES[architecture]) | tokenizer_metadata(tokenizer, config, path)
     add_metadata(writer, entries | dict(metadata or {}))
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    types = cycle([stored] if isinstance(stored, str) else stored)
     for name, tensor in with_merged_experts(random_tensors(config, dtype="float32", seed=seed)).items():
         converted = as_converted(name, tensor, config)
-        stored_type = gguf.GGMLQuantizationType[stored if converted.ndim >= 2 else "F32"]
-        numbers = gguf.quants.quantize(np.ascontiguousarray(converted), stored_type)
+        stored_type = gguf.GGMLQuantizationType[next(types) if converted.ndim >= 2 else "F32"]
+        numbers = quantized(np.ascontiguousarray(converted), stored_type)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None
         writer.add_tensor(gguf_name, numbers, raw_dtype=stored_type)
@@ -77,6 +79,22 @@ def make_gguf(
         writer.add_tensor(name, tensor)
     finish(writer)
     return path
+
+
+def quantized(tensor: NDArray[Any], stored: gguf.GGMLQuantizationType) -> NDArray[Any]:
+    """The package quantizes to no type with a K: there it is blocks of random codes, about as large as the tensor."""
+    if not stored.name.endswith("_K"):
+        numbers: NDArray[Any] = gguf.quants.quantize(tensor, stored)
+        return numbers
+    length, num_bytes = gguf.GGML_QUANT_SIZES[stored]
+    rng = np.random.default_rng(tensor.size)
+    shape = (*tensor.shape[:-1], tensor.shape[-1] // length, num_bytes)
+    blocks = rng.integers(0, 256, shape, dtype=np.uint8)
+    size = np.float32(tensor.std())
+    place, factors = {"Q6_K": (208, [size / 1400])}.get(stored.name, (0, [size / 150, size / 20]))
+    drawn = rng.uniform(0.5, 1.0, (*shape[:-1], len(factors))) * factors
+    blocks[..., place : place + 2 * len(factors)] = drawn.astype(np.float16).view(np.uint8)
+    return blocks.reshape(*tensor.shape[:-1], -1)
 
 
 def with_merged_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -19,7 +19,7 @@ from llmserve.builder.targets.cuda.lowering import lower
 from llmserve.builder.targets.cuda.tiles import tiles_for, without_choice
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.engine.machine.cores import num_threads
-from llmserve.models.number_formats import QUANTIZED
+from llmserve.models.number_formats import ROUNDED
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import HfConfig
 from tools.benchmark.ours import INT8_CACHE, build_options
@@ -39,7 +39,7 @@ LEAST_WARPS = {"linear": 4, "gated_linear": 4, "linear_segments": 4, "attention"
 LEAST_WARPS.update(dict.fromkeys(("choose_best", "list_blocks", "draw_filtered", "draw"), 8))  # a program for each row
 LEAST_WARPS_OF_ROWS = 24
 MAX_SEQ_LEN = 8192
-PRECISIONS = ("float16", *QUANTIZED, f"float16+{INT8_CACHE}")
+PRECISIONS = ("float16", *ROUNDED, f"float16+{INT8_CACHE}")
 
 
 LLAMA3_ROPE = {

@@ -148,7 +148,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     progress.phase("seal", sum(file.stat().st_size for file in written))
     late = [file for file in _files(directory) if file not in written]
     files = {**records.result(progress), **_file_records(directory, late)}
-    as_stored = {f"{name}.integers": "kept" for name in build.kept}
+    as_stored = {f"{name}.integers": build.kept_as(name) for name in build.kept}
     as_stored |= {f"{name}.rows": "looked up" for name in build.looked_up}
     as_stored |= {"cache.heads": "mixed"} if build.target.cache_format(build.options).mixes_heads else {}
     as_stored |= {COMPUTES: str(device[COMPUTES])} if COMPUTES in device else {}

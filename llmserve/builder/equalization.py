@@ -10,7 +10,7 @@ times norm for what is normalized, lengths of rows for what comes out of a linea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from llmserve.builder.digest import tensor_digest
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.uses import Uses
+from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.floats import to_float32
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.models.graph import OpKind, Program
@@ -95,6 +96,13 @@ class _Multiplied:
         if found is None or self.rows is None:
             return found
         return Integers(found.values, found.steps * self.rows[rows, None])
+
+    def blocks(self, rows: slice, /) -> BlockRows | None:
+        """They take factors of rows into the scales of these."""
+        found = None if self.columns is not None else blocks(self.weight, rows)
+        if found is None or self.rows is None:
+            return found
+        return replace(found, row_scale=found.row_scale * self.rows[rows])
 
     def __getitem__(self, rows: slice, /) -> NDArray[np.float32]:
         piece = to_float32(self.weight[rows])

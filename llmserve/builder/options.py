@@ -12,7 +12,7 @@ from llmserve.builder.targets.options import TargetOptions
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.engine.registry import DEFAULT_TARGET
 from llmserve.errors import RecipeError
-from llmserve.models.number_formats import AUTO, CACHES, FLOATS, QUANTIZED, NumberFormat, WeightFormat
+from llmserve.models.number_formats import AUTO, CACHES, FLOATS, QUANTIZED, ROUNDED, NumberFormat, WeightFormat
 
 KV_CACHE_DTYPES = (AUTO, *CACHES)
 Own = TypeVar("Own", bound=TargetOptions)
@@ -37,7 +37,12 @@ class BuildOptions:
 
     dtype: str = option("float16", Flag("Weights and KV cache", tuple(FLOATS)))
     quantization: str = option(
-        "", Flag("Weights; activations become int8 with either", tuple(QUANTIZED), default_text="none")
+        "",
+        Flag(
+            "Weights; activations become int8 with each. gguf: the blocks of a GGUF file as they are",
+            tuple(QUANTIZED),
+            default_text="none",
+        ),
     )
     calibration_data: str = option(
         "",
@@ -125,7 +130,7 @@ class BuildOptions:
             (
                 not self.calibration_data or bool(self.quantization),
                 "calibration_data has no effect without quantization; leave it out, or give quantization "
-                f"{' or '.join(QUANTIZED)}",
+                f"{' or '.join(ROUNDED)}",
             ),
         ]
         found += [text for holds, text in rules if not holds]

@@ -12,6 +12,7 @@ from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.models.graph import OpKind, Program
+from llmserve.models.number_formats import WeightFormat
 
 KV_MEMORY_FRACTION = 0.9  # of what the engine leaves free, as the server does by default
 SEQUENCE_LENGTHS = (512, 2048, 8192, 32768)
@@ -120,8 +121,8 @@ def _looked_up_bytes(build: ResolvedBuild) -> int:
     stored = stored_names(build.params, build.quantized)
     tables = {stored[op.weights[0]] for op in build.program.ops if op.kind is OpKind.EMBED}
     read_whole = {stored[name] for op in build.program.ops if op.kind is not OpKind.EMBED for name in op.weights}
-    looked_up = [param.num_elements for param in build.params if param.name in tables - read_whole]
-    return build.options.floats.num_bytes(sum(looked_up))
+    looked_up = {param.name: param.num_elements for param in build.params if param.name in tables - read_whole}
+    return sum(_format_of(build, name).num_bytes(count) for name, count in looked_up.items())
 
 
 def _idle_expert_bytes(build: ResolvedBuild) -> int:
@@ -131,9 +132,13 @@ def _idle_expert_bytes(build: ResolvedBuild) -> int:
         if op.kind is OpKind.EXPERTS:
             idle = 1 - op.number("experts_per_token") / op.number("num_experts")
             for name in op.weights:
-                parts = build.quantized.get(name)
-                total += idle * (parts[0].scheme.format if parts else build.options.floats).num_bytes(sizes[name])
+                total += idle * _format_of(build, name).num_bytes(sizes[name])
     return int(total)
+
+
+def _format_of(build: ResolvedBuild, name: str) -> WeightFormat:
+    parts = build.quantized.get(name)
+    return parts[0].scheme.format if parts else build.options.floats
 
 
 def _notes(build: ResolvedBuild) -> tuple[str, ...]:

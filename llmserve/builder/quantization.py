@@ -23,6 +23,7 @@ from llmserve.builder.int4_search import (
 )
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import Weight
+from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.floats import to_float32
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.models.graph import OpKind, Program
@@ -92,6 +93,10 @@ class Scheme(Protocol):
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         """The same numbers to the bit, and in which rows they are; None where this format does not have integers."""
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether rows are blocks of a file already."""
+
 
 class GridScheme(Scheme, Protocol):
     """One that feedback can round with."""
@@ -134,6 +139,7 @@ class Int8:
 
     format: WeightFormat = INT8
     pieces: int = 1
+    is_stored: bool = False
 
     def quantize(self, rows: Matrix) -> Quantized:
         groups = in_groups(rows, self.format)
@@ -182,6 +188,7 @@ class Int4:
 
     format: WeightFormat = INT4
     pieces: int = 1
+    is_stored: bool = False
 
     def quantize(self, rows: Matrix) -> Quantized:
         step = max(1, SEARCHED_ELEMENTS // rows.shape[1])
@@ -229,8 +236,12 @@ def in_groups(rows: Matrix, format: NumberFormat) -> Groups:
     return rows.reshape(count, -1, format.group)
 
 
-def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized:
+def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized | BlockRows:
     """Rows of a weight, as they are where it has integers that the format can keep. `rows` has both ends."""
+    if scheme.is_stored:
+        of_file = blocks(weight, rows)
+        assert of_file is not None
+        return of_file
     stored = integers(weight, rows)
     found = None if stored is None else scheme.keep(stored)
     if found is None:
@@ -246,6 +257,8 @@ def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized:
 
 def keeps_integers(parts: Sequence[WeightPart], weight: Weight) -> bool:
     """Whether some of the weight is in the checkpoint as integers that are kept, if they fit."""
+    if any(part.scheme.is_stored for part in parts):
+        return True
     first = ((part.scheme, integers(weight, slice(part.begin, part.begin + 1))) for part in parts)
     return any(stored is not None and scheme.keep(stored) is not None for scheme, stored in first)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+from llmserve.builder.blocks import stored_parts
 from llmserve.builder.calibration.encoder import Encoder, Ids
 from llmserve.builder.calibration.text import CalibrationText, read_calibration
 from llmserve.builder.loss import passage_ids
@@ -25,6 +26,7 @@ from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint, read_config
 from llmserve.errors import CheckpointError, RecipeError, raise_problems
 from llmserve.models.graph import OpKind, Program
+from llmserve.models.number_formats import ROUNDED
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.stages.tokenizer_code import TokenizerCode, find_tokenizer_code
@@ -48,6 +50,11 @@ class ResolvedBuild:
     @property
     def engine_bytes(self) -> int:
         return self.target.engine_bytes(Network(self.program, self.params, self.options), self.quantized)
+
+    def kept_as(self, name: str) -> str:
+        """For the digest: the formats in which a file has the rows of a parameter, where they are kept as blocks."""
+        stored = [part.scheme.format.name for part in self.quantized[name] if part.scheme.is_stored]
+        return " ".join(stored) or "kept"
 
     @property
     def looked_up(self) -> set[str]:
@@ -75,7 +82,7 @@ class ResolvedBuild:
             for problem in self.tokenizer_code.problems
         ]
         return [
-            *self.checkpoint_notes,
+            *(() if options.weights.keeps_blocks else self.checkpoint_notes),
             *self._rounding_notes(),
             *options.notes(),
             *self.target.notes(options),
@@ -119,9 +126,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
     code = find_tokenizer_code(checkpoint.path) if checkpoint.path.is_dir() else TokenizerCode()  # of a GGUF file: none
-    quantized = dict(quantized_params(program, params, options))
-    if target.rounds_tables:
-        quantized |= rounded_tables(program, params, quantized)
+    quantized = _quantized(checkpoint, Network(program, params, options), weights, target)
     kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
     encoder, calibration = Encoder(checkpoint, program.vocab_size), None
     encoder.require_readable()
@@ -169,6 +174,32 @@ def _network(
         if options.calibration_data and any(op.kind is OpKind.EXPERTS for op in program.ops):
             problems.append("calibration_data is not supported for mixtures of experts; leave it out")
     return spec, Network(program, params, options), target, problems
+
+
+def _quantized(
+    checkpoint: Checkpoint, network: Network, weights: WeightPlan, target: Target
+) -> Mapping[str, Sequence[WeightPart]]:
+    """As the options say, or as a GGUF file has them."""
+    program, params, options = network
+    if not options.weights.keeps_blocks:
+        found = quantized_params(program, params, options)
+        return {**found, **(rounded_tables(program, params, found) if target.rounds_tables else {})}
+    stored = stored_parts(program, params, weights, with_tables=target.rounds_tables)
+    if not stored:
+        raise RecipeError(
+            f"quantization {options.quantization} keeps blocks of a GGUF file, and {checkpoint.path.name} has none; "
+            f"leave it out, or give {' or '.join(ROUNDED)}"
+        )
+    mixed = [
+        f"the experts of {name} have several types ({', '.join(part.scheme.format.name for part in stored[name])}); "
+        f"give quantization {' or '.join(ROUNDED)}"
+        for op in program.ops
+        if op.kind is OpKind.EXPERTS
+        for name in op.weights
+        if len(stored.get(name, ())) > 1
+    ]
+    raise_problems(RecipeError, "this build cannot be done", mixed)
+    return stored
 
 
 def _kept(quantized: Mapping[str, Sequence[WeightPart]], weights: WeightPlan, dtype: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.floats import is_finite
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
@@ -74,6 +75,32 @@ class ParamRows:
                 found.append(stored)
         values = np.concatenate([each.values for each in found])
         return Integers(values, np.concatenate([each.steps for each in found]))
+
+    def blocks(self, rows: slice, /) -> BlockRows | None:
+        """Rows of one of `block_types`, which are changed by nothing on the way."""
+        found = []
+        for part in self.parts:
+            first, last = max(rows.start, part.begin), min(rows.stop, part.end)
+            if first < last and (stored := blocks(part.source, slice(first - part.begin, last - part.begin))):
+                _checked_scales(stored, part.stored_name)
+                found.append(stored)
+        if self.combine is Combine.NORMALIZE_ROWS or sum(len(each.blocks) for each in found) < rows.stop - rows.start:
+            return None
+        scales = np.concatenate([each.row_scale for each in found])
+        return BlockRows(found[0].kind, np.concatenate([each.blocks for each in found]), scales)
+
+    @property
+    def block_types(self) -> list[tuple[int, int, str]]:
+        """Begin, end and type of runs of rows that are blocks of one type; without a name where they are none."""
+        found: list[tuple[int, int, str]] = []
+        for part in self.parts:
+            stored = None if self.combine is Combine.NORMALIZE_ROWS else blocks(part.source, slice(0, 1))
+            name = stored.kind.name if stored else ""
+            if found and found[-1][2] == name:
+                found[-1] = (found[-1][0], part.end, name)
+            else:
+                found.append((part.begin, part.end, name))
+        return found
 
     def _fill(self, target: Tensor, part: _Part, first: int) -> None:
         """Cast rows of one source, from `first` on, into their place."""
@@ -183,6 +210,12 @@ def _normalize_rows(rows: Tensor) -> Tensor:
     norms = np.sqrt(np.square(values, dtype=np.float64).sum(axis=1, keepdims=True)).astype(np.float32)
     normalized: Tensor = values / np.maximum(norms, np.float32(SMALLEST_NORM))
     return normalized
+
+
+def _checked_scales(rows: BlockRows, name: str) -> None:
+    for field in rows.kind.layout.names or ():
+        if rows.kind.layout[field].kind == "f":
+            _checked(np.ascontiguousarray(rows.blocks[field]), name)
 
 
 def _checked(tensor: Tensor, name: str) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.stored_tensor import Rows, Tensor
 
@@ -29,6 +30,13 @@ class ReorderedRows:
         span = _span(wanted)
         found = integers(self.source, span)
         return found and Integers(found.values[wanted - span.start], found.steps[wanted - span.start])
+
+    def blocks(self, rows: slice, /) -> BlockRows | None:
+        wanted = self.order[rows]
+        span = _span(wanted)
+        found = blocks(self.source, span)
+        places = wanted - span.start
+        return found and BlockRows(found.kind, found.blocks[places], found.row_scale[places])
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class NumberFormat:
     scales: str = ""  # dtype
     has_zeros: bool = False  # each scale has a zero point of the same dtype
     mixes_heads: bool = False  # dimensions of queries and keys are mixed before they are rounded
+    factors: int = 0  # numbers whose scales (and zero points) are multiples of the same float16; 0: they are not
     quant_algo: str | None = None  # in the config.json of our engines, after TensorRT-LLM's names
 
     @property
@@ -43,7 +44,8 @@ class NumberFormat:
     @property
     def bits_with_scales(self) -> float:
         of_group = 8 * np.dtype(self.scales).itemsize * (1 + self.has_zeros) if self.scales else 0
-        return self.bits + of_group / max(1, self.group)
+        of_factor = 16 * (1 + self.has_zeros) / self.factors if self.factors else 0
+        return self.bits + of_group / max(1, self.group) + of_factor
 
     def num_groups(self, count: int) -> int:
         return -(-count // self.group) if self.is_rounded else 0
@@ -61,6 +63,7 @@ class WeightFormat(NumberFormat):
     values: str  # dtype of the numbers before they are packed
     activations: NumberFormat = AS_COMPUTED  # what products multiply the weights with
     short: str = ""  # in names of engine directories
+    keeps_blocks: bool = False  # each matrix has the format that a GGUF file has it in, one of BLOCKS or INT8
     tolerance: float = 0.0  # largest accepted error of a self-test, relative to the largest logit
     wider: WeightFormat | None = None  # of the head, and of rows whose rounding costs most
     most_bits: float = 0.0  # of a layers' weight on average, with such rows
@@ -82,10 +85,39 @@ INT4 = WeightFormat(
     wider=INT8, most_bits=4.9, least_exponent=3, quant_algo="W4A8_INT8_GROUPED", weight_only_algo="W4A16",
     usual_loss=0.03,
 )  # fmt: skip
+
+
+def _of_blocks(
+    name: str, bits: int, group: int, scales: str, *, minima: bool = False, factors: int = 0
+) -> WeightFormat:
+    """`has_zeros`: minima, as they are subtracted."""
+    return WeightFormat(
+        name=name, bits=bits, values="uint8", group=group, scales=scales, has_zeros=minima, factors=factors,
+        activations=INT8_ACTIVATIONS,
+    )  # fmt: skip
+
+
+BLOCKS: Mapping[str, WeightFormat] = {  # by ggml's names; Q8_0 is INT8
+    each.name: each
+    for each in (
+        _of_blocks("Q4_0", 4, 32, "float16"),
+        _of_blocks("Q4_1", 4, 32, "float16", minima=True),
+        _of_blocks("Q5_0", 5, 32, "float16"),
+        _of_blocks("Q5_1", 5, 32, "float16", minima=True),
+        _of_blocks("Q4_K", 4, 32, "uint8", minima=True, factors=256),
+        _of_blocks("Q5_K", 5, 32, "uint8", minima=True, factors=256),
+        _of_blocks("Q6_K", 6, 16, "int8", factors=256),
+    )
+}
+GGUF = WeightFormat(
+    name="gguf", bits=8, values="uint8", group=32, scales="float16", activations=INT8_ACTIVATIONS, keeps_blocks=True,
+    quant_algo="GGUF", usual_loss=0.01,
+)  # fmt: skip
 # Keys have a scale for each group of dimensions, values one for each token and head.
 INT8_CACHE = NumberFormat(name="int8", bits=8, group=32, scales="float32", quant_algo="INT8")
 
 FLOATS: Mapping[str, WeightFormat] = {each.name: each for each in (FLOAT16, BFLOAT16, FLOAT32)}
-QUANTIZED: Mapping[str, WeightFormat] = {each.name: each for each in (INT8, INT4)}
+ROUNDED: Mapping[str, WeightFormat] = {each.name: each for each in (INT8, INT4)}
+QUANTIZED: Mapping[str, WeightFormat] = {**ROUNDED, GGUF.name: GGUF}
 WEIGHTS: Mapping[str, WeightFormat] = {**FLOATS, **QUANTIZED}
 CACHES: Mapping[str, NumberFormat] = {**FLOATS, INT8_CACHE.name: INT8_CACHE}

@@ -14,7 +14,7 @@ from llmserve.builder.equalization import Equalization, Factors
 from llmserve.builder.head_equalization import equalize_heads
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.pieces import one_by_one
-from llmserve.builder.quantization import Int8, quantize_rows
+from llmserve.builder.quantization import Int8, Quantized, quantize_rows
 from llmserve.builder.reference import ReferenceModel
 from llmserve.builder.resolve import resolve
 from llmserve.builder.rounding import prepare_rounding
@@ -136,6 +136,7 @@ def test_integers_of_the_checkpoint_are_kept() -> None:
     factors = np.array([1, 0.125, 8, 2.0**-9], np.float32)
     weight = Equalization({}, {}).with_rows({"w": factors}).apply(lambda name: Stored())("w")
     found = quantize_rows(Int8(), weight, slice(0, 4))
+    assert isinstance(found, Quantized)
     np.testing.assert_array_equal(found.values, Stored.values)
     np.testing.assert_array_equal(found.weight, Stored()[0:4] * factors[:, None])
 

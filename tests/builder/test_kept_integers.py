@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Int4, Int8, WeightPart, keeps_integers, quantize_rows, round_weight
+from llmserve.builder.quantization import Int4, Int8, Quantized, WeightPart, keeps_integers, quantize_rows, round_weight
 from llmserve.builder.resolve import resolve
 from llmserve.checkpoint.expanded import write_expanded
 from llmserve.checkpoint.integers import Integers
@@ -71,6 +71,7 @@ SPREAD = np.exp(RNG.uniform(-9, 3, (40, 3)))
 def test_steps_that_are_kept(steps: np.ndarray[Any, Any]) -> None:
     weight = drawn(steps)
     found = quantize_rows(Int8(), weight, slice(0, 40))
+    assert isinstance(found, Quantized)
     np.testing.assert_array_equal(found.values, weight.integers(slice(0, 40)).values)
     np.testing.assert_array_equal(found.weight, weight[0:40])
     assert keeps_integers([WeightPart(Int8(), 0, 40)], weight)

@@ -15,7 +15,7 @@ from llmserve.builder.quantization import Matrix
 from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.errors import Unsupported
 from llmserve.models.graph import Op, OpKind, Program
-from llmserve.models.number_formats import QUANTIZED
+from llmserve.models.number_formats import ROUNDED
 
 SUMMED_TOKENS = 2048  # in float32; more are added in float64
 
@@ -86,4 +86,4 @@ def _inputs(x: Matrix, each: Each) -> Inputs:
 
 def block_width(num_inputs: int) -> int:
     """Of as many blocks as are needed, the last one filled up with zeros."""
-    return min(BLOCK_INPUTS, max(format.num_groups(num_inputs) * format.group for format in QUANTIZED.values()))
+    return min(BLOCK_INPUTS, max(format.num_groups(num_inputs) * format.group for format in ROUNDED.values()))

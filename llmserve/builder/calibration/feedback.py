@@ -53,6 +53,7 @@ class WithFeedback:
     scheme: GridScheme
     shares: Shares
     pieces: int = 4  # for a step works on one input of each block
+    is_stored: bool = False
 
     @property
     def format(self) -> WeightFormat:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -74,8 +74,8 @@ def unknown_ops(program: Program, known: Mapping[OpKind, Collection[str]]) -> li
     return list(dict.fromkeys(kinds + attributes))
 
 
-def quantization_problems(options: BuildOptions, formats: Collection[WeightFormat]) -> list[str]:
-    """`formats`: those that a target multiplies with."""
+def quantization_problems(options: BuildOptions, formats: Iterable[WeightFormat]) -> list[str]:
+    """`formats`: those that a target builds engines of."""
     names = [format.name for format in formats]
     if options.quantization in ("", *names):
         return []

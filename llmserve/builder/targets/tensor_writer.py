@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from llmserve.builder.pieces import Weight, row_pieces
 from llmserve.builder.quantization import Quantized, Scheme, quantize_rows
 from llmserve.builder.targets.base import CompileJob
+from llmserve.checkpoint.blocks import BlockRows
 
 
 class Rows(NamedTuple):
@@ -37,7 +38,7 @@ class Packer(Protocol):
 
     def floats(self, tensor: str, values: NDArray[Any]) -> Part: ...
 
-    def integers(self, tensor: str, found: Quantized) -> Iterable[Part]:
+    def integers(self, tensor: str, found: Quantized | BlockRows) -> Iterable[Part]:
         """The values are in `tensor`, what groups and rows have in others."""
 
 

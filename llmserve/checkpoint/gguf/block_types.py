@@ -7,7 +7,7 @@ fields follow ggml's: `d` is a scale, `m` or `dmin` an offset, `qs` the low bits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,6 +31,8 @@ class BlockType:
     layout: np.dtype[Any]
     expand: Callable[[Blocks], Values] | None = None  # None: the elements are numbers already
     integers: Callable[[Blocks], SignedBytes] | None = None  # where an element is one of these, times the block's `d`
+    codes: Callable[[Blocks], Bytes] | None = None  # [blocks, elements], without the scales and minima of groups:
+    items: Callable[[Blocks], Sequence[NDArray[Any]]] | None = None  # arrays [blocks], in the order of an engine file
 
     @property
     def num_bytes(self) -> int:
@@ -111,23 +113,58 @@ def _scaled_with_minima(blocks: Blocks, quants: Bytes) -> Values:
     return values.reshape(len(blocks), LARGE)
 
 
+def _scale(blocks: Blocks) -> Sequence[NDArray[Any]]:
+    return [blocks["d"]]
+
+
+def _scale_and_minimum(blocks: Blocks) -> Sequence[NDArray[Any]]:
+    return [blocks["d"], blocks["m"]]
+
+
+def _scales_of_groups(blocks: Blocks) -> Sequence[NDArray[Any]]:
+    scales, minima = _scales_and_minima(blocks["scales"])
+    return [blocks["d"], blocks["dmin"], *np.stack((scales, minima), axis=2).reshape(len(blocks), -1).T]
+
+
+def _scales_of_half_groups(blocks: Blocks) -> Sequence[NDArray[Any]]:
+    return [blocks["d"], *blocks["scales"].T]
+
+
+def _four_bits(blocks: Blocks) -> Bytes:
+    return _halves(blocks["qs"])
+
+
+def _four_bits_k(blocks: Blocks) -> Bytes:
+    return _halves(blocks["qs"].reshape(-1, 4, 32)).reshape(-1, LARGE)
+
+
 def _q4_k(blocks: Blocks) -> Values:
-    return _scaled_with_minima(blocks, _halves(blocks["qs"].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+    return _scaled_with_minima(blocks, _four_bits_k(blocks).reshape(-1, 8, 32))
 
 
-def _q5_k(blocks: Blocks) -> Values:
+def _five_bits_k(blocks: Blocks) -> Bytes:
     low = _halves(blocks["qs"].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     planes = np.arange(8, dtype=np.uint8)[:, np.newaxis]  # bit i of the 32 high bytes belongs to group i
     high = np.left_shift(blocks["qh"][:, np.newaxis] >> planes & 1, FOUR)
-    return _scaled_with_minima(blocks, low | high)
+    codes: Bytes = (low | high).reshape(-1, LARGE)
+    return codes
 
 
-def _q6_k(blocks: Blocks) -> Values:
+def _q5_k(blocks: Blocks) -> Values:
+    return _scaled_with_minima(blocks, _five_bits_k(blocks).reshape(-1, 8, 32))
+
+
+def _six_bits_k(blocks: Blocks) -> Bytes:
     """Sixteen groups of 16 elements. Each half of a block has 64 low bytes and 32 high ones, for four runs of 32."""
     low = _halves(blocks["ql"].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, np.newaxis]
     high = blocks["qh"].reshape(-1, 2, 1, 32) >> shifts & 3
-    quants = (low | high << 4).view(np.int8) - np.int8(32)
+    codes: Bytes = (low | np.left_shift(high, FOUR)).reshape(-1, LARGE)
+    return codes
+
+
+def _q6_k(blocks: Blocks) -> Values:
+    quants = _six_bits_k(blocks).view(np.int8) - np.int8(32)
     d = _column(blocks["d"]) * blocks["scales"]
     values: Values = _column(d) * quants.reshape(-1, 16, 16)
     return values.reshape(len(blocks), LARGE)
@@ -141,14 +178,48 @@ _HALF = ("<f2", 1)
 TYPES: Mapping[int, BlockType] = {  # by the number in the file
     0: BlockType("F32", 1, np.dtype("<f4")),
     1: BlockType("F16", 1, np.dtype("<f2")),
-    2: BlockType("Q4_0", SMALL, _layout(d=_HALF, qs=("u1", 16)), _q4_0, _four_bits_signed),
-    3: BlockType("Q4_1", SMALL, _layout(d=_HALF, m=_HALF, qs=("u1", 16)), _q4_1),
-    6: BlockType("Q5_0", SMALL, _layout(d=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_0, _five_bits_signed),
-    7: BlockType("Q5_1", SMALL, _layout(d=_HALF, m=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_1),
+    2: BlockType("Q4_0", SMALL, _layout(d=_HALF, qs=("u1", 16)), _q4_0, _four_bits_signed, _four_bits, _scale),
+    3: BlockType("Q4_1", SMALL, _layout(d=_HALF, m=_HALF, qs=("u1", 16)), _q4_1, None, _four_bits, _scale_and_minimum),
+    6: BlockType(
+        "Q5_0", SMALL, _layout(d=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_0, _five_bits_signed, _five_bits, _scale
+    ),
+    7: BlockType(
+        "Q5_1",
+        SMALL,
+        _layout(d=_HALF, m=_HALF, qh=("u1", 4), qs=("u1", 16)),
+        _q5_1,
+        None,
+        _five_bits,
+        _scale_and_minimum,
+    ),
     8: BlockType("Q8_0", SMALL, _layout(d=_HALF, qs=("i1", 32)), _q8_0, _eight_bits),
-    12: BlockType("Q4_K", LARGE, _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qs=("u1", 128)), _q4_k),
-    13: BlockType("Q5_K", LARGE, _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qh=("u1", 32), qs=("u1", 128)), _q5_k),
-    14: BlockType("Q6_K", LARGE, _layout(ql=("u1", 128), qh=("u1", 64), scales=("i1", 16), d=_HALF), _q6_k),
+    12: BlockType(
+        "Q4_K",
+        LARGE,
+        _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qs=("u1", 128)),
+        _q4_k,
+        None,
+        _four_bits_k,
+        _scales_of_groups,
+    ),
+    13: BlockType(
+        "Q5_K",
+        LARGE,
+        _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qh=("u1", 32), qs=("u1", 128)),
+        _q5_k,
+        None,
+        _five_bits_k,
+        _scales_of_groups,
+    ),
+    14: BlockType(
+        "Q6_K",
+        LARGE,
+        _layout(ql=("u1", 128), qh=("u1", 64), scales=("i1", 16), d=_HALF),
+        _q6_k,
+        None,
+        _six_bits_k,
+        _scales_of_half_groups,
+    ),
     28: BlockType("F64", 1, np.dtype("<f8")),
     30: BlockType("BF16", 1, np.dtype(ml_dtypes.bfloat16)),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.checkpoint.blocks import BlockRows
 from llmserve.checkpoint.gguf.block_types import BlockType
 from llmserve.checkpoint.integers import Integers
 from llmserve.checkpoint.stored_tensor import STRIP_ELEMENTS, Tensor
@@ -33,6 +34,12 @@ class ExpandedRows:
         blocks: Tensor = self._chosen(rows).view(self.kind.layout).reshape(rows.stop - rows.start, -1)
         values = self.kind.integers(blocks.reshape(-1))
         return Integers(values.reshape(len(blocks), -1), blocks["d"].astype(np.float32))
+
+    def blocks(self, rows: slice, /) -> BlockRows | None:
+        if self.kind.expand is None or len(self.shape) != 2 or self.shift:
+            return None
+        found: Tensor = self._chosen(rows).view(self.kind.layout).reshape(rows.stop - rows.start, -1)
+        return BlockRows(self.kind, found, np.ones(len(found), np.float32))
 
     def _chosen(self, rows: slice) -> NDArray[np.uint8]:
         """Bytes of rows of more than one element."""

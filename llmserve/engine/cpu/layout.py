@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from llmserve.engine.directory.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
-from llmserve.models.number_formats import CACHES, WEIGHTS, NumberFormat, WeightFormat
+from llmserve.models.number_formats import CACHES, INT4, WEIGHTS, NumberFormat, WeightFormat
 
 MAGIC = b"LLMSENG\n"
 FORMAT_VERSION = 7
@@ -39,12 +39,16 @@ class DType(IntEnum):
     BFLOAT16 = 2
     INT8 = 3
     INT4 = 4
+    INT5 = 5
+    INT6 = 6
 
     @property
     def format(self) -> WeightFormat:
-        return WEIGHTS[self.name.lower()]
+        return FORMATS[self.name.lower()]
 
 
+# Codes of blocks have no formats of their own.
+FORMATS = {**WEIGHTS, **{f"int{bits}": replace(INT4, name=f"int{bits}", bits=bits) for bits in (5, 6)}}
 ZERO_POINT = 128  # of weights of eight bits
 
 
@@ -78,6 +82,16 @@ class OpCode(IntEnum):
     SIGMOID_GATE = 19
     GATED_CLAMPED = 20
     ROPE = 21
+    LINEAR_BLOCKS = 22
+
+
+class Blocks(IntEnum):
+    """What outputs have for blocks of inputs of a GGUF file."""
+
+    SCALE = 0
+    SCALE_AND_MINIMUM = 1
+    SCALES = 2
+    HALF_SCALES = 3
 
 
 class RowsOf(IntEnum):
@@ -100,7 +114,7 @@ class Before(IntEnum):
 
 
 ROUTE_TO_ONE, ROUTE_SIGMOID = 1, 2  # how experts are weighed
-LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4)
+LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4, OpCode.LINEAR_BLOCKS)
 
 OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("stride", "<u4")])
 OP = np.dtype(
@@ -190,11 +204,37 @@ def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
     if dtype is DType.INT4:
         low, high = padded.reshape(panels, 2, PANEL_COLUMNS // 2, depth // 4, 4).transpose(1, 0, 3, 2, 4)
         return np.ascontiguousarray(low | high << 4)
+    if dtype in (DType.INT5, DType.INT6):
+        return _pack_codes(padded.reshape(panels, 2, PANEL_COLUMNS // 2, depth // 4, 4), dtype.format.bits)
     if dtype is DType.INT8:
         return np.ascontiguousarray(padded.reshape(panels, PANEL_COLUMNS, depth // 4, 4).transpose(0, 2, 1, 3))
     if dtype is DType.BFLOAT16:
         return np.ascontiguousarray(padded.reshape(panels, 2, PANEL_COLUMNS // 2, depth).transpose(0, 3, 2, 1))
     return np.ascontiguousarray(padded.reshape(panels, PANEL_COLUMNS, depth).transpose(0, 2, 1))
+
+
+def _pack_codes(codes: NDArray[Any], bits: int) -> NDArray[Any]:
+    """[panels, 2, 16, steps, 4]: four bits of both halves of a panel in a byte, and behind them what is above."""
+    panels, _, _, steps, _ = codes.shape
+    codes = codes.transpose(0, 3, 1, 2, 4).reshape(panels, steps, 2, 64)
+    low, above = codes & 15, codes >> 4
+    if bits == 5:
+        high = np.packbits(above, axis=3, bitorder="little")
+    else:
+        pairs = above.reshape(panels, steps, 2, 4, 16)
+        high = np.bitwise_or.reduce(pairs << np.arange(0, 8, 2, dtype=np.uint8)[:, None], axis=3)
+    return np.concatenate((low[:, :, 0] | low[:, :, 1] << 4, high.reshape(panels, steps, -1)), axis=2)
+
+
+def pack_items(items: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """What blocks have, arrays [N, blocks of a row], as `kernels/format.h` says. The rows must begin a panel."""
+    found = []
+    for item in items:
+        padded = np.zeros((_round_up(len(item), PANEL_COLUMNS), item.shape[1]), item.dtype)
+        padded[: len(item)] = item
+        of_panels = np.ascontiguousarray(padded.reshape(-1, PANEL_COLUMNS, item.shape[1]).transpose(0, 2, 1))
+        found.append(of_panels.view(np.int8))
+    return np.concatenate(found, axis=2)
 
 
 def pack_groups(scales: NDArray[Any], zeros: NDArray[Any] | None) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmserve.engine.cpu.layout import HEADER, OP, Before, OpCode, RowsOf
+from llmserve.engine.cpu.layout import HEADER, OP, Before, Blocks, OpCode, RowsOf
 from llmserve.errors import EngineFileError
 from tests.engine.cpu.conftest import EngineFile
 from tests.engine.cpu.test_engine_file import open_natively, sealed
@@ -19,7 +19,7 @@ from tests.engine.cpu.test_engine_file import open_natively, sealed
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "llmserve/engine/cpu/kernels"
 LISTS = {"OpKind": OpCode, "Before": Before}
-NUMBERS = LISTS | {"RowsOf": RowsOf}
+NUMBERS = LISTS | {"RowsOf": RowsOf, "Blocks": Blocks}
 
 
 def enumerators(name: str) -> list[str]:

@@ -11,8 +11,18 @@ from numpy.typing import NDArray
 
 from llmserve.builder.targets.buffers import NOWHERE, Place
 from llmserve.builder.targets.tensor_writer import Rows
-from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, Before, DType, OpCode, RowsOf, TensorEntry
-from llmserve.models.number_formats import INT4, INT8, WeightFormat
+from llmserve.engine.cpu.layout import (
+    NO_TENSOR,
+    OP,
+    PANEL_COLUMNS,
+    Before,
+    Blocks,
+    DType,
+    OpCode,
+    RowsOf,
+    TensorEntry,
+)
+from llmserve.models.number_formats import BLOCKS, INT4, INT8, WeightFormat
 
 ACTIVATIONS = {  # by itself, and before a quantization
     "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
@@ -29,11 +39,29 @@ class Grouped(NamedTuple):
     values: DType  # `pack_panels` lays them out
     groups: DType  # `pack_groups`
     group_columns: int  # of a panel
+    inputs: int = 32  # of which it has so many columns
+    blocks: Blocks | None = None
+
+    @property
+    def fields(self) -> Mapping[str, int]:
+        """Of an operation that multiplies them, or looks rows up."""
+        return {} if self.blocks is None else {"groups": self.blocks}
+
+
+def _blocks(values: DType, blocks: Blocks, num_bytes: int, inputs: int) -> Grouped:
+    return Grouped(OpCode.LINEAR_BLOCKS, values, DType.INT8, num_bytes * PANEL_COLUMNS, inputs, blocks)
 
 
 GROUPED: Mapping[WeightFormat, Grouped] = {  # all that the target has
     INT8: Grouped(OpCode.LINEAR_INT8, DType.INT8, DType.FLOAT16, PANEL_COLUMNS),
     INT4: Grouped(OpCode.LINEAR_INT4, DType.INT4, DType.INT8, 2 * PANEL_COLUMNS),
+    BLOCKS["Q4_0"]: _blocks(DType.INT4, Blocks.SCALE, 2, 32),
+    BLOCKS["Q4_1"]: _blocks(DType.INT4, Blocks.SCALE_AND_MINIMUM, 4, 32),
+    BLOCKS["Q5_0"]: _blocks(DType.INT5, Blocks.SCALE, 2, 32),
+    BLOCKS["Q5_1"]: _blocks(DType.INT5, Blocks.SCALE_AND_MINIMUM, 4, 32),
+    BLOCKS["Q4_K"]: _blocks(DType.INT4, Blocks.SCALES, 20, 256),
+    BLOCKS["Q5_K"]: _blocks(DType.INT5, Blocks.SCALES, 20, 256),
+    BLOCKS["Q6_K"]: _blocks(DType.INT6, Blocks.HALF_SCALES, 18, 256),
 }
 
 

@@ -89,10 +89,10 @@ class Lowering(OpLowering):
         table, output = op.weights[0], self._buffers.new(op.output, op.width)
         if table in self._quantized:
             (part,) = self._quantized[table]
-            tensors = self._grouped(table, part)
+            tensors, fields = self._grouped(table, part), GROUPED[part.scheme.format].fields
         else:
-            tensors = (self._param(table),)
-        self._emit(OpCode.EMBED, op, output, tensors=tensors)
+            tensors, fields = (self._param(table),), {}
+        self._emit(OpCode.EMBED, op, output, tensors=tensors, fields=fields)
         self._in_place(OpCode.SCALE, op, output, op.number("scale"), unless=1.0)
 
     def _rms_norm(self, op: Op) -> None:
@@ -197,7 +197,8 @@ class Lowering(OpLowering):
             bias = self._bias(biases[0], part) if biases else NO_TENSOR
             inputs = (values, residual.columns(*columns), facts)
             tensors = (numbers, bias, groups, row_scales)
-            self._emit(GROUPED[part.scheme.format].code, op, output.columns(*columns), inputs=inputs, tensors=tensors)
+            grouped, place = GROUPED[part.scheme.format], output.columns(*columns)
+            self._emit(grouped.code, op, place, inputs=inputs, tensors=tensors, fields=grouped.fields)
         self._buffers.read((f"{op.output}.int8", f"{op.output}.facts"))
 
     def _quantize(self, op: Op) -> tuple[Place, Place]:
@@ -208,7 +209,7 @@ class Lowering(OpLowering):
         names = (f"{op.output}.int8", f"{op.output}.facts")
         self._uses.update(names)
         values = self._buffers.new(names[0], width, item_bytes=1)
-        facts = self._buffers.new(names[1], 2 * INT8_ACTIVATIONS.num_groups(width))
+        facts = self._buffers.new(names[1], self._num_facts(op.weights[0], width))
         fields: dict[str, int | float] = {}
         tensors: tuple[int, ...] = ()
         if first is not None and first.kind is OpKind.RMS_NORM:
@@ -219,6 +220,11 @@ class Lowering(OpLowering):
         self._emit(OpCode.QUANTIZE, op, values, inputs=(source, facts), tensors=tensors, fields=fields)
         self._buffers.read(first.inputs if first else ())
         return values, facts
+
+    def _num_facts(self, weight: str, width: int) -> int:
+        """Of a row: two for each group, and one more where weights have smaller groups."""
+        group = min(part.scheme.format.group for part in self._quantized[weight])
+        return (2 + (group < INT8_ACTIVATIONS.group)) * INT8_ACTIVATIONS.num_groups(width)
 
     def _route(self, op: Op) -> None:
         output, factor = self._buffers.new(op.output, op.width), op.number("factor")
@@ -266,14 +272,14 @@ class Lowering(OpLowering):
             return output
         (part,) = self._quantized[weight]
         values = self._for_experts(op, f"{name}.int8", depth, item_bytes=1)
-        facts = self._for_experts(op, f"{name}.facts", 2 * INT8_ACTIVATIONS.num_groups(depth))
+        facts = self._for_experts(op, f"{name}.facts", self._num_facts(weight, depth))
         fields = {"before": before}
         self._emit(OpCode.QUANTIZE, op, values, inputs=(x, facts), fields=fields, rows=RowsOf.CHOSEN)
         output = self._for_experts(op, name, width)
         numbers, groups, row_scales = self._grouped(weight, part)
         tensors = (numbers, bias, groups, row_scales)
-        code, inputs = GROUPED[part.scheme.format].code, (values, NOWHERE, facts)
-        self._emit(code, op, output, inputs=inputs, tensors=tensors, rows=RowsOf.CHOSEN)
+        grouped, inputs = GROUPED[part.scheme.format], (values, NOWHERE, facts)
+        self._emit(grouped.code, op, output, inputs=inputs, tensors=tensors, rows=RowsOf.CHOSEN, fields=grouped.fields)
         self._buffers.read((f"{op.output}.{name}.int8", f"{op.output}.{name}.facts"))
         return output
 
@@ -303,7 +309,8 @@ class Lowering(OpLowering):
         """The tensors of a quantized part: its values, and what its groups and its outputs have."""
         rows, cols = part.end - part.begin, self._params[weight].shape[1]
         name, format = self._keep_part(self._stored[weight], part), part.scheme.format
-        grouped, groups = GROUPED[format], -(-rows // PANEL_COLUMNS) * format.num_groups(cols)
+        grouped = GROUPED[format]
+        groups = -(-rows // PANEL_COLUMNS) * -(-cols // grouped.inputs)
         return (
             self._tensor(name, grouped.values, rows, cols, Layout.PANELS),
             self._tensor(f"{name}.groups", grouped.groups, groups, grouped.group_columns),

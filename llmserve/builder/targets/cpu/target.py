@@ -21,9 +21,10 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import MATRICES, Quantized, WeightPart
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, quantization_problems, unknown_ops
 from llmserve.builder.targets.cpu.large_pages import LargePages
-from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, Lowered
+from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, Lowered
 from llmserve.builder.targets.cpu.lowering import Lowering, lower
 from llmserve.builder.targets.tensor_writer import Part, TensorWriter, write_at
+from llmserve.checkpoint.blocks import BlockRows
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
     PACKING,
@@ -36,6 +37,7 @@ from llmserve.engine.cpu.layout import (
     cache_bytes_per_head,
     encode_metadata,
     pack_groups,
+    pack_items,
     pack_panels,
 )
 from llmserve.engine.cpu.limits import Limit, measure_limit
@@ -44,7 +46,7 @@ from llmserve.engine.directory.artifact import CACHE_FILE, ENGINE_FILE
 from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.tactics import TacticCache
 from llmserve.models.graph import OpKind, Program
-from llmserve.models.number_formats import FLOATS, INT8_CACHE, NumberFormat
+from llmserve.models.number_formats import FLOATS, INT8_CACHE, QUANTIZED, NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
 
@@ -77,8 +79,9 @@ class CpuTarget:
         return self._plan(network, parts)[1].file_bytes
 
     def cache_format(self, options: BuildOptions) -> NumberFormat:
-        """By default an engine that rounds activations multiplies them with keys and values of eight bits too."""
-        found = options.cache(auto=INT8_CACHE if options.weights.activations.is_rounded else None)
+        """By default an engine that rounds weights and activations multiplies keys and values of eight bits too."""
+        rounds = options.weights.activations.is_rounded and not options.weights.keeps_blocks
+        found = options.cache(auto=INT8_CACHE if rounds else None)
         return replace(found, mixes_heads=found.is_rounded)
 
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
@@ -165,9 +168,17 @@ class Panels:
             return Part(tensor, values)
         return Part(tensor, pack_panels(values, entry.dtype), PANEL_COLUMNS)
 
-    def integers(self, tensor: str, found: Quantized) -> Iterator[Part]:
-        yield self.floats(tensor, found.values)
-        yield Part(f"{tensor}.groups", pack_groups(found.scales, found.zeros), PANEL_COLUMNS)
+    def integers(self, tensor: str, found: Quantized | BlockRows) -> Iterator[Part]:
+        if isinstance(found, Quantized):
+            values, groups = found.values, pack_groups(found.scales, found.zeros)
+        else:
+            kind, flat, count = found.kind, found.blocks.reshape(-1), len(found.blocks)
+            assert kind.codes is not None
+            assert kind.items is not None
+            values = kind.codes(flat).reshape(count, -1)
+            groups = pack_items([item.reshape(count, -1) for item in kind.items(flat)])
+        yield self.floats(tensor, values)
+        yield Part(f"{tensor}.groups", groups, PANEL_COLUMNS)
         yield Part(f"{tensor}.row_scale", found.row_scale)
 
 
@@ -180,7 +191,7 @@ def _option_problems(options: BuildOptions) -> list[str]:
             for name in ("max_batch_size", "max_num_tokens", "max_seq_len")
         ),
     ]
-    return [text for holds, text in rules if not holds] + quantization_problems(options, GROUPED)
+    return [text for holds, text in rules if not holds] + quantization_problems(options, QUANTIZED.values())
 
 
 def _expert_problems(program: Program, params: Sequence[Param]) -> list[str]:

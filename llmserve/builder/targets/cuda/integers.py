@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.quantization import Quantized, WeightPart
 from llmserve.builder.targets.tensor_writer import Part, Rows
+from llmserve.checkpoint.blocks import BlockRows
 from llmserve.engine.cuda.layout import PANEL_OUTPUTS, PlacedTensor
 from llmserve.models.number_formats import INT4, INT8, INT8_ACTIVATIONS, WeightFormat
 
@@ -52,7 +53,8 @@ class Panels:
     def floats(self, tensor: str, values: NDArray[Any]) -> Part:
         return Part(tensor, np.ascontiguousarray(values, self._dtypes[tensor]))
 
-    def integers(self, tensor: str, found: Quantized) -> Iterator[Part]:
+    def integers(self, tensor: str, found: Quantized | BlockRows) -> Iterator[Part]:
+        assert isinstance(found, Quantized)
         groups, group = num_groups(found.values.shape[1]), found.format.group
         values = _in_panels(found.values, groups * group).reshape(-1, PANEL_OUTPUTS, groups, group)
         scales = _in_panels(found.scales, groups)

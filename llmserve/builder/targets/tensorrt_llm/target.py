@@ -16,7 +16,7 @@ from typing import Any
 from llmserve.builder.config import engine_config
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import WeightPart
-from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels
+from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, quantization_problems
 from llmserve.builder.targets.tensorrt_llm.canonical import (
     canonical_bytes,
     canonical_problems,
@@ -38,7 +38,7 @@ from llmserve.engine.tensorrt_llm.fits import CANONICAL_FOLDER, LLM_ARGUMENTS_FI
 from llmserve.engine.tensorrt_llm.library import Installed, Mode
 from llmserve.errors import InternalError, LlmserveError, ResourceExhausted
 from llmserve.models.graph import Program
-from llmserve.models.number_formats import NumberFormat
+from llmserve.models.number_formats import ROUNDED, NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
 
@@ -76,6 +76,7 @@ class TensorrtLlmTarget:
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         found = [*_option_problems(options), *network_problems(self._spec, program, params)]
+        found += quantization_problems(options, ROUNDED.values())
         if self._mode() is Mode.LLM:
             return [*found, *canonical_problems(self._spec, options)]
         return [*found, *checkpoint_problems(self._spec, self._config, options), *self._gpu_problems(options)]

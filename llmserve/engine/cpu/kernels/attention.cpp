@@ -241,6 +241,8 @@ void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size
       return attention_of<BFloat16>(args, kv_head, row_begin, row_end, scratch);
     case DType::kI8:  // attention_int8
     case DType::kI4:
+    case DType::kI5:
+    case DType::kI6:
       break;
   }
 }

@@ -101,6 +101,8 @@ void cache_write(const CacheWriteArgs& args) {
     case DType::kI8:
       return Writer<int8_t>(args).run();
     case DType::kI4:  // of no cache
+    case DType::kI5:
+    case DType::kI6:
       break;
   }
 }

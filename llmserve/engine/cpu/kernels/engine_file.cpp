@@ -57,8 +57,8 @@ uint64_t tensor_bytes(const TensorRecord& tensor) {
   if (tensor.layout == static_cast<uint32_t>(Layout::kPanels)) {
     rows = (rows + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
     const auto type = static_cast<DType>(tensor.dtype);
-    if (type == DType::kI8 || type == DType::kI4) cols = (cols + 3) / 4 * 4;
-    if (type == DType::kI4) cols /= 2;  // two in a byte
+    if (type >= DType::kI8) cols = (cols + 3) / 4 * 4;
+    if (type > DType::kI8) return rows * cols * code_bits(type) / 8;
   }
   return rows * cols * dtype_bytes(static_cast<DType>(tensor.dtype));
 }
@@ -138,7 +138,7 @@ Error EngineFile::check_tensors() const {
   const FileHeader& h = header();
   for (size_t i = 0; i < h.num_tensors; ++i) {
     const TensorRecord& t = tensors()[i];
-    const bool known = t.dtype <= static_cast<uint32_t>(DType::kI4) && t.layout <= static_cast<uint32_t>(Layout::kPanels);
+    const bool known = t.dtype <= static_cast<uint32_t>(DType::kI6) && t.layout <= static_cast<uint32_t>(Layout::kPanels);
     const uint64_t elements = uint64_t{t.rows} * t.cols;
     if (!known || elements == 0 || elements > h.file_bytes ||
         !fits(t.offset, tensor_bytes(t), h.metadata_bytes, h.file_bytes, kPageBytes)) {

@@ -41,6 +41,8 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
       return linear_grouped(op, tasks, kernels.linear_int8);
     case OpKind::kLinearInt4:
       return linear_grouped(op, tasks, kernels.linear_int4);
+    case OpKind::kLinearBlocks:
+      return linear_grouped(op, tasks, kernels.linear_blocks);
     case OpKind::kAttention:
       return attention(op, tasks);
     case OpKind::kQuantize:
@@ -82,7 +84,7 @@ void Executor::embed(const OpRecord& op, size_t begin, size_t end) {
   const TensorRecord& table = engine_.file_.record(op.tensors[0]);
   const EmbedArgs args = {engine_.file_.tensor<void>(op.tensors[0]), static_cast<DType>(table.dtype),
                           static_cast<Layout>(table.layout), op.out.width, engine_.file_.tensor<void>(op.tensors[1]),
-                          engine_.file_.tensor<float>(op.tensors[2])};
+                          engine_.file_.tensor<float>(op.tensors[2]), static_cast<Blocks>(op.groups)};
   engine_.kernels_->embed(args, step_.token_ids + begin, end - begin, view<float>(op.out, begin));
 }
 
@@ -219,11 +221,14 @@ const T* Executor::of_stack(int32_t tensor, size_t expert) const {
   return reinterpret_cast<const T*>(engine_.file_.tensor<std::byte>(tensor) + expert * bytes);
 }
 
-// Values, and a row's facts: the scales of its groups and, behind them, what removes the weights' zero point.
+// Values, and a row's facts: the scales of its groups and, behind them, what removes zero points and minima.
 QuantizedRows Executor::quantized_rows(const Operand& values, const Operand& facts, size_t first_row) const {
   const auto scales = view<float>(facts, first_row);
-  const View<int32_t> offsets = {view<int32_t>(facts, first_row).data + facts.width / 2, scales.stride};
-  return {view<int8_t>(values, first_row), scales, offsets};
+  const size_t groups = num_quantized_groups(values.width);
+  int32_t* offsets = view<int32_t>(facts, first_row).data + groups;
+  View<int32_t> halves = {};
+  if (facts.width == 3 * groups) halves = {offsets + groups, scales.stride};
+  return {view<int8_t>(values, first_row), scales, {offsets, scales.stride}, halves};
 }
 
 void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::linear_int8) kernel) {
@@ -238,6 +243,8 @@ void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(K
       .bias = engine_.file_.tensor<float>(op.tensors[1]),
       .residual = view<const float>(op.in[1], first_row(op)),
       .y = view<float>(op.out),
+      .code_bits = code_bits(static_cast<DType>(engine_.file_.record(op.tensors[0]).dtype)),
+      .blocks = static_cast<Blocks>(op.groups),
   };
   if (rows_of(op) == RowsOf::kChosen) {
     return over_experts(op, tasks, [&](const ExpertRows& rows, size_t begin, size_t end) {

@@ -14,8 +14,12 @@
 // [panel][group][32]. Of four bits: codes, u8 [panel][group][64], thirty-two square roots of scales, and then thirty-two
 // zero points in sixteenths.
 //
+// Codes of five or six bits have what is above four behind a step's four bits, half of the panel after half: bit i of 64,
+// or bits 2q and 2q + 1 of byte j of 16, belong to byte i = 16q + j of those that `load_codes` gives.
+//
 // An activation has a scale for every thirty-two inputs of a row. The facts of such a row are, one after the other, its
-// scales, f32, and for each group -128 times the sum of its values, i32.
+// scales, f32, and for each group -128 times the sum of its values, i32; then, where weights have groups of sixteen, the
+// same of the first half of each group.
 #pragma once
 
 #include <cstddef>
@@ -33,16 +37,18 @@ inline constexpr uint32_t kMaxExperts = 1u << 16;
 
 enum class Layout : uint32_t { kRows, kPanels };
 
-enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI4 };
+enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI4, kI5, kI6 };
 
-constexpr size_t dtype_bytes(DType type) {  // kI4: two of them
+constexpr size_t dtype_bytes(DType type) {  // of a cache, or of a whole number of elements
   if (type == DType::kF32) return 4;
   return type == DType::kF16 || type == DType::kBF16 ? 2 : 1;
 }
 
+constexpr size_t code_bits(DType type) { return 4 + static_cast<size_t>(type) - static_cast<size_t>(DType::kI4); }  // from kI4 on
+
 // operand roles (in[0..2] -> out); tensors; fields used
 enum class OpKind : uint32_t {
-  kEmbed,         // -> f32; table, of u8 in panels with group scales f16 and row scales as well
+  kEmbed,         // -> f32; table; in panels of integers with group scales and row scales, groups = Blocks, as below
   kRmsNorm,       // x -> f32; weight; groups, scalar = eps
   kQuantize,      // x, row facts (written) -> i8, for kLinearInt8 and kLinearInt4; norm weight?; before
   kLinear,        // x, residual? -> f32; weight, bias?
@@ -66,11 +72,29 @@ enum class OpKind : uint32_t {
   kSigmoidGate,  // x, gate of one column -> f32
   kGatedClamped,  // as kGatedSilu
   kRope,          // x, rope table -> f32; heads of head_dim
+  kLinearBlocks,  // as kLinearInt8; weight i4, i5 or i6, and u8 instead of group scales; groups = Blocks
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one
 inline constexpr uint32_t kRouteSigmoid = 2;  // scores are sigmoids of the logits, not their softmax
 
+
+// What thirty-two outputs have for blocks of inputs of a GGUF file, one after the other, after the codes: a weight is
+// scale * code - minimum. Halves are binary16, scales and minima of groups bytes.
+enum class Blocks : uint32_t {
+  kScale,            // of 32 inputs: a half; the code in the middle is zero
+  kScaleAndMinimum,  // of 32: the scale and minus the minimum, halves
+  kScales,           // of 256: factors of scales and of minima, halves; for each 32 a scale and a minimum, u8
+  kHalfScales,       // of 256: a factor, half; for each 16 a scale, i8; the code in the middle is zero
+};
+constexpr size_t block_inputs(Blocks blocks) {
+  return blocks == Blocks::kScale || blocks == Blocks::kScaleAndMinimum ? 32 : 256;
+}
+constexpr size_t block_bytes(Blocks blocks) {
+  constexpr size_t kBytes[] = {2, 4, 20, 18};
+  return kBytes[static_cast<uint32_t>(blocks)] * kPanelColumns;
+}
+constexpr size_t block_panel_bytes(Blocks blocks, size_t depth) { return depth / block_inputs(blocks) * block_bytes(blocks); }
 
 // What an operation has rows for.
 enum class RowsOf : uint32_t {
@@ -91,6 +115,7 @@ enum class Before : uint32_t {
 
 // Numbers that share a scale: inputs of activations and of weights, dimensions of keys.
 inline constexpr size_t kQuantizedGroup = 32;
+inline constexpr size_t kHalfGroup = 16;
 inline constexpr size_t num_quantized_groups(size_t width) { return (width + kQuantizedGroup - 1) / kQuantizedGroup; }
 
 inline constexpr int32_t kNoBuffer = -1;

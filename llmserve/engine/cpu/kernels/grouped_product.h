@@ -9,8 +9,8 @@
 namespace llmserve::LLMSERVE_VARIANT {
 
 // Format: how a step of weights is loaded, multiplied and summed up (Input, Sums, kStepBytes, and the functions used here),
-// and what a group of inputs has for each output: kGroupBytes for a panel, of which `group` takes a vector's part. It gives
-// `sum`, of the exact sums and the input's offset, and `scale`.
+// and what a group of kGroup inputs has for each output, of which `group` takes a vector's part out of a panel's. It adds
+// exact sums to what was before.
 template <class BytesFormat>
 class GroupedProduct {
  public:
@@ -32,34 +32,34 @@ class GroupedProduct {
   template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
   [[gnu::always_inline]] void accumulate(const TileInput& in, size_t row, size_t column,
                                          F32x16 (&sums)[R * V]) const {
-    const size_t num_groups = num_quantized_groups(args_.depth), bytes_per_panel = num_groups * BytesFormat::kGroupBytes;
+    const size_t num_groups = (args_.depth + BytesFormat::kGroup - 1) / BytesFormat::kGroup;
+    const size_t bytes_per_panel = BytesFormat::panel_group_bytes(args_);
     const std::byte* groups = static_cast<const std::byte*>(args_.groups) + column / kPanelColumns * bytes_per_panel;
     TileInput group = in;
     F32x16 local[R * V];
     unroll<R * V>([&](auto i) __attribute__((always_inline)) { local[i] = broadcast(0.0f); });
-    for (size_t g = 0; g < num_groups; ++g, groups += BytesFormat::kGroupBytes) {
+    for (size_t g = 0; g < num_groups; ++g) {
       const size_t left = in.num_steps - g * kGroupSteps;
       group.num_steps = left < kGroupSteps ? left : kGroupSteps;
       group.prefetch = prefetch_at<kFetch>(in, g * kGroupSteps);
       Exact exact[R * V];
       unroll<R>([&](auto r) __attribute__((always_inline)) {
-        const Exact start = BytesFormat::start(args_.x.offsets.row(row + r)[g]);
+        const Exact start = BytesFormat::start(offset_at(row + r, g));
         unroll<V>([&](auto v) __attribute__((always_inline)) { exact[r * V + v] = start; });
       });
       add_group<R, V, kFirst, kFetch>(group, exact);
       typename BytesFormat::Group of_weights[V];
       unroll<V>([&](auto v) __attribute__((always_inline)) {
-        of_weights[v] = BytesFormat::template group<(kFirst + v) % 2>(groups + (kFirst + v) / 2 * bytes_per_panel);
+        of_weights[v] = BytesFormat::template group<(kFirst + v) % 2>(args_, groups + (kFirst + v) / 2 * bytes_per_panel, g);
       });
       unroll<R>([&](auto r) __attribute__((always_inline)) {
-        const F32x16 input_scale = broadcast(args_.x.scales.row(row + r)[g]);
-        const auto offset = BytesFormat::offset(args_.x.offsets.row(row + r)[g]);
+        const F32x16 input_scale = broadcast(args_.x.scales.row(row + r)[g * BytesFormat::kGroup / kQuantizedGroup]);
+        const auto offset = BytesFormat::offset(offset_at(row + r, g), input_scale);
         unroll<V>([&](auto v) __attribute__((always_inline)) {
-          const F32x16 sum = of_weights[v].sum(total(exact[r * V + v]), offset) * input_scale;
-          local[r * V + v] = fma(sum, of_weights[v].scale, local[r * V + v]);
+          local[r * V + v] = of_weights[v].add(total(exact[r * V + v]), offset, input_scale, local[r * V + v]);
         });
       });
-      group.rows += kQuantizedGroup;
+      group.rows += BytesFormat::kGroup;
       group.weights += kGroupSteps * Format::kStepBytes;
     }
     unroll<R * V>([&](auto i) __attribute__((always_inline)) { sums[i] = local[i]; });
@@ -75,14 +75,20 @@ class GroupedProduct {
 
  private:
   using Exact = typename BytesFormat::Sums;
-  static constexpr size_t kGroupSteps = kQuantizedGroup / 4;
+  static constexpr size_t kGroupSteps = BytesFormat::kGroup / 4;
+
+  int32_t offset_at(size_t row, size_t group) const {
+    if constexpr (BytesFormat::kGroup == kQuantizedGroup) return args_.x.offsets.row(row)[group];
+    const int32_t first = args_.x.halves.row(row)[group / 2];
+    return group % 2 == 0 ? first : args_.x.offsets.row(row)[group / 2] - first;
+  }
 
   // What a group that begins with this step prefetches.
   template <Fetch kFetch>
   [[gnu::always_inline]] static const std::byte* prefetch_at(const TileInput& in, size_t step) {
     const size_t first_steps = in.num_steps - (kFetch.own ? in.last_steps : 0);
-    if (!kFetch.own || step < first_steps) return in.prefetch + 64 * kFetch.lines * step;
-    return in.last_prefetch + 64 * kFetch.lines * (step - first_steps);
+    if (!kFetch.own || step < first_steps) return in.prefetch + kFetch.stride * step;
+    return in.last_prefetch + kFetch.stride * (step - first_steps);
   }
 
   template <size_t R, size_t V, size_t kFirst, Fetch kFetch>

@@ -20,6 +20,7 @@ struct EmbedArgs {
   size_t width;
   const void* groups;         // of integers, as those of a linear layer; null: floats
   const float* row_scale;     // [vocabulary]
+  Blocks blocks;
 };
 
 struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
@@ -42,6 +43,7 @@ struct QuantizedRows {
   View<int8_t> values;    // with zeros to a multiple of four
   View<float> scales;     // per group
   View<int32_t> offsets;  // per group: -kZeroPoint times the sum of its values
+  View<int32_t> halves;   // the same of the first half of each group; data null: not wanted
 };
 
 // y = column scale * sum over groups of (x @ (weight - zero point).T within the group) * group scale (+ bias) (+ residual)
@@ -56,6 +58,8 @@ struct LinearGroupedArgs {
   const float* bias;
   View<const float> residual;
   View<float> y;
+  size_t code_bits = 0;  // of linear_blocks
+  Blocks blocks = {};
 };
 
 // How a linear layer is cut into tiles. Chooses speed, never a result.
@@ -128,9 +132,10 @@ struct KernelTable {
   void (*linear)(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   void (*linear_int8)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   void (*linear_int4)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
+  void (*linear_blocks)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   std::span<const LinearTactic> float_tactics;
   std::span<const LinearTactic> int8_tactics;
-  std::span<const LinearTactic> int4_tactics;
+  std::span<const LinearTactic> int4_tactics;  // of blocks, too
   void (*cache_write)(const CacheWriteArgs& args);
   // Rows [row_begin, row_end) of the heads that share a KV head; scratch as `attention_scratch` says.
   void (*attention)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);

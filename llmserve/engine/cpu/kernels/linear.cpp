@@ -82,6 +82,8 @@ void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t pa
       return run_tactic<kFloatTactics>(FloatProduct<BFloat16>(args), tactic, panel_begin, panel_end);
     case DType::kI8:  // linear_int8
     case DType::kI4:  // linear_int4
+    case DType::kI5:  // linear_blocks
+    case DType::kI6:
       break;
   }
 }

@@ -10,7 +10,7 @@ struct FourBits {
   using Input = NibbleInput;
   using Sums = NibbleSums;
   static constexpr size_t kStepBytes = kPanelColumns * 4 / 2;
-  static constexpr size_t kGroupBytes = kPanelColumns * 2;
+  static constexpr size_t kGroup = kQuantizedGroup, kGroupBytes = kPanelColumns * 2;
 
   static Sums start(int32_t) { return start_nibbles(); }
   template <size_t kHalf>
@@ -19,14 +19,19 @@ struct FourBits {
   }
   static Input broadcast(const std::byte* p) { return broadcast_for_nibbles(reinterpret_cast<const int8_t*>(p)); }
 
-  static F32x16 offset(int32_t value) { return LLMSERVE_VARIANT::broadcast(static_cast<float>(value)); }
+  static F32x16 offset(int32_t value, F32x16) { return LLMSERVE_VARIANT::broadcast(static_cast<float>(value)); }
   struct Group {
     F32x16 scale, zero;  // the zero point for offsets, which are -kZeroPoint times a sum
-    F32x16 sum(I32x16 exact, F32x16 offset) const { return fma(offset, zero, to_f32(exact)); }  // exact: below 2^24
+    F32x16 add(I32x16 exact, F32x16 offset, F32x16 input_scale, F32x16 local) const {
+      return fma(fma(offset, zero, to_f32(exact)) * input_scale, scale, local);  // the inner one is exact: below 2^24
+    }
   };
+  static size_t panel_group_bytes(const LinearGroupedArgs& args) {
+    return num_quantized_groups(args.depth) * kGroupBytes;
+  }
   template <size_t kHalf>
-  static Group group(const std::byte* p) {
-    const auto* codes = reinterpret_cast<const uint8_t*>(p) + kHalf * kLanes;
+  static Group group(const LinearGroupedArgs&, const std::byte* panel, size_t g) {
+    const auto* codes = reinterpret_cast<const uint8_t*>(panel + g * kGroupBytes) + kHalf * kLanes;
     const F32x16 root = LLMSERVE_VARIANT::load(codes), zero = LLMSERVE_VARIANT::load(codes + kPanelColumns);
     return {root * root, zero * LLMSERVE_VARIANT::broadcast(1.0f / (kZeroPoint * kZeroPointSteps))};
   }

@@ -10,7 +10,7 @@ struct EightBits {
   using Input = ByteInput;
   using Sums = ByteSums;
   static constexpr size_t kStepBytes = kPanelColumns * 4;
-  static constexpr size_t kGroupBytes = kPanelColumns * sizeof(Half);
+  static constexpr size_t kGroup = kQuantizedGroup, kGroupBytes = kPanelColumns * sizeof(Half);
 
   static Sums start(int32_t offset) { return start_bytes(offset); }
   template <size_t kHalf>
@@ -20,14 +20,19 @@ struct EightBits {
   static Input broadcast(const std::byte* p) { return broadcast_for_bytes(reinterpret_cast<const int8_t*>(p)); }
 
   struct Nothing {};  // is left of the offset: sums began with it
-  static Nothing offset(int32_t) { return {}; }
+  static Nothing offset(int32_t, F32x16) { return {}; }
   struct Group {
     F32x16 scale;
-    F32x16 sum(I32x16 exact, Nothing) const { return to_f32(exact); }
+    F32x16 add(I32x16 exact, Nothing, F32x16 input_scale, F32x16 local) const {
+      return fma(to_f32(exact) * input_scale, scale, local);
+    }
   };
+  static size_t panel_group_bytes(const LinearGroupedArgs& args) {
+    return num_quantized_groups(args.depth) * kGroupBytes;
+  }
   template <size_t kHalf>
-  static Group group(const std::byte* p) {
-    return {LLMSERVE_VARIANT::load(reinterpret_cast<const Half*>(p) + kHalf * kLanes)};
+  static Group group(const LinearGroupedArgs&, const std::byte* panel, size_t g) {
+    return {LLMSERVE_VARIANT::load(reinterpret_cast<const Half*>(panel + g * kGroupBytes) + kHalf * kLanes)};
   }
 };
 

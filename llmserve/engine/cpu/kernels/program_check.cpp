@@ -51,6 +51,9 @@ class OpCheck {
       case OpKind::kLinearInt4:
         linear_grouped(DType::kI4);
         return true;
+      case OpKind::kLinearBlocks:
+        linear_blocks();
+        return true;
       case OpKind::kRopeTable:
         output(4);
         require(op_.out.width == op_.head_dim && op_.head_dim % 2 == 0 && op_.head_dim > 0);
@@ -226,17 +229,51 @@ class OpCheck {
     const auto before = static_cast<Before>(op_.before);
     const uint64_t parts = num_parts(before);
     require(parts > 0 && op_.in[0].width == parts * op_.out.width);
-    require(op_.in[1].width == 2 * num_quantized_groups(op_.out.width));
+    facts(op_.in[1], op_.out.width);
     if (before == Before::kRmsNorm) vector(op_.tensors[0], DType::kF32, op_.out.width);
     for_experts_ = true;
   }
 
   // Weights of this layer's shape, and an input that can be read four bytes at a time.
-  void linear_grouped(DType type) {
+  void quantized_input() {
     linear(1);
     operand(op_.in[2], 4);
-    require(op_.in[2].width == 2 * num_quantized_groups(op_.in[0].width));
+    facts(op_.in[2], op_.in[0].width);
     require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
+  }
+
+  // Of a quantized row, with or without those of half groups.
+  void facts(const Operand& o, uint64_t width) {
+    const uint64_t groups = num_quantized_groups(width);
+    require(o.width == 2 * groups || o.width == 3 * groups);
+  }
+
+  void linear_blocks() {
+    quantized_input();
+    blocks({op_.tensors[0], op_.tensors[2], op_.tensors[3]}, stacked(op_.out.width), op_.in[0].width);
+    const TensorRecord* t = tensor(op_.tensors[0]);
+    const bool in_halves = t && t->dtype == static_cast<uint32_t>(DType::kI6);
+    require(!in_halves || op_.in[2].width == 3 * num_quantized_groups(op_.in[0].width));
+  }
+
+  // As `integers`, of a GGUF file: whole blocks, and codes that go with what they have.
+  void blocks(std::array<int32_t, 3> indices, uint64_t rows, uint64_t cols) {
+    const TensorRecord* t = tensor(indices[0]);
+    const TensorRecord* of_blocks = tensor(indices[1]);
+    require(op_.groups <= static_cast<uint32_t>(Blocks::kHalfScales) && t && of_blocks);
+    if (!ok_) return;
+    const auto kind = static_cast<Blocks>(op_.groups);
+    const auto type = static_cast<DType>(t->dtype);
+    require(kind == Blocks::kHalfScales ? type == DType::kI6 : type == DType::kI4 || type == DType::kI5);
+    require(t->rows == rows && t->cols == cols && in_panels(*t) && cols % block_inputs(kind) == 0);
+    const uint64_t panels = (rows + kPanelColumns - 1) / kPanelColumns;
+    require(of_blocks->dtype == static_cast<uint32_t>(DType::kI8) && !in_panels(*of_blocks) &&
+            of_blocks->rows == panels * (cols / block_inputs(kind)) && of_blocks->cols == block_bytes(kind));
+    vector(indices[2], DType::kF32, rows);
+  }
+
+  void linear_grouped(DType type) {
+    quantized_input();
     integers(type, {op_.tensors[0], op_.tensors[2], op_.tensors[3]}, stacked(op_.out.width), op_.in[0].width);
   }
 
@@ -253,10 +290,13 @@ class OpCheck {
     vector(indices[2], DType::kF32, rows);
   }
 
-  // Floats in rows or in the panels of a tied head, or integers of eight bits.
+  // Floats in rows or in the panels of a tied head, or integers in panels.
   void table() {
     if (op_.tensors[1] == kNoTensor) return matrix(op_.tensors[0], header_.vocab_size, op_.out.width);
-    integers(DType::kI8, {op_.tensors[0], op_.tensors[1], op_.tensors[2]}, header_.vocab_size, op_.out.width);
+    const std::array<int32_t, 3> indices = {op_.tensors[0], op_.tensors[1], op_.tensors[2]};
+    const TensorRecord* t = tensor(indices[0]);
+    if (t && t->dtype > static_cast<uint32_t>(DType::kI8)) return blocks(indices, header_.vocab_size, op_.out.width);
+    integers(DType::kI8, indices, header_.vocab_size, op_.out.width);
   }
 
   // Of heads, or of the first part of each; or none.

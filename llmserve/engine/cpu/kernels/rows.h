@@ -60,12 +60,17 @@ inline float quantize_row(const float* x, size_t width, int8_t* y) {
 
 // A row with a scale for each group, filled up with zeros to a multiple of four: what fills up a quad must multiply to
 // nothing. Offsets: minus the zero point of what it is multiplied with, times the sum of a group's values.
-inline void quantize_groups(const float* x, size_t width, int32_t zero_point, int8_t* y, float* scales, int32_t* offsets) {
+// Halves: the same of the first half of each, if they are wanted.
+inline void quantize_groups(const float* x, size_t width, int32_t zero_point, int8_t* y, float* scales, int32_t* offsets,
+                            int32_t* halves = nullptr) {
   for (size_t begin = 0, group = 0; begin < width; begin += kQuantizedGroup, ++group) {
     const size_t count = width - begin < kQuantizedGroup ? width - begin : kQuantizedGroup;
     scales[group] = quantize_row(x + begin, count, y + begin);
     int32_t sum = 0;
-    for (size_t i = 0; i < count; ++i) sum += y[begin + i];
+    for (size_t i = 0; i < count; ++i) {
+      if (halves && i == kHalfGroup) halves[group] = -zero_point * sum;
+      sum += y[begin + i];
+    }
     offsets[group] = -zero_point * sum;
   }
   for (size_t i = width; i % 4 != 0; ++i) y[i] = 0;

@@ -50,6 +50,71 @@ void embed_integers(const EmbedArgs& args, const int32_t* ids, size_t num_rows, 
   }
 }
 
+// Of a column of a panel, as `load_codes` gives them.
+template <size_t kBits>
+uint32_t code_at(const uint8_t* panel, size_t column, size_t input) {
+  const size_t half = column / kLanes, place = column % kLanes * 4 + input % 4;
+  const uint8_t* step = panel + input / 4 * (16 * kBits);
+  const uint32_t low = step[place] >> 4 * half & 15;
+  if (kBits == 5) return low | (step[64 + 8 * half + place / 8] >> place % 8 & 1u) << 4;
+  if (kBits == 6) return low | (step[64 + 16 * half + place % 16] >> place / 16 * 2 & 3u) << 4;
+  return low;
+}
+
+// A column's numbers of blocks (format.h), as whoever reads the file computes them.
+class BlockColumn {
+ public:
+  BlockColumn(Blocks blocks, const std::byte* panel, size_t column, int32_t middle)
+      : blocks_(blocks), panel_(panel), column_(column), middle_(middle) {}
+
+  float value(size_t input, uint32_t code) const {
+    const std::byte* block = panel_ + input / block_inputs(blocks_) * block_bytes(blocks_);
+    const float centered = static_cast<float>(static_cast<int32_t>(code) - middle_);
+    const size_t group = input % block_inputs(blocks_) / kQuantizedGroup;
+    switch (blocks_) {
+      case Blocks::kScale:
+        return half(block, 0) * centered;
+      case Blocks::kScaleAndMinimum:
+        return half(block, 0) * static_cast<float>(code) + half(block, 1);
+      case Blocks::kScales:
+        return half(block, 0) * byte<uint8_t>(block, 4 + 2 * group) * static_cast<float>(code) -
+               half(block, 1) * byte<uint8_t>(block, 5 + 2 * group);
+      case Blocks::kHalfScales:
+        return half(block, 0) * byte<int8_t>(block, 2 + input % block_inputs(blocks_) / kHalfGroup) * centered;
+    }
+    return 0.0f;
+  }
+
+ private:
+  float half(const std::byte* block, size_t index) const {
+    return to_float(reinterpret_cast<const Half*>(block)[index * kPanelColumns + column_]);
+  }
+  template <class T>
+  float byte(const std::byte* block, size_t index) const {
+    return static_cast<float>(reinterpret_cast<const T*>(block)[index * kPanelColumns + column_]);
+  }
+
+  const Blocks blocks_;
+  const std::byte* const panel_;
+  const size_t column_;
+  const int32_t middle_;
+};
+
+template <size_t kBits>
+void embed_blocks(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y) {
+  const size_t bytes_per_panel = block_panel_bytes(args.blocks, args.width);
+  for (size_t r = 0; r < num_rows; ++r) {
+    const auto id = static_cast<size_t>(ids[r]);
+    const size_t panel = id / kPanelColumns, column = id % kPanelColumns;
+    const auto* codes = static_cast<const uint8_t*>(args.table) + panel * args.width * (kPanelColumns * kBits / 8);
+    const BlockColumn numbers(args.blocks, static_cast<const std::byte*>(args.groups) + panel * bytes_per_panel, column,
+                              1 << (kBits - 1));
+    for (size_t i = 0; i < args.width; ++i) {
+      y.row(r)[i] = numbers.value(i, code_at<kBits>(codes, column, i)) * args.row_scale[id];
+    }
+  }
+}
+
 template <class T>
 void embed_of(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y) {
   const auto embed_layout = args.layout == Layout::kPanels ? embed_panels<T> : embed_rows<T>;
@@ -151,8 +216,12 @@ void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<floa
       return embed_of<BFloat16>(args, ids, num_rows, y);
     case DType::kI8:
       return embed_integers(args, ids, num_rows, y);
-    case DType::kI4:  // of no table
-      break;
+    case DType::kI4:
+      return embed_blocks<4>(args, ids, num_rows, y);
+    case DType::kI5:
+      return embed_blocks<5>(args, ids, num_rows, y);
+    case DType::kI6:
+      return embed_blocks<6>(args, ids, num_rows, y);
   }
 }
 
@@ -168,7 +237,8 @@ void rms_norm(View<const float> x, const float* weight, float eps, size_t groups
 
 void quantize(View<const float> x, size_t width, size_t num_rows, QuantizedRows y) {
   for (size_t r = 0; r < num_rows; ++r) {
-    quantize_groups(x.row(r), width, kZeroPoint, y.values.row(r), y.scales.row(r), y.offsets.row(r));
+    quantize_groups(x.row(r), width, kZeroPoint, y.values.row(r), y.scales.row(r), y.offsets.row(r),
+                    y.halves.data ? y.halves.row(r) : nullptr);
   }
 }
 

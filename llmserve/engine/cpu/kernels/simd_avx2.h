@@ -144,4 +144,30 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
   return {part(0), part(1)};
 }
 
+// Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
+using CodeWeights = NibbleWeights;
+template <size_t kBits, size_t kHalf>
+inline CodeWeights load_codes(const uint8_t* p) {
+  const CodeWeights low = load_nibbles<kHalf>(p);
+  if constexpr (kBits == 5) {
+    const auto part = [p](size_t i) {
+      int32_t bits;
+      __builtin_memcpy(&bits, p + 64 + 8 * kHalf + 4 * i, 4);
+      const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+      const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), places);
+      const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+      return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bytes, own), own), _mm256_set1_epi8(16));
+    };
+    return {_mm256_or_si256(low.lo, part(0)), _mm256_or_si256(low.hi, part(1))};
+  } else if constexpr (kBits == 6) {
+    const __m128i source = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 64 + 16 * kHalf));
+    const __m256i pairs = _mm256_broadcastsi128_si256(source), mask = _mm256_set1_epi8(48);
+    const __m256i lo = _mm256_sllv_epi32(pairs, _mm256_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2));
+    const __m256i hi = _mm256_srlv_epi32(pairs, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
+    return {_mm256_or_si256(low.lo, _mm256_and_si256(lo, mask)), _mm256_or_si256(low.hi, _mm256_and_si256(hi, mask))};
+  } else {
+    return low;
+  }
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

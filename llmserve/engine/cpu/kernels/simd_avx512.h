@@ -151,4 +151,23 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
 inline NibbleSums start_nibbles() { return start_bytes(0); }
 
+// Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
+using CodeWeights = NibbleWeights;
+template <size_t kBits, size_t kHalf>
+inline CodeWeights load_codes(const uint8_t* p) {
+  const CodeWeights low = load_nibbles<kHalf>(p);
+  if constexpr (kBits == 5) {
+    uint64_t bits;
+    __builtin_memcpy(&bits, p + 64 + 8 * kHalf, 8);
+    return {_mm512_mask_add_epi8(low.v, bits, low.v, _mm512_set1_epi8(16))};
+  } else if constexpr (kBits == 6) {
+    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 64 + 16 * kHalf));
+    const __m512i turns = _mm512_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30);
+    const __m512i high = _mm512_rolv_epi32(_mm512_broadcast_i32x4(pairs), turns);
+    return {_mm512_or_si512(low.v, _mm512_and_si512(high, _mm512_set1_epi8(48)))};
+  } else {
+    return low;
+  }
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

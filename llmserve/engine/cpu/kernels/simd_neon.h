@@ -211,4 +211,28 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
 inline NibbleSums start_nibbles() { return broadcast_i32(0); }
 
+// Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
+using CodeWeights = NibbleWeights;
+template <size_t kBits, size_t kHalf>
+inline CodeWeights load_codes(const uint8_t* p) {
+  CodeWeights codes = load_nibbles<kHalf>(p);
+  const auto add = [&codes](size_t i, uint8x16_t high, uint8_t mask) {
+    codes.part[i] = vorrq_s8(codes.part[i], vreinterpretq_s8_u8(vandq_u8(high, vdupq_n_u8(mask))));
+  };
+  if constexpr (kBits == 5) {
+    const uint8x16_t own = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+    for (size_t i = 0; i < 4; ++i) {
+      const uint8_t* bits = p + 64 + 8 * kHalf + 2 * i;
+      add(i, vtstq_u8(vcombine_u8(vdup_n_u8(bits[0]), vdup_n_u8(bits[1])), own), 16);
+    }
+  } else if constexpr (kBits == 6) {
+    const uint8x16_t pairs = vld1q_u8(p + 64 + 16 * kHalf);
+    add(0, vshlq_n_u8(pairs, 4), 48);
+    add(1, vshlq_n_u8(pairs, 2), 48);
+    add(2, pairs, 48);
+    add(3, vshrq_n_u8(pairs, 2), 48);
+  }
+  return codes;
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -185,4 +185,25 @@ inline I32x16 total(const ByteSums& sums) {
   return out;
 }
 
+// Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
+struct CodeWeights {
+  uint8_t code[64];
+};
+template <size_t kBits, size_t kHalf>
+inline CodeWeights load_codes(const uint8_t* p) {
+  CodeWeights out;
+  for (size_t i = 0; i < 64; ++i) {
+    uint32_t high = 0;
+    if (kBits == 5) high = p[64 + 8 * kHalf + i / 8] >> i % 8 & 1;
+    if (kBits == 6) high = p[64 + 16 * kHalf + i % 16] >> i / 16 * 2 & 3;
+    out.code[i] = static_cast<uint8_t>((p[i] >> 4 * kHalf & 15) | high << 4);
+  }
+  return out;
+}
+inline void add_products(NibbleSums& sums, NibbleInput x, const CodeWeights& w) {
+  for (size_t c = 0; c < 16; ++c) {
+    for (size_t i = 0; i < 4; ++i) sums.column[c] += int32_t{x.p[i]} * int32_t{w.code[4 * c + i]};
+  }
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -36,14 +36,17 @@ class Operands {
     const LinearTrial& t = trial_;
     const std::byte* weight = weights_.data() + turn % num_copies_ * weight_bytes_;
     const View<float> y = {y_.data(), t.columns};
-    if (t.weight_type == DType::kI8 || t.weight_type == DType::kI4) {
+    if (t.weight_type >= DType::kI8) {
       const size_t groups = num_quantized_groups(t.depth);
       const LinearGroupedArgs args = {
           {{reinterpret_cast<int8_t*>(row_values_.data()), (t.depth + 3) / 4 * 4}, {row_values_.data(), groups},
-           {offsets_.data(), groups}},
+           {offsets_.data(), groups}, {offsets_.data(), groups}},
           t.num_rows, t.depth, t.columns, reinterpret_cast<const uint8_t*>(weight), column_values_.data(),
-          column_values_.data(), nullptr, {}, y};
-      const auto kernel = t.weight_type == DType::kI8 ? kernels.linear_int8 : kernels.linear_int4;
+          column_values_.data(), nullptr, {}, y, t.weight_type == DType::kI6 ? size_t{6} : size_t{5},
+          t.weight_type == DType::kI6 ? Blocks::kHalfScales : Blocks::kScaleAndMinimum};
+      const auto kernel = t.weight_type == DType::kI8   ? kernels.linear_int8
+                          : t.weight_type == DType::kI4 ? kernels.linear_int4
+                                                        : kernels.linear_blocks;
       kernel(args, t.tactic, 0, num_panels());
     } else {
       const LinearArgs args = {{row_values_.data(), t.depth}, t.num_rows, t.depth, t.columns, weight, t.weight_type,
@@ -80,6 +83,8 @@ std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weig
     case DType::kI8:
       return kernels.int8_tactics;
     case DType::kI4:
+    case DType::kI5:
+    case DType::kI6:
       return kernels.int4_tactics;
   }
   return {};

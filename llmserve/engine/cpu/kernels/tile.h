@@ -54,7 +54,8 @@ inline constexpr size_t kPanelsOf = (kFirst + V + 1) / 2;
 // What a tile prefetches in each step: `lines` of so many streams that lie as far apart as panels do.
 struct Fetch {
   size_t streams, lines;
-  bool own;  // its own panels, a little ahead, into the nearest cache; their ends fetch the beginnings of the next ones
+  bool own;          // its own panels, a little ahead, into the nearest cache; their ends fetch the beginnings of the next ones
+  size_t stride;  // bytes from what a step fetches to what the next one does
 };
 
 struct TileInput {
@@ -79,7 +80,7 @@ class Prefetcher {
         __builtin_prefetch(streams_.at(s) + 64 * i, 0, kFetch.own ? 3 : 2);
       });
     });
-    streams_.advance(64 * kFetch.lines);
+    streams_.advance(kFetch.stride);
   }
 
  private:

@@ -90,7 +90,7 @@ class Tiles {
   }
 
   // Lines of the next panels that a tile fetches per step.
-  static constexpr Fetch next_lines(size_t lines) { return {1, lines, false}; }
+  static constexpr Fetch next_lines(size_t lines) { return {1, lines, false, 64 * lines}; }
 
   // [rows - 1][lines prefetched per step: 0, 1, 2 or 4]
   template <size_t kMaxRows, size_t V, size_t kFirst>
@@ -127,7 +127,7 @@ class Tiles {
       const std::byte* next = weights + (panel + kPanels < end ? kPanels : 1) * panel_bytes;
       const TileInput in = {op_.rows(0),           op_.row_bytes(), weights, panel_bytes, depth,
                             weights + kPanelAhead, last_steps,      next};
-      tile<R, V, 0, Fetch{kPanels, Format::kStepBytes / 64, true}>(op_, in, 0, panel * kPanelColumns);
+      tile<R, V, 0, Fetch{kPanels, (Format::kStepBytes + 63) / 64, true, Format::kStepBytes}>(op_, in, 0, panel * kPanelColumns);
     }
     if constexpr (kPanels > 1) stream<R, V / 2>(panel, end);
   }

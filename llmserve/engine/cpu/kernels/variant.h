@@ -12,6 +12,7 @@ void quantize(View<const float> x, size_t width, size_t num_rows, QuantizedRows 
 void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void linear_int8(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void linear_int4(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
+void linear_blocks(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void cache_write(const CacheWriteArgs& args);
 void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
 void attention_int8(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);

@@ -18,6 +18,7 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
     table.name = LLMSERVE_TEXT(LLMSERVE_VARIANT);
     table.linear_int8 = variant::linear_int8;
     table.linear_int4 = variant::linear_int4;
+    table.linear_blocks = variant::linear_blocks;
     table.attention_int8 = variant::attention_int8;
     table.int8_tactics = variant::kInt8Tactics;
     table.int4_tactics = variant::kInt4Tactics;
@@ -39,6 +40,7 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .linear = variant::linear,
       .linear_int8 = variant::linear_int8,
       .linear_int4 = variant::linear_int4,
+      .linear_blocks = variant::linear_blocks,
       .float_tactics = variant::kFloatTactics,
       .int8_tactics = variant::kInt8Tactics,
       .int4_tactics = variant::kInt4Tactics,

@@ -148,11 +148,76 @@ void test_grouped(const KernelTable& k, Random& random) {
   }
 }
 
+// Random codes and bytes, and halves of ordinary size in front of each block's.
+std::vector<std::byte> random_blocks(Random& random, Blocks blocks, size_t count) {
+  std::vector<std::byte> bytes(count * block_bytes(blocks));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.bits());
+  const bool has_minimum = blocks == Blocks::kScaleAndMinimum || blocks == Blocks::kScales;
+  const size_t num_halves = (has_minimum ? 2 : 1) * kPanelColumns;
+  for (size_t i = 0; i < count; ++i) {
+    const Typed halves(random, num_halves, DType::kF16);
+    std::memcpy(bytes.data() + i * block_bytes(blocks), halves.bytes.data(), halves.bytes.size());
+  }
+  return bytes;
+}
+
+// Blocks of a GGUF file against the rows that are looked up in them.
+void test_blocks_case(const KernelTable& k, Random& random, DType type, Blocks blocks, size_t rows, size_t columns) {
+  const size_t depth = 512, groups = num_quantized_groups(depth), panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  std::vector<uint8_t> codes(panels * kPanelColumns * depth * code_bits(type) / 8);
+  for (uint8_t& code : codes) code = static_cast<uint8_t>(random.bits());
+  const Guarded<uint8_t> weight(codes);
+  const Guarded<std::byte> items(random_blocks(random, blocks, panels * (depth / block_inputs(blocks))));
+  Guarded<float> input(random.numbers(rows * depth)), column_scale(random.numbers(columns)), x_scales(rows * groups);
+  Guarded<int8_t> values(rows * depth);
+  Guarded<int32_t> offsets(rows * groups), halves(rows * groups);
+  const QuantizedRows q = {{values.data(), depth}, {x_scales.data(), groups}, {offsets.data(), groups},
+                           {halves.data(), groups}};
+  k.quantize({input.data(), depth}, depth, rows, q);
+  std::vector<int32_t> ids(columns);
+  for (size_t i = 0; i < columns; ++i) ids[i] = static_cast<int32_t>(i);
+  std::vector<float> w(columns * depth), first;
+  k.embed({weight.data(), type, Layout::kPanels, depth, items.data(), column_scale.data(), blocks}, ids.data(), columns,
+          {w.data(), depth});
+  for (size_t tactic = 0; tactic < k.int4_tactics.size(); ++tactic) {
+    Guarded<float> y(rows * columns);
+    k.linear_blocks({q, rows, depth, columns, weight.data(), items.data(), column_scale.data(), nullptr, {},
+                     {y.data(), columns}, code_bits(type), blocks}, tactic, 0, panels);
+    bool equal = true;
+    for (size_t i = 0; i < rows * columns; ++i) {
+      const size_t r = i / columns, c = i % columns;
+      double sum = 0.0, size = 0.0;
+      for (size_t d = 0; d < depth; ++d) {
+        const double term = values[r * depth + d] * double{x_scales[r * groups + d / 32]} * double{w[c * depth + d]};
+        sum += term;
+        size += std::fabs(term);
+      }
+      equal = equal && std::fabs(y[i] - sum) <= 3e-6 * size;
+    }
+    expect(equal, k.name, "linear_blocks", code_bits(type));
+    if (first.empty()) first.assign(y.data(), y.data() + rows * columns);
+    const bool same = std::memcmp(first.data(), y.data(), first.size() * sizeof(float)) == 0;
+    expect(same, k.name, "tactics of linear_blocks", tactic);
+  }
+}
+
+void test_blocks(const KernelTable& k, Random& random) {
+  for (size_t rows : {1, 3, 4, 9, 26}) {
+    for (DType type : {DType::kI4, DType::kI5}) {
+      for (Blocks blocks : {Blocks::kScale, Blocks::kScaleAndMinimum, Blocks::kScales}) {
+        test_blocks_case(k, random, type, blocks, rows, 1 + random.bits() % 200);
+      }
+    }
+    test_blocks_case(k, random, DType::kI6, Blocks::kHalfScales, rows, 1 + random.bits() % 200);
+  }
+}
+
 }  // namespace
 
 void test_linear_layers(const KernelTable& kernels, Random& random) {
   test_linear(kernels, random);
   test_grouped(kernels, random);
+  test_blocks(kernels, random);
 }
 
 }  // namespace llmserve
