@@ -41,7 +41,7 @@ class BuildOptions:
         Flag(
             "Weights; activations become int8 with each. gguf: the blocks of a GGUF file as they are",
             tuple(QUANTIZED),
-            default_text="none",
+            default_text="none; for a GGUF file without --dtype gguf, on the cpu target",
         ),
     )
     calibration_data: str = option(

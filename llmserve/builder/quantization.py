@@ -337,11 +337,11 @@ def quantized_params(
 def rounded_tables(
     program: Program, params: Sequence[Param], quantized: Mapping[str, Sequence[WeightPart]]
 ) -> Mapping[str, Sequence[WeightPart]]:
-    """Embeddings with the numbers of a quantized head, and how it is rounded: both are one matrix then."""
-    origins = {param.name: (param.sources, param.combine) for param in params}
-    heads = {origins[name]: parts for name, parts in quantized.items()}
-    tables = {op.weights[0] for op in program.ops if op.kind is OpKind.EMBED}
-    return {name: heads[origins[name]] for name in tables - quantized.keys() if origins[name] in heads}
+    """Embeddings beside a quantized head: as it is rounded. With its numbers, both are one matrix."""
+    rows = {param.name: param.shape[0] for param in params}
+    heads = {op.weights[0] for op in program.ops if op.kind is OpKind.LOGITS} & quantized.keys()
+    tables = {op.weights[0] for op in program.ops if op.kind is OpKind.EMBED} - quantized.keys()
+    return {name: (WeightPart(quantized[head][0].scheme, 0, rows[name]),) for name in tables for head in heads}
 
 
 def _with_more_bits(

@@ -192,7 +192,7 @@ def _quantized(
         )
     mixed = [
         f"the experts of {name} have several types ({', '.join(part.scheme.format.name for part in stored[name])}); "
-        f"give quantization {' or '.join(ROUNDED)}"
+        f"give dtype {options.dtype} alone, or quantization {' or '.join(ROUNDED)}"
         for op in program.ops
         if op.kind is OpKind.EXPERTS
         for name in op.weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,16 +15,18 @@ from llmserve.builder.options import BuildOptions, DeclaredOption, declared_opti
 from llmserve.builder.plan import plan_build
 from llmserve.builder.recipe import CONVERTED_FILE, Recipe, load_recipe
 from llmserve.builder.resolve import longest_sequence
+from llmserve.checkpoint.reader import Checkpoint
 from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.facts_table import facts_table
 from llmserve.cli.termination import terminated_as_exception
 from llmserve.engine.directory.artifact import MANIFEST_FILE
 from llmserve.engine.registry import runtime_for
-from llmserve.errors import RecipeError
-from llmserve.models.number_formats import AUTO, FLOATS
+from llmserve.errors import LlmserveError, RecipeError
+from llmserve.models.number_formats import AUTO, BLOCKS, FLOATS, GGUF
 
 OLD_INPUT_LEN = 1024  # build.py's default
+GGUF_BYTES = "Q8_0"  # which is our int8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,7 @@ class BuildCommandOptions(CheckpointOptions):
 def build(asked: BuildCommandOptions) -> None:
     """Compile a checkpoint (Hugging Face's or GGUF) into an engine directory for this machine."""
     source, recipe = asked.source()
-    options = recipe.resolve({name: getattr(asked, name) for name in declared_options()})
+    options = _resolved(source, recipe, {name: getattr(asked, name) for name in declared_options()})
     if asked.max_output_len and not options.max_seq_len:
         longest = (options.given.get("max_input_len") or OLD_INPUT_LEN) + asked.max_output_len
         options = replace(options, max_seq_len=min(longest, longest_sequence(source)))
@@ -107,6 +110,20 @@ def build(asked: BuildCommandOptions) -> None:
         _print_plan(source, options, show_program=asked.show_program)
     else:
         _build(source, asked.output_dir or recipe.output_dir or default_output_dir(source, options), options)
+
+
+def _resolved(source: Path, recipe: Recipe, flags: Mapping[str, Any]) -> BuildOptions:
+    """A GGUF file keeps its own numbers, unless a format is asked for, or the target cannot."""
+    options = recipe.resolve(flags)
+    asked = {name for name, value in flags.items() if value is not None} | set(recipe.options or ())
+    if options.quantization or "dtype" in asked or not options.own.keeps_blocks:
+        return options
+    try:
+        with Checkpoint.open(source) as checkpoint:
+            types = checkpoint.rounded_shares
+    except LlmserveError:  # which the build will say
+        return options
+    return replace(options, quantization=GGUF.name) if types.keys() & {*BLOCKS, GGUF_BYTES} else options
 
 
 def _typer_option(name: str, option: DeclaredOption) -> tuple[str, Any, None]:
@@ -162,7 +179,7 @@ def _build_kernels(checkpoint: Path, output: Path, options: BuildOptions) -> Non
 
 def built(checkpoint: Path) -> Path:
     """The engine that `llmserve build CHECKPOINT` makes, which is built unless it is there."""
-    options = Recipe().resolve({})
+    options = _resolved(checkpoint, Recipe(), {})
     engine = default_output_dir(checkpoint, options)
     if not (engine / MANIFEST_FILE).is_file():
         _build(checkpoint, engine, options)

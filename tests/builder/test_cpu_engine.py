@@ -64,7 +64,7 @@ def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: st
 def test_quantized_engines_stay_within_their_own_tolerance(tmp_path: Path, kind: str, quantization: str) -> None:
     result = verified(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization=quantization)))
     assert result.passed
-    assert 0.015 < result.tolerance < (0.8 if kind in MIXTURES else 0.3)  # a choice of experts may change
+    assert 0.015 < result.tolerance < (1.2 if kind in MIXTURES else 0.3)  # a choice of experts may change
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "qwen2", "llama-tied"])
@@ -90,10 +90,11 @@ def test_a_tied_network_has_one_matrix_for_both(quantization: str, tmp_path: Pat
     options = replace(OPTIONS, dtype="float16", quantization=quantization)
     tied, apart = (build(tmp_path / kind, kind, options) for kind in ("llama-tied", "llama"))
     config = KINDS["llama-tied"]
-    table = 2 * config["vocab_size"] * config["hidden_size"]
+    numbers = config["vocab_size"] * config["hidden_size"]
     saved = apart.engine_file.stat().st_size - tied.engine_file.stat().st_size
-    assert table <= saved < table + 4096
-    assert tied.manifest.device["quantized_params"] == apart.manifest.device["quantized_params"]
+    assert numbers <= saved < 1.2 * numbers + 3 * 4096, "the embedding that is apart has eight bits, too"
+    assert apart.manifest.device["quantized_params"] == tied.manifest.device["quantized_params"] + 1
+    assert verified(apart).passed
     assert verified(tied).passed
 
 

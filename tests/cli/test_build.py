@@ -139,7 +139,7 @@ def test_the_flags_of_every_target_are_listed(
     assert sorted(re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE)) == sorted(FLAGS.split())
     for part in (
         "float16 | bfloat16 | float32 (default: float16)",
-        "int8 | int4 (default: none)",
+        "int8 | int4 | gguf (default: none; for a GGUF file without --dtype gguf, on the cpu target)",
         "Prompt and output of one sequence (default: the checkpoint's limit)",
         "Device to compile for: cpu | cuda | tensorrt_llm (default: cpu)",
         "With --target tensorrt_llm",
@@ -338,3 +338,33 @@ def test_the_default_place_says_what_is_in_it() -> None:
     assert default_output_dir(Path("/models/x/"), options) == Path("engines/x-bf16-int8")
     options = BuildOptions.from_flat({"target": "tensorrt_llm", "tp_size": 2})
     assert default_output_dir(Path("/models/x"), options) == Path("engines/x-fp16-tensorrt_llm-tp2")
+
+
+FILES = {"quantized": "Q4_0", "in floats": "F16"}
+ASKED = {
+    "": {"quantized": "float16+gguf", "in floats": "float16,"},
+    "--dtype float16": {"quantized": "float16,", "in floats": "float16,"},
+    "--quantization int8": {"quantized": "float16+int8", "in floats": "float16+int8"},
+    "--max-seq-len 64 --kv-cache-dtype int8": {"quantized": "float16+gguf", "in floats": "float16,"},
+}
+
+
+@pytest.mark.parametrize("flags", ASKED)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_gguf_file_keeps_its_own_numbers_unless_a_format_is_asked_for(
+    kind: str, flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = make_gguf(tmp_path / "m.gguf", stored=FILES[kind], intermediate_size=192)
+    assert llmserve(monkeypatch, "build", file, "--dry-run", *flags.split()) == 0
+    assert f"cpu, {ASKED[flags][kind]}" in capsys.readouterr().out
+
+
+def test_a_recipe_asks_for_a_format_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = make_gguf(tmp_path / "m.gguf", stored="Q4_0", intermediate_size=192)
+    recipe = tmp_path / "recipe.yaml"
+    for content, said in (("dtype: bfloat16", "bfloat16,"), ("max_batch_size: 3", "float16+gguf")):
+        recipe.write_text(f"{content}\n")
+        assert llmserve(monkeypatch, "build", file, "--recipe", recipe, "--dry-run") == 0
+        assert f"cpu, {said}" in capsys.readouterr().out

@@ -6,7 +6,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = ROOT / "models/smollm2-135m-instruct.gguf"
 ENGINES = ROOT / "engines"
 PRECISIONS: dict[str, tuple[str, ...]] = {
-    "float16": (),
+    "float16": ("--dtype", "float16"),
     "int8": ("--quantization", "int8"),
     "int4": ("--quantization", "int4"),
 }

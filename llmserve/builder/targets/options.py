@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from llmserve.builder.flag import declared, flag_of, value_problems
 
@@ -15,6 +15,8 @@ class TargetOptions:
 
     Two targets may have one of the same name, which then means the same and has the same default.
     """
+
+    keeps_blocks: ClassVar[bool] = False  # of a GGUF file, where no format is asked for
 
     def problems(self) -> list[str]:
         """Everything that is wrong with these values."""

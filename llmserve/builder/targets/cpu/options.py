@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llmserve.builder.targets.options import TargetOptions
 
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions(TargetOptions):
-    pass
+    keeps_blocks: ClassVar[bool] = True
