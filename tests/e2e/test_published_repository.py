@@ -218,8 +218,10 @@ def test_a_tokenizer_that_does_not_load_is_told_what_to_do(
     free = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
     done = llmserve("serve", str(engine), "--model-repository", str(repository), *free, env=apart(tmp_path))
     assert done.returncode == 1
-    assert said in done.stderr
-    assert "--parameter preprocessing.tokenizer_dir=DIR" in done.stderr
+    rows = (line.split("|") for line in done.stdout.splitlines() if line.startswith("|"))
+    status = " ".join(row[3].strip() for row in rows)
+    assert said in status
+    assert "--parameter preprocessing.tokenizer_dir=DIR" in status
 
 
 def test_chat_says_what_it_sends_to_a_model_that_takes_text(published: ServerProcess, demo_engine: Path) -> None:

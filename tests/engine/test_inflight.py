@@ -339,7 +339,7 @@ async def test_time_in_front_of_the_step_thread_is_queue_time() -> None:
 
 async def test_a_request_that_can_never_fit_is_refused() -> None:
     with opened(FakeRunner(replace(FAKE_RUNNER_INFO, num_blocks=4))) as engine:
-        with pytest.raises(InvalidArgument, match="16 tokens of the KV cache"):
+        with pytest.raises(InvalidArgument, match="does not fit the KV cache of 16 tokens"):
             engine.submit(request(1, 2, max_tokens=16))
         assert len(await tokens_of(engine.submit(request(1, 2, max_tokens=15)))) == 15
 

@@ -108,9 +108,12 @@ def test_what_rounding_costs_is_known_where_something_is_rounded_and_text_can_be
     assert loss.positions == 50
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_a_network_whose_inputs_hang_together_loses_less(tmp_path: Path, quantization: str) -> None:
-    """As those of trained networks do: embeddings that are mixtures of a few things, and little of their own."""
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 0.9), ("int4", 0.5)])
+def test_a_network_whose_inputs_hang_together_loses_less(tmp_path: Path, quantization: str, share: float) -> None:
+    """As those of trained networks do: embeddings that are mixtures of a few things, and little of their own.
+
+    What an embedding in eight bits costs is not calibrated, and most of what is left of int8's loss.
+    """
     folder = make_checkpoint(tmp_path / "c", "llama")
     tensors = random_tensors(KINDS["llama"], dtype="float32", seed=0)
     embedding, rng = tensors["model.embed_tokens.weight"], np.random.default_rng(1)
@@ -122,7 +125,7 @@ def test_a_network_whose_inputs_hang_together_loses_less(tmp_path: Path, quantiz
     plain, mended = (build_engine(folder, tmp_path / "e", each).loss for each in (options, calibrated))
     assert plain is not None
     assert mended is not None
-    assert mended.divergence < 0.8 * plain.divergence
+    assert mended.divergence < share * plain.divergence
 
 
 def test_integers_that_are_kept_need_no_text(tmp_path: Path) -> None:

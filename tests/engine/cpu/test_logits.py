@@ -72,7 +72,7 @@ def test_quantized_engines_agree_with_integer_arithmetic_in_numpy(
     exact = NETWORKS[network]().reference(LIMITS).logits(ids)
     # A sum that rounds differently can move an activation to the neighbouring integer, so a few logits differ more.
     assert np.median(np.abs(found - wanted)) < 2e-5
-    assert error_of(network, found, wanted) < (4e-2 if network == "peculiar" else 1e-2)
+    assert error_of(network, found, wanted) < (4e-2 if network == "peculiar" else 2e-2)
     assert error_of(network, exact, wanted) > 1e-2, "integer arithmetic should be visible"
 
 

@@ -134,7 +134,7 @@ def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: Ope
         (0, (0, 1), 0),
         (0, (1, 1 << 20), 0),
         (0, (8, 8), 99),
-        (5, (8, 8), 0),
+        (7, (8, 8), 0),  # one more than there are types
         (9, (8, 8), 0),
     ],
 )
