@@ -78,7 +78,8 @@ async def _run(spec: ChildSpec, opened: Callable[[ChildSpec], tuple[Engine, Comp
 async def _until_gone(engine: Engine, gone: asyncio.Event) -> int:
     while engine.healthy():
         try:
-            await asyncio.wait_for(gone.wait(), HEALTH_PERIOD_S)
+            async with asyncio.timeout(HEALTH_PERIOD_S):
+                await gone.wait()
         except TimeoutError:
             continue
         return 0

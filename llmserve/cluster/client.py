@@ -281,7 +281,8 @@ class ClusterEngine:
     async def _told(self, telling: Any) -> Any:
         """The router's answer; None where it has none. No request fails because of it."""
         try:
-            return await asyncio.wait_for(telling, ROUTE_S)
+            async with asyncio.timeout(ROUTE_S):
+                return await telling
         except Exception as error:  # of Dynamo's, of many kinds
             logger.debug("the router of the cluster %s: %s", self._address.name, error)
             return None
@@ -309,6 +310,7 @@ def _put(stream: TokenStream, item: Item) -> None:
 async def _before(event: asyncio.Event, timeout_s: float) -> None:
     """Until it is set, or the time is over."""
     try:
-        await asyncio.wait_for(event.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
     except TimeoutError:
         return

@@ -118,7 +118,8 @@ class Members:
             return found
 
         try:
-            return await asyncio.wait_for(ask(), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):  # wait_for of Python 3.11 drops a cancellation that meets the answer
+                return await ask()
         except (ProtocolError, WorkerLost):
             raise
         except TimeoutError:

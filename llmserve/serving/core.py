@@ -108,7 +108,8 @@ class InferenceCore:
         self._leaving = self._stopping = True
         if self._num_in_flight:
             try:
-                await asyncio.wait_for(self._drained.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._drained.wait()
             except TimeoutError:
                 logger.warning("stopping with %d requests still running", self._num_in_flight)
         await self._lifecycle.close()

@@ -29,12 +29,15 @@ class FakeWorker:
 class FakeClient:
     def __init__(self, **workers: FakeWorker) -> None:
         self.workers = dict(enumerate(workers.values(), 1))
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     def instance_ids(self) -> list[int]:
         return list(self.workers)
 
     async def direct(self, request: Any, instance_id: int, annotated: bool) -> AsyncIterator[Any]:
         worker = self.workers[instance_id]
+        await self.may_answer.wait()
         if isinstance(worker.says, Exception):
             raise worker.says
         if worker.hangs:
@@ -163,6 +166,24 @@ async def test_one_that_leaves_and_hangs_is_lost() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("num_turns", range(8))
+async def test_who_leaves_while_it_answers_is_asked_no_more(num_turns: int) -> None:
+    """Its answer and its end may meet in any turn of the loop."""
+    client = FakeClient(one=FakeWorker(hello()))
+    client.may_answer.clear()
+    members = Members(info(), ClusterAddress("dynamo", "demo"))
+    members.look(client)
+    (asking,) = members._attended.values()
+    await asyncio.sleep(0)
+    client.may_answer.set()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    client.workers.clear()
+    members.look(client)
+    await asyncio.wait([asking], timeout=60)
+    assert asking.cancelled()
+
+
 async def test_workers_with_other_kernels_promise_nothing(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient(one=FakeWorker(hello(kernels="avx512")))
     members = Members(replace(info(), kernels=""), ClusterAddress("dynamo", "demo"))

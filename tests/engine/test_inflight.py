@@ -80,7 +80,14 @@ async def until(condition: object) -> None:
 
 async def test_memory_that_looks_free_and_is_promised_is_told() -> None:
     """Weights, and the blocks that no sequence uses: those that are used have taken theirs."""
-    runner = FakeRunner(replace(FAKE_RUNNER_INFO, num_blocks=24, block_size=4, weight_bytes=1000, block_bytes=10))
+
+    class OneStepAGate(RecordingRunner):
+        def step(self, plan: StepPlan) -> StepResult:
+            result = super().step(plan)
+            self.gate.clear()
+            return result
+
+    runner = OneStepAGate(replace(FAKE_RUNNER_INFO, num_blocks=24, block_size=4, weight_bytes=1000, block_bytes=10))
     with opened(runner) as engine:
         assert engine.stats().promised_bytes == 1000 + 24 * 10
         stream = engine.submit(request(1, 2, 3, max_tokens=80))
@@ -88,6 +95,7 @@ async def test_memory_that_looks_free_and_is_promised_is_told() -> None:
         stats = engine.stats()
         assert stats.promised_bytes == 1000 + stats.free_num_blocks * 10 < 1240
         await stream.aclose()
+        runner.gate.set()
 
 
 async def test_the_worked_example_streams() -> None:
