@@ -30,6 +30,7 @@ from llmserve.builder.resolve import ResolvedBuild, resolve, resolve_network
 from llmserve.builder.rounding import prepare_rounding
 from llmserve.builder.selftest import make_selftest
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Target
+from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.checkpoint.reader import Checkpoint, read_config
 from llmserve.engine.directory.artifact import (
     CACHE_FILE,
@@ -72,7 +73,7 @@ def build_engine(
     began = time.perf_counter()
     check_replaceable(output_dir)
     threads = num_threads(threads)
-    with Checkpoint.open(checkpoint_dir) as checkpoint:
+    with open_checkpoint(checkpoint_dir, options.adapter) as checkpoint:
         build = resolve(checkpoint, options, target=target)
         _require_machine(build.target, build.options)
         for note in build.notes:
@@ -99,7 +100,11 @@ def build_kernels(
 
     Raises as `build_engine` does, and Unsupported for a target whose engines carry no kernels.
     """
-    network, made_for = resolve_network(read_config(checkpoint_dir), options, target=target)
+    config = read_config(checkpoint_dir)
+    if options.adapter:
+        with open_checkpoint(checkpoint_dir, options.adapter) as adapted:
+            config = adapted.config
+    network, made_for = resolve_network(config, options, target=target)
     _require_machine(made_for, network.options)
     return made_for.compile_kernels(network, output, progress or SilentProgress(), num_threads(threads))
 
@@ -207,7 +212,7 @@ def _file_records(
 
 
 def _checkpoint_bytes(checkpoint: Checkpoint) -> int:
-    return sum((checkpoint.folder / name).stat().st_size for name in checkpoint.file_names)
+    return sum(checkpoint.file(name).stat().st_size for name in checkpoint.file_names)
 
 
 def _check_disk_space(directory: Path, build: ResolvedBuild) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from llmserve.builder.flag import Elsewhere, Flag, declared, flag_of, option, value_problems
@@ -50,6 +51,15 @@ class BuildOptions:
             "JSON lines with text, messages or prompt_ids that the network reads before its weights are rounded",
             default_text="none",
             leaves_a_trace=False,  # where the file was; what it says does, in the manifest
+            is_path=True,
+        ),
+    )
+    lora: str = option(
+        "",
+        Flag(
+            "Folder of a LoRA adapter (PEFT) that is merged into the weights",
+            default_text="none",
+            leaves_a_trace=False,  # the merged weights do, and the digest of the source
             is_path=True,
         ),
     )
@@ -103,6 +113,11 @@ class BuildOptions:
     def floats(self) -> WeightFormat:
         """Of weights that are not quantized."""
         return FLOATS[self.dtype]
+
+    @property
+    def adapter(self) -> Path | None:
+        """Folder of the LoRA adapter that is merged into the checkpoint."""
+        return Path(self.lora) if self.lora else None
 
     @property
     def weights(self) -> WeightFormat:

@@ -10,7 +10,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import stored_names
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
-from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import WeightFormat
 
@@ -98,7 +98,7 @@ def plan_build(
 
     `target` and `measure` override the target that `options` names and its `read_bytes_per_s`.
     """
-    with Checkpoint.open(checkpoint_dir) as checkpoint:
+    with open_checkpoint(checkpoint_dir, options.adapter) as checkpoint:
         build = resolve(checkpoint, options, target=target)
         return BuildPlan(
             checkpoint=checkpoint_dir.resolve().name,

@@ -87,10 +87,9 @@ class Checkpoint:
         """What `digest` covers: the configuration and the weight files."""
         return (CONFIG_NAME, *sorted(self._files))
 
-    @property
-    def folder(self) -> Path:
-        """Where `file_names` are."""
-        return self.path
+    def file(self, name: str) -> Path:
+        """Where one of `file_names` is."""
+        return self.path / name
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -105,6 +104,11 @@ class Checkpoint:
     def is_expanded(self) -> bool:
         """Whether it is no folder of numbers as they are, which others could read."""
         return False
+
+    @property
+    def has_text_files(self) -> bool:
+        """Whether tokenizer and template are files of its folder."""
+        return not self.is_expanded
 
     @property
     def surplus(self) -> Collection[str]:
@@ -163,7 +167,7 @@ class Checkpoint:
         """
         digest = hashlib.sha256()
         for name in self.file_names:
-            file = self.folder / name
+            file = self.file(name)
             digest.update(f"{name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as stream:
                 while chunk := stream.read(DIGEST_CHUNK_BYTES):
@@ -257,9 +261,8 @@ class GgufCheckpoint(Checkpoint):
     def file_names(self) -> tuple[str, ...]:
         return (self._file.name,)
 
-    @property
-    def folder(self) -> Path:
-        return self._file.parent
+    def file(self, name: str) -> Path:
+        return self._file.parent / name
 
     @property
     def is_expanded(self) -> bool:

@@ -157,6 +157,7 @@ def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
         checkpoint.resolve().name.removesuffix(".gguf"),
         short,
         options.quantization,
+        options.adapter.resolve().name if options.adapter else "",
         "calibrated" if options.calibration_data else "",
         cache,
         *options.own.words_of_the_name(),

@@ -45,6 +45,10 @@ class EvalFlags(SummarizeFlags):
         Path | None,
         typer.Option(help="Checkpoint of the engine: a folder, or FILE.gguf.", show_default=False),
     ] = None
+    lora: Annotated[
+        Path | None,
+        typer.Option(help="LoRA adapter (PEFT) that is merged into that checkpoint.", show_default=False),
+    ] = None
     baseline: Annotated[
         Path | None,
         typer.Option(help="Compare with this engine instead of the checkpoint; makes no record.", show_default=False),
@@ -135,6 +139,7 @@ class EvalFlags(SummarizeFlags):
             threads=self.threads,
             access=Access(self.api_key, self.root_certificates),
             served=served if self.as_served else None,
+            lora=self.lora,
         )
 
 

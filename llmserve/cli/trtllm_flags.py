@@ -11,7 +11,7 @@ from llmserve.cli.old_flags import OldFlags
 CONFIG = "config.json of the checkpoint says it"
 GPU_KERNELS = "TensorRT's kernels"
 LOGS = "logs of TensorRT-LLM's own"
-LORA = "merge the adapter into the checkpoint, and build that"
+LORA = "merge the adapter into the engine: llmserve build --lora DIR"
 
 BUILD = OldFlags.of(
     becomes={

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation.baseline.folder import text_folder
@@ -144,7 +144,7 @@ def _stored_scores(options: EvalOptions, suite: Suite) -> Scores:
     assert options.checkpoint is not None, "checked before"
     require_metrics(suite)
     directory = EngineDirectory.open(options.engine) if options.engine else None
-    with Checkpoint.open(options.checkpoint) as checkpoint, text_folder(checkpoint) as texts:
+    with open_checkpoint(options.checkpoint, options.lora) as checkpoint, text_folder(checkpoint) as texts:
         encoder = PromptEncoder(texts, suite.max_tokens)
         samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
         dtype = options.dtype or usual_dtype(checkpoint, directory)

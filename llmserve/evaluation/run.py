@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
 from llmserve.engine.directory.artifact import EngineDirectory
@@ -81,6 +82,7 @@ class EvalOptions:
     access: Access = field(default_factory=Access)  # to the server
     kept_answers: Path | None = None  # where an engine's answers are kept until the run has ended; None: nowhere
     served: ServedOptions | None = None  # None: it is not asked as it is served
+    lora: Path | None = None  # adapter that is merged into the checkpoint
 
     def problems(self) -> list[str]:
         rules = [
@@ -93,6 +95,7 @@ class EvalOptions:
                 not (self.checkpoint and self.baseline),
                 "--hf-model-dir and --baseline are two baselines; give one of them",
             ),
+            (self.checkpoint or not self.lora, "--lora changes the checkpoint of --hf-model-dir: give that, too"),
             (
                 not self.baseline or not (self.dtype or self.refresh_baseline or self.baseline_batch_size != 1),
                 "--dtype, --refresh-baseline and --baseline-batch-size are for a Hugging Face model; leave them out "
@@ -140,7 +143,7 @@ def _ask_hugging_face(
         raise NotFound(
             f"no checkpoint {options.checkpoint}; give the folder or FILE.gguf that the engine was built from"
         )
-    with Checkpoint.open(options.checkpoint) as checkpoint, text_folder(checkpoint) as texts:
+    with open_checkpoint(options.checkpoint, options.lora) as checkpoint, text_folder(checkpoint) as texts:
         samples, prompts = _asked(options, suite, texts)
         dtype = options.dtype or usual_dtype(checkpoint, directory)
         key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)

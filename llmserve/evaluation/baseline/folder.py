@@ -21,7 +21,7 @@ PREFIX = "llmserve-expanded-"
 @contextmanager
 def text_folder(checkpoint: Checkpoint) -> Iterator[Path]:
     """With the files of its texts."""
-    if not checkpoint.is_expanded:
+    if checkpoint.has_text_files:
         yield checkpoint.path
         return
     with temporary_directory(PREFIX) as folder:
