@@ -20,9 +20,10 @@ from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.encryption import files_without_effect, grpc_tls, http_tls, metrics_tls
 from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.old_flags import Translation, say_without_effect
-from llmserve.cli.serve_options import ServeOptions, UnknownFields
+from llmserve.cli.serve_options import ServeOptions
 from llmserve.cli.service_file import read_services
 from llmserve.cli.termination import EndPastThreads
+from llmserve.cli.text_options import text_settings
 from llmserve.cli.tritonserver_flags import translate
 from llmserve.errors import InvalidArgument, Unsupported
 
@@ -150,7 +151,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
         api_keys=keys,
         cross_origin=parse_origins(options.cors_allow_origin or (), "--cors-allow-origin"),
         requests=request_memory(options.request_memory, options.request_memory_each),
-        refuses_unknown_fields=options.unknown_fields == UnknownFields.REFUSE,
+        text=text_settings(options),
         grpc_compression=options.grpc_infer_response_compression_level.zlib_level,
     )
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from llmserve.cli.text_options import TextOptions
 from llmserve.serving.settings import ControlMode
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
@@ -30,13 +31,6 @@ class CompressionLevel(StrEnum):
     @property
     def zlib_level(self) -> int:
         return {"none": 0, "low": 1, "medium": 6, "high": 9}[self.value]
-
-
-class UnknownFields(StrEnum):
-    """What happens to fields of a text API's request that have no effect on the answer."""
-
-    WARN = "warn"
-    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,13 +146,6 @@ class ListenOptions:
     http_max_input_size: Annotated[
         int, typer.Option(help="Most bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
     ] = DEFAULT_MAX_INPUT_BYTES
-    unknown_fields: Annotated[
-        UnknownFields,
-        typer.Option(
-            help="/v1: fields that are unknown, or change no answer. warn: name them in the answer's member warning.",
-            rich_help_panel=LISTENING,
-        ),
-    ] = UnknownFields.WARN
     request_memory: Annotated[
         int | None,
         typer.Option(
@@ -385,5 +372,5 @@ class LogOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(LogOptions, MetricsOptions, EngineOptions, AccessOptions, ListenOptions, ModelOptions):
+class ServeOptions(LogOptions, MetricsOptions, EngineOptions, AccessOptions, TextOptions, ListenOptions, ModelOptions):
     """In the order of the last base first."""

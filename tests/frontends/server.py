@@ -23,12 +23,14 @@ from llmserve.frontends.shared.log_settings import LogControl
 from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.shared.shared_memory import SharedMemory
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.shared.tracer import Tracer
 from llmserve.frontends.text.front_end import text_apis
 from llmserve.wire.request_memory import RequestMemory
 
 HOST = "127.0.0.1"
 MAX_INPUT_BYTES = 600_000
+STRICT = TextSettings(refuses_unknown_fields=True)  # so that a test's misspelling is seen
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def running_server(
     cross_origin: CrossOrigin | None = None,
     http_tls: ssl.SSLContext | None = None,
     mounts: Sequence[MakeMount] = (text_apis, web_page),
-    refuses_unknown_fields: bool = True,  # so that a test's misspelling is seen
+    text: TextSettings = STRICT,
 ) -> Iterator[RunningServer]:
     """`make_core` is called on the server's own loop. `restrictions`: those of HTTP, those of gRPC."""
     loop = asyncio.new_event_loop()
@@ -90,7 +92,7 @@ def running_server(
             api_keys=api_keys,
             logs=logs or LogControl(),
             cross_origin=cross_origin or CrossOrigin(),
-            refuses_unknown_fields=refuses_unknown_fields,
+            text=text,
             memory=SharedMemory(allowed=allows_shared_memory),
         )
         grpc = await start_grpc(core, HOST, 0, extensions=extensions, tls=tls)

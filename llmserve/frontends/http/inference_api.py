@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
-from llmserve.errors import LlmserveError, Unsupported
+from llmserve.errors import LlmserveError, Unavailable, Unsupported
 from llmserve.frontends.http.admission import guard_of, header_of
 from llmserve.frontends.http.bodies import compress_for, off_loop, read_body
 from llmserve.frontends.http.error_answers import (
@@ -135,6 +135,15 @@ class InferenceApi:
 
     async def ready(self, request: Request) -> WholeAnswer:
         return WholeAnswer(status=200 if self.core.ready() else 400, content_type=TEXT)
+
+    async def health(self, request: Request) -> WholeAnswer:
+        """As servers of OpenAI's API tell it."""
+        if not self.core.ready():
+            raise Unavailable("the server is not ready: it is starting or stopping, or a model is missing")
+        return json_response({"status": "ok"})
+
+    async def program_version(self, request: Request) -> WholeAnswer:
+        return json_response({"version": self.core.version})
 
     async def model_ready(self, request: Request) -> WholeAnswer:
         if self.core.model_ready(*_model_and_version(request)):
@@ -277,6 +286,9 @@ def triton_routes(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
     yield "GET", "/v2/health/ready", api.ready
     yield "GET", "/v2/models/stats", api.statistics
     yield "GET", "/metrics", api.metrics
+    yield "GET", "/health", api.health
+    yield "GET", "/ping", api.health
+    yield "GET", "/version", api.program_version
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         yield "POST", f"{model}/infer", api.infer
         yield "POST", f"{model}/generate", api.generate
@@ -312,6 +324,9 @@ def http_handler(
     prefixes = tuple(prefix for mount in mounted for prefix in mount.prefixes)
 
     def answer(request: Request) -> Awaitable[Answer]:
+        if routes.find(request.method, request.path) is None:
+            for mount in mounted:
+                request.path = mount.canonical(request.path)
         enter(request, extensions, needs_id=request.path.startswith(prefixes))
         handling = routed(request)
         return logged(handling) if extensions.logs.shows_requests else handling

@@ -21,6 +21,7 @@ class Mount:
     is_public: bool = False  # files, no calls: paths in no group that can be restricted
     prefixes: tuple[str, ...] = ()  # where `refuse` answers for unknown paths, too, and every request has an id
     refuse: Refuse = in_tritons_words
+    canonical: Callable[[str], str] = str  # the path that an unknown one means
 
     def guard(self, path: str, extensions: Extensions) -> Guard | None:
         if self.is_public:

@@ -12,6 +12,7 @@ from llmserve.frontends.shared.forwarded_headers import ForwardedHeaders
 from llmserve.frontends.shared.log_settings import LogControl
 from llmserve.frontends.shared.restrictions import Restrictions
 from llmserve.frontends.shared.shared_memory import SharedMemory
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.shared.tracer import Tracer
 from llmserve.tenant_counters import TenantCounters
 from llmserve.wire.request_memory import RequestMemory
@@ -31,7 +32,7 @@ class Extensions:
     api_keys: ApiKeys | None = None  # None: nobody needs one
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     requests: RequestMemory = field(default_factory=RequestMemory)
-    refuses_unknown_fields: bool = False  # of the text APIs: they are noted in the answer otherwise
+    text: TextSettings = field(default_factory=TextSettings)
     grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
 
     def tenant(self, header: HeaderOf) -> Tenant:

@@ -56,13 +56,14 @@ def _of_memory(*kinds: str) -> tuple[str, ...]:
 CALLS: Mapping[Api, Calls] = {
     Api.HEALTH: Calls(
         ("ServerLive", "ServerReady", "ModelReady", "Check"),
-        ("/v2/health/live", "/v2/health/ready", *_of_model("/ready")),
+        ("/v2/health/live", "/v2/health/ready", "/health", "/ping", *_of_model("/ready")),
     ),
     Api.METADATA: Calls(
         ("ServerMetadata", "ModelMetadata"),
         (
             *("/v2", *_of_model(""), "/openapi.json", "/tokenizer_info", "/v1/models", "/v1/models/{model}"),
-            *("/api/tags", "/api/version", "/api/show"),
+            "/v1/models/{owner}/{name}",
+            *("/version", "/api/tags", "/api/ps", "/api/version", "/api/show"),
         ),
     ),
     Api.INFERENCE: Calls(

@@ -65,15 +65,16 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     )  # fmt: skip
     app.router.route_class = BodyRoute
     app.router.redirect_slashes = False
-    app.state.refuses_unknown_fields = extensions.refuses_unknown_fields
-    ensembles = Ensembles(core)
+    app.state.refuses_unknown_fields = extensions.text.refuses_unknown_fields
+    ensembles = Ensembles(core, extensions.text)
     state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
     models, ollama = Models(state), Ollama(state)
     get: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/models", models.list),
-        ("/v1/models/{model}", models.retrieve),
+        ("/v1/models/{model:path}", models.retrieve),
         ("/tokenizer_info", models.tokenizer_info),
         ("/api/tags", ollama.tags),
+        ("/api/ps", ollama.running),
         ("/api/version", ollama.version),
     )
     post: tuple[tuple[str, Endpoint], ...] = (
@@ -92,6 +93,8 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     )
     for method, routes in (("GET", get), ("POST", post)):
         for path, endpoint in routes:
-            name = path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace("-", "_")
+            name = (
+                path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace("-", "_").replace(":", "_")
+            )
             app.add_api_route(path, endpoint, methods=[method], name=name, response_model=None)
     return app

@@ -26,6 +26,7 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("GET", "/openapi.json"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
+    ("GET", "/v1/models/{owner}/{name}"),  # of a name with a slash
     ("GET", "/tokenizer_info"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
@@ -36,6 +37,7 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
     ("GET", "/api/version"),
     ("POST", "/api/chat"),
     ("POST", "/api/generate"),
@@ -45,6 +47,20 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
 PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json")
 
 
+ROOTS = frozenset(prefix.strip("/") for prefix in PREFIXES)
+WITHOUT_VERSION = frozenset(path.split("/")[2] for _, path in PATHS if path.startswith("/v1/"))
+
+
+def canonical(path: str) -> str:
+    """What a path means whose client has a base URL with a slash at its end, without /v1, or with it twice."""
+    segments = [segment for segment in path.split("/") if segment]
+    while segments[:2] == ["v1", "v1"]:
+        del segments[0]
+    if segments and segments[0] in WITHOUT_VERSION:
+        segments.insert(0, "v1")
+    return "/" + "/".join(segments) if segments and segments[0] in ROOTS else path
+
+
 def in_openais_words(request: Request, status: int, problem: str) -> WholeAnswer:
     code = "invalid_api_key" if status == UNAUTHORIZED else None
     return failed(request.path, Failure(status, problem, code=code))
@@ -52,7 +68,7 @@ def in_openais_words(request: Request, status: int, problem: str) -> WholeAnswer
 
 def text_apis(core: Core, extensions: Extensions, max_input_bytes: int) -> Mount:
     front_end = TextFrontEnd(core, extensions, max_input_bytes=max_input_bytes)
-    return Mount(PATHS, front_end.answer, prefixes=PREFIXES, refuse=in_openais_words)
+    return Mount(PATHS, front_end.answer, prefixes=PREFIXES, refuse=in_openais_words, canonical=canonical)
 
 
 class TextFrontEnd:

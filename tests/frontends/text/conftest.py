@@ -17,12 +17,13 @@ from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake import fake_answer, fake_engine
 from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.log_settings import LogControl
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.shared.tracer import Tracer
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.backends.tensorrtllm.models import PIPELINES
-from tests.frontends.server import RunningServer, running_server
+from tests.frontends.server import STRICT, RunningServer, running_server
 from tests.stages.conftest import write_baichuan
 
 VOCAB_SIZE, END_ID = 620, 2
@@ -56,7 +57,7 @@ def serving(
     logs: LogControl | None = None,
     tracer: Tracer | None = None,
     open_engine: Callable[[], Engine] = lambda: fake_engine(LIMITS),
-    refuses_unknown_fields: bool = True,
+    text: TextSettings = STRICT,
 ) -> Iterator[RunningServer]:
     tokenizer_dir = {"tokenizer_dir": str(text_dir)}
     settings = ServerSettings(
@@ -72,9 +73,8 @@ def serving(
         "python": PythonBackend(),
     }
     made = running_server(
-        lambda: InferenceCore(settings, backends), api_keys=api_keys, logs=logs, tracer=tracer,
-        refuses_unknown_fields=refuses_unknown_fields,
-    )  # fmt: skip
+        lambda: InferenceCore(settings, backends), api_keys=api_keys, logs=logs, tracer=tracer, text=text
+    )
     with made as running:
         core = running.core
         assert isinstance(core, InferenceCore)

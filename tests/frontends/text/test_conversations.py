@@ -8,6 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles
 from llmserve.frontends.text.requests.messages import Conversations, Talk
@@ -43,7 +44,7 @@ def opened(kind: str, path: Path) -> tuple[Conversations, Ensemble]:
     core.directory = path
     if kind:
         WRITERS[kind](path)
-    ensembles = Ensembles(core)
+    ensembles = Ensembles(core, TextSettings())
     return Conversations(ensembles), ensembles.find("old")
 
 

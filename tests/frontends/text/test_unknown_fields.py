@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from llmserve.frontends.shared.text_settings import TextSettings
 from tests.frontends.server import RunningServer
 from tests.frontends.text.conftest import serving
 
@@ -30,7 +31,7 @@ PATHS = {
 
 @pytest.fixture(scope="module")
 def tolerant(text_dir: Path) -> Iterator[RunningServer]:
-    with serving(text_dir, refuses_unknown_fields=False) as running:
+    with serving(text_dir, text=TextSettings()) as running:
         yield running
 
 

@@ -50,8 +50,9 @@ def usage_document(usage: Usage | None) -> Json:
     }
 
 
-def document_head(prefix: str, kind: str, model: str) -> dict[str, Json]:
-    return {"id": new_id(prefix), "object": kind, "created": int(time.time()), "model": model}
+def document_head(prefix: str, kind: str, model: str, fingerprint: str | None) -> dict[str, Json]:
+    head = {"id": new_id(prefix), "object": kind, "created": int(time.time()), "model": model}
+    return head | {"system_fingerprint": fingerprint}
 
 
 def receipt_field(receipt: Json) -> dict[str, Json]:

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue
 
 from llmserve.frontends.text.answers.failures import NO_THREADS, Refused
 from llmserve.frontends.text.answers.generation import Sampling
-from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, StopText
+from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, ModelName, StopText
 from llmserve.frontends.text.requests.messages import OFF, ON, Talk
 from llmserve.frontends.text.requests.tools import MAX_TOOLS, Choice, Function, Schema, ToolName, ToolUse, tool_use
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
@@ -162,7 +162,7 @@ class OutputConfig(Strict):
 
 
 class CountRequest(Strict):
-    model: str
+    model: ModelName = ""
     messages: Annotated[list[Turn], Field(min_length=1), at_most(MAX_MESSAGES)]
     system: Blocks | None = None
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None

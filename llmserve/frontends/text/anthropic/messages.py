@@ -32,7 +32,7 @@ class Messages:
 
     async def create(self, body: MessagesRequest, request: Request) -> Response:
         """The assistant's next message."""
-        ensemble = self.state.ensembles.find(body.model)
+        ensemble = self.state.ensembles.named(body)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         pieces = self.state.caller(request).pieces(
             ensemble, prepared.prompt, body.sampling(prepared.guide), streaming=bool(body.stream)
@@ -48,7 +48,7 @@ class Messages:
 
     async def count_tokens(self, body: CountRequest, request: Request) -> Response:
         """How many tokens a conversation is."""
-        ensemble = self.state.ensembles.find(body.model)
+        ensemble = self.state.ensembles.named(body)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         return json_answer({"input_tokens": await self._num_tokens(ensemble, prepared)})
 

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, JsonValue
 
 from llmserve.frontends.text.answers.generation import Sampling
-from llmserve.frontends.text.requests.fields import ANY_OBJECT, MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, StopText, stop_list
+from llmserve.frontends.text.requests.fields import (
+    ANY_OBJECT,
+    MAX_MESSAGES,
+    MAX_STOPS,
+    MAX_TOKENS,
+    ModelName,
+    StopText,
+    stop_list,
+)
 from llmserve.frontends.text.requests.messages import OFF, ON, Talk
 from llmserve.frontends.text.requests.tools import Choice, Function, Schema, ToolName, Tools, tool_use
 from llmserve.frontends.text.requests.validation import Strict, at_most, refused
@@ -71,7 +79,7 @@ class OllamaOptions(Strict):
 
 
 class _Asked(Strict):
-    model: str
+    model: ModelName = ""
     format: Literal["", "json"] | Schema | None = None
     options: OllamaOptions | None = None
     stream: bool | None = None
@@ -153,8 +161,8 @@ class OllamaGenerateRequest(_Asked):
 
 
 class OllamaShowRequest(Strict):
-    model: str | None = None
-    name: str | None = Field(None, description="The older word for model.")
+    model: ModelName = ""
+    name: ModelName = Field("", description="The older word for model.")
     verbose: bool | None = None
 
 

@@ -19,7 +19,7 @@ from llmserve.frontends.text.answers.generation import Piece, answers
 from llmserve.frontends.text.answers.replies import LIMITS
 from llmserve.frontends.text.answers.spoken import Prepared, read_parts
 from llmserve.frontends.text.ollama.fields import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
-from llmserve.frontends.text.requests.ensembles import Ensemble
+from llmserve.frontends.text.requests.ensembles import Ensemble, Named
 from llmserve.frontends.text.requests.fields import guide_values
 from llmserve.frontends.text.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind
@@ -114,7 +114,7 @@ class Ollama:
 
     async def chat(self, body: OllamaChatRequest, request: Request) -> Response:
         """The assistant's next message."""
-        ensemble = self._find(body.model)
+        ensemble = self._find(body)
         reply = _Reply(body.model, is_chat=True)
         if not body.messages:
             return json_answer(reply.loaded())
@@ -123,7 +123,7 @@ class Ollama:
 
     async def generate(self, body: OllamaGenerateRequest, request: Request) -> Response:
         """A text's answer, or what follows it (`raw`)."""
-        ensemble = self._find(body.model)
+        ensemble = self._find(body)
         reply = _Reply(body.model, is_chat=False)
         if not body.prompt:
             return json_answer(reply.loaded())
@@ -150,7 +150,12 @@ class Ollama:
 
     async def tags(self) -> Response:
         """The models that can be asked."""
-        return json_answer({"models": [self._model(name) for name in self.state.ensembles.names()]})
+        return json_answer({"models": [self._model(name) for name in self.state.ensembles.listed()]})
+
+    async def running(self) -> Response:
+        """The same: models stay loaded."""
+        models = [{**self._model(name), "size_vram": 0} for name in self.state.ensembles.listed()]
+        return json_answer({"models": models})
 
     async def version(self) -> Response:
         """Of this server."""
@@ -158,12 +163,10 @@ class Ollama:
 
     async def show(self, body: OllamaShowRequest, request: Request) -> Response:
         """What is known of a model."""
-        name = body.model or body.name
-        if not name:
-            raise Refused("model: is missing", "model")
-        style = await self.state.conversations.style(self._find(name))
+        body.model = body.model or body.name
+        style = await self.state.conversations.style(self._find(body))
         can = ["completion", *(["tools"] if style.tools else []), *(["thinking"] if style.reasoning else [])]
-        head = self._model(name)
+        head = self._model(body.model)
         known = {"details": head["details"], "modified_at": head["modified_at"], "capabilities": can}
         return json_answer({"modelfile": "", "parameters": "", "template": "", "model_info": {}, **known})
 
@@ -174,8 +177,12 @@ class Ollama:
             "name": name, "model": name, "modified_at": created, "size": 0, "digest": "", "details": details,
         }  # fmt: skip
 
-    def _find(self, name: str) -> Ensemble:
-        return self.state.ensembles.find(name.removesuffix(LATEST))
+    def _find(self, body: Named) -> Ensemble:
+        asked = body.model
+        body.model = asked.removesuffix(LATEST)
+        ensemble = self.state.ensembles.named(body)
+        body.model = asked if asked == body.model + LATEST else body.model
+        return ensemble
 
 
 def _raw(body: OllamaGenerateRequest) -> Prepared:

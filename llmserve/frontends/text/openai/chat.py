@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -36,7 +36,7 @@ class Chat:
 
     async def create(self, body: ChatRequest, request: Request) -> Response:
         """The assistant's next message."""
-        ensemble = self.state.ensembles.find(body.model)
+        ensemble = self.state.ensembles.named(body)
         caller = self.state.caller(request)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         num_answers = body.n or 1
@@ -56,17 +56,20 @@ class Chat:
         for answer, each in zip(found, said, strict=True):
             answer.usage = await self.state.counted(ensemble, answer.usage, each.thought if prepared.thinks else None)
         if not body.logprobs:
-            return json_answer(_document(body, found, said, [], {}))
+            return json_answer(_document(self._head(OBJECT, body, ensemble), body, found, said, [], {}))
         return await scored_reply(
             self.state, caller, ensemble, found,
             lambda: [_scored(answer.pieces) for answer in found],
-            lambda scored, texts: _document(body, found, said, scored, texts),
+            lambda scored, texts: _document(self._head(OBJECT, body, ensemble), body, found, said, scored, texts),
         )  # fmt: skip
+
+    def _head(self, kind: str, body: ChatRequest, ensemble: Ensemble) -> dict[str, Json]:
+        return document_head("chatcmpl", kind, body.model, self.state.ensembles.fingerprint(ensemble))
 
     async def _events(
         self, body: ChatRequest, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[bytes, None]:
-        chunks = Chunks(document_head("chatcmpl", CHUNK, body.model), body.wants_usage)
+        chunks = Chunks(self._head(CHUNK, body, ensemble), body.wants_usage)
         choices = [_Choice(chunks, index, prepared.new_reader()) for index in range(body.n or 1)]
         has_begun = False
         async with aclosing(pieces):
@@ -184,6 +187,7 @@ def _message(said: Said) -> Json:
 
 
 def _document(
+    head: Mapping[str, Json],
     body: ChatRequest,
     found: Sequence[Answer],
     said: Sequence[Said],
@@ -202,6 +206,5 @@ def _document(
     ]
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = _log_probs_document(tokens, texts)
-    document = document_head("chatcmpl", OBJECT, body.model)
-    document |= {"choices": choices, "usage": usage_document(total_usage([found]))}
+    document = {**head, "choices": choices, "usage": usage_document(total_usage([found]))}
     return with_warning(document, (answer.warning for answer in found))

@@ -8,7 +8,15 @@ from pydantic import Field, JsonValue, model_validator
 
 from llmserve.frontends.text.answers.log_probs import log_prob_values
 from llmserve.frontends.text.requests.ensembles import Values
-from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_TOP, Labels, Limit, Sampled, TemplateValues
+from llmserve.frontends.text.requests.fields import (
+    MAX_MESSAGES,
+    MAX_TOP,
+    Labels,
+    Limit,
+    ModelName,
+    Sampled,
+    TemplateValues,
+)
 from llmserve.frontends.text.requests.messages import Talk
 from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import ToolChoice, ToolName, Tools, chosen, tool_use
@@ -99,7 +107,7 @@ Messages: TypeAlias = Annotated[list[Message], Field(min_length=1), at_most(MAX_
 
 
 class ChatRequest(Sampled):
-    model: str
+    model: ModelName = ""
     messages: Messages
     max_tokens: Limit = None
     max_completion_tokens: Limit = None

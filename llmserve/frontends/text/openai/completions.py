@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self, TypeAlias
@@ -34,7 +34,14 @@ from llmserve.frontends.text.answers.replies import (
     with_warning,
 )
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
-from llmserve.frontends.text.requests.fields import MAX_ANSWERS, MAX_TOKENS, MAX_TOP, MINUS_ONE_IS_NONE, Sampled
+from llmserve.frontends.text.requests.fields import (
+    MAX_ANSWERS,
+    MAX_TOKENS,
+    MAX_TOP,
+    MINUS_ONE_IS_NONE,
+    ModelName,
+    Sampled,
+)
 from llmserve.frontends.text.requests.validation import refused
 from llmserve.frontends.text.state import ApiState
 
@@ -49,7 +56,7 @@ IdLists: TypeAlias = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PRO
 
 
 class CompletionRequest(Sampled):
-    model: str
+    model: ModelName = ""
     prompt: str | Texts | Ids | IdLists
     max_tokens: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE] = DEFAULT_TOKENS
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
@@ -115,7 +122,7 @@ class Completions:
 
     async def create(self, body: CompletionRequest, request: Request) -> Response:
         """A text that goes on where the prompt ends."""
-        ensemble = self.state.ensembles.find(body.model)
+        ensemble = self.state.ensembles.named(body)
         caller = self.state.caller(request)
         sampling = self._sampling(body)
         prompts = [_Prompt(_prompt_values(prompt, body)) for prompt in body.prompts()]
@@ -140,13 +147,16 @@ class Completions:
         self, body: CompletionRequest, ensemble: Ensemble, caller: Caller, prompts: Sequence[_Prompt]
     ) -> Response:
         if body.logprobs is None:
-            return json_answer(_document(body, prompts, [], {}))
+            return json_answer(_document(self._head(body, ensemble), body, prompts, [], {}))
         found = [answer for prompt in prompts for answer in prompt.answers]
         return await scored_reply(
             self.state, caller, ensemble, found,
             lambda: [*_scored(body, prompts)],
-            lambda scored, texts: _document(body, prompts, scored, texts),
+            lambda scored, texts: _document(self._head(body, ensemble), body, prompts, scored, texts),
         )  # fmt: skip
+
+    def _head(self, body: CompletionRequest, ensemble: Ensemble) -> dict[str, Json]:
+        return document_head("cmpl", OBJECT, body.model, self.state.ensembles.fingerprint(ensemble))
 
     def _sampling(self, body: CompletionRequest) -> Sampling:
         more: Values = {}
@@ -174,7 +184,7 @@ class Completions:
     async def _events(
         self, body: CompletionRequest, ensemble: Ensemble, caller: Caller, prompts: Sequence[_Prompt]
     ) -> AsyncGenerator[bytes, None]:
-        chunks = Chunks(document_head("cmpl", OBJECT, body.model), body.wants_usage)
+        chunks = Chunks(self._head(body, ensemble), body.wants_usage)
         sampling, wants_tokens = self._sampling(body), body.logprobs is not None
         num_answers = sampling.num_answers
         templates = [chunks.template(_choice(Template.SLOT, index)) for index in range(len(prompts) * num_answers)]
@@ -238,7 +248,11 @@ def _scored(body: CompletionRequest, prompts: Sequence[_Prompt]) -> Iterator[lis
 
 
 def _document(
-    body: CompletionRequest, prompts: Sequence[_Prompt], scored: Sequence[Sequence[Scored]], texts: TokenBytes
+    head: Mapping[str, Json],
+    body: CompletionRequest,
+    prompts: Sequence[_Prompt],
+    scored: Sequence[Sequence[Scored]],
+    texts: TokenBytes,
 ) -> Json:
     choices: list[dict[str, Json]] = []
     for prompt in prompts:
@@ -251,7 +265,7 @@ def _document(
     usage = total_usage([prompt.answers for prompt in prompts])
     if usage is not None and body.max_tokens == 0:
         usage = replace(usage, completion=0)
-    document = document_head("cmpl", OBJECT, body.model) | {"choices": choices, "usage": usage_document(usage)}
+    document = {**head, "choices": choices, "usage": usage_document(usage)}
     return with_warning(document, (answer.warning for prompt in prompts for answer in prompt.answers))
 
 

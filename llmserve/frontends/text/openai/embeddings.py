@@ -9,6 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict
 
 from llmserve.frontends.text.answers.failures import Refused
+from llmserve.frontends.text.requests.fields import ModelName
 from llmserve.frontends.text.state import ApiState
 
 
@@ -16,7 +17,7 @@ class EmbeddingsRequest(BaseModel):
     """Whatever else it asks is not looked at."""
 
     model_config = ConfigDict(extra="allow")
-    model: str
+    model: ModelName = ""
     input: Any = None
 
 
@@ -26,7 +27,7 @@ class Embeddings:
 
     async def create(self, body: EmbeddingsRequest, request: Request) -> NoReturn:
         """Not done here."""
-        ensemble = self.state.ensembles.find(body.model)
+        ensemble = self.state.ensembles.named(body)
         known = ", ".join(self.state.ensembles.names())
         raise Refused(
             f"model '{ensemble.name}' answers text with text, and makes no embeddings: nor does any other model that "

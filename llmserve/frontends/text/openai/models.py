@@ -14,7 +14,7 @@ from llmserve.frontends.text.answers.log_probs import Scored, token_text
 from llmserve.frontends.text.openai.chat_fields import Messages
 from llmserve.frontends.text.openai.completions import Ids
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
-from llmserve.frontends.text.requests.fields import TemplateValues
+from llmserve.frontends.text.requests.fields import ModelName, TemplateValues
 from llmserve.frontends.text.requests.tools import Choice, Tools, tool_use
 from llmserve.frontends.text.requests.validation import Strict
 from llmserve.frontends.text.state import ApiState
@@ -23,7 +23,7 @@ OWNER = "llmserve"
 
 
 class TokenizeRequest(Strict):
-    model: str | None = Field(None, description="Needed where there are several.")
+    model: ModelName = ""
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="To a prompt. As the model is configured by default.")
@@ -43,7 +43,7 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
-    model: str | None = Field(None, description="Needed where there are several.")
+    model: ModelName = ""
     tokens: Ids
 
 
@@ -53,20 +53,21 @@ class Models:
 
     async def list(self) -> Response:
         """The models that can be asked."""
-        return json_answer({"object": "list", "data": [self._document(name) for name in self.state.ensembles.names()]})
+        return json_answer({"object": "list", "data": [self._document(name) for name in self.state.ensembles.listed()]})
 
     async def retrieve(self, model: str) -> Response:
         """One of them."""
-        return json_answer(self._document(self.state.ensembles.find(model).name))
+        return json_answer(self._document(model))
 
     def _document(self, name: str) -> Json:
-        facts = self.state.ensembles.core.facts(name)
+        """By a name that clients have for it."""
+        facts = self.state.ensembles.core.facts(self.state.ensembles.find(name).name)
         engine = {"engine": dict(facts)} if facts else {}
         return {"id": name, "object": "model", "created": self.state.created, "owned_by": OWNER, **engine}
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """The ids that a prompt, or a conversation, becomes."""
-        ensemble = self._named(body.model)
+        ensemble = self.state.ensembles.find(body.model)
         ids = await self.state.ensembles.prompt_ids(ensemble, await self._prompt(ensemble, body))
         texts = None
         if body.return_token_strs:
@@ -83,9 +84,6 @@ class Models:
         adds = body.add_special_tokens
         return values if adds is None else {**values, "add_special_tokens": [adds]}
 
-    def _named(self, model: str | None) -> Ensemble:
-        return self.state.ensembles.only() if model is None else self.state.ensembles.find(model)
-
     async def tokenizer_info(self) -> Response:
         """Special tokens, as they are spelled: what evaluation harnesses ask for before they have ids made here."""
         ensembles, ensemble = self.state.ensembles, self.state.ensembles.only()
@@ -98,5 +96,5 @@ class Models:
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """The text of ids, without special tokens."""
-        ensemble = self._named(body.model)
+        ensemble = self.state.ensembles.find(body.model)
         return json_answer({"prompt": await self.state.ensembles.text_of(ensemble, body.tokens)})

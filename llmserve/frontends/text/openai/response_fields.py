@@ -9,7 +9,15 @@ from pydantic import Discriminator, Field, JsonValue, Tag, field_validator
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.generation import Sampling
-from llmserve.frontends.text.requests.fields import ANY_OBJECT, MAX_MESSAGES, JsonFormat, Labels, Limit, TextFormat
+from llmserve.frontends.text.requests.fields import (
+    ANY_OBJECT,
+    MAX_MESSAGES,
+    JsonFormat,
+    Labels,
+    Limit,
+    ModelName,
+    TextFormat,
+)
 from llmserve.frontends.text.requests.messages import Talk
 from llmserve.frontends.text.requests.tools import (
     MAX_TOOLS,
@@ -162,7 +170,7 @@ class Reasoning(Strict):
 
 
 class ResponseRequest(Strict):
-    model: str
+    model: ModelName = ""
     input: Input
     instructions: str | None = None
     max_output_tokens: Limit = None

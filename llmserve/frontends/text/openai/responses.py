@@ -164,7 +164,7 @@ class Responses:
 
     async def create(self, body: ResponseRequest, request: Request) -> Response:
         """The answer to a text or a conversation."""
-        ensemble = self.state.ensembles.find(body.model)
+        ensemble = self.state.ensembles.named(body)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         pieces = self.state.caller(request).pieces(
             ensemble, prepared.prompt, body.sampling(prepared.guide), streaming=bool(body.stream)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
-from llmserve.errors import InvalidArgument, LlmserveError, NotFound
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailable
 from llmserve.frontends.shared.server_core import Core, single_response
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.answers.failures import ModelNotFound, Refused
 from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, Tensor
@@ -30,6 +31,13 @@ FIELDS = {  # inputs whose name is not that of the API's field
     "guided_decoding_guide": "response_format", "guided_decoding_guide_type": "response_format",
 }  # fmt: skip
 Values = Mapping[str, Sequence[Any]]
+NUM_DIGITS = 12  # of a digest, in a fingerprint
+
+
+class Named(Protocol):
+    """A request for a model."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +107,9 @@ def _ensemble_of(config: ModelConfig) -> Ensemble | None:
 
 
 class Ensembles:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, settings: TextSettings) -> None:
         self.core = core
+        self._settings = settings
         self._known: dict[str, Ensemble | None] = {}
         self._configs: dict[str, ModelConfig] = {}  # those that `_known` was made from
 
@@ -113,14 +122,32 @@ class Ensembles:
             except LlmserveError:
                 continue  # it went while we looked
 
+    def listed(self) -> list[str]:
+        """The names that clients are told."""
+        names = list(self.names())
+        return list(self._settings.served_names) or names if len(names) == 1 else names
+
+    def named(self, body: Named) -> Ensemble:
+        """The one that a request is for. From here on the request has the name that its answer has."""
+        ensemble = self.find(body.model)
+        known = (*self._settings.served_names, ensemble.name)
+        if body.model not in known:
+            body.model = known[0]
+        return ensemble
+
     def find(self, name: str) -> Ensemble:
-        """Raises `ModelNotFound`, or `Unavailable` while the server starts and stops."""
+        """The empty name is the only one's. Raises `ModelNotFound`, or `Unavailable` before and after serving."""
+        if not name:
+            return self.only()
         try:
             found = self._look(name)
         except (NotFound, InvalidArgument):
             found = None
+        if found is None and (self._settings.takes_any_name or name in self._settings.served_names):
+            names = list(self.names())
+            found = self._look(names[0]) if len(names) == 1 else None
         if found is None:
-            known = ", ".join(self.names()) or "none"
+            known = ", ".join(self.listed()) or "none"
             problem = f"The model '{name}' does not exist here, or does not answer text with text. Known: {known}"
             raise ModelNotFound(problem, "model", "model_not_found")
         return found
@@ -128,9 +155,16 @@ class Ensembles:
     def only(self) -> Ensemble:
         """For requests that name no model. Raises `Refused` unless there is exactly one."""
         names = list(self.names())
+        if not names and not self.core.ready():
+            raise Unavailable("the server is starting or stopping: no model is ready")
         if len(names) != 1:
             raise Refused(f"the request must name a model: there are {', '.join(names) or 'none'}", "model")
         return self.find(names[0])
+
+    def fingerprint(self, ensemble: Ensemble) -> str | None:
+        """Of the engine that answers: the beginning of its digest. None: nothing is known of it."""
+        digest = self.core.facts(ensemble.name).get("digest")
+        return f"fp_{digest[:NUM_DIGITS]}" if digest else None
 
     def _look(self, name: str) -> Ensemble | None:
         config = self.core.model_config(name)

@@ -26,6 +26,11 @@ Stops: TypeAlias = StopText | Annotated[list[StopText], Field(max_length=MAX_STO
 MINUS_ONE_IS_NONE = BeforeValidator(lambda value: None if value == -1 else value)  # as llama.cpp's clients say it
 Limit: TypeAlias = Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE]
 Labels: TypeAlias = Annotated[dict[str, str], at_most(MAX_LABELS)]
+ModelName: TypeAlias = Annotated[
+    str,
+    BeforeValidator(lambda name: "" if name is None else name),
+    Field(description="Needed where there are several."),
+]
 TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Further names for the chat template.")]
 
 

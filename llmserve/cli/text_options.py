@@ -1,0 +1,56 @@
+"""The options of `llmserve serve` for the APIs of OpenAI, Anthropic and Ollama."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from llmserve.frontends.shared.text_settings import TextSettings
+
+TEXT_APIS = "OpenAI's API"
+
+
+class UnknownFields(StrEnum):
+    """What happens to fields of a request that have no effect on the answer."""
+
+    WARN = "warn"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of the only LLM in these APIs; may be repeated.",
+            show_default="its model's",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = None
+    any_model_name: Annotated[
+        bool,
+        typer.Option(
+            "--any-model-name", help="Accept every model name, if there is one LLM.", rich_help_panel=TEXT_APIS
+        ),
+    ] = False
+    unknown_fields: Annotated[
+        UnknownFields,
+        typer.Option(
+            help="Fields that are unknown, or change no answer. warn: name them in the answer's member warning.",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = UnknownFields.WARN
+
+
+def text_settings(options: TextOptions) -> TextSettings:
+    from llmserve.frontends.shared.text_settings import TextSettings
+
+    return TextSettings(
+        refuses_unknown_fields=options.unknown_fields == UnknownFields.REFUSE,
+        served_names=tuple(dict.fromkeys(options.served_model_name or ())),
+        takes_any_name=options.any_model_name,
+    )

@@ -1,0 +1,12 @@
+"""How the text APIs of one server answer, as its operator has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    refuses_unknown_fields: bool = False  # and those without effect: they are noted in the answer otherwise
+    served_names: tuple[str, ...] = ()  # of the only model, in place of its own
+    takes_any_name: bool = False  # for the only model
