@@ -26,7 +26,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/models": 3_000,
     "llmserve/scheduler": 1_480,
     "llmserve/serving": 9_494,
-    "llmserve/stages": 4_010,
+    "llmserve/stages": 4_180,
     "llmserve/wire": 3_490,
     "tools": 12_576,
 }

@@ -4,8 +4,7 @@
 the library lets go of the interpreter, and keeps the latest guides and refusals. What a client sends may be anything,
 so sizes, waiting guides and the work of compiling and of each token are limited.
 
-llguidance is imported when the first guide arrives. Its tokenizer is given one token more than the engine has, as the
-end: whether an answer may end is a bit of each mask, whichever tokens end it.
+llguidance is imported when the first guide arrives.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmserve.core import Guide, GuideState
 from llmserve.errors import InvalidArgument, ResourceExhausted
+from llmserve.stages.guide_vocabulary import Vocabulary, first_bits, unpacked
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
-from llmserve.stages.tool_formats.grammars import WHITE_SPACE, special_name
+from llmserve.stages.tool_formats.grammars import WHITE_SPACE
+from llmserve.stages.unique_names import UsedNames
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits
 
 Kept = TypeVar("Kept")
 
@@ -45,6 +45,7 @@ NUM_THREADS = 4
 STACK_BYTES = 256 << 20  # of each: the library recurses over a grammar, and 64 KiB of one have taken 70 MiB
 MAX_WAITING = 64  # guides to be compiled
 MAX_KEPT = 64  # compiled ones, and as many refused ones
+JSON_KINDS = ("json", "json_schema")
 ANY_OBJECT = '{"type": "object"}'
 MAX_MESSAGE = 500
 NUM_TRIED = 4  # tokens
@@ -161,28 +162,6 @@ class GuidesOfDirectory:
         return GuideCompiler(load_tokenizer(self._tokenizer_dir), self._vocab_size)
 
 
-class Vocabulary:
-    """A tokenizer as llguidance knows it."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        known = list(tokenizer.written_bytes())[:vocab_size]
-        known += [None] * (vocab_size - len(known))
-        self.vocab_size = vocab_size
-        self.num_mask_bytes = -(-vocab_size // 32) * 4
-        num_bits = 32 * -(-(vocab_size + 1) // 32)
-        self.nothing = bytes(num_bits // 8)
-        self.only_end = (1 << vocab_size).to_bytes(num_bits // 8, "little")
-        self.library = _library_tokenizer(tokenizer, known)
-        self.first_twins = _first_twins(tokenizer, known)
-
-    def may_end(self, bits: bytes) -> bool:
-        return bool(bits[self.vocab_size // 8] >> self.vocab_size % 8 & 1)
-
-    def says_nothing(self, bits: bytes) -> bool:
-        """Whether no token is allowed; the end does not count."""
-        return bits in (self.nothing, self.only_end)
-
-
 class TokenGuide:
     """A compiled guide: the matcher of an answer that has not begun."""
 
@@ -192,18 +171,21 @@ class TokenGuide:
         self._matcher = matcher
         self._vocabulary = vocabulary
         bits = matcher.compute_bitmask()
-        self._bits = _first_bits(bits, vocabulary)
+        self._bits = first_bits(bits, vocabulary)
         self.state = _state(matcher, self._bits, vocabulary)
 
     def start(self) -> TokenMatcher:
-        return TokenMatcher(self._matcher.deep_copy(), self._vocabulary, self._bits)
+        names = UsedNames() if self.source[0] in JSON_KINDS else None
+        return TokenMatcher(self._matcher.deep_copy(), self._vocabulary, self._bits, names)
 
 
 class TokenMatcher:
     """One answer under a guide."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, bits: bytes) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, bits: bytes, names: UsedNames | None) -> None:
+        """`names`: of JSON."""
         self._matcher = matcher
+        self._names = names
         self._vocabulary = vocabulary
         self._bits = bits  # what may come next, the end included
         self._taken: int | None = None  # and not looked at yet
@@ -215,7 +197,7 @@ class TokenMatcher:
         self._look()
         vocabulary = self._vocabulary
         if not vocabulary.may_end(self._bits):
-            return self._bits[: vocabulary.num_mask_bytes]
+            return self._without_repeated_names()[: vocabulary.num_mask_bytes]
         mask = bytearray(self._bits[: vocabulary.num_mask_bytes])
         for token in end_ids:
             if 0 <= token < vocabulary.vocab_size:
@@ -234,11 +216,22 @@ class TokenMatcher:
         if self._taken is None:
             return
         self._matcher.consume_token(self._taken)
+        if self._names is not None:
+            self._names.add(self._vocabulary.known[self._taken] or b"")
         self._taken = None
         self._bits = self._matcher.compute_bitmask()  # after an error, too: then it is the end alone
         if self._vocabulary.says_nothing(self._bits):
             self.state = _state(self._matcher, self._bits, self._vocabulary)
             self.reason = self._matcher.get_error()
+
+    def _without_repeated_names(self) -> bytes:
+        """Unless there is nothing else to say."""
+        if self._names is None or not (repeating := list(self._names.repeating(self._vocabulary.quoted))):
+            return self._bits
+        bits = bytearray(self._bits)
+        for token in repeating:
+            bits[token // 8] &= ~(1 << token % 8)
+        return self._bits if self._vocabulary.says_nothing(bytes(bits)) else bytes(bits)
 
 
 def _keep(kept: OrderedDict[GuideText, Kept], text: GuideText, what: Kept) -> None:
@@ -266,7 +259,7 @@ def _check_work(text: GuideText, guide: TokenGuide) -> None:
     for _ in range(NUM_TRIED):
         if matcher.state is not GuideState.OPEN:
             break
-        (first, *_) = np.flatnonzero(_unpacked(matcher.mask(())))
+        (first, *_) = np.flatnonzero(unpacked(matcher.mask(())))
         matcher.advance(int(first))
         began = time.thread_time()
         matcher.mask(())
@@ -275,11 +268,6 @@ def _check_work(text: GuideText, guide: TokenGuide) -> None:
         raise _invalid(text, matcher.reason)
     if MAX_TOKEN_S < least < math.inf:
         raise _invalid(text, f"each token takes {least * 1e3:.0f} ms of work; repeat less, or smaller parts")
-
-
-def _unpacked(bits: bytes) -> NDArray[np.uint8]:
-    """A number for each bit."""
-    return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
 
 
 def _state(matcher: LLMatcher, bits: bytes, vocabulary: Vocabulary) -> GuideState:
@@ -319,68 +307,3 @@ def _limits() -> LLParserLimits:
 def _invalid(text: GuideText, reason: str) -> InvalidArgument:
     reason = " ".join(reason.replace("<non-verbose/>", "").split())
     return InvalidArgument(f"the {text.kind.value} guide cannot be followed: {reason[:MAX_MESSAGE]}")
-
-
-class _Spellings:
-    """What llguidance asks a tokenizer. Where a guide leaves one text only, it is cut into these tokens."""
-
-    bos_token_id: int | None = None
-
-    def __init__(self, tokenizer: Tokenizer, known: Sequence[bytes | None]) -> None:
-        self.eos_token_id = end = len(known)
-        self.special_token_ids = [*(token for token, written in enumerate(known) if not written), end]
-        self.tokens = [written or _name(tokenizer, token) for token, written in enumerate(known)] + [b"<|end|>"]
-        self._tokenizer = tokenizer
-        self._tokens = {written: token for token, written in enumerate(known) if written}
-        self._longest = max(map(len, self._tokens), default=0)
-
-    def __call__(self, text: bytes) -> list[int]:
-        """The tokenizer's own, unless it writes something else: a space in front, characters in a normal form."""
-        ids = self._tokenizer.encode(text.decode(errors="ignore"))
-        if all(token < self.eos_token_id for token in ids) and b"".join(self.tokens[i] for i in ids) == text:
-            return ids
-        return self._greedy(text)
-
-    def _greedy(self, text: bytes) -> list[int]:
-        """Always the longest token that fits; as far as there is one."""
-        ids: list[int] = []
-        while text:
-            fitting = next((length for length in range(self._longest, 0, -1) if text[:length] in self._tokens), 0)
-            if not fitting:
-                break
-            ids.append(self._tokens[text[:fitting]])
-            text = text[fitting:]
-        return ids
-
-
-def _name(tokenizer: Tokenizer, token: int) -> bytes:
-    """By which grammars name a token that writes nothing."""
-    spelling = tokenizer.token_bytes(token).decode(errors="replace") if token < tokenizer.vocab_size else ""
-    return special_name(spelling).encode() if spelling else b"<|%d|>" % token
-
-
-def _library_tokenizer(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> LLTokenizer:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    return LLTokenizer(TokenizerWrapper(_Spellings(tokenizer, known)), n_vocab=len(known) + 1)
-
-
-def _first_twins(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> dict[int, int]:
-    """Where a space at the beginning of a text is not shown: each token with one in front -> the one that says the same
-    there, -1 for none. Empty where it is shown."""
-    spaced = {token: written for token, written in enumerate(known) if written and written.startswith(b" ")}
-    if not any(tokenizer.decode([token])[:1] != " " for token in list(spaced)[:8]):
-        return {}
-    plain = {written: token for token, written in enumerate(known) if written}
-    return {token: plain.get(written[1:], -1) for token, written in spaced.items()}
-
-
-def _first_bits(bits: bytes, vocabulary: Vocabulary) -> bytes:
-    """`bits` of the first token: one whose space is not shown is allowed when its twin is."""
-    if not vocabulary.first_twins:
-        return bits
-    allowed = _unpacked(bits)
-    before = allowed.copy()
-    for token, twin in vocabulary.first_twins.items():
-        allowed[token] = before[twin] if twin >= 0 else 0
-    return np.packbits(allowed, bitorder="little").tobytes()

@@ -9,7 +9,6 @@ from pydantic import Field, JsonValue
 
 from llmserve.frontends.text.answers.generation import Sampling
 from llmserve.frontends.text.requests.fields import (
-    ANY_OBJECT,
     MAX_MESSAGES,
     MAX_STOPS,
     MAX_TOKENS,
@@ -17,6 +16,7 @@ from llmserve.frontends.text.requests.fields import (
     StopText,
     stop_list,
 )
+from llmserve.frontends.text.requests.formats import ANY_OBJECT
 from llmserve.frontends.text.requests.messages import OFF, ON, Talk
 from llmserve.frontends.text.requests.tools import Choice, Function, Schema, ToolName, Tools, tool_use
 from llmserve.frontends.text.requests.validation import Strict, at_most, refused

@@ -20,7 +20,7 @@ from llmserve.frontends.text.answers.replies import LIMITS
 from llmserve.frontends.text.answers.spoken import Prepared, read_parts
 from llmserve.frontends.text.ollama.fields import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from llmserve.frontends.text.requests.ensembles import Ensemble, Named
-from llmserve.frontends.text.requests.fields import guide_values
+from llmserve.frontends.text.requests.formats import guide_values
 from llmserve.frontends.text.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind
 

@@ -140,7 +140,7 @@ class ChatRequest(Sampled):
             raise ValueError("top_logprobs need logprobs")
         if self.stream_options is not None and not self.stream and not note("stream_options: the answer is no stream"):
             raise ValueError("stream_options need stream")
-        if self.structured_outputs is not None and self.tools:
+        if self.outputs() is not None and self.tools:
             raise ValueError("structured_outputs and tools both say what an answer looks like: give one")
         return self
 

@@ -10,14 +10,12 @@ from pydantic import Discriminator, Field, JsonValue, Tag, field_validator
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.generation import Sampling
 from llmserve.frontends.text.requests.fields import (
-    ANY_OBJECT,
     MAX_MESSAGES,
-    JsonFormat,
     Labels,
     Limit,
     ModelName,
-    TextFormat,
 )
+from llmserve.frontends.text.requests.formats import JsonFormat, TextFormat, closed
 from llmserve.frontends.text.requests.messages import Talk
 from llmserve.frontends.text.requests.tools import (
     MAX_TOOLS,
@@ -123,6 +121,9 @@ class SchemaFormat(Strict):
     schema_: dict[str, JsonValue] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
+
+    def document(self) -> dict[str, JsonValue]:
+        return closed(self.schema_) if self.strict else self.schema_
 
 
 class TextOptions(Strict):
@@ -238,9 +239,7 @@ class ResponseRequest(Strict):
 
     def _schema(self) -> Mapping[str, Json] | None:
         wanted = None if self.text is None else self.text.format
-        if isinstance(wanted, SchemaFormat):
-            return wanted.schema_
-        return ANY_OBJECT if isinstance(wanted, JsonFormat) else None
+        return wanted.document() if isinstance(wanted, SchemaFormat | JsonFormat) else None
 
 
 def _joined(items: Sequence[Item]) -> list[dict[str, JsonValue]]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator
 
 from llmserve.frontends.text.answers.generation import NO_END, Sampling
 from llmserve.frontends.text.requests.ensembles import Values
+from llmserve.frontends.text.requests.formats import Formatted
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored
 
-ANY_OBJECT: Mapping[str, JsonValue] = {"type": "object"}
 MAX_STOPS = 32
 MAX_ANSWERS = 128  # to one prompt: the engine's limit
 MAX_TOP = 20  # alternatives of a token
@@ -34,70 +33,6 @@ ModelName: TypeAlias = Annotated[
 TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Further names for the chat template.")]
 
 
-class JsonSchema(Strict):
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, JsonValue] = Field(alias="schema")
-    strict: bool | None = None  # an answer always keeps to the schema
-
-
-class TextFormat(Strict):
-    type: Literal["text"]
-
-
-class JsonFormat(Strict):
-    type: Literal["json_object"]
-
-
-class JsonSchemaFormat(Strict):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat: TypeAlias = Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
-class StructuredOutputs(Strict):
-    """vLLM's, for what `response_format` has no words for."""
-
-    json_: dict[str, JsonValue] | None = Field(None, alias="json")
-    regex: Annotated[str, Field(min_length=1)] | None = None
-    grammar: Annotated[str, Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if len(self._guides()) != 1:
-            raise ValueError("give one of json, regex and grammar")
-        return self
-
-    def values(self) -> Values:
-        ((kind, guide),) = self._guides().items()
-        return guide_values(kind, guide)
-
-    def _guides(self) -> dict[str, str]:
-        schema = None if self.json_ is None else json.dumps(self.json_)
-        guides = {"json_schema": schema, "regex": self.regex, "ebnf_grammar": self.grammar}
-        return {kind: guide for kind, guide in guides.items() if guide is not None}
-
-
-def guide_values(kind: str, guide: str) -> Values:
-    return {"guided_decoding_guide_type": [kind], "guided_decoding_guide": [guide]}
-
-
-def format_values(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> Values:
-    """What holds an answer to its format."""
-    if isinstance(wanted, JsonSchemaFormat):
-        return guide_values("json_schema", json.dumps(wanted.json_schema.schema_))
-    return {"guided_decoding_guide_type": ["json"]} if isinstance(wanted, JsonFormat) else {}
-
-
-def format_schema(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> Mapping[str, JsonValue] | None:
-    """What an answer has to follow; None: nothing."""
-    if isinstance(wanted, JsonSchemaFormat):
-        return wanted.json_schema.schema_
-    return ANY_OBJECT if isinstance(wanted, JsonFormat) else None
-
-
 def _few(names: Sequence[str]) -> str:
     return ", ".join(name[:20] for name in names[:5])
 
@@ -114,7 +49,7 @@ class StreamOptions(Strict):
     continuous_usage_stats: Annotated[Any, ignored("usage comes at the end", False)] = None
 
 
-class Sampled(Strict):
+class Sampled(Formatted):
     """What both of OpenAI's older APIs say about sampling, with vLLM's additions."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -132,18 +67,10 @@ class Sampled(Strict):
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     user: str | None = Field(None, description="A label; nothing depends on it.")
     return_receipt: bool | None = Field(
         None, description="Each choice gets a receipt, from which `llmserve verify` derives the answer again."
     )
-
-    @model_validator(mode="after")
-    def _has_one_format(self) -> Self:
-        if self.structured_outputs is not None and format_values(self.response_format):
-            raise ValueError("response_format and structured_outputs both say what an answer looks like: give one")
-        return self
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -181,19 +108,8 @@ class Sampled(Strict):
             seed=self.seed,
             num_answers=num_answers,
             stop=stop_list(self.stop),
-            more={**self._more(), **self._format(), **more},
+            more={**self._more(), **self.format_values(), **more},
         )
-
-    def answer_schema(self) -> Mapping[str, JsonValue] | None:
-        """What the answer has to follow, if that is a schema."""
-        if self.structured_outputs is not None:
-            return self.structured_outputs.json_
-        return format_schema(self.response_format)
-
-    def _format(self) -> Values:
-        if self.structured_outputs is not None:
-            return self.structured_outputs.values()
-        return format_values(self.response_format)
 
     def _more(self) -> Values:
         """What is not as it is anyway."""

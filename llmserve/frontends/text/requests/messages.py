@@ -17,7 +17,7 @@ from llmserve.frontends.shared.formatted_chat import FormattedChat, formatted_ch
 from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.spoken import Prepared
 from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles, Values
-from llmserve.frontends.text.requests.fields import guide_values
+from llmserve.frontends.text.requests.formats import guide_values
 from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import ToolUse
 from llmserve.stages.chat_style import ChatStyle, Wanted, answer_guide

@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.failures import Refused
+from llmserve.frontends.text.requests.formats import SCHEMAS_BY_NAME, closed
 from llmserve.frontends.text.requests.validation import Strict
 from llmserve.stages.tool_formats.tool_format import Tool
 
@@ -18,7 +19,6 @@ MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 256 * 1024  # of all tools, as JSON: they are looked through on the event loop
 MAX_DEPTH = 64  # of schemas in schemas
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 SCHEMA_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 
@@ -98,7 +98,7 @@ class ToolUse:
         return [each.document() for each in self.given]
 
     def tools(self) -> list[Tool]:
-        return [Tool(each.name, each.schema_()) for each in self.functions]
+        return [Tool(each.name, closed(each.schema_()) if each.strict else each.schema_()) for each in self.functions]
 
 
 def chosen(choice: ToolChoice | None) -> Choice:
