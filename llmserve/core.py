@@ -117,6 +117,18 @@ class Matcher(Protocol):
         """Whether nothing may follow the last token."""
         ...
 
+    def fork(self) -> Matcher:
+        """One that stands here too and goes on by itself, for an answer that may go on otherwise."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """The text that has to follow, as the tokenizer writes it. No token but the first has to follow."""
+        ...
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may follow, counted from the first."""
+        ...
+
 
 class Guide(Protocol):
     """What answers have to look like, in terms of tokens. Shared by requests."""

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES: Mapping[str, int] = {
-    "llmserve/*.py": 1_329,
+    "llmserve/*.py": 1_345,
     "llmserve/backends": 6_864,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 7_730,
@@ -24,7 +24,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/evaluation": 6_500,
     "llmserve/frontends": 13_170,
     "llmserve/models": 3_000,
-    "llmserve/scheduler": 1_480,
+    "llmserve/scheduler": 1_700,
     "llmserve/serving": 9_494,
     "llmserve/stages": 4_180,
     "llmserve/wire": 3_490,

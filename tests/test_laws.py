@@ -71,7 +71,7 @@ LAZY = {
     "tensorrt": {"engine/tensorrt_llm/library.py"},
     "transformers": {"evaluation/baseline/hf.py", "evaluation/baseline/baichuan_torch.py"},
     "datasets": {"evaluation/data.py"},
-    "llguidance": {"stages/guide_vocabulary.py", "stages/guides.py"},
+    "llguidance": {"stages/guide_vocabulary.py", "stages/guides.py", "stages/token_guide.py"},
     "opentelemetry": {"frontends/shared/span_export.py"},
     "pynvml": {"serving/observe/gpu.py"},
     "triton": {

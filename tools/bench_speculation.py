@@ -22,7 +22,7 @@ from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.evaluation.prompts import PromptEncoder
-from llmserve.scheduler.drafting import Speculation
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.stages.chat import Message
 
@@ -77,7 +77,7 @@ async def answers(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: 
 
 def measure(engine_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: int, num_rounds: int) -> str:
     """A row: tokens a second without and with it, their ratio, and how many drafts were accepted."""
-    modes = (Speculation.OFF, Speculation.LOOKUP)
+    modes = (Speculation.OFF, Speculation.ALL)
     engines = {
         mode: open_engine(engine_dir, EngineSettings(scheduler=SchedulerSettings(speculation=mode))) for mode in modes
     }
@@ -88,8 +88,8 @@ def measure(engine_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: int,
             for mode in modes:
                 told[mode], elapsed = asyncio.run(answers(engines[mode], prompts, num_tokens))
                 seconds[mode].append(elapsed)
-        assert told[Speculation.OFF] == told[Speculation.LOOKUP], "speculation changed an answer"
-        stats = engines[Speculation.LOOKUP].stats()
+        assert told[Speculation.OFF] == told[Speculation.ALL], "speculation changed an answer"
+        stats = engines[Speculation.ALL].stats()
     finally:
         for engine in engines.values():
             engine.close()

@@ -25,7 +25,7 @@ from llmserve.engine.budgets import TokenBudgets, check_num_answers
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable
-from llmserve.scheduler.drafting import Speculation
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.fairness import has_queue_share
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler, Update

@@ -16,14 +16,22 @@ UNSEEN = -1  # the last token of a chunk: the step before chooses it, and nobody
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What may be drawn at one place."""
+
+    banned: Sequence[int] = ()
+    mask: Callable[[], bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRequest:
     """How to turn the logits after each of a chunk's last `num_samples` tokens into a token. Stateless: everything is
     in here.
 
     The fields describe the last sample. An earlier sample is drawn as if the chunk ended at its token: its `position`
-    counts the tokens up to there, and its `history`, which penalties count, ends there. The random draw depends on
-    `(params.seed, stream, position)` only. So n samples of a chunk equal those of n steps of one token each, whatever
-    else is in the batch.
+    counts the tokens up to there, its `history`, which penalties count, ends there, and `earlier` says what may be
+    drawn there. The random draw depends on `(params.seed, stream, position)` only. So n samples of a chunk equal those
+    of n steps of one token each, whatever else is in the batch.
     """
 
     params: SamplingParams
@@ -33,17 +41,24 @@ class SampleRequest:
     num_prompt: int = 0  # how many of `history` are prompt
     bias: Sequence[tuple[int, float]] = ()  # (token id, added to its logit)
     banned: Sequence[int] = ()  # token ids that may not be drawn now
-    mask: Callable[[], bytes] | None = None  # makes a bit for each token id that may be drawn: `Matcher.mask`
+    # makes a bit for each token id that may be drawn: `Matcher.mask`. Those of a chunk are called in order
+    mask: Callable[[], bytes] | None = None
     log_prob: bool = False
     num_top: int = 0  # most likely tokens to tell beside the sampled one
     logits: bool = False  # also return the logits
     num_samples: int = 1  # tokens, counted from the chunk's end, after each of which one is drawn
+    earlier: Sequence[Constraint] = ()  # of the samples before the last, in order; empty: anything may be drawn there
 
     def before(self, num_tokens: int) -> SampleRequest:
         """The one sample whose token stands so many tokens earlier in the chunk."""
         history = self.history[: len(self.history) - num_tokens]
         num_prompt, position = min(self.num_prompt, len(history)), self.position - num_tokens
-        return replace(self, position=position, history=history, num_prompt=num_prompt, num_samples=1)
+        last = Constraint(self.banned, self.mask)
+        held = last if not num_tokens else self.earlier[-num_tokens] if self.earlier else Constraint()
+        return replace(
+            self, position=position, history=history, num_prompt=num_prompt, banned=held.banned, mask=held.mask,
+            num_samples=1, earlier=(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +126,10 @@ def _sample_problems(sample: SampleRequest, num_tokens: int) -> Iterator[str]:
     """Of several samples, or none, for a chunk of so many tokens."""
     if not 1 <= sample.num_samples <= num_tokens:
         yield f"num_samples must be from 1 to {num_tokens}, the number of its tokens, got {sample.num_samples}"
-    if sample.mask is not None:
-        yield "a guide's mask applies to one sample; plan one sample in a chunk of a guided answer"
-    if sample.banned:
-        yield "banned tokens apply to one sample; plan one sample in a chunk while tokens are banned"
+    if sample.earlier and len(sample.earlier) != sample.num_samples - 1:
+        yield f"there are {sample.num_samples - 1} samples before the last, and constraints of {len(sample.earlier)}"
+    if sample.mask is not None and any(held.mask is None for held in sample.earlier or (Constraint(),)):
+        yield "a guide has a mask for each sample, and some have none"
 
 
 @dataclass(frozen=True, slots=True)

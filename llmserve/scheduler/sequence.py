@@ -21,8 +21,9 @@ from llmserve.core import (
     Usage,
 )
 from llmserve.scheduler.blocks import ROOT_HASH, hash_block
-from llmserve.scheduler.drafting import LookupDrafter
-from llmserve.scheduler.plan import NO_SCORES, UNSEEN, Chunk, ChunkScores, SampleRequest
+from llmserve.scheduler.constraints import DraftedGuide
+from llmserve.scheduler.drafts.drafter import Drafter
+from llmserve.scheduler.plan import NO_SCORES, UNSEEN, Chunk, ChunkScores, Constraint, SampleRequest
 from llmserve.scheduler.words import BadWords, StopWords
 
 
@@ -60,7 +61,9 @@ class Sequence:
     prompt_log_probs: list[float] = field(default_factory=list)
     prompt_top: list[TopTokens] = field(default_factory=list)
     prompt_logits: list[Logits] = field(default_factory=list)  # in pieces [tokens, vocabulary]
-    drafter: LookupDrafter | None = None
+    drafters: tuple[Drafter, ...] = ()  # the first that has an idea drafts
+    drafted_by: Drafter | None = None  # the draft of the step that runs
+    drafted_guide: DraftedGuide | None = None  # likewise
     _expects: bool = False  # the last token is UNSEEN
     _block_hashes: list[bytes] = field(default_factory=list)
 
@@ -100,15 +103,9 @@ class Sequence:
         return not (words or self.request.sampling.has_penalties or self.matcher is not None or self.scores_prompt)
 
     @property
-    def may_draft(self) -> bool:
-        """Whether each of its draws depends on nothing but what a chunk of several samples can say."""
-        return self.matcher is None and not self.request.bad_ids
-
-    @property
     def num_draftable(self) -> int:
-        """Tokens that may be drafted now. Below `min_tokens` the end tokens are banned."""
-        is_held = self._expects or self.scores_prompt or self.num_output < self.request.sampling.min_tokens
-        return 0 if is_held else self.max_num_cached - self.num_tokens
+        """Tokens that may be drafted now."""
+        return 0 if self._expects or self.scores_prompt else self.max_num_cached - self.num_tokens
 
     @property
     def scores_prompt(self) -> bool:
@@ -136,13 +133,32 @@ class Sequence:
 
     def drafted_chunk(self, drafted: Seq[int]) -> Chunk:
         """The one pending token and what may follow it."""
-        start = self.num_computed_tokens
-        ahead = array("i", drafted)
+        start, ahead = self.num_computed_tokens, array("i", drafted)
+        if self.matcher is not None:
+            self.drafted_guide = DraftedGuide(self.matcher, self.stop_words.single_ids, drafted)
         sample = self._sample_request()
-        history = self.token_ids + ahead if sample.history else ()
-        position, num_samples = sample.position + len(ahead), 1 + len(ahead)
-        sample = replace(sample, position=position, history=history, num_samples=num_samples)
+        *earlier, last = self._constraints(ahead)
+        sample = replace(
+            sample,
+            position=sample.position + len(ahead),
+            history=self.token_ids + ahead if sample.history else (),
+            banned=last.banned,
+            mask=last.mask,
+            num_samples=1 + len(ahead),
+            earlier=earlier,
+        )
         return Chunk(self.id, self.token_ids[start:] + ahead, start, self.block_table[:], sample)
+
+    def _constraints(self, ahead: array[int]) -> Seq[Constraint]:
+        """At each place of a draft, and behind it. Without any, of the last one only."""
+        guide, count = self.drafted_guide, len(ahead)
+        if guide is None and not self.request.bad_ids and self.num_output >= self.request.sampling.min_tokens:
+            return (Constraint(),)
+        num_decisive = min(self.bad_words.max_beginning, self.num_tokens)
+        recent = self.token_ids[self.num_tokens - num_decisive :] + ahead
+        banned = (self._banned_ids(recent[: num_decisive + place], place) for place in range(count + 1))
+        masks = (None if guide is None else guide.mask(place) for place in range(count + 1))
+        return list(map(Constraint, banned, masks))
 
     def chunk(self, num_tokens: int) -> Chunk:
         """The next `num_tokens` pending tokens; the last pending one is sampled from."""
@@ -181,16 +197,17 @@ class Sequence:
             history=self.token_ids if needs_history else (),
             num_prompt=self.num_prompt if needs_history else 0,
             bias=request.embedding_bias,
-            banned=self._banned_ids(),
+            banned=self._banned_ids(self.token_ids),
             mask=None if self.matcher is None else partial(self.matcher.mask, self.stop_words.single_ids),
             log_prob=request.return_log_probs,
             num_top=request.num_top_log_probs,
             logits=request.return_generation_logits,
         )
 
-    def _banned_ids(self) -> tuple[int, ...]:
-        banned = self.bad_words.banned_after(self.token_ids)
-        if self.num_output < self.request.sampling.min_tokens:
+    def _banned_ids(self, token_ids: array[int], num_ahead: int = 0) -> tuple[int, ...]:
+        """After these tokens, of which so many are drafted."""
+        banned = self.bad_words.banned_after(token_ids)
+        if self.num_output + num_ahead < self.request.sampling.min_tokens:
             banned.update(self.stop_words.single_ids)
         return tuple(sorted(banned)) if banned else ()
 

@@ -7,7 +7,7 @@ from enum import Enum
 
 from llmserve.errors import InvalidArgument, ResourceExhausted, raise_problems
 from llmserve.scheduler.blocks import BlockListener
-from llmserve.scheduler.drafting import Speculation
+from llmserve.scheduler.drafts.drafter import Speculation
 
 
 class Policy(Enum):
@@ -29,7 +29,7 @@ class SchedulerSettings:
     enable_block_reuse: bool | None = None  # None: the engine's choice, which is yes wherever it is known to be right
     max_queue_size: int = 1000  # sequences waiting beyond those that the batch has room for; 0: no limit
     priority_step: int = 1000
-    speculation: Speculation = Speculation.LOOKUP
+    speculation: Speculation = Speculation.ALL
     block_listener: BlockListener | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -11,14 +11,18 @@ drafts as many tokens as are worth their rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 from llmserve.core import TokenEvent
 from llmserve.scheduler.blocks import BlockPool
-from llmserve.scheduler.drafting import LookupDrafter, Speculation, StepCosts
+from llmserve.scheduler.drafts.drafter import Drafter, Speculation
+from llmserve.scheduler.drafts.grammar import GrammarDrafter
+from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.outline import Outline
 from llmserve.scheduler.plan import Chunk, ChunkScores, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
+from llmserve.scheduler.step_costs import StepCosts
 
 
 class Speculator:
@@ -29,31 +33,38 @@ class Speculator:
         self.num_generated = 0  # tokens, in chunks with drafts
         self.num_drafted = 0
         self.num_accepted = 0
-        self._is_on = config.settings.speculation is Speculation.LOOKUP
+        self._drafters = config.settings.speculation
         self._config = config
         self._pool = pool
 
     def arrive(self, sequence: Sequence) -> None:
-        if self._is_on and sequence.may_draft:
-            sequence.drafter = LookupDrafter()
+        drafters: list[Drafter] = []
+        if Speculation.GRAMMAR in self._drafters and sequence.matcher is not None:
+            drafters.append(GrammarDrafter())
+        if Speculation.LOOKUP in self._drafters:
+            drafters.append(LookupDrafter())
+        sequence.drafters = tuple(drafters)
 
     def extend(self, outline: Outline) -> None:
         """Where every sequence decodes: beside a prompt, rows are not cheap. Nobody gives way to a draft."""
-        if not self._is_on or len(outline.chunks) < outline.num_tokens:
+        if not self._drafters or len(outline.chunks) < outline.num_tokens:
             return
         threshold = self._costs.threshold(outline.num_tokens)
         for index, sequence in enumerate(outline.sequences):
-            drafter = sequence.drafter
-            if drafter is not None and (place := drafter.match(sequence.token_ids)) is not None:
-                limit = min(outline.num_left, sequence.num_draftable, self._room(sequence))
-                if drafted := drafter.draft(sequence.token_ids, place, limit, threshold):
-                    self._extend_table(sequence, len(drafted))
-                    outline.replace(index, sequence.drafted_chunk(drafted))
+            for drafter in sequence.drafters:
+                if proposed := drafter.propose(sequence):
+                    limit = min(outline.num_left, sequence.num_draftable, self._room(sequence))
+                    count = min(limit, drafter.num_worthwhile(threshold))
+                    if drafted := _allowed(sequence, proposed[: max(0, count)]):
+                        sequence.drafted_by = drafter
+                        self._extend_table(sequence, len(drafted))
+                        outline.replace(index, sequence.drafted_chunk(drafted))
+                        break
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """What a step took. Those with a prompt in them say nothing about rows."""
         num_rows = plan.num_tokens
-        if self._is_on and sum(max(1, chunk.num_samples) for chunk in plan.chunks) == num_rows:
+        if self._drafters and sum(max(1, chunk.num_samples) for chunk in plan.chunks) == num_rows:
             self._costs.observe(num_rows, seconds)
 
     def verify(
@@ -63,6 +74,8 @@ class Speculator:
         drafted = chunk.drafted
         events: list[TokenEvent | None] = []
         for place, (token, log_prob) in enumerate(drawn):
+            if sequence.drafted_guide is not None:
+                sequence.matcher = sequence.drafted_guide.matcher(place)
             events.append(sequence.append(token, log_prob, now_ns, scores.of_sample(place)))
             if sequence.finish_reason or (place < len(drafted) and token != drafted[place]):
                 break
@@ -70,8 +83,9 @@ class Speculator:
         self.num_generated += len(events)
         self.num_drafted += len(drafted)
         self.num_accepted += num_accepted
-        assert sequence.drafter is not None, "somebody else has drafted"
-        sequence.drafter.learn(len(drafted), num_accepted)
+        assert sequence.drafted_by is not None, "nobody has drafted"
+        sequence.drafted_by.learn(len(drafted), num_accepted)
+        sequence.drafted_by = sequence.drafted_guide = None
         return [event for event in events if event is not None]
 
     def forget_rejected(self, sequence: Sequence) -> None:
@@ -89,3 +103,10 @@ class Speculator:
         num_missing = self._config.num_blocks_for(sequence.num_tokens + num_drafted) - len(sequence.block_table)
         if num_missing > 0:
             sequence.block_table.extend(self._pool.allocate(num_missing))
+
+
+def _allowed(sequence: Sequence, drafted: Seq[int]) -> Seq[int]:
+    """As far as its guide lets it."""
+    if sequence.matcher is None or not drafted:
+        return drafted
+    return drafted[: sequence.matcher.num_allowed(drafted)]

@@ -44,6 +44,7 @@ class BadWords:
         for word in words:
             last_ids[len(word) - 1][word[:-1]].add(word[-1])
         self._last_ids = {length: dict(by_beginning) for length, by_beginning in last_ids.items()}
+        self.max_beginning = max(self._last_ids, default=0)  # tokens that decide what is banned
 
     def banned_after(self, token_ids: Sequence[int]) -> set[int]:
         """Every token that completes a bad word when it follows `token_ids` (prompt and output)."""

@@ -15,7 +15,6 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -27,13 +26,13 @@ import numpy as np
 
 from llmserve.core import Guide, GuideState
 from llmserve.errors import InvalidArgument, ResourceExhausted
-from llmserve.stages.guide_vocabulary import Vocabulary, first_bits, unpacked
+from llmserve.stages.guide_vocabulary import Vocabulary, unpacked
+from llmserve.stages.token_guide import TokenGuide
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from llmserve.stages.tool_formats.grammars import WHITE_SPACE
-from llmserve.stages.unique_names import UsedNames
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLParserLimits
 
 Kept = TypeVar("Kept")
 
@@ -45,7 +44,6 @@ NUM_THREADS = 4
 STACK_BYTES = 256 << 20  # of each: the library recurses over a grammar, and 64 KiB of one have taken 70 MiB
 MAX_WAITING = 64  # guides to be compiled
 MAX_KEPT = 64  # compiled ones, and as many refused ones
-JSON_KINDS = ("json", "json_schema")
 ANY_OBJECT = '{"type": "object"}'
 MAX_MESSAGE = 500
 NUM_TRIED = 4  # tokens
@@ -162,78 +160,6 @@ class GuidesOfDirectory:
         return GuideCompiler(load_tokenizer(self._tokenizer_dir), self._vocab_size)
 
 
-class TokenGuide:
-    """A compiled guide: the matcher of an answer that has not begun."""
-
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, source: tuple[str, str]) -> None:
-        """`source`: its kind and text, for an engine in another process."""
-        self.source = source
-        self._matcher = matcher
-        self._vocabulary = vocabulary
-        bits = matcher.compute_bitmask()
-        self._bits = first_bits(bits, vocabulary)
-        self.state = _state(matcher, self._bits, vocabulary)
-
-    def start(self) -> TokenMatcher:
-        names = UsedNames() if self.source[0] in JSON_KINDS else None
-        return TokenMatcher(self._matcher.deep_copy(), self._vocabulary, self._bits, names)
-
-
-class TokenMatcher:
-    """One answer under a guide."""
-
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, bits: bytes, names: UsedNames | None) -> None:
-        """`names`: of JSON."""
-        self._matcher = matcher
-        self._names = names
-        self._vocabulary = vocabulary
-        self._bits = bits  # what may come next, the end included
-        self._taken: int | None = None  # and not looked at yet
-        self._is_first = True
-        self.state = GuideState.OPEN
-        self.reason = ""  # why it is stuck, where the library says so
-
-    def mask(self, end_ids: Sequence[int]) -> bytes:
-        self._look()
-        vocabulary = self._vocabulary
-        if not vocabulary.may_end(self._bits):
-            return self._without_repeated_names()[: vocabulary.num_mask_bytes]
-        mask = bytearray(self._bits[: vocabulary.num_mask_bytes])
-        for token in end_ids:
-            if 0 <= token < vocabulary.vocab_size:
-                mask[token // 8] |= 1 << token % 8
-        return bytes(mask)
-
-    def advance(self, token: int) -> None:
-        self._taken = self._vocabulary.first_twins.get(token, token) if self._is_first else token
-        self._is_first = False
-
-    def is_complete(self) -> bool:
-        self._look()
-        return self.state is GuideState.COMPLETE
-
-    def _look(self) -> None:
-        if self._taken is None:
-            return
-        self._matcher.consume_token(self._taken)
-        if self._names is not None:
-            self._names.add(self._vocabulary.known[self._taken] or b"")
-        self._taken = None
-        self._bits = self._matcher.compute_bitmask()  # after an error, too: then it is the end alone
-        if self._vocabulary.says_nothing(self._bits):
-            self.state = _state(self._matcher, self._bits, self._vocabulary)
-            self.reason = self._matcher.get_error()
-
-    def _without_repeated_names(self) -> bytes:
-        """Unless there is nothing else to say."""
-        if self._names is None or not (repeating := list(self._names.repeating(self._vocabulary.quoted))):
-            return self._bits
-        bits = bytearray(self._bits)
-        for token in repeating:
-            bits[token // 8] &= ~(1 << token % 8)
-        return self._bits if self._vocabulary.says_nothing(bytes(bits)) else bytes(bits)
-
-
 def _keep(kept: OrderedDict[GuideText, Kept], text: GuideText, what: Kept) -> None:
     kept[text] = what
     if len(kept) > MAX_KEPT:
@@ -268,13 +194,6 @@ def _check_work(text: GuideText, guide: TokenGuide) -> None:
         raise _invalid(text, matcher.reason)
     if MAX_TOKEN_S < least < math.inf:
         raise _invalid(text, f"each token takes {least * 1e3:.0f} ms of work; repeat less, or smaller parts")
-
-
-def _state(matcher: LLMatcher, bits: bytes, vocabulary: Vocabulary) -> GuideState:
-    if not vocabulary.says_nothing(bits):
-        return GuideState.OPEN
-    is_complete = vocabulary.may_end(bits) and not matcher.is_error()
-    return GuideState.COMPLETE if is_complete else GuideState.STUCK
 
 
 def _grammar(text: GuideText) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from llmserve.core import GuideState
@@ -35,6 +36,16 @@ class Evens:
 
     def is_complete(self) -> bool:
         return self._num_left == 0
+
+    def fork(self) -> Evens:
+        return Evens(self._vocab_size, self._num_left)
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        allowed = itertools.takewhile(lambda token: token % 2 == 0, token_ids[: self._num_left])
+        return len(list(allowed))
 
 
 async def compile_evens(kind: str, text: str) -> Evens:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from llmserve.core import SamplingParams, TopTokens
 from llmserve.engine.base import PipelinedRunner, Runner
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner
-from llmserve.scheduler.plan import UNSEEN, Chunk, SampleRequest, StepPlan
+from llmserve.scheduler.plan import UNSEEN, Chunk, Constraint, SampleRequest, StepPlan
 from tests.engine.cpu.networks import LIMITS, odd_network
 from tests.engine.cuda.engines import compile_engine
 from tests.engine.cuda.engines import open_runner as open_interpreted
@@ -70,13 +71,17 @@ class Case:
     num_samples: int
     request: SampleRequest  # without what its place decides
     num_prompt: int
+    constraints: Sequence[Constraint] = ()  # of the samples; empty: anything may be drawn
 
     def request_at(self, position: int, num_samples: int = 1) -> SampleRequest:
         """After the first `position` tokens: nothing behind them is in it."""
         history = array("i", self.ids[:position]) if self.request.params.has_penalties else ()
         num_prompt = min(self.num_prompt, len(history))
-        place = {"position": position, "history": history, "num_prompt": num_prompt}
-        return dataclasses.replace(self.request, num_samples=num_samples, **place)  # type: ignore[arg-type]
+        place: dict[str, Any] = {"position": position, "history": history, "num_prompt": num_prompt}
+        if self.constraints:
+            *earlier, last = self.constraints[: position - len(self.ids) + self.num_samples][-num_samples:]
+            place |= {"banned": last.banned, "mask": last.mask, "earlier": earlier}
+        return dataclasses.replace(self.request, num_samples=num_samples, **place)
 
 
 @dataclass(frozen=True)
@@ -109,12 +114,25 @@ REQUESTS = st.builds(
 )
 
 
+def mask_of(allowed: Collection[int], vocab_size: int) -> Callable[[], bytes]:
+    return lambda: sum(1 << token for token in allowed).to_bytes(-(-vocab_size // 32) * 4, "little")
+
+
+ALLOWED = st.frozensets(st.integers(0, NUM_IDS - 1), min_size=1)
+BANNED = st.lists(st.integers(0, NUM_IDS - 1), max_size=3, unique=True)
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, vocab_size: int) -> Case:
     ids = draw(st.lists(st.integers(0, NUM_IDS - 1), min_size=1, max_size=MOST_TOKENS))
     num_chunk = draw(st.integers(1, len(ids)))
     num_samples, num_prompt = draw(st.integers(0, num_chunk)), draw(st.integers(0, len(ids)))
-    return Case(ids, num_chunk, num_samples, draw(REQUESTS), num_prompt)
+    masked, bans = draw(st.booleans()), draw(st.booleans())
+    constraints = [
+        Constraint(draw(BANNED) if bans else (), mask_of(draw(ALLOWED), vocab_size) if masked else None)
+        for _ in range(num_samples * (masked or bans))
+    ]
+    return Case(ids, num_chunk, num_samples, draw(REQUESTS), num_prompt, constraints)
 
 
 def blocks_of(number: int) -> Sequence[int]:
@@ -162,10 +180,10 @@ def drawn_singly(runner: Runner, case: Case) -> Drawn:
 
 
 def test_samples_of_a_chunk_are_those_of_a_token_at_a_time(runner: Runner, name: str) -> None:
-    """Greedy, by chance, with penalties and bias, log-probs, likely tokens and logits, beside other sequences."""
+    """Greedy, by chance, with penalties, bias, bans, masks, log-probs, likely tokens and logits, beside others."""
 
     @settings(max_examples=6 if name in INTERPRETED else 60, deadline=None, derandomize=True)
-    @given(sequences=st.lists(cases(), min_size=1, max_size=MOST_SEQUENCES))
+    @given(sequences=st.lists(cases(runner.info.vocab_size), min_size=1, max_size=MOST_SEQUENCES))
     def check(sequences: list[Case]) -> None:
         assert drawn_together(runner, sequences) == [drawn_singly(runner, case) for case in sequences]
 

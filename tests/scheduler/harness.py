@@ -7,16 +7,17 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from llmserve.core import FinishReason, GenerateRequest, GuideState, SamplingParams, TokenEvent
 from llmserve.engine.base import PendingStep, Runner, RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
 from llmserve.scheduler.blocks import hash_block
-from llmserve.scheduler.drafting import Speculation
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for
 from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
 from tests.engine.fake.pipelined import PipelinedFakeRunner
+from tests.scheduler.slots import Slots
 
 INFO = RunnerInfo(vocab_size=7, block_size=4, num_blocks=32, max_num_tokens=16, max_batch_size=4, max_seq_len=64)
 PLAIN = SchedulerSettings(speculation=Speculation.OFF)  # a token in each step
@@ -216,7 +217,8 @@ def full_output(sequence: Sequence) -> list[int]:
 
 def answer_alone(request: GenerateRequest, index: int, info: RunnerInfo) -> tuple[list[int], FinishReason]:
     """The answer in the plainest code: one token after the other, every rule as a scan."""
-    params = request.sampling
+    params, guide = request.sampling, request.guide
+    assert guide is None or isinstance(guide, Slots)
     words = [tuple(word) for word in request.stop_ids] + ([] if request.end_id is None else [(request.end_id,)])
     output: list[int] = []
     while True:
@@ -224,10 +226,12 @@ def answer_alone(request: GenerateRequest, index: int, info: RunnerInfo) -> tupl
         banned = {word[-1] for word in request.bad_ids if tuple(known[len(known) - len(word) + 1 :]) == word[:-1]}
         if len(output) < params.min_tokens:
             banned |= {word[0] for word in words if len(word) == 1}
-        token = (fold(known) + (0 if params.is_greedy else params.seed + index)) % info.vocab_size
-        while token in banned:
-            token = (token + 1) % info.vocab_size
-        output.append(token)
+        drawn = (fold(known) + (0 if params.is_greedy else params.seed + index)) % info.vocab_size
+        allowed = [(drawn + step) % info.vocab_size for step in range(info.vocab_size)]
+        if guide is not None:
+            end_ids = [word[0] for word in words if len(word) == 1]
+            allowed = [token for token in allowed if token in guide.allowed(len(output), end_ids)] or [drawn]
+        output.append(next((token for token in allowed if token not in banned), allowed[0]))
         found = [
             word
             for word in words
@@ -237,5 +241,11 @@ def answer_alone(request: GenerateRequest, index: int, info: RunnerInfo) -> tupl
             longest = max(found, key=len)
             reason = FinishReason.END_ID if longest == (request.end_id,) else FinishReason.STOP_WORDS
             return output[: len(output) - len(longest)], reason
+        if guide is not None:
+            state = guide.state(len(output) - 1)
+            if state is not GuideState.OPEN or output[-1] == request.end_id:
+                return output[:-1], FinishReason.LENGTH if state is GuideState.STUCK else FinishReason.END_ID
+            if len(output) == params.max_tokens and guide.state(len(output)) is GuideState.COMPLETE:
+                return output, FinishReason.END_ID
         if len(output) == params.max_tokens or len(known) + 1 == info.max_seq_len:
             return output, FinishReason.LENGTH

@@ -10,7 +10,7 @@ import pytest
 
 from llmserve.core import SamplingParams
 from llmserve.errors import Unsupported
-from llmserve.scheduler.plan import Chunk, SampleRequest
+from llmserve.scheduler.plan import Chunk, Constraint, SampleRequest
 
 PARAMS = SamplingParams(presence_penalty=0.5, seed=7)
 IDS = array("i", [4, 5, 6, 7, 8])
@@ -44,9 +44,22 @@ def test_more_samples_than_tokens_are_refused(num_samples: int) -> None:
         Chunk(9, IDS[3:], 3, (0, 1), replace(LAST, num_samples=num_samples))
 
 
-def test_what_holds_for_one_sample_only_is_refused_for_several() -> None:
+def test_each_sample_has_a_constraint_of_its_own() -> None:
+    masks = [lambda number=number: bytes([number]) for number in range(3)]
+    earlier = [Constraint((9,), masks[0]), Constraint((), masks[1])]
+    chunk = Chunk(0, IDS, 0, (0, 1), replace(LAST, banned=(3,), mask=masks[2], earlier=earlier))
+    assert [sample.banned for sample in chunk.samples] == [(9,), (), (3,)]
+    assert [sample.mask and sample.mask() for sample in chunk.samples] == [b"\0", b"\1", b"\2"]
+    assert [sample.earlier for sample in chunk.samples] == [()] * 3
+    free = Chunk(0, IDS, 0, (0, 1), replace(LAST, banned=(3,)))
+    assert [sample.banned for sample in free.samples] == [(), (), (3,)]
+
+
+def test_constraints_that_do_not_fit_the_samples_are_refused() -> None:
     with pytest.raises(Unsupported) as refused:
-        Chunk(9, IDS[:1], 0, (0,), replace(LAST, mask=lambda: b"", banned=(3,)))
-    assert re.findall(r"num_samples|mask applies|banned tokens apply", str(refused.value)) == [
-        "num_samples", "mask applies", "banned tokens apply"
+        Chunk(9, IDS[:1], 0, (0,), replace(LAST, mask=lambda: b"", earlier=[Constraint((3,))]))
+    assert re.findall(r"num_samples|2 samples before the last, .* of 1|a mask for each", str(refused.value)) == [
+        "num_samples", "2 samples before the last, and constraints of 1", "a mask for each"
     ]  # fmt: skip
+    with pytest.raises(Unsupported, match="a mask for each"):
+        Chunk(9, IDS, 0, (0, 1), replace(LAST, mask=lambda: b""))

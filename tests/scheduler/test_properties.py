@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest.mock import patch
@@ -15,16 +14,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from llmserve.core import FinishReason, GenerateRequest, SamplingParams
 from llmserve.engine.base import RunnerInfo, StepResult
-from llmserve.engine.fake import FakeRunner, fake_answer, fold
+from llmserve.engine.fake import FakeRunner, fold
 from llmserve.errors import Unsupported
 from llmserve.scheduler import sequence as sequence_module
 from llmserve.scheduler.blocks import BlockPool
-from llmserve.scheduler.drafting import LookupDrafter, Speculation
+from llmserve.scheduler.drafts.acceptance import Acceptance
+from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Speculation
+from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.scheduler.harness import INFO, Bench, answer_alone
+from tests.scheduler.slots import Slot, Slots
 
 MAX_PROMPT = 20
 MAX_OUTPUT = 16
@@ -37,6 +39,11 @@ prompts = st.builds(
     lambda beginning, end: (beginning * 3 + end)[:MAX_PROMPT],
     st.sampled_from([(), (1, 2, 3, 4), (1, 2, 3, 5), (6, 6, 6, 6, 6)]),
     st.lists(token_ids, min_size=1, max_size=8).map(tuple),
+)
+
+slots = st.builds(Slot, st.frozensets(token_ids, max_size=3) | st.frozensets(token_ids, min_size=1, max_size=1))
+guides = st.lists(st.builds(replace, slots, may_end=st.booleans()), min_size=1, max_size=MAX_OUTPUT).map(
+    lambda found: Slots(tuple(found))
 )
 
 
@@ -55,6 +62,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
         end_id=draw(st.none() | token_ids),
         stop_ids=draw(words),
         bad_ids=draw(words),
+        guide=draw(st.none() | guides),
         num_sequences=draw(st.sampled_from([1, 1, 1, 2, 4])),
         priority=draw(st.integers(-2, 2)),
         return_prompt_log_probs=draw(st.booleans()),
@@ -83,7 +91,7 @@ scheduler_settings = st.builds(
     policy=st.sampled_from(Policy),
     enable_block_reuse=st.booleans(),
     priority_step=st.sampled_from([1, 3, 1000]),
-    speculation=st.sampled_from(Speculation),
+    speculation=st.sampled_from([Speculation.OFF, *Speculation, Speculation.ALL]),
 )
 
 
@@ -91,13 +99,16 @@ scheduler_settings = st.builds(
 def guesses() -> Iterator[None]:
     """Drafts that are right to the end, right for a while, or nonsense; as long as they may be."""
 
-    def draft(self: LookupDrafter, token_ids: array[int], place: int, limit: int, threshold: float) -> list[int]:
-        limit = max(0, limit)
-        right = fake_answer(token_ids, limit, INFO.vocab_size)
-        num_right = random.Random(fold(token_ids)).choice([0, limit // 2, limit])
+    def propose(self: LookupDrafter, sequence: Sequence) -> list[int]:
+        answer, _ = answer_alone(sequence.request, sequence.index, INFO)
+        right = (answer[sequence.num_output :] + [0] * MAX_DRAFTED)[:MAX_DRAFTED]
+        num_right = random.Random(fold(sequence.token_ids)).choice([0, 1, 4, MAX_DRAFTED])
         return [token if place < num_right else place % INFO.vocab_size for place, token in enumerate(right)]
 
-    with patch.object(LookupDrafter, "draft", draft), patch.object(LookupDrafter, "match", return_value=0):
+    with (
+        patch.object(LookupDrafter, "propose", propose),
+        patch.object(Acceptance, "num_worthwhile", return_value=MAX_DRAFTED),
+    ):
         yield
 
 

@@ -115,6 +115,38 @@ def walk(guide: Guide, vocab_size: int, rng: random.Random, *, end_id: int | Non
 
 @pytest.mark.parametrize("name", GUIDES)
 @pytest.mark.parametrize("kind", WRITERS)
+def test_what_is_forced_or_allowed_is_what_masks_say(
+    kind: str, name: str, tokenizers_by_kind: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers_by_kind[kind]
+    if name in (*LACKING.get(kind, ()), STUCK.get(kind)):
+        pytest.skip("its vocabulary lacks what the guide needs")
+    vocab_size, rng = tokenizer.vocab_size + EXTRA, random.Random(3)
+    matcher = GuideCompiler(tokenizer, vocab_size).compile(GUIDES[name][0]).start()
+    for _ in range(40):
+        fork = matcher.fork()
+        forced = fork.forced()
+        assert not forced or allowed_ids(fork.mask(())) == forced[:1]
+        for token in forced:
+            assert token in allowed_ids(fork.mask(()))
+            fork.advance(token)
+        assert matcher.num_allowed([*forced, vocab_size - 1]) == len(forced)  # which no tokenizer knows
+        fork = matcher.fork()
+        assert fork.mask(()) == matcher.mask(())
+        ids = [token for token in allowed_ids(matcher.mask(())) if token < vocab_size]
+        if not ids:
+            assert not fork.forced()
+            break
+        token = rng.choice(ids)
+        assert matcher.num_allowed([token]) == 1
+        fork.advance(rng.choice(ids))
+        fork.mask(())
+        matcher.advance(token)
+    assert matcher.state is fork.state or matcher.fork().state is matcher.state
+
+
+@pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_complete_answers_follow_their_guide(kind: str, name: str, tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     text, follows = GUIDES[name]
     tokenizer = tokenizers_by_kind[kind]

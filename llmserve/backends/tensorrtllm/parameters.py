@@ -17,7 +17,7 @@ from llmserve.engine.directory.artifact import MANIFEST_FILE
 from llmserve.engine.directory.identity import PREFIX
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, ModelConfigError, raise_problems
-from llmserve.scheduler.drafting import Speculation
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from llmserve.serving.config.rollout_rules import PARAMETER as RULES
 from llmserve.stages.files import resolve_path
@@ -72,7 +72,7 @@ class ModelParameters:
                 policy=reader.take("batch_scheduler_policy", Policy.GUARANTEED_NO_EVICT, _policy),
                 enable_block_reuse=reader.take("enable_kv_cache_reuse", None, _bool),
                 max_queue_size=reader.take("max_queue_size", queue_size, int),
-                speculation=reader.take("speculation", SchedulerSettings().speculation, Speculation),
+                speculation=reader.take("speculation", SchedulerSettings().speculation, Speculation.read),
             ),
             SchedulerSettings(),
         )
@@ -174,7 +174,6 @@ def _policy(text: str) -> Policy:
 EXPECTED: dict[object, str] = {
     int: "expected a whole number",
     float: "expected a number",
-    Speculation: f"expected {' or '.join(one.value for one in Speculation)}",
     _integers: "expected whole numbers with commas between them",
 }
 

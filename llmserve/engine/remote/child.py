@@ -22,7 +22,7 @@ from typing import IO, Any
 from llmserve.engine.remote.messages import error_document, read_error
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import LlmserveError, Unavailable
-from llmserve.scheduler.drafting import Speculation
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"

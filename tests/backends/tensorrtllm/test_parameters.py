@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 from llmserve.backends.tensorrtllm.parameters import ModelParameters
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import ModelConfigError
-from llmserve.scheduler.drafting import Speculation
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.backends.tensorrtllm.models import read_config, with_parameters
 
@@ -47,8 +47,10 @@ def test_parameters_become_settings(tmp_path: Path) -> None:
 
 
 def test_speculation_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
-    assert read(tmp_path).engine.scheduler.speculation is Speculation.LOOKUP
-    with pytest.raises(ModelConfigError, match="speculation is 'on': expected off or lookup"):
+    assert read(tmp_path).engine.scheduler.speculation is Speculation.ALL
+    assert read(tmp_path, speculation="Grammar").engine.scheduler.speculation is Speculation.GRAMMAR
+    assert read(tmp_path, speculation="grammar, lookup").engine.scheduler.speculation is Speculation.ALL
+    with pytest.raises(ModelConfigError, match=r"speculation is 'on': expected off, or names .*: lookup,grammar"):
         read(tmp_path, speculation="on")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -17,10 +18,15 @@ from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TopToke
 from llmserve.engine.base import Engine, EngineStats
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
-from llmserve.scheduler.drafting import CAUTION, GRAM, INDEXED_AT_ONCE, LookupDrafter, Speculation, StepCosts
+from llmserve.scheduler.drafts.drafter import Speculation
+from llmserve.scheduler.drafts.lookup import GRAM
 from llmserve.scheduler.settings import SchedulerSettings
+from llmserve.stages import guides as guides_module
+from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
+from llmserve.stages.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 
+VOCAB_SIZE = 320
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11, 5, 6, 7)
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 SAMPLINGS = {
@@ -31,6 +37,13 @@ SAMPLINGS = {
     "min tokens": replace(GREEDY, min_tokens=20),
 }
 FEW = tuple((token, 50.0) for token in (5, 6, 7))  # answers of three tokens repeat themselves
+BANNED = ((5, 6, 7, 5), (7, 7), (6,))
+SCHEMA = {
+    "type": "object",
+    "properties": {"description": {"enum": ["long ago", "of late"]}, "number": {"type": "integer"}},
+    "required": ["description", "number"],
+    "additionalProperties": False,
+}
 Answer = tuple[Sequence[int], Sequence[float], Sequence[TopTokens], FinishReason | None]
 
 
@@ -53,7 +66,7 @@ async def answer(engine: Engine, request: GenerateRequest) -> Answer:
     return tokens, log_probs, [top for event in told for top in event.top], told[-1].finish_reason
 
 
-def answers(folder: Path, speculation: Speculation) -> tuple[dict[str, Answer], EngineStats]:
+def lookup_requests() -> dict[str, GenerateRequest]:
     requests = {
         name: GenerateRequest(
             name, PROMPT[: -2 - number] + PROMPT[:GRAM], sampling, end_id=2, stop_ids=((5, 6, 7, 5, 5, 7),),
@@ -62,6 +75,37 @@ def answers(folder: Path, speculation: Speculation) -> tuple[dict[str, Answer], 
         )
         for number, (name, sampling) in enumerate(SAMPLINGS.items())
     }  # fmt: skip
+    return requests | {
+        f"bad words, {name}": replace(request, bad_ids=BANNED, embedding_bias=((5, 90.0), (6, 70.0), (7, 80.0)))
+        for name, request in requests.items()
+    }
+
+
+def guided_requests(folder: Path) -> dict[str, GenerateRequest]:
+    """Of an answer twice as long as its prompt, which repeats what it may begin with."""
+    tokenizer = load_tokenizer(folder)
+    texts = {
+        "schema": GuideText(GuideKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+        "repeats": GuideText(GuideKind.REGEX, "(the cat sat on the mat\\. |one two three\\. ){3}end"),
+    }
+    with patch.object(guides_module, "WHITE_SPACE", " ?"):  # a network without training would fill its answers with it
+        guides = {name: GuideCompiler(tokenizer, VOCAB_SIZE).compile(text) for name, text in texts.items()}
+    prompt = tuple(tokenizer.encode("the cat sat on the mat. the cat sat on the mat. "))
+    bad = tuple((token,) for token in tokenizer.encode("cat description"))
+    requests = {
+        f"{kind}, {name}": GenerateRequest(
+            name, prompt, replace(sampling, max_tokens=160), end_id=2, guide=guide, return_log_probs=True,
+            num_top_log_probs=2,
+        )
+        for kind, guide in guides.items()
+        for name, sampling in SAMPLINGS.items()
+    }  # fmt: skip
+    return requests | {f"bad words, {name}": replace(request, bad_ids=bad) for name, request in requests.items()}
+
+
+def answers(
+    folder: Path, speculation: Speculation, requests: Mapping[str, GenerateRequest]
+) -> tuple[dict[str, Answer], EngineStats]:
     engine = open_engine(folder, EngineSettings(scheduler=SchedulerSettings(speculation=speculation)))
 
     async def asked() -> dict[str, Answer]:
@@ -75,72 +119,20 @@ def answers(folder: Path, speculation: Speculation) -> tuple[dict[str, Answer], 
         engine.close()
 
 
-def test_answers_are_those_without_it_in_fewer_steps(engine_dir: Path) -> None:
-    plain, without = answers(engine_dir, Speculation.OFF)
-    found, stats = answers(engine_dir, Speculation.LOOKUP)
+@pytest.mark.parametrize("speculation", [Speculation.LOOKUP, Speculation.GRAMMAR, Speculation.ALL])
+@pytest.mark.parametrize("is_guided", [False, True], ids=["free", "guided"])
+def test_answers_are_those_without_it_in_fewer_steps(
+    engine_dir: Path, speculation: Speculation, is_guided: bool
+) -> None:
+    requests = guided_requests(engine_dir) if is_guided else lookup_requests()
+    plain, without = answers(engine_dir, Speculation.OFF, requests)
+    found, stats = answers(engine_dir, speculation, requests)
     assert found == plain
+    if speculation is Speculation.GRAMMAR and not is_guided:
+        assert stats.total_drafted_tokens == 0
+        return
     assert stats.total_gen_tokens == without.total_gen_tokens
     assert (without.total_drafted_tokens, without.total_accepted_tokens) == (0, 0)
     assert stats.total_drafted_tokens is not None
     assert 0 < (stats.total_accepted_tokens or 0) <= stats.total_drafted_tokens
     assert stats.iteration < without.iteration
-
-
-def drafted(tokens: Sequence[int], limit: int = 8, threshold: float = 0.03) -> list[int]:
-    drafter, token_ids = LookupDrafter(), array("i", tokens)
-    place = drafter.match(token_ids)
-    return [] if place is None else list(drafter.draft(token_ids, place, limit, threshold))
-
-
-def test_what_followed_last_time_is_drafted() -> None:
-    assert drafted([1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 8, 1, 2, 3], limit=4) == [6, 7, 8, 1]  # the last time, not the first
-    assert drafted([1, 2, 3, 1, 2, 3], limit=5) == [1, 2, 3, 1, 2]  # it goes on repeating itself
-    assert drafted([1, 2, 3, 4, 2, 3]) == []
-    assert drafted([1, 2]) == []
-    assert drafted([1, 2, 3, 1, 2, 3], limit=0) == []
-
-
-def test_a_drafter_that_is_wrong_drafts_less_and_tries_again() -> None:
-    drafter, tokens = LookupDrafter(), array("i", [1, 2, 3, 4, 1, 2, 3])
-    lengths = []
-    for _ in range(6):
-        lengths.append(len(drafter.draft(tokens, 3, 15, 0.03)))
-        if lengths[-1]:
-            drafter.learn(lengths[-1], 0)
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[-1] < lengths[0]
-    drafter.learn(15, 15)
-    assert len(drafter.draft(tokens, 3, 15, 0.03)) > lengths[0]
-
-
-def test_rows_that_cost_more_have_to_be_likelier() -> None:
-    costs = StepCosts()
-    assert costs.threshold(1) < costs.threshold(32)
-    for _ in range(50):
-        for num_rows in (1, 4, 16, 200):
-            costs.observe(num_rows, 1.0 + 0.5 * num_rows)  # long steps are no interruptions
-    cost = CAUTION * 0.5
-    assert costs.threshold(1) == pytest.approx(cost / (1 + cost))
-    costs.observe(1, 100.0)  # the machine was busy
-    assert costs.threshold(1) == pytest.approx(cost / (1 + cost), abs=0.1)
-
-
-def test_what_rows_cost_is_not_forgotten_where_all_steps_are_alike() -> None:
-    costs = StepCosts()
-    for num_rows in (1, 8, 16) * 20:
-        costs.observe(num_rows, 1.0 + 0.5 * num_rows)
-    measured = costs.threshold(16)
-    for _ in range(200):
-        costs.observe(16, 9.0)
-    assert costs.threshold(16) == pytest.approx(measured, abs=0.1)
-    for _ in range(4000):
-        costs.observe(16, 9.0)
-    assert costs.threshold(16) < 0.5  # and tried again in the end
-
-
-def test_a_long_prompt_is_read_over_several_steps() -> None:
-    tokens = array("i", [*range(3 * INDEXED_AT_ONCE), 0, 1, 2])
-    drafter = LookupDrafter()
-    drafter.match(tokens)
-    assert drafter._num_indexed == INDEXED_AT_ONCE + GRAM
-    assert drafter.match(tokens) == 3

@@ -1,0 +1,7 @@
+"""Drafters, one file each, behind one protocol.
+
+drafter.py     the protocol, and which drafters there are
+acceptance.py  how many tokens of a draft are worth their rows
+lookup.py      what followed the newest tokens the last time
+grammar.py     what a guide leaves no choice of
+"""

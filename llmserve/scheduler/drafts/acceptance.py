@@ -1,0 +1,33 @@
+"""How many tokens of a draft are worth their rows, as far as is known."""
+
+from __future__ import annotations
+
+import math
+
+from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
+
+FORGETTING = 0.9  # what an older draft weighs beside the next one
+RECOVERY = 0.97  # what rejected drafts weigh after each token that was not worth a draft: it is tried again
+
+
+class Acceptance:
+    """What the drafts of one drafter have been worth to one sequence."""
+
+    def __init__(self, num_rejected: float) -> None:
+        """`num_rejected`: drafts, for one token accepted, before anything is known."""
+        self._num_accepted = 1.0
+        self._num_rejected = num_rejected
+
+    def num_worthwhile(self, threshold: float) -> int:
+        """Token n of a draft is drawn with the n-th power of a token's probability."""
+        if not self._num_rejected:
+            return MAX_DRAFTED
+        probability = (self._num_accepted + 0.1) / (self._num_accepted + self._num_rejected + 0.1)
+        num_tokens = int(math.log(threshold) / math.log(probability)) if 0 < threshold < 1 and probability < 1 else 0
+        if not num_tokens:
+            self._num_rejected *= RECOVERY
+        return min(num_tokens, MAX_DRAFTED)
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        self._num_accepted = FORGETTING * self._num_accepted + num_accepted
+        self._num_rejected = FORGETTING * self._num_rejected + (num_accepted < num_drafted)

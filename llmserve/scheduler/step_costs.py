@@ -1,0 +1,45 @@
+"""What a row more costs a step: it decides how likely a drafted token has to be."""
+
+from __future__ import annotations
+
+STEP_FORGETTING = 0.98  # what an older step weighs beside the next one
+PRIOR_ROW_COST = 0.03  # of a step of no rows, until steps of several sizes have been measured
+LEAST_ROW_COST = 0.01
+LEAST_BASE = 0.01  # of the mean step: what a step of no rows takes at least
+MAX_OUTLIER = 3.0  # times what the line says: a step that took longer was interrupted
+CAUTION = 1.3  # times the measured cost: what is worth nothing on average is not tried
+RELAXATION = 0.002  # of the way back, in each step
+
+
+class StepCosts:
+    """A step's time as a line over its rows, fitted to the steps of late in which every sequence decoded.
+
+    While all of them have as many rows the line stays, and its slope goes back to `PRIOR_ROW_COST` little by little, so
+    that a row that was too expensive once is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._base, self._slope = 0.0, 0.0  # seconds of a step, and of each row; 0: not known yet
+        self._weight = self._rows = self._seconds = self._rows_squared = self._rows_seconds = 0.0
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        if self._base:
+            seconds = min(seconds, MAX_OUTLIER * (self._base + self._slope * num_rows))
+        self._weight = STEP_FORGETTING * self._weight + 1
+        self._rows = STEP_FORGETTING * self._rows + num_rows
+        self._seconds = STEP_FORGETTING * self._seconds + seconds
+        self._rows_squared = STEP_FORGETTING * self._rows_squared + num_rows * num_rows
+        self._rows_seconds = STEP_FORGETTING * self._rows_seconds + num_rows * seconds
+        spread = self._weight * self._rows_squared - self._rows * self._rows
+        if spread <= self._weight * self._weight / 2:  # as good as one size
+            self._slope += RELAXATION * (PRIOR_ROW_COST * self._base - self._slope)
+            return
+        slope = max(0.0, (self._weight * self._rows_seconds - self._rows * self._seconds) / spread)
+        mean = self._seconds / self._weight
+        self._base = max(LEAST_BASE * mean, mean - slope * self._rows / self._weight)
+        self._slope = max(slope, LEAST_ROW_COST * self._base)
+
+    def threshold(self, num_rows: int) -> float:
+        """The probability above which a row more in a step of `num_rows` sequences brings more than it costs."""
+        cost = CAUTION * (self._slope / self._base if self._base else PRIOR_ROW_COST) * num_rows
+        return cost / (1 + cost)

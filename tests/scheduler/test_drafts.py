@@ -1,0 +1,109 @@
+"""What is drafted, and when a draft is worth its rows."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import pytest
+
+from llmserve.core import Matcher
+from llmserve.scheduler.drafts.acceptance import Acceptance
+from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Drafter, Speculation
+from llmserve.scheduler.drafts.grammar import GrammarDrafter
+from llmserve.scheduler.drafts.lookup import GRAM, INDEXED_AT_ONCE, LookupDrafter
+from llmserve.scheduler.step_costs import CAUTION, StepCosts
+from tests.scheduler.slots import Slot, Slots
+
+
+@dataclass
+class Answer:
+    """In the making."""
+
+    token_ids: array[int]
+    matcher: Matcher | None = None
+
+
+def drafted(drafter: Drafter, *tokens: int, matcher: Matcher | None = None) -> list[int]:
+    return list(drafter.propose(Answer(array("i", tokens), matcher)))
+
+
+def test_what_followed_last_time_is_drafted() -> None:
+    found = drafted(LookupDrafter(), 1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 8, 1, 2, 3)
+    assert found == [6, 7, 8, 1, 2, 3] * 2 + [6, 7, 8]  # the last time, not the first; then it goes on repeating itself
+    assert drafted(LookupDrafter(), 1, 2, 3, 4, 2, 3) == []
+    assert drafted(LookupDrafter(), 1, 2) == []
+
+
+def test_what_a_guide_forces_is_drafted() -> None:
+    either, seven = Slot(frozenset({1, 2})), Slot(frozenset({7}))
+    matcher = Slots((seven, either, *[seven] * 20)).start()
+    assert drafted(GrammarDrafter(), 5, matcher=matcher) == [7]
+    matcher.advance(7)
+    assert drafted(GrammarDrafter(), 5, 7, matcher=matcher) == []
+    matcher.advance(1)
+    assert drafted(GrammarDrafter(), 5, 7, 1, matcher=matcher) == [7] * MAX_DRAFTED
+    assert drafted(GrammarDrafter(), 5) == []
+
+
+def test_a_guide_is_trusted_until_it_was_wrong() -> None:
+    drafter = GrammarDrafter()
+    assert drafter.num_worthwhile(0.9) == MAX_DRAFTED
+    drafter.learn(3, 3)
+    assert drafter.num_worthwhile(0.9) == MAX_DRAFTED
+    drafter.learn(3, 0)  # a bad word
+    assert drafter.num_worthwhile(0.9) < MAX_DRAFTED
+
+
+def test_a_drafter_that_is_wrong_drafts_less_and_tries_again() -> None:
+    acceptance = Acceptance(num_rejected=1.0)
+    lengths = []
+    for _ in range(6):
+        lengths.append(acceptance.num_worthwhile(0.03))
+        if lengths[-1]:
+            acceptance.learn(lengths[-1], 0)
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < lengths[0]
+    acceptance.learn(15, 15)
+    assert acceptance.num_worthwhile(0.03) > lengths[0]
+
+
+def test_rows_that_cost_more_have_to_be_likelier() -> None:
+    costs = StepCosts()
+    assert costs.threshold(1) < costs.threshold(32)
+    for _ in range(50):
+        for num_rows in (1, 4, 16, 200):
+            costs.observe(num_rows, 1.0 + 0.5 * num_rows)  # long steps are no interruptions
+    cost = CAUTION * 0.5
+    assert costs.threshold(1) == pytest.approx(cost / (1 + cost))
+    costs.observe(1, 100.0)  # the machine was busy
+    assert costs.threshold(1) == pytest.approx(cost / (1 + cost), abs=0.1)
+
+
+def test_what_rows_cost_is_not_forgotten_where_all_steps_are_alike() -> None:
+    costs = StepCosts()
+    for num_rows in (1, 8, 16) * 20:
+        costs.observe(num_rows, 1.0 + 0.5 * num_rows)
+    measured = costs.threshold(16)
+    for _ in range(200):
+        costs.observe(16, 9.0)
+    assert costs.threshold(16) == pytest.approx(measured, abs=0.1)
+    for _ in range(4000):
+        costs.observe(16, 9.0)
+    assert costs.threshold(16) < 0.5  # and tried again in the end
+
+
+def test_a_long_prompt_is_read_over_several_steps() -> None:
+    tokens = [*range(3 * INDEXED_AT_ONCE), 0, 1, 2]
+    drafter = LookupDrafter()
+    assert drafted(drafter, *tokens)[:2] == [3, 4]
+    assert drafter._num_indexed == INDEXED_AT_ONCE + GRAM
+
+
+def test_drafters_are_named_as_operators_write_them() -> None:
+    assert Speculation.read(" Lookup,grammar") is Speculation.ALL
+    assert Speculation.read("off") is Speculation.OFF
+    assert [drafters.words() for drafters in (Speculation.OFF, Speculation.ALL)] == ["off", "lookup,grammar"]
+    for text in ("", "on", "lookup,", "off,lookup"):
+        with pytest.raises(ValueError, match=r"expected off, or names of drafters .*: lookup,grammar"):
+            Speculation.read(text)
