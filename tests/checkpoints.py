@@ -9,6 +9,7 @@ test it.
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.numpy import save_file
 from tests.tiny_tokenizers import sentencepiece_model, write_byte_level_tokenizer
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+AROUND_ONE = ("gemma", "nemotron")  # norms multiply with one more than is stored
 WRITTEN_OUT = ("baichuan", "llama", "mistral", "qwen2", "qwen3")  # by model type: tensor names are written out below
 FORMATS = ("safetensors", "sharded", "bin", "bin-sharded")
 
@@ -359,6 +361,43 @@ KINDS |= {
         "n_shared_experts": 1,
     },
 }
+KINDS |= {
+    # windows in two of three layers, which are those that turn
+    "cohere2": QWEN
+    | {
+        "architectures": ["Cohere2ForCausalLM"],
+        "model_type": "cohere2",
+        "num_hidden_layers": 3,
+        "sliding_window_pattern": 3,
+        "logit_scale": 0.25,
+        "layer_norm_eps": 1e-3,  # so that it is seen
+        "tie_word_embeddings": True,
+    },
+    "starcoder2": QWEN
+    | {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "model_type": "starcoder2",
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-3,
+        "use_bias": True,
+    },
+    "stablelm": QWEN
+    | {
+        "architectures": ["StableLmForCausalLM"],
+        "model_type": "stablelm",
+        "layer_norm_eps": 1e-3,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": True,
+    },
+    "nemotron": DENSE
+    | {
+        "architectures": ["NemotronForCausalLM"],
+        "model_type": "nemotron",
+        "hidden_act": "relu2",
+        "norm_eps": 1e-3,
+        "mlp_bias": False,
+    },
+}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
 W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
@@ -484,8 +523,8 @@ def random_tensors(config: dict[str, Any], *, dtype: str, seed: int) -> dict[str
     tensors = {}
     for name, shape in tensor_shapes(config).items():
         values = rng.standard_normal(shape)
-        if name.endswith("norm.weight"):
-            values = 0.2 * values + (0.0 if config["model_type"].startswith("gemma") else 1.0)
+        if re.search(r"norm(s\.\d+)?\.weight$", name):
+            values = 0.2 * values + (0.0 if config["model_type"].startswith(AROUND_ONE) else 1.0)
         elif name.endswith("bias"):
             values = 0.3 * values
         elif "embed_tokens" not in name or config["tie_word_embeddings"]:

@@ -1,4 +1,4 @@
-"""Gated activations in numpy; see `graph.ACTIVATIONS`."""
+"""Activations in numpy; see `graph.ACTIVATIONS` and `graph.PLAIN_ACTIVATIONS`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def gated_activation(op: Op, gate_up: Matrix) -> Matrix:
     return activated
 
 
+def activation(op: Op, x: Matrix) -> Matrix:
+    return ACTIVATIONS[str(op.attrs["activation"])](x)
+
+
 def _silu(x: Matrix) -> Matrix:
     y: Matrix = x / (1 + np.exp(-x))
     return y
@@ -39,5 +43,15 @@ def _gelu(x: Matrix) -> Matrix:
     return y
 
 
+def _relu2(x: Matrix) -> Matrix:
+    y: Matrix = np.square(np.maximum(x, 0))
+    return y
+
+
 ERF = np.vectorize(math.erf, otypes=[np.float64])  # slow; few networks have it
-ACTIVATIONS: Mapping[str, Callable[[Matrix], Matrix]] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
+ACTIVATIONS: Mapping[str, Callable[[Matrix], Matrix]] = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": _gelu,
+    "relu2": _relu2,
+}

@@ -3,8 +3,7 @@
 No cache: a full causal prefill. Matrices are read where they are used, a piece of rows at a time and for all prompts
 at once, so memory stays near the activations.
 
-Shapes in names: T tokens, H hidden, V vocabulary, N query heads, G key/value heads, D head size,
-R turned elements of a head.
+Shapes in names: T tokens, V vocabulary, N heads, D head size, R turned elements of a head.
 """
 
 # ruff: noqa: N806 - names carry shapes
@@ -19,25 +18,21 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.activations import gated_activation
+from llmserve.builder.activations import activation, gated_activation
+from llmserve.builder.attention import attention, attention_in_integers, soft_capped, softmax
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.quantization import (
     LINEAR_KINDS,
     Matrix,
     WeightPart,
-    mix_heads,
-    mixed_blocks,
     round_in_groups,
-    round_to_steps,
     round_weight,
 )
 from llmserve.checkpoint.floats import to_float32
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import FLOAT32, FLOATS, NumberFormat
 
-SHARE_STEPS = 16383  # of what a query takes of the values in a cache of integers
 MANY_TOKENS = 2048  # of all runs together, which are better multiplied with more rows at a time
-SHARE_CHUNK = 256  # positions whose shares have one scale
 
 Load: TypeAlias = Callable[[str], Weight]
 
@@ -226,7 +221,7 @@ class ReferenceModel:
 
     def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], run: Run) -> Matrix:
         if run.rounds and op.kind is OpKind.ATTENTION and self._cache.is_rounded:
-            return _attention_in_integers(op, self._cache, *inputs, *weights)
+            return attention_in_integers(op, self._cache, *inputs, *weights)
         if run.rounds and op.kind is OpKind.ATTENTION and self._has_routes:
             q, *kept = inputs
             dtype = FLOATS[self._cache.name].values
@@ -241,6 +236,15 @@ def _rms_norm(op: Op, x: Matrix, weight: Matrix) -> Matrix:
     weight = weight + np.float32(op.number("offset"))
     normalized: Matrix = groups / np.sqrt(mean_square + np.float32(op.number("eps"))) * weight
     return normalized.reshape(x.shape)
+
+
+def _layer_norm(op: Op, x: Matrix, weight: Matrix, bias: Matrix | None = None) -> Matrix:
+    groups = x.reshape(len(x), int(op.number("groups")), -1)
+    centered = groups - groups.mean(axis=-1, keepdims=True)
+    variance = np.square(centered).mean(axis=-1, keepdims=True)
+    normalized = (centered / np.sqrt(variance + np.float32(op.number("eps")))).reshape(x.shape)
+    scaled: Matrix = normalized * (weight + np.float32(op.number("offset")))
+    return scaled if bias is None else scaled + bias
 
 
 def _slice(op: Op, x: Matrix) -> Matrix:
@@ -258,87 +262,8 @@ def _rope(op: Op, x: Matrix) -> Matrix:
     return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1).reshape(x.shape)
 
 
-def _attention(op: Op, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = None) -> Matrix:
-    v_GTD = _heads(v, int(op.number("num_kv_heads")))
-    return _attend(op, q, k, sinks, lambda weights, kv_head: weights @ v_GTD[kv_head])
-
-
-def _attention_in_integers(
-    op: Op, cache: NumberFormat, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = None
-) -> Matrix:
-    """Queries and keys have a scale for each group of dimensions of a head, values one for each head. What a query
-    takes of the values, its weights times their scales, is rounded too, with one for every SHARE_CHUNK positions."""
-    head_dim, most = int(op.number("head_dim")), np.float32(cache.most)
-    v_GTD = _heads(v, int(op.number("num_kv_heads")))
-    peak_GT1 = np.abs(v_GTD).max(axis=2, keepdims=True)
-    integers_GTD = np.rint(v_GTD * (most / np.where(peak_GT1 > 0, peak_GT1, np.float32(np.inf))))
-    scale_GT = peak_GT1[:, :, 0] / most
-
-    def weigh(weights: Matrix, kv_head: int) -> Matrix:
-        shares = weights * scale_GT[kv_head]
-        for begin in range(0, len(v), SHARE_CHUNK):
-            chunk = slice(begin, begin + SHARE_CHUNK)
-            shares[:, chunk] = round_to_steps(shares[:, chunk], SHARE_STEPS)
-        taken: Matrix = shares @ integers_GTD[kv_head]
-        return taken
-
-    heads = [x.reshape(-1, head_dim) for x in (q, k)]
-    if cache.mixes_heads:
-        blocks = mixed_blocks(head_dim)
-        heads = [mix_heads(x) for x in heads]
-        heads[0] /= np.repeat(np.array(blocks, np.float32), blocks)
-    q, k = (round_in_groups(x, cache).reshape(len(q), -1) for x in heads)
-    return _attend(op, q, k, sinks, weigh)
-
-
-def _attend(op: Op, q: Matrix, k: Matrix, sinks: Matrix | None, weigh: Callable[[Matrix, int], Matrix]) -> Matrix:
-    """`weigh` multiplies the weights of one head [T, T] with the values of a KV head."""
-    num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
-    q_NTD, k_GTD = _heads(q, num_heads), _heads(k, num_kv_heads)
-    mask, distance = _causal(len(q), window=int(op.number("window")))
-    slopes = op.attrs["alibi_slopes"]
-    y_NTD = np.empty_like(q_NTD)
-    for head in range(num_heads):
-        kv_head = head // (num_heads // num_kv_heads)
-        scores = _soft_capped(q_NTD[head] @ k_GTD[kv_head].T * np.float32(op.number("scale")), op.number("soft_cap"))
-        if isinstance(slopes, tuple) and slopes:
-            scores = scores + np.float32(slopes[head]) * distance
-        scores = np.where(mask, scores, -np.inf)
-        if sinks is not None:  # as a column more, whose weight is nobody's
-            scores = np.concatenate((scores, np.full((len(scores), 1), sinks[head], np.float32)), axis=1)
-        y_NTD[head] = weigh(_softmax(scores)[:, : len(scores)], kv_head)
-    return y_NTD.transpose(1, 0, 2).reshape(len(q), -1)
-
-
-def _soft_capped(x: Matrix, cap: float) -> Matrix:
-    if not cap:
-        return x
-    capped: Matrix = np.tanh(x / np.float32(cap)) * np.float32(cap)
-    return capped
-
-
-def _heads(x: Matrix, count: int) -> Matrix:
-    """[T, count * D] to [count, T, D]."""
-    return x.reshape(len(x), count, -1).transpose(1, 0, 2)
-
-
-def _causal(length: int, *, window: int) -> tuple[NDArray[np.bool_], Matrix]:
-    """Which keys j a query i sees, and j - i, both [T, T]."""
-    distance = np.arange(length)[None, :] - np.arange(length)[:, None]
-    mask = distance <= 0
-    if window:
-        mask &= distance > -window
-    return mask, distance.astype(np.float32)
-
-
-def _softmax(scores: Matrix) -> Matrix:
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    normalized: Matrix = exponentials / exponentials.sum(axis=-1, keepdims=True)
-    return normalized
-
-
 def scaled_and_capped(op: Op, logits: Matrix) -> Matrix:
-    return _soft_capped(logits * np.float32(op.number("scale")), op.number("soft_cap"))
+    return soft_capped(logits * np.float32(op.number("scale")), op.number("soft_cap"))
 
 
 def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
@@ -346,7 +271,7 @@ def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
 
 
 def _route(op: Op, logits: Matrix, bias: Matrix | None = None) -> Matrix:
-    scores = _softmax(logits)
+    scores = softmax(logits)
     if op.number("sigmoid"):
         with np.errstate(over="ignore"):
             scores = np.reciprocal(1 + np.exp(-logits))
@@ -372,10 +297,12 @@ def _select_rows(op: Op, x: Matrix) -> Matrix:
 
 OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and products
     OpKind.RMS_NORM: _rms_norm,
+    OpKind.LAYER_NORM: _layer_norm,
     OpKind.SLICE: _slice,
     OpKind.ROPE: _rope,
-    OpKind.ATTENTION: _attention,
+    OpKind.ATTENTION: attention,
     OpKind.GATED_ACTIVATION: gated_activation,
+    OpKind.ACTIVATION: activation,
     OpKind.ADD: _add,
     OpKind.ROUTE: _route,
     OpKind.SIGMOID_GATE: _sigmoid_gate,

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from llmserve.builder.quantization import LINEAR_KINDS
 from llmserve.models.graph import Op, OpKind, Program
 
+NORMS = (OpKind.RMS_NORM, OpKind.LAYER_NORM)
+
 
 class Uses:
     def __init__(self, program: Program) -> None:
@@ -41,7 +43,7 @@ class Uses:
     def norm(self, value: str) -> Op | None:
         """What makes a value, where that is a norm of whole rows."""
         op = self._made_by[value]
-        return op if op.kind is OpKind.RMS_NORM and op.attrs["groups"] == 1 else None
+        return op if op.kind in NORMS and op.number("groups") == 1 else None
 
     def part(self, value: str) -> tuple[Op, int] | None:
         """The linear layer of which a value with one reader is a part that nobody else reads, and where it begins."""

@@ -15,6 +15,10 @@ def norm(g: Graph, spec: DecoderSpec, x: Value, name: str, *, offset: float = 0.
     return g.rms_norm(x, name, eps=spec.norm_eps, offset=offset)
 
 
+def layer_norm(g: Graph, spec: DecoderSpec, x: Value, name: str, *, offset: float = 0.0, bias: bool = False) -> Value:
+    return g.layer_norm(x, name, eps=spec.norm_eps, bias=f"{name}.bias" if bias else None, offset=offset)
+
+
 def qkv(g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False) -> tuple[Value, Value, Value]:
     name, width = f"layers.{layer}.attn.qkv", spec.q_width + 2 * spec.kv_width
     joined = g.linear(x, name, width, bias=f"{name}.bias" if bias else None)
@@ -36,6 +40,13 @@ def head_norms(
         )
         for n, x in zip("qk", qk, strict=True)
     ]
+
+
+def norms_of_heads(g: Graph, spec: DecoderSpec, qk: Sequence[Value], layer: int) -> list[Value]:
+    """Of q and of k, where each head has a layer norm with weights of its own."""
+    names = [f"layers.{layer}.attn.{n}_norm" for n in "qk"]
+    heads = [x.width // spec.head_dim for x in qk]
+    return [g.layer_norm(x, name, eps=spec.norm_eps, groups=n) for x, name, n in zip(qk, names, heads, strict=True)]
 
 
 def turned(g: Graph, spec: DecoderSpec, rope: Rope | None, *heads: Value) -> list[Value]:
@@ -77,6 +88,13 @@ def attention(
 def output(g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False) -> Value:
     name = f"layers.{layer}.attn.output"
     return g.linear(x, name, spec.hidden_size, bias=f"{name}.bias" if bias else None)
+
+
+def plain_mlp(g: Graph, spec: DecoderSpec, x: Value, layer: int, *, activation: str, bias: bool = False) -> Value:
+    name = f"layers.{layer}.mlp"
+    y = g.linear(x, f"{name}.up", spec.intermediate_size, bias=f"{name}.up.bias" if bias else None)
+    y = g.activation(y, activation=activation)
+    return g.linear(y, f"{name}.down", spec.hidden_size, bias=f"{name}.down.bias" if bias else None)
 
 
 def gated_mlp(

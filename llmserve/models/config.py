@@ -70,7 +70,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def read_decoder(reader: ConfigReader, architecture: str, *, max_positions: int | None = None) -> DecoderSpec:
+def read_decoder(
+    reader: ConfigReader, architecture: str, *, max_positions: int | None = None, eps_key: str = "rms_norm_eps"
+) -> DecoderSpec:
     """The sizes that every decoder has, without positions, windows or biases; an architecture file adds those.
 
     What activates is the family's own key, too.
@@ -95,7 +97,7 @@ def read_decoder(reader: ConfigReader, architecture: str, *, max_positions: int 
         num_kv_heads=num_kv_heads,
         head_dim=reader.integer("head_dim", max(1, hidden_size // num_heads), maximum=MAX_COUNT),
         max_position_embeddings=max_positions or reader.integer("max_position_embeddings"),
-        norm_eps=reader.positive("rms_norm_eps"),
+        norm_eps=reader.positive(eps_key),
         tied_embeddings=reader.flag("tie_word_embeddings"),
     )
 

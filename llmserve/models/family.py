@@ -25,6 +25,8 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# of an MLP without a gate
+PLAIN_ACTIVATIONS = {key: ours for key, ours in ACTIVATIONS.items() if ours != "silu"} | {"relu2": "relu2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class HeadNorm(Enum):
     HEADS = "heads"  # each head by itself
     WHOLE = "whole"  # all heads of a token together
     TURNED_HEADS = "turned heads"  # each head, after the rotary embedding
+    OWN = "own"  # each head by a layer norm of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,12 @@ class FamilySpec(DecoderSpec):
     fused_mlp: str = ""  # the same of gate and up
     mlp_module: str = "mlp"  # in a layer
     mlp_down: str = "down_proj"  # in that
+    plain_mlp: str = ""  # in that, the module before the activation of an MLP without a gate
+    is_parallel: bool = False  # attention and MLP read one norm's output, and are added together
     activation: str = "silu"
     norms: Norms = Norms()
+    layer_norm: bool = False  # norms take the mean off
+    norm_bias: bool = False
     norm_offset: float = 0.0  # added to the weights of every norm
     head_norm: HeadNorm = HeadNorm.NONE
     head_norm_modules: tuple[str, str] = ("q_norm", "k_norm")
@@ -81,13 +88,21 @@ class FamilySpec(DecoderSpec):
         return self.local_rope if self.local_rope and self.window(layer) else self.rope
 
 
-def read_family(reader: ConfigReader, architecture: str, *, partial: bool = False) -> FamilySpec:
-    """What a config says of any of them. `partial`: a part of each head may be turned."""
-    spec = read_decoder(reader, architecture, max_positions=scaled_positions(reader))
-    reader.expect("hidden_act", *ACTIVATIONS)
-    activation = ACTIVATIONS.get(str(reader.get("hidden_act", "silu")), "silu")
+def read_family(
+    reader: ConfigReader,
+    architecture: str,
+    *,
+    partial: bool = False,
+    eps_key: str = "rms_norm_eps",
+    plain_mlp: str = "",
+) -> FamilySpec:
+    """What a config says of any of them. `partial`: a part of each head may be turned. `plain_mlp`: as in the spec."""
+    spec = read_decoder(reader, architecture, max_positions=scaled_positions(reader), eps_key=eps_key)
+    known = PLAIN_ACTIVATIONS if plain_mlp else ACTIVATIONS
+    reader.expect("hidden_act", *known)
+    activation = known.get(str(reader.get("hidden_act", "silu")), next(iter(known)))
     rope = read_rope(reader, spec.head_dim, partial=partial)
-    return FamilySpec.extending(replace(spec, rope=rope), activation=activation)
+    return FamilySpec.extending(replace(spec, rope=rope), activation=activation, plain_mlp=plain_mlp)
 
 
 Spec = TypeVar("Spec", bound=FamilySpec)
@@ -110,7 +125,7 @@ def params(spec: FamilySpec) -> list[Param]:
         name, source, norms = f"layers.{i}", weights.layer_source(i), spec.norms
 
         def norm(place: str, module: str) -> list[Param]:
-            return [weights.norm(spec, f"{name}.{place}", f"{source}.{module}")] if module else []
+            return weights.norm(spec, f"{name}.{place}", f"{source}.{module}", bias=spec.norm_bias) if module else []
 
         return [
             *norm("attn.norm", norms.attention),
@@ -128,20 +143,25 @@ def params(spec: FamilySpec) -> list[Param]:
             *norm("mlp.post_norm", norms.after_mlp),
         ]
 
-    return weights.decoder(spec, layer, normalized_head=spec.normalized_head)
+    return weights.decoder(spec, layer, normalized_head=spec.normalized_head, norm_bias=spec.norm_bias)
 
 
 def forward(g: Graph, spec: FamilySpec) -> None:
     def norm(x: Value, name: str, module: str) -> Value:
-        return blocks.norm(g, spec, x, name, offset=spec.norm_offset) if module else x
+        if not module:
+            return x
+        if spec.layer_norm:
+            return blocks.layer_norm(g, spec, x, name, offset=spec.norm_offset, bias=spec.norm_bias)
+        return blocks.norm(g, spec, x, name, offset=spec.norm_offset)
 
     norms = spec.norms
     x = g.embed("embed", spec.hidden_size, scale=spec.embed_scale)
     for layer in range(spec.num_layers):
         name = f"layers.{layer}"
-        y = _attention(g, spec, norm(x, f"{name}.attn.norm", norms.attention), layer)
+        normed = norm(x, f"{name}.attn.norm", norms.attention)
+        y = _attention(g, spec, normed, layer)
         x = g.add(x, norm(y, f"{name}.attn.post_norm", norms.after_attention))
-        y = _mlp(g, spec, norm(x, f"{name}.mlp.norm", norms.mlp), layer)
+        y = _mlp(g, spec, normed if spec.is_parallel else norm(x, f"{name}.mlp.norm", norms.mlp), layer)
         x = g.add(x, norm(y, f"{name}.mlp.post_norm", norms.after_mlp))
     last = norm(g.select_rows(x), "norm", "norm")
     g.logits(last, "head", scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
@@ -155,12 +175,18 @@ def _rotary_dim(spec: FamilySpec, layer: int) -> int:
 def _head_norm_params(spec: FamilySpec, layer: int) -> list[Param]:
     if spec.head_norm is HeadNorm.NONE:
         return []
+    if spec.head_norm is HeadNorm.OWN:
+        return weights.norms_of_heads(spec, layer, spec.head_norm_modules)
     is_whole = spec.head_norm is HeadNorm.WHOLE
     widths = (spec.q_width, spec.kv_width) if is_whole else (spec.head_dim, spec.head_dim)
     return weights.head_norms(layer, spec.head_norm_modules, widths)
 
 
 def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
+    if spec.plain_mlp:
+        return weights.plain_mlp(
+            spec, layer, module=spec.mlp_module, up=spec.plain_mlp, down=spec.mlp_down, bias=spec.mlp_bias
+        )
     if spec.mixture is None or layer in spec.mixture.dense_layers:
         return weights.gated_mlp(
             spec, layer, module=spec.mlp_module, fused=spec.fused_mlp, down=spec.mlp_down, bias=spec.mlp_bias
@@ -174,7 +200,9 @@ def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
     if spec.head_norm is HeadNorm.TURNED_HEADS:
         q, k = blocks.head_norms(g, spec, blocks.turned(g, spec, rope, q, k), layer)
     else:
-        if spec.head_norm is not HeadNorm.NONE:
+        if spec.head_norm is HeadNorm.OWN:
+            q, k = blocks.norms_of_heads(g, spec, (q, k), layer)
+        elif spec.head_norm is not HeadNorm.NONE:
             is_whole = spec.head_norm is HeadNorm.WHOLE
             q, k = blocks.head_norms(g, spec, (q, k), layer, offset=spec.norm_offset, is_whole=is_whole)
         q, k = blocks.turned(g, spec, rope, q, k)
@@ -186,6 +214,8 @@ def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
 
 
 def _mlp(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
+    if spec.plain_mlp:
+        return blocks.plain_mlp(g, spec, x, layer, activation=spec.activation, bias=spec.mlp_bias)
     if spec.mixture is None or layer in spec.mixture.dense_layers:
         return blocks.gated_mlp(g, spec, x, layer, activation=spec.activation, bias=spec.mlp_bias)
     return experts.mixture_of_experts(g, spec, spec.mixture, x, layer, activation=spec.activation)

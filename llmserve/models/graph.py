@@ -21,11 +21,13 @@ class OpKind(Enum):
 
     EMBED = "embed"  # (); [V,H]; scale?: y[t] = scale * weight[token_ids[t]]
     RMS_NORM = "rms_norm"  # x; [N]; eps, groups, offset?: y = x / rms(x) * (offset + weight), per group of N columns
+    LAYER_NORM = "layer_norm"  # x; [N], optional bias [N]; see Graph.layer_norm
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
     SLICE = "slice"  # x; ; start, width: a view of columns
     ROPE = "rope"  # x; ; head_dim, inv_freq (R/2 values), scale: rotate-half pairs (i, i + R/2), i < R/2, of each head
     ATTENTION = "attention"  # q, k, v; sinks?; see Graph.attention. Writes k and v to the paged cache of `layer` first
     GATED_ACTIVATION = "gated_activation"  # gate_up [T,2I]; ; activation: see ACTIVATIONS, gate is columns 0..I-1
+    ACTIVATION = "activation"  # x; ; activation: see PLAIN_ACTIVATIONS
     ADD = "add"  # a, b
     ROUTE = "route"  # logits [T,E]; correction bias? [E]; see Graph.route
     EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I], two biases?; see Graph.experts
@@ -37,10 +39,13 @@ class OpKind(Enum):
 # Of a gated activation, act(gate) * up: gelu_tanh by tanh's formula, gelu by erf. "clamped" is gpt-oss's:
 # g * sigmoid(1.702 g) * (u + 1), of g = min(gate, 7) and u = up within +-7.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clamped")
+# Without a gate. relu2 is the square of max(x, 0).
+PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu2")
 # Attributes that an op has only where they are not these: no embedding scale, no soft cap and so on.
 UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
     OpKind.EMBED: {"scale": 1.0},
     OpKind.RMS_NORM: {"offset": 0.0},
+    OpKind.LAYER_NORM: {"groups": 1, "offset": 0.0},
     OpKind.ATTENTION: {"soft_cap": 0.0, "sinks": False},
     OpKind.ROUTE: {"sigmoid": False, "biased": False, "factor": 1.0},
     OpKind.EXPERTS: {"biased": False},
@@ -120,6 +125,15 @@ class Graph:
         assert x.width % groups == 0
         return self._record(OpKind.RMS_NORM, (x,), x.width, (weight,), eps=eps, groups=groups, offset=offset)
 
+    def layer_norm(
+        self, x: Value, weight: str, *, eps: float, bias: str | None = None, groups: int = 1, offset: float = 0.0
+    ) -> Value:
+        """(x - mean) / sqrt(variance + eps) * (offset + weight) + bias. Mean and variance are those of each of `groups`
+        equal column groups, while weight and bias are as long as a row."""
+        assert x.width % groups == 0
+        weights = (weight,) if bias is None else (weight, bias)
+        return self._record(OpKind.LAYER_NORM, (x,), x.width, weights, eps=eps, groups=groups, offset=offset)
+
     def linear(self, x: Value, weight: str, width: int, *, bias: str | None = None) -> Value:
         return self._record(OpKind.LINEAR, (x,), width, (weight,) if bias is None else (weight, bias))
 
@@ -174,6 +188,10 @@ class Graph:
         assert gate_up.width % 2 == 0
         assert activation in ACTIVATIONS
         return self._record(OpKind.GATED_ACTIVATION, (gate_up,), gate_up.width // 2, activation=activation)
+
+    def activation(self, x: Value, *, activation: str) -> Value:
+        assert activation in PLAIN_ACTIVATIONS
+        return self._record(OpKind.ACTIVATION, (x,), x.width, activation=activation)
 
     def add(self, a: Value, b: Value) -> Value:
         assert a.width == b.width

@@ -14,6 +14,7 @@ AnyArchitecture: TypeAlias = Architecture[Any]
 
 FILES = (  # of this folder, each with an ARCHITECTURE
     "baichuan",
+    "cohere2",
     "cwm",
     "dots1",
     "ernie4_5",
@@ -37,6 +38,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "minimax_m2",
     "mistral",
     "mixtral",
+    "nemotron",
     "olmo2",
     "olmo3",
     "olmoe",
@@ -48,6 +50,8 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "seed_oss",
     "smollm3",
     "solar_open",
+    "stablelm",
+    "starcoder2",
 )
 ALL: tuple[AnyArchitecture, ...] = tuple(import_module(f"{__package__}.{name}").ARCHITECTURE for name in FILES)
 ARCHITECTURES: Mapping[str, AnyArchitecture] = {name: each for each in ALL for name in each.names}

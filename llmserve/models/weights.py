@@ -15,20 +15,24 @@ EMBED_SOURCE = "model.embed_tokens.weight"
 HEAD_SOURCE = "lm_head.weight"
 
 
-def decoder(spec: DecoderSpec, layer: Callable[[int], list[Param]], *, normalized_head: bool = False) -> list[Param]:
+def decoder(
+    spec: DecoderSpec, layer: Callable[[int], list[Param]], *, normalized_head: bool = False, norm_bias: bool = False
+) -> list[Param]:
     """Every parameter in the order of use: embedding, what `layer` says for each layer, last norm, head."""
     listed = [copied("embed", EMBED_SOURCE, (spec.vocab_size, spec.hidden_size))]
     for i in range(spec.num_layers):
         listed += layer(i)
-    return [*listed, norm(spec, "norm", "model.norm"), _head(spec, normalized=normalized_head)]
+    return [*listed, *norm(spec, "norm", "model.norm", bias=norm_bias), _head(spec, normalized=normalized_head)]
 
 
 def layer_source(layer: int) -> str:
     return f"model.layers.{layer}"
 
 
-def norm(spec: DecoderSpec, name: str, module: str) -> Param:
-    return copied(name, f"{module}.weight", (spec.hidden_size,))
+def norm(spec: DecoderSpec, name: str, module: str, *, bias: bool = False) -> list[Param]:
+    shape = (spec.hidden_size,)
+    weight = copied(name, f"{module}.weight", shape)
+    return [weight, copied(f"{name}.bias", f"{module}.bias", shape)] if bias else [weight]
 
 
 def qkv(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False, rotary_dim: int = 0) -> list[Param]:
@@ -43,6 +47,21 @@ def qkv(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False, r
     pairs = Pairs(spec.head_dim, rotary_dim) if rotary_dim else None
     found = linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
     return [replace(param, pairs=(pairs, pairs, None)) for param in found] if pairs else found
+
+
+def norms_of_heads(spec: DecoderSpec, layer: int, modules: Sequence[str]) -> list[Param]:
+    """Of q and of k, where each head has a norm of its own: a module of that number."""
+    source, shape = f"{layer_source(layer)}.self_attn", (spec.head_dim,)
+    return [
+        Param(
+            f"layers.{layer}.attn.{n}_norm",
+            (count * spec.head_dim,),
+            tuple(f"{source}.{module}.{head}.weight" for head in range(count)),
+            (shape,) * count,
+            combine=Combine.CONCAT_ROWS,
+        )
+        for n, module, count in zip("qk", modules, (spec.num_heads, spec.num_kv_heads), strict=True)
+    ]
 
 
 def head_norms(layer: int, modules: Sequence[str], widths: Sequence[int]) -> list[Param]:
@@ -70,6 +89,14 @@ def gated_mlp(
     rows = {f"{source}.{part}": width for part, width in widths.items()}
     return [
         *linear(f"{name}.gate_up", rows, spec.hidden_size, Shard.GATE_UP, bias=bias),
+        *linear(f"{name}.down", {f"{source}.{down}": spec.hidden_size}, inner, Shard.COLUMNS, bias=bias),
+    ]
+
+
+def plain_mlp(spec: DecoderSpec, layer: int, *, module: str, up: str, down: str, bias: bool = False) -> list[Param]:
+    source, name, inner = f"{layer_source(layer)}.{module}", f"layers.{layer}.mlp", spec.intermediate_size
+    return [
+        *linear(f"{name}.up", {f"{source}.{up}": inner}, spec.hidden_size, Shard.ROWS, bias=bias),
         *linear(f"{name}.down", {f"{source}.{down}": spec.hidden_size}, inner, Shard.COLUMNS, bias=bias),
     ]
 

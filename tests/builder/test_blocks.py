@@ -16,7 +16,8 @@ from llmserve.builder.quantization import round_weight
 from llmserve.builder.resolve import resolve
 from llmserve.checkpoint.gguf.block_types import TYPES
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.engine.cpu.layout import HEADER, OP, Blocks, OpCode
+from llmserve.engine.cpu.layout import HEADER, OP
+from llmserve.engine.cpu.op_codes import Blocks, OpCode
 from llmserve.engine.cpu.runner import CpuRunner, available_isas
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.selftest import prompt_logits

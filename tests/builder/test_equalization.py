@@ -53,6 +53,21 @@ def test_the_network_computes_the_same(network: Network) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
+def test_the_bias_of_a_layer_norm_moves_with_its_weight() -> None:
+    network = odd_network(plain=True)
+    arrays = {name: array.copy() for name, array in network.arrays.items()}
+    for name in ("0.mlp_norm", "0.mlp_norm.bias"):
+        arrays[name][[3, 17]] *= 100
+    arrays["0.up"][:, [3, 17]] /= 100
+    network = Network(network.program, arrays)
+    found = found_for(network)
+    np.testing.assert_array_equal(found.rows["0.mlp_norm"], found.rows["0.mlp_norm.bias"])
+    assert (found.rows["0.mlp_norm"][[3, 17]] < 1).all()
+    np.testing.assert_allclose(
+        logits(network, found, rounded=False), logits(network, None, rounded=False), rtol=0, atol=1e-6
+    )
+
+
 def test_outliers_that_weights_undo_cost_nothing() -> None:
     network = odd_network()
     exact = logits(network, None, rounded=False)

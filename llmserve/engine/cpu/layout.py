@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.engine.cpu.op_codes import LINEAR_CODES
 from llmserve.engine.directory.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound
 from llmserve.models.number_formats import CACHES, INT4, WEIGHTS, NumberFormat, WeightFormat
@@ -56,65 +57,6 @@ class Layout(IntEnum):
     ROWS = 0
     PANELS = 1
 
-
-class OpCode(IntEnum):
-    """Operations of the device; roles of their operands are listed in `kernels/format.h`."""
-
-    EMBED = 0
-    RMS_NORM = 1
-    QUANTIZE = 2
-    LINEAR = 3
-    LINEAR_INT8 = 4
-    ROPE_TABLE = 5
-    CACHE_WRITE = 6
-    ATTENTION = 7
-    GATED_SILU = 8
-    ADD = 9
-    SELECT_ROWS = 10
-    LINEAR_INT4 = 11
-    GATED_GELU_TANH = 12
-    GATED_GELU = 13
-    SCALE = 14
-    SOFT_CAP = 15
-    ROUTE = 16
-    DISPATCH = 17
-    COMBINE = 18
-    SIGMOID_GATE = 19
-    GATED_CLAMPED = 20
-    ROPE = 21
-    LINEAR_BLOCKS = 22
-
-
-class Blocks(IntEnum):
-    """What outputs have for blocks of inputs of a GGUF file."""
-
-    SCALE = 0
-    SCALE_AND_MINIMUM = 1
-    SCALES = 2
-    HALF_SCALES = 3
-
-
-class RowsOf(IntEnum):
-    """What an operation has rows for."""
-
-    TOKENS = 0
-    SELECTED = 1
-    CHOSEN = 2  # each expert of each token
-
-
-class Before(IntEnum):
-    """What a quantization does to its rows first."""
-
-    NOTHING = 0
-    RMS_NORM = 1
-    GATED_SILU = 2
-    GATED_GELU_TANH = 3
-    GATED_GELU = 4
-    GATED_CLAMPED = 5
-
-
-ROUTE_TO_ONE, ROUTE_SIGMOID = 1, 2  # how experts are weighed
-LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4, OpCode.LINEAR_BLOCKS)
 
 OPERAND = np.dtype([("buffer", "<i4"), ("offset", "<u4"), ("width", "<u4"), ("stride", "<u4")])
 OP = np.dtype(

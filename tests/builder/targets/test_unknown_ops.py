@@ -57,6 +57,14 @@ def test_mixtures_of_experts_are_refused_by_name(name: str) -> None:
         assert str(caught.value).count(text) == 1
 
 
+@pytest.mark.parametrize("name", ["cuda", "tensorrt_llm"])
+def test_layer_norms_and_plain_mlps_are_refused_by_name(name: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve_network(KINDS["starcoder2"], replace(OPTIONS, target=name, given=TARGETS[name]))
+    for text in ("op layer_norm", "op activation"):
+        assert str(caught.value).count(text) == 1
+
+
 def test_cuda_refuses_norms_behind_a_rotary_embedding() -> None:
     with pytest.raises(RecipeError, match="turns queries and keys in attention only"):
         resolve_network(KINDS["hunyuan"], replace(OPTIONS, target="cuda", given=TARGETS["cuda"]))

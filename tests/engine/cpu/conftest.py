@@ -18,6 +18,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "alibi": lambda: odd_network(alibi=True),
     "experts": lambda: odd_network(experts=True),
     "peculiar": lambda: odd_network(peculiar=True),
+    "plain": lambda: odd_network(plain=True),
 }
 EngineFile = Callable[..., Path]
 OpenRunner = Callable[..., CpuRunner | OtherRunner]

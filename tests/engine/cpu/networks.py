@@ -26,7 +26,7 @@ from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.directory.artifact import ENGINE_FILE
-from llmserve.models.graph import ACTIVATIONS, CacheShape, Graph, Op, OpKind, Program, Value
+from llmserve.models.graph import ACTIVATIONS, PLAIN_ACTIVATIONS, CacheShape, Graph, Op, OpKind, Program, Value
 from llmserve.models.spec import Param
 from llmserve.scheduler.plan import Chunk, StepPlan
 
@@ -129,12 +129,14 @@ def odd_network(
     peculiar: bool = False,
     head_norms: bool = True,
     experts: bool = False,
+    plain: bool = False,
     layers: int = 3,
     seed: int = 0,
 ) -> Network:
     """`peculiar`: with every attribute that few networks have, norms after the blocks, two rotary embeddings, and an
     embedding that is the head, too.
-    `experts`: with mixtures of them, beside a gated MLP."""
+    `experts`: with mixtures of them, beside a gated MLP.
+    `plain`: with layer norms, MLPs without a gate, and one beside the attention."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab = 64 if experts else 42, 6, 2, 10, 37, 83
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -147,6 +149,10 @@ def odd_network(
     offset = 0.5 if peculiar else 0.0
 
     def norm(x: Value, name: str, eps: float = 1e-5, groups: int = 1) -> Value:
+        if plain:
+            with_bias = name.endswith(("mlp_norm", "0.norm"))
+            biases = {"bias": param(f"{name}.bias", x.width)} if with_bias else {"offset": 0.25}
+            return g.layer_norm(x, param(name, x.width, near=1.0), eps=eps, groups=groups, **biases)
         width = x.width // groups
         return g.rms_norm(x, param(name, width, near=1.0 - offset), eps=eps, groups=groups, offset=offset)
 
@@ -176,10 +182,15 @@ def odd_network(
         )  # fmt: skip
         y = g.linear(a, param(f"{i}.out", hidden, heads * head_dim), hidden)
         x = g.add(x, norm(y, f"{i}.post_norm") if peculiar else y)
-        h = norm(x, f"{i}.mlp_norm")
-        gate_up = g.linear(h, param(f"{i}.gate_up", 2 * inner, hidden), 2 * inner)
-        activation = ("gelu", "gelu_tanh", "silu")[i] if peculiar else "silu"
-        y = g.gated_activation(gate_up, activation=activation)
+        if not (plain and i == 1):
+            h = norm(x, f"{i}.mlp_norm")
+        if plain:
+            y = g.linear(h, param(f"{i}.up", inner, hidden), inner, bias=param(f"{i}.up_bias", inner))
+            y = g.activation(y, activation=PLAIN_ACTIVATIONS[i])
+        else:
+            gate_up = g.linear(h, param(f"{i}.gate_up", 2 * inner, hidden), 2 * inner)
+            activation = ("gelu", "gelu_tanh", "silu")[i] if peculiar else "silu"
+            y = g.gated_activation(gate_up, activation=activation)
         y = g.linear(y, param(f"{i}.down", hidden, inner), hidden)
         if experts:
             y = g.sigmoid_gate(y, g.linear(h, param(f"{i}.gate", 1, hidden), 1))

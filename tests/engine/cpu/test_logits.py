@@ -60,7 +60,7 @@ def error_of(network: str, found: NDArray[np.float32], wanted: NDArray[np.float3
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("network", ["experts", "rope", "peculiar"])
+@pytest.mark.parametrize("network", ["experts", "rope", "peculiar", "plain"])
 def test_quantized_engines_agree_with_integer_arithmetic_in_numpy(
     network: str, quantization: str, isa: str, engine_file: EngineFile, open_runner: OpenRunner
 ) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmserve.engine.cpu.layout import HEADER, OP, Before, Blocks, OpCode, RowsOf
+from llmserve.engine.cpu.layout import HEADER, OP
+from llmserve.engine.cpu.op_codes import Before, Blocks, OpCode, RowsOf
 from llmserve.errors import EngineFileError
 from tests.engine.cpu.conftest import EngineFile
 from tests.engine.cpu.test_engine_file import open_natively, sealed

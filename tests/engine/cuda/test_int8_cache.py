@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmserve.builder import reference
+from llmserve.builder import attention
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
@@ -92,7 +92,7 @@ def test_attention_over_integers_is_that_of_numpy(name: str, tmp_path: Path, mon
     found = scattered(runner, ids)
     as_the_cpu = network.reference(OPTIONS).logits(ids)
     exact = network.reference(LIMITS).logits(ids)
-    monkeypatch.setattr(reference, "SHARE_CHUNK", TILES.keys)
+    monkeypatch.setattr(attention, "SHARE_CHUNK", TILES.keys)
     wanted = network.reference(OPTIONS).logits(ids)
     assert np.median(np.abs(found - wanted)) < 1e-6
     assert relative_error(found, wanted) < (2e-3 if SHAPES[name].rotary_dim else 2e-5)

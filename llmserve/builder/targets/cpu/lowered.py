@@ -11,17 +11,9 @@ from numpy.typing import NDArray
 
 from llmserve.builder.targets.buffers import NOWHERE, Place
 from llmserve.builder.targets.tensor_writer import Rows
-from llmserve.engine.cpu.layout import (
-    NO_TENSOR,
-    OP,
-    PANEL_COLUMNS,
-    Before,
-    Blocks,
-    DType,
-    OpCode,
-    RowsOf,
-    TensorEntry,
-)
+from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, DType, TensorEntry
+from llmserve.engine.cpu.op_codes import Before, Blocks, OpCode, RowsOf
+from llmserve.models.graph import OpKind
 from llmserve.models.number_formats import BLOCKS, INT4, INT8, WeightFormat
 
 ACTIVATIONS = {  # by itself, and before a quantization
@@ -29,6 +21,20 @@ ACTIVATIONS = {  # by itself, and before a quantization
     "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
     "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
     "clamped": (OpCode.GATED_CLAMPED, Before.GATED_CLAMPED),
+}
+PLAIN_ACTIVATIONS = {
+    "gelu": (OpCode.GELU, Before.GELU),
+    "gelu_tanh": (OpCode.GELU_TANH, Before.GELU_TANH),
+    "relu2": (OpCode.RELU_SQUARED, Before.RELU_SQUARED),
+}
+ACTIVATIONS_OF: Mapping[OpKind, Mapping[str, tuple[OpCode, Before]]] = {
+    OpKind.GATED_ACTIVATION: ACTIVATIONS,
+    OpKind.ACTIVATION: PLAIN_ACTIVATIONS,
+    OpKind.EXPERTS: ACTIVATIONS,
+}
+NORMS = {
+    OpKind.RMS_NORM: (OpCode.RMS_NORM, Before.RMS_NORM),
+    OpKind.LAYER_NORM: (OpCode.LAYER_NORM, Before.LAYER_NORM),
 }
 
 

@@ -12,21 +12,11 @@ from typing import Any, ClassVar
 
 from llmserve.builder.quantization import LINEAR_KINDS, MATRICES, WeightPart, num_matrices, stored_names
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
-from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, GROUPED, DeviceOp, Lowered
+from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, ACTIVATIONS_OF, GROUPED, NORMS, DeviceOp, Lowered
 from llmserve.builder.targets.op_lowering import OpLowering, Rule, turned_for_others
 from llmserve.builder.targets.tensor_writer import Rows
-from llmserve.engine.cpu.layout import (
-    NO_TENSOR,
-    PANEL_COLUMNS,
-    ROUTE_SIGMOID,
-    ROUTE_TO_ONE,
-    Before,
-    DType,
-    Layout,
-    OpCode,
-    RowsOf,
-    TensorEntry,
-)
+from llmserve.engine.cpu.layout import NO_TENSOR, PANEL_COLUMNS, DType, Layout, TensorEntry
+from llmserve.engine.cpu.op_codes import ROUTE_SIGMOID, ROUTE_TO_ONE, Before, OpCode, RowsOf
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import INT8_ACTIVATIONS
 from llmserve.models.spec import Param
@@ -77,7 +67,8 @@ class Lowering(OpLowering):
 
     def _is_only_quantized(self, op: Op, following: Op) -> bool:
         """Whether nobody but the quantized linear layer `following` reads what `op` makes of each row."""
-        by_row = op.kind is OpKind.GATED_ACTIVATION or (op.kind is OpKind.RMS_NORM and op.attrs["groups"] == 1)
+        is_norm = op.kind in NORMS and op.number("groups") == 1
+        by_row = is_norm or op.kind in (OpKind.GATED_ACTIVATION, OpKind.ACTIVATION)
         reads = following.kind in LINEAR_KINDS and following.inputs[0] == op.output
         return by_row and reads and following.weights[0] in self._quantized and self._uses[op.output] == 1
 
@@ -95,11 +86,11 @@ class Lowering(OpLowering):
         self._emit(OpCode.EMBED, op, output, tensors=tensors, fields=fields)
         self._in_place(OpCode.SCALE, op, output, op.number("scale"), unless=1.0)
 
-    def _rms_norm(self, op: Op) -> None:
+    def _norm(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
-        output = self._buffers.over(op.output, op.inputs[0])
+        output, (code, _) = self._buffers.over(op.output, op.inputs[0]), NORMS[op.kind]
         fields = {"groups": int(op.number("groups")), "scalar": op.number("eps")}
-        self._emit(OpCode.RMS_NORM, op, output, inputs=(source,), tensors=(self._norm_weight(op),), fields=fields)
+        self._emit(code, op, output, inputs=(source,), tensors=self._norm_tensors(op), fields=fields)
 
     def _slice(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
@@ -152,9 +143,9 @@ class Lowering(OpLowering):
         output = self._buffers.new(op.output, op.width)
         self._emit(OpCode.ATTENTION, op, output, inputs=(q, q_table), tensors=tensors, fields=fields)
 
-    def _gated_activation(self, op: Op) -> None:
+    def _activation(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
-        code, _ = ACTIVATIONS[str(op.attrs["activation"])]
+        code, _ = ACTIVATIONS_OF[op.kind][str(op.attrs["activation"])]
         self._emit(code, op, self._buffers.new(op.output, op.width), inputs=(source,))
 
     def _add(self, op: Op) -> None:
@@ -212,11 +203,11 @@ class Lowering(OpLowering):
         facts = self._buffers.new(names[1], self._num_facts(op.weights[0], width))
         fields: dict[str, int | float] = {}
         tensors: tuple[int, ...] = ()
-        if first is not None and first.kind is OpKind.RMS_NORM:
-            fields |= {"before": Before.RMS_NORM, "scalar": first.number("eps")}
-            tensors = (self._norm_weight(first),)
+        if first is not None and first.kind in NORMS:
+            fields |= {"before": NORMS[first.kind][1], "scalar": first.number("eps")}
+            tensors = self._norm_tensors(first)
         elif first is not None:
-            _, fields["before"] = ACTIVATIONS[str(first.attrs["activation"])]
+            _, fields["before"] = ACTIVATIONS_OF[first.kind][str(first.attrs["activation"])]
         self._emit(OpCode.QUANTIZE, op, values, inputs=(source, facts), tensors=tensors, fields=fields)
         self._buffers.read(first.inputs if first else ())
         return values, facts
@@ -317,11 +308,11 @@ class Lowering(OpLowering):
             self._tensor(f"{name}.row_scale", DType.FLOAT32, 1, rows),
         )
 
-    def _norm_weight(self, op: Op) -> int:
+    def _norm_tensors(self, op: Op) -> tuple[int, ...]:
         """A norm multiplies with offset + weight; the sum is taken in float32 when the engine is written."""
         name, offset = op.weights[0], op.number("offset")
         assert self._offsets.setdefault(name, offset) == offset
-        return self._vector(name)
+        return tuple(map(self._vector, op.weights))
 
     def _vector(self, name: str) -> int:
         count = self._params[name].num_elements
@@ -359,7 +350,8 @@ class Lowering(OpLowering):
 
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
         OpKind.EMBED: Rule(_embed, ("scale",)),
-        OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset")),
+        OpKind.RMS_NORM: Rule(_norm, ("eps", "groups", "offset")),
+        OpKind.LAYER_NORM: Rule(_norm, ("eps", "groups", "offset")),
         OpKind.LINEAR: Rule(_linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
         OpKind.ROPE: Rule(_rope, ("head_dim", "inv_freq", "scale")),
@@ -367,7 +359,8 @@ class Lowering(OpLowering):
             _attention,
             ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes", "sinks"),
         ),
-        OpKind.GATED_ACTIVATION: Rule(_gated_activation, ("activation",)),
+        OpKind.GATED_ACTIVATION: Rule(_activation, ("activation",)),
+        OpKind.ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
         OpKind.ROUTE: Rule(_route, ("experts_per_token", "renormalize", "sigmoid", "biased", "factor")),
         OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation", "biased")),

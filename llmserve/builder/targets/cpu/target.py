@@ -21,7 +21,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import MATRICES, Quantized, WeightPart
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, quantization_problems, unknown_ops
 from llmserve.builder.targets.cpu.large_pages import LargePages
-from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, Lowered
+from llmserve.builder.targets.cpu.lowered import ACTIVATIONS_OF, Lowered
 from llmserve.builder.targets.cpu.lowering import Lowering, lower
 from llmserve.builder.targets.tensor_writer import Part, TensorWriter, write_at
 from llmserve.checkpoint.blocks import BlockRows
@@ -217,8 +217,9 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
     found = [f"the cpu target has no {text}" for text in unknown_ops(program, Lowering.known_ops())]
     found += _expert_problems(program, params)
     for op in program.ops:
-        if "activation" in op.attrs and op.attrs["activation"] not in ACTIVATIONS:
-            known = ", ".join(map(repr, ACTIVATIONS))
+        activations = ACTIVATIONS_OF.get(op.kind, {})
+        if op.attrs.get("activation", "") not in ("", *activations):
+            known = ", ".join(map(repr, activations))
             found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only {known}")
         if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:
             found.append(f"layer {op.attrs['layer']}: the number of heads is not a multiple of the number of KV heads")

@@ -35,6 +35,14 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
       return over_rows(&Executor::embed);
     case OpKind::kRmsNorm:
       return over_rows(&Executor::rms_norm);
+    case OpKind::kLayerNorm:
+      return over_rows(&Executor::layer_norm);
+    case OpKind::kGelu:
+      return over_rows(&Executor::activate, kernels.gelu);
+    case OpKind::kGeluTanh:
+      return over_rows(&Executor::activate, kernels.gelu_tanh);
+    case OpKind::kReluSquared:
+      return over_rows(&Executor::activate, kernels.relu_squared);
     case OpKind::kLinear:
       return linear(op, tasks);
     case OpKind::kLinearInt8:
@@ -54,13 +62,13 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
     case OpKind::kSelectRows:
       return over_rows(&Executor::select_rows);
     case OpKind::kGatedSilu:
-      return over_rows(&Executor::gated, kernels.gated_silu);
+      return over_rows(&Executor::activate, kernels.gated_silu);
     case OpKind::kGatedGeluTanh:
-      return over_rows(&Executor::gated, kernels.gated_gelu_tanh);
+      return over_rows(&Executor::activate, kernels.gated_gelu_tanh);
     case OpKind::kGatedGelu:
-      return over_rows(&Executor::gated, kernels.gated_gelu);
+      return over_rows(&Executor::activate, kernels.gated_gelu);
     case OpKind::kGatedClamped:
-      return over_rows(&Executor::gated, kernels.gated_clamped);
+      return over_rows(&Executor::activate, kernels.gated_clamped);
     case OpKind::kRope:
       return over_rows(&Executor::rope);
     case OpKind::kAdd:
@@ -95,7 +103,17 @@ void Executor::rms_norm(const OpRecord& op, size_t begin, size_t end) {
   engine_.kernels_->rms_norm(x, weight, op.scalar, op.groups, op.out.width, end - begin, y);
 }
 
-void Executor::gated(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::gated_silu) kernel) {
+LayerNormArgs Executor::layer_norm_args(const OpRecord& op, size_t groups) const {
+  return {engine_.file_.tensor<float>(op.tensors[0]), engine_.file_.tensor<float>(op.tensors[1]), op.scalar, groups,
+          op.out.width};
+}
+
+void Executor::layer_norm(const OpRecord& op, size_t begin, size_t end) {
+  const auto x = view<const float>(op.in[0], first_row(op) + begin);
+  engine_.kernels_->layer_norm(x, layer_norm_args(op, op.groups), end - begin, view<float>(op.out, begin));
+}
+
+void Executor::activate(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::gelu) kernel) {
   kernel(view<const float>(op.in[0], first_row(op) + begin), op.out.width, end - begin, view<float>(op.out, begin));
 }
 
@@ -123,6 +141,18 @@ View<const float> Executor::before_quantization(const OpRecord& op, View<const f
       return x;
     case Before::kRmsNorm:
       kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, 1, width, 1, made);
+      break;
+    case Before::kLayerNorm:
+      kernels.layer_norm(x, layer_norm_args(op, 1), 1, made);
+      break;
+    case Before::kGelu:
+      kernels.gelu(x, width, 1, made);
+      break;
+    case Before::kGeluTanh:
+      kernels.gelu_tanh(x, width, 1, made);
+      break;
+    case Before::kReluSquared:
+      kernels.relu_squared(x, width, 1, made);
       break;
     case Before::kGatedSilu:
       kernels.gated_silu(x, width, 1, made);

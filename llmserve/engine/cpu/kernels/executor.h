@@ -27,7 +27,9 @@ class Executor {
   void select_rows(const OpRecord& op, size_t begin, size_t end);
   void embed(const OpRecord& op, size_t begin, size_t end);
   void rms_norm(const OpRecord& op, size_t begin, size_t end);
-  void gated(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::gated_silu) kernel);
+  LayerNormArgs layer_norm_args(const OpRecord& op, size_t groups) const;
+  void layer_norm(const OpRecord& op, size_t begin, size_t end);
+  void activate(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::gelu) kernel);
   void add(const OpRecord& op, size_t begin, size_t end);
   void route(const OpRecord& op, size_t begin, size_t end);
   void dispatch(const OpRecord& op);

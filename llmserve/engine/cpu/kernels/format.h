@@ -50,7 +50,7 @@ constexpr size_t code_bits(DType type) { return 4 + static_cast<size_t>(type) - 
 enum class OpKind : uint32_t {
   kEmbed,         // -> f32; table; in panels of integers with group scales and row scales, groups = Blocks, as below
   kRmsNorm,       // x -> f32; weight; groups, scalar = eps
-  kQuantize,      // x, row facts (written) -> i8, for kLinearInt8 and kLinearInt4; norm weight?; before
+  kQuantize,      // x, row facts (written) -> i8, for kLinearInt8 and kLinearInt4; norm weight?, its bias?; before
   kLinear,        // x, residual? -> f32; weight, bias?
   kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
@@ -73,6 +73,10 @@ enum class OpKind : uint32_t {
   kGatedClamped,  // as kGatedSilu
   kRope,          // x, rope table -> f32; heads of head_dim
   kLinearBlocks,  // as kLinearInt8; weight i4, i5 or i6, and u8 instead of group scales; groups = Blocks
+  kLayerNorm,     // x -> f32; weight and bias? of all columns; groups, scalar = eps
+  kGelu,          // x -> f32
+  kGeluTanh,
+  kReluSquared,
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one
@@ -111,6 +115,10 @@ enum class Before : uint32_t {
   kGatedGeluTanh,
   kGatedGelu,
   kGatedClamped,
+  kLayerNorm,  // one group; weight, bias?; scalar = eps
+  kGelu,
+  kGeluTanh,
+  kReluSquared,
 };
 
 // Numbers that share a scale: inputs of activations and of weights, dimensions of keys.

@@ -23,6 +23,15 @@ struct EmbedArgs {
   Blocks blocks;
 };
 
+// y = (x - mean) / deviation * weight + bias, mean and deviation of each of `groups` parts of a row.
+struct LayerNormArgs {
+  const float* weight;  // [width]
+  const float* bias;    // [width] or null
+  float eps;
+  size_t groups;
+  size_t width;
+};
+
 struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
   View<const float> x;  // [num_rows, depth]
   size_t num_rows;
@@ -141,6 +150,11 @@ struct KernelTable {
   void (*attention)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
   // The same over a cache of integers; scratch as `attention_int8_scratch` says.
   void (*attention_int8)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
+  void (*layer_norm)(View<const float> x, const LayerNormArgs& args, size_t num_rows, View<float> y);  // y may be x
+  // y = activation(x)
+  void (*gelu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
+  void (*gelu_tanh)(View<const float> x, size_t width, size_t num_rows, View<float> y);
+  void (*relu_squared)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   // y = activation(gate) * up, of gate and up side by side
   void (*gated_silu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*gated_gelu_tanh)(View<const float> x, size_t width, size_t num_rows, View<float> y);

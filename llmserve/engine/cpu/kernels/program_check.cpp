@@ -39,6 +39,17 @@ class OpCheck {
         require(op_.groups > 0 && op_.out.width % op_.groups == 0);
         if (ok_) vector(op_.tensors[0], DType::kF32, op_.out.width / op_.groups);
         return true;
+      case OpKind::kLayerNorm:
+        same_width();
+        require(op_.groups > 0 && op_.out.width % op_.groups == 0);
+        vector(op_.tensors[0], DType::kF32, op_.out.width);
+        optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
+        return true;
+      case OpKind::kGelu:
+      case OpKind::kGeluTanh:
+      case OpKind::kReluSquared:
+        same_width();
+        return true;
       case OpKind::kLinear:
         linear(4);
         return true;
@@ -212,6 +223,10 @@ class OpCheck {
     switch (before) {
       case Before::kNothing:
       case Before::kRmsNorm:
+      case Before::kLayerNorm:
+      case Before::kGelu:
+      case Before::kGeluTanh:
+      case Before::kReluSquared:
         return 1;
       case Before::kGatedSilu:
       case Before::kGatedGeluTanh:
@@ -230,7 +245,9 @@ class OpCheck {
     const uint64_t parts = num_parts(before);
     require(parts > 0 && op_.in[0].width == parts * op_.out.width);
     facts(op_.in[1], op_.out.width);
-    if (before == Before::kRmsNorm) vector(op_.tensors[0], DType::kF32, op_.out.width);
+    const bool normed = before == Before::kLayerNorm;
+    if (normed || before == Before::kRmsNorm) vector(op_.tensors[0], DType::kF32, op_.out.width);
+    if (normed) optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
     for_experts_ = true;
   }
 

@@ -136,6 +136,28 @@ void normalize(const float* x, const float* weight, float eps, size_t width, flo
       });
 }
 
+// The mean is taken off first: what is large and nearly constant keeps its bits.
+void normalize_centered(const float* x, const LayerNormArgs& args, size_t begin, size_t width, float* y) {
+  F32x16 sums = zero(), squares = zero();
+  for_lanes(
+      width, [&](size_t i) { sums = sums + load(x + i); },
+      [&](size_t i, size_t n) { sums = sums + load_partial(x + i, n); });
+  const F32x16 mean = broadcast(reduce_add(sums) / static_cast<float>(width));
+  const auto center = [&](size_t i, size_t n) {
+    store_lanes(y + i, load_lanes(x + i, n) - mean, n);
+    const F32x16 centered = load_lanes(y + i, n);
+    squares = fma(centered, centered, squares);
+  };
+  for_lanes(width, [&](size_t i) { center(i, kLanes); }, center);
+  const float variance = reduce_add(squares) / static_cast<float>(width);
+  const F32x16 inverse = broadcast(1.0f / __builtin_sqrtf(variance + args.eps));
+  const auto scale = [&](size_t i, size_t n) {
+    const F32x16 scaled = load_lanes(y + i, n) * inverse, weight = load_lanes(args.weight + begin + i, n);
+    store_lanes(y + i, args.bias ? fma(scaled, weight, load_lanes(args.bias + begin + i, n)) : scaled * weight, n);
+  };
+  for_lanes(width, [&](size_t i) { scale(i, kLanes); }, scale);
+}
+
 struct Silu {
   F32x16 operator()(F32x16 x) const { return x / (broadcast(1.0f) + exp(zero() - x)); }
 };
@@ -162,6 +184,25 @@ struct Gelu {
     return max(zero(), x) - broadcast(0.5f) * size * tail;
   }
 };
+
+struct ReluSquared {
+  F32x16 operator()(F32x16 x) const {
+    const F32x16 positive = max(zero(), x);
+    return positive * positive;
+  }
+};
+
+template <class Activation>
+void activate(View<const float> x, size_t width, size_t num_rows, View<float> y) {
+  const Activation made;
+  for (size_t r = 0; r < num_rows; ++r) {
+    const float* source = x.row(r);
+    float* target = y.row(r);
+    for_lanes(
+        width, [&](size_t i) { store(target + i, made(load(source + i))); },
+        [&](size_t i, size_t n) { store_partial(target + i, made(load_partial(source + i, n)), n); });
+  }
+}
 
 // Of gate and up; the product of an activation and up for most.
 template <class Activation>
@@ -233,6 +274,25 @@ void rms_norm(View<const float> x, const float* weight, float eps, size_t groups
       normalize(x.row(r) + g * group_width, weight, eps, group_width, y.row(r) + g * group_width);
     }
   }
+}
+
+void layer_norm(View<const float> x, const LayerNormArgs& args, size_t num_rows, View<float> y) {
+  const size_t width = args.width / args.groups;
+  for (size_t r = 0; r < num_rows; ++r) {
+    for (size_t begin = 0; begin < args.width; begin += width) {
+      normalize_centered(x.row(r) + begin, args, begin, width, y.row(r) + begin);
+    }
+  }
+}
+
+void gelu(View<const float> x, size_t width, size_t num_rows, View<float> y) { activate<Gelu>(x, width, num_rows, y); }
+
+void gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<float> y) {
+  activate<GeluTanh>(x, width, num_rows, y);
+}
+
+void relu_squared(View<const float> x, size_t width, size_t num_rows, View<float> y) {
+  activate<ReluSquared>(x, width, num_rows, y);
 }
 
 void quantize(View<const float> x, size_t width, size_t num_rows, QuantizedRows y) {

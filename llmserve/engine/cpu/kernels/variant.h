@@ -16,6 +16,10 @@ void linear_blocks(const LinearGroupedArgs& args, size_t tactic, size_t panel_be
 void cache_write(const CacheWriteArgs& args);
 void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
 void attention_int8(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
+void layer_norm(View<const float> x, const LayerNormArgs& args, size_t num_rows, View<float> y);
+void gelu(View<const float> x, size_t width, size_t num_rows, View<float> y);
+void gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<float> y);
+void relu_squared(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void gated_silu(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void gated_gelu_tanh(View<const float> x, size_t width, size_t num_rows, View<float> y);
 void gated_gelu(View<const float> x, size_t width, size_t num_rows, View<float> y);

@@ -13,7 +13,8 @@ from llmserve.builder.quantization import quantized_params, rounded_tables
 from llmserve.builder.targets.buffers import NO_BUFFER, Place
 from llmserve.builder.targets.cpu.lowered import DeviceOp, Lowered
 from llmserve.builder.targets.cpu.lowering import lower
-from llmserve.engine.cpu.layout import LINEAR_CODES, NO_TENSOR, Before, DType, OpCode, RowsOf
+from llmserve.engine.cpu.layout import NO_TENSOR, DType
+from llmserve.engine.cpu.op_codes import LINEAR_CODES, Before, OpCode, RowsOf
 from llmserve.models.graph import CacheShape, Graph, Program
 from llmserve.models.number_formats import INT4, QUANTIZED
 from llmserve.models.spec import Param

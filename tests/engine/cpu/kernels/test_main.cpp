@@ -33,6 +33,28 @@ void test_small_numbers_under_soft_caps(const KernelTable& k) {
   expect(equal, k.name, "soft_cap near zero", 2);
 }
 
+// Two groups side by side, with and without a bias, in place.
+void test_layer_norm(const KernelTable& k, Random& random, size_t width) {
+  const size_t rows = 3, groups = 2, all = groups * width;
+  const auto x = random.numbers(rows * all), weight = random.numbers(all), bias = random.numbers(all);
+  bool equal = true;
+  for (const float* added : {bias.data(), static_cast<const float*>(nullptr)}) {
+    auto y = x;
+    k.layer_norm({y.data(), all}, {weight.data(), added, 1e-3f, groups, all}, rows, {y.data(), all});
+    for (size_t begin = 0; begin < rows * all; begin += width) {
+      double mean = 0.0, variance = 0.0;
+      for (size_t i = 0; i < width; ++i) mean += x[begin + i] / static_cast<double>(width);
+      for (size_t i = 0; i < width; ++i) variance += (x[begin + i] - mean) * (x[begin + i] - mean) / static_cast<double>(width);
+      for (size_t i = 0; i < width; ++i) {
+        const size_t column = (begin + i) % all;
+        const double scaled = (x[begin + i] - mean) / std::sqrt(variance + 1e-3) * weight[column];
+        equal = equal && near(y[begin + i], scaled + (added ? added[column] : 0.0f));
+      }
+    }
+  }
+  expect(equal, k.name, "layer_norm", width);
+}
+
 void test_rowwise(const KernelTable& k, Random& random) {
   for (size_t width : kSizes) {
     const size_t rows = 3;
@@ -48,6 +70,8 @@ void test_rowwise(const KernelTable& k, Random& random) {
       for (size_t i = 0; i < width; ++i) equal = equal && near(y[r * width + i], x[r * width + i] * inverse * weight[i]);
     }
     expect(equal, k.name, "rms_norm", width);
+
+    test_layer_norm(k, random, width);
 
     auto gated = x;
     const float extreme[] = {-1e20f, -200.0f, -88.5f, -80.1f, -79.9f, -0.0f, 200.0f, 1e20f};
@@ -69,6 +93,17 @@ void test_rowwise(const KernelTable& k, Random& random) {
       return x / (1.0 + std::exp(-1.702 * x)) * (std::clamp(up, -7.0, 7.0) + 1.0);
     };
     test_gated(k.gated_clamped, clamped, "gated_clamped");
+
+    const auto test_plain = [&](const auto& values, auto kernel, double (*made)(double value), const char* name) {
+      kernel({values.data(), 2 * width}, width, rows, {y.data(), width});
+      for (size_t i = 0; i < rows * width; ++i) equal = equal && near(y[i], made(values[i / width * 2 * width + i % width]));
+      expect(equal, k.name, name, width);
+    };
+    test_plain(gated, k.gelu, [](double value) { return 0.5 * value * (1.0 + std::erf(value * std::sqrt(0.5))); }, "gelu");
+    test_plain(gated, k.gelu_tanh, [](double value) {
+      return 0.5 * value * (1.0 + std::tanh(std::sqrt(2.0 / std::acos(-1.0)) * (value + 0.044715 * value * value * value)));
+    }, "gelu_tanh");
+    test_plain(x, k.relu_squared, [](double value) { return value > 0.0 ? value * value : 0.0; }, "relu_squared");
 
     auto scaled = x, capped = gated;
     k.scale({scaled.data(), 2 * width}, -1.75f, width, rows);

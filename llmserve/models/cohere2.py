@@ -1,0 +1,36 @@
+"""Cohere 2 (Command R7B, Command A): attention and MLP side by side, windows, a rotary embedding only within these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmserve.models.config import ConfigReader
+from llmserve.models.family import FamilySpec, Norms, family, read_family
+from llmserve.models.spec import HfConfig
+from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, windows_by_type
+
+DEFAULTS = {"layer_norm_eps": 1e-5, "tie_word_embeddings": True}  # transformers'
+DEFAULT_PATTERN = 4  # each such layer sees everything
+DEFAULT_LOGIT_SCALE = 0.0625
+
+
+def from_hf(config: HfConfig) -> FamilySpec:
+    reader = ConfigReader(DEFAULTS | dict(config))
+    spec = read_family(reader, "Cohere2ForCausalLM", eps_key="layer_norm_eps")
+    pattern = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
+    window = reader.integer("sliding_window", DEFAULT_WINDOW) if has_window(reader) else 0
+    usual = [SLIDING if (layer + 1) % pattern else FULL for layer in range(spec.num_layers)]
+    windows = windows_by_type(reader, reader.get("layer_types", usual), spec.num_layers, window)
+    bias = reader.flag("attention_bias")
+    logit_scale = reader.positive("logit_scale", DEFAULT_LOGIT_SCALE)
+    for key, neutral in (("use_qk_norm", False), ("use_parallel_block", True), ("use_gated_activation", True)):
+        reader.expect(key, neutral)  # which published configs have and transformers does not read
+    reader.finish()
+    unturned = [layer for layer in range(spec.num_layers) if not windows or not windows[layer]]
+    return replace(
+        spec, windows=windows, unturned=unturned, layer_norm=True, is_parallel=True, interleaved=True,
+        qkv_bias=bias, output_bias=bias, logit_scale=logit_scale, norms=Norms(mlp=""),
+    )  # fmt: skip
+
+
+ARCHITECTURE = family("Cohere2ForCausalLM", "cohere2", from_hf)
