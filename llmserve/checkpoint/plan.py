@@ -14,7 +14,7 @@ from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.floats import is_finite
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
-from llmserve.checkpoint.rearranged import ReorderedRows, StackedRows, pair_order
+from llmserve.checkpoint.rearranged import ReorderedRows, StackedRows, row_order
 from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Rows, Tensor
 from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import Combine, Param
@@ -134,14 +134,14 @@ class WeightPlan:
         dtype = "float32" if param.is_exact else dtype
         self._check_duplicates(param)
         parts, begin = [], 0
-        pairs = param.pairs or (None,) * len(param.sources)
-        for source, shape, stored_pairs in zip(param.sources, param.source_shapes, pairs, strict=True):
+        orders = param.orders or (None,) * len(param.sources)
+        for source, shape, order in zip(param.sources, param.source_shapes, orders, strict=True):
             dtype_stored, stored_name = self._checkpoint.tensors[source].dtype, self._checkpoint.stored_name(source)
             rows, height = self._checkpoint.rows(source), math.prod(shape) // math.prod(param.shape[1:])
             if height != shape[0]:
                 rows = StackedRows(rows, height // shape[0], param.is_transposed)
-            if stored_pairs is not None:
-                rows = ReorderedRows(rows, pair_order(height, stored_pairs.head_dim, stored_pairs.rotary_dim))
+            if order is not None:
+                rows = ReorderedRows(rows, row_order(height, order))
             parts.append(_Part(rows, DTYPES[dtype_stored], stored_name, begin, begin + height))
             begin += height
         return ParamRows(param.shape, DTYPES[dtype], param.combine, tuple(parts))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.stored_tensor import Rows, Tensor
+from llmserve.models.spec import Pairs, RowOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,14 @@ class StackedRows:
         matrices = matrices.swapaxes(1, 2) if self.is_transposed else matrices
         offset = first * self.num_rows
         return matrices.reshape(-1, *matrices.shape[2:])[rows.start - offset : rows.stop - offset]
+
+
+def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:
+    """Where the rows of a parameter are that is stored in another order."""
+    if isinstance(stored, Pairs):
+        return pair_order(num_rows, stored.head_dim, stored.rotary_dim)
+    heads = np.arange(num_rows).reshape(stored.num_kv_heads, -1, stored.head_dim)
+    return np.concatenate([part.reshape(-1) for part in np.split(heads, (-2, -1), axis=1)])
 
 
 def pair_order(num_rows: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:

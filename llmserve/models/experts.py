@@ -121,17 +121,17 @@ def _stacked_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str)
     count, found = mixture.num_experts, []
     sizes = {"gate_up": (2 * mixture.expert_size, spec.hidden_size), "down": (spec.hidden_size, mixture.expert_size)}
     for tensor, (part, (rows, columns)) in zip(mixture.stacked or (), sizes.items(), strict=True):
-        pairs = (Pairs(rows, rows),) if mixture.is_transposed and part == "gate_up" else ()
+        orders = (Pairs(rows, rows),) if mixture.is_transposed and part == "gate_up" else ()
         stored = (count, columns, rows) if mixture.is_transposed else (count, rows, columns)
         found.append(
             Param(
-                f"{name}.experts.{part}", (count * rows, columns), (f"{source}.{tensor}",), (stored,), pairs=pairs,
+                f"{name}.experts.{part}", (count * rows, columns), (f"{source}.{tensor}",), (stored,), orders=orders,
                 quantizable=True, is_transposed=mixture.is_transposed,
             )
         )  # fmt: skip
         if mixture.has_biases:
             bias, height = f"{name}.experts.{part}.bias", (count * rows,)
-            found.append(Param(bias, height, (f"{source}.{tensor}_bias",), ((count, rows),), pairs=pairs))
+            found.append(Param(bias, height, (f"{source}.{tensor}_bias",), ((count, rows),), orders=orders))
     return found
 
 

@@ -33,6 +33,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "granite_moe_shared",
     "hunyuan",
     "hunyuan_moe",
+    "internlm2",
     "internlm3",
     "llama",
     "minimax_m2",

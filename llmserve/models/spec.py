@@ -45,6 +45,20 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadGroups:
+    """Rows of heads, key/value head by key/value head: the queries that read it, the keys, the values.
+
+    A parameter has all queries, all keys, all values.
+    """
+
+    head_dim: int
+    num_kv_heads: int
+
+
+RowOrder: TypeAlias = Pairs | HeadGroups
+
+
+@dataclass(frozen=True, slots=True)
 class Param:
     """One parameter of the Program, and its origin in the checkpoint."""
 
@@ -57,7 +71,7 @@ class Param:
     quantizable: bool = False
     is_exact: bool = False  # in float32, whatever the engine's dtype
     is_transposed: bool = False  # the source has the columns of each expert's matrix as rows
-    pairs: tuple[Pairs | None, ...] = ()  # of each source; empty: of none
+    orders: tuple[RowOrder | None, ...] = ()  # of each source's rows, where it is another one; empty: of none
     duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
 
     @property

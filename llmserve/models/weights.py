@@ -46,7 +46,7 @@ def qkv(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False, r
     rows = {f"{layer_source(layer)}.self_attn.{module}": width for module, width in widths.items()}
     pairs = Pairs(spec.head_dim, rotary_dim) if rotary_dim else None
     found = linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
-    return [replace(param, pairs=(pairs, pairs, None)) for param in found] if pairs else found
+    return [replace(param, orders=(pairs, pairs, None)) for param in found] if pairs else found
 
 
 def norms_of_heads(spec: DecoderSpec, layer: int, modules: Sequence[str]) -> list[Param]:

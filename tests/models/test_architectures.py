@@ -191,8 +191,8 @@ def test_gemma_3_with_a_vision_tower_is_refused_by_name() -> None:
         architecture_for(config).from_hf(config)
 
 
-@pytest.mark.parametrize("architectures", [["InternLM2ForCausalLM"], ["LlamaForCausalLM"], None])
+@pytest.mark.parametrize("architectures", [["DeciLMForCausalLM"], ["LlamaForCausalLM"], None])
 def test_a_network_that_no_file_reads_is_refused_by_name(architectures: list[str] | None) -> None:
-    config = KINDS["llama"] | {"architectures": architectures, "model_type": "internlm2"}
-    with pytest.raises(Unsupported, match=r"(InternLM2ForCausalLM|internlm2)' is not supported; supported: "):
+    config = KINDS["llama"] | {"architectures": architectures, "model_type": "nemotron-nas"}
+    with pytest.raises(Unsupported, match=r"(DeciLMForCausalLM|nemotron-nas)' is not supported; supported: "):
         architecture_for(config)

@@ -1,0 +1,53 @@
+"""InternLM 2: Llama with names of its own, and queries, keys and values in one tensor, head by head."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from llmserve.models import family
+from llmserve.models.config import ConfigReader
+from llmserve.models.family import FamilySpec, read_family
+from llmserve.models.spec import HeadGroups, HfConfig, Param
+
+NAMES = {  # modules that `weights.py` names as Llama does
+    "model.embed_tokens": "model.tok_embeddings",
+    "lm_head": "output",
+    "self_attn.wqkv": "attention.wqkv",
+    "self_attn.o_proj": "attention.wo",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+}
+NAME = re.compile("|".join(map(re.escape, NAMES)))
+
+
+def from_hf(config: HfConfig) -> FamilySpec:
+    reader = ConfigReader(config)
+    spec = read_family(reader, "InternLM2ForCausalLM")
+    bias = reader.flag("bias", True)
+    reader.expect("pretraining_tp", 1)
+    reader.finish()
+    return replace(spec, qkv_bias=bias, output_bias=bias, fused_qkv="wqkv")
+
+
+def params(spec: FamilySpec) -> list[Param]:
+    groups = HeadGroups(spec.head_dim, spec.num_kv_heads)
+    return [
+        replace(
+            param,
+            sources=tuple(map(_published, param.sources)),
+            duplicates=tuple(map(_published, param.duplicates)),
+            orders=(groups,) if ".attn.qkv" in param.name else (),
+        )
+        for param in family.params(spec)
+    ]
+
+
+def _published(name: str) -> str:
+    return NAME.sub(lambda found: NAMES[found[0]], name)
+
+
+ARCHITECTURE = replace(family.family("InternLM2ForCausalLM", "internlm2", from_hf), params=params)
