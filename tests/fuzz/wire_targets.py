@@ -143,7 +143,7 @@ HEADERS = (
     b"Trailer: x", b"X: " + b"y" * 5000, b" folded: x", b": empty", b"a\x00b: c", b"Content-Length: 0x10",
     b"Range: bytes=0-",
 )  # fmt: skip
-PATHS = tuple(path.format(model="same", version="1", region="r", repository="x") for path in API_OF_PATH)
+PATHS = tuple(path.format(model="same", version="1", region="r", repository="x", owner="y") for path in API_OF_PATH)
 
 
 @st.composite
