@@ -64,6 +64,8 @@ class TextDelta:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of these, drawn
     cum_log_prob: float = 0.0  # these two only with return_log_probs
     log_probs: tuple[float, ...] = ()
     token_ids: tuple[int, ...] = ()  # the text's; only with return_tokens
@@ -327,6 +329,8 @@ def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
         prompt_tokens=first("num_prompt_tokens", 0),
         cached_tokens=first("num_cached_tokens", 0),
         completion_tokens=first("num_completion_tokens", 0),
+        drafted_tokens=first("total_draft_tokens", 0),
+        accepted_tokens=first("total_accepted_draft_tokens", 0),
         cum_log_prob=first("cum_log_probs", 0.0),
         log_probs=tuple(outputs.get("output_log_probs", ())),
         token_ids=tuple(outputs.get("output_token_ids", ())),

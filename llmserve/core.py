@@ -201,6 +201,7 @@ class GenerateRequest:
     priority: int = 0  # higher is scheduled first
     deadline: float | None = None  # time.monotonic() seconds after which nobody waits
     tenant: Tenant = EVERYBODY
+    speculation: bool = True  # whether tokens may be drafted; no answer depends on it
 
     @property
     def num_answers(self) -> int:
@@ -239,6 +240,8 @@ class Usage:
     first_token_ns: int
     last_token_ns: int
     num_preemptions: int = 0  # how often it gave way
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of these, drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def names_of_inputs(config: ModelConfig) -> set[str]:
     return {tensor.name for tensor in config.input}
 
 
-def by_engine_model(values: Values) -> Values:
+def request_of_engine_model(values: Values) -> GenerateRequest:
     """What `tensorrt_llm` makes of inputs by their names there."""
     dtypes = {tensor.name: datatype_name(tensor.data_type) for tensor in ENGINE_MODEL.input}
     given = {"input_ids": [1, 2], "request_output_len": 9} | dict(values)
@@ -88,17 +88,26 @@ def by_engine_model(values: Values) -> Values:
         name: Tensor(name, dtypes[name], np.array(value, NUMPY_DTYPES[dtypes[name]]).reshape(1, -1))
         for name, value in given.items()
     }
-    return fields_of(read_request(tensors, request_id="r", max_seq_len=100, excludes_input=True).generate.sampling)
+    return read_request(tensors, request_id="r", max_seq_len=100, excludes_input=True).generate
 
 
-def by_ensemble(values: Values) -> Values:
+def request_of_ensemble(values: Values) -> GenerateRequest:
     """Along the maps of the ensemble; preprocessing hands on what it reads and writes under one name."""
     first, engine = STEPS["preprocessing"], STEPS["tensorrt_llm"]
     tensors = dict(values)
     for name, tensor in first.input_map.items():
         if tensor in values and name in first.output_map:
             tensors[first.output_map[name]] = values[tensor]
-    return by_engine_model({name: tensors[tensor] for name, tensor in engine.input_map.items() if tensor in tensors})
+    given = {name: tensors[tensor] for name, tensor in engine.input_map.items() if tensor in tensors}
+    return request_of_engine_model(given)
+
+
+def by_engine_model(values: Values) -> Values:
+    return fields_of(request_of_engine_model(values).sampling)
+
+
+def by_ensemble(values: Values) -> Values:
+    return fields_of(request_of_ensemble(values).sampling)
 
 
 def by_api(body: Values, request: type[Any], *given: Any) -> Values:
@@ -140,10 +149,13 @@ def by_cluster(values: Values) -> Values:
     return fields_of(found.sampling)
 
 
+def over_socket(request: GenerateRequest) -> GenerateRequest:
+    (frame,) = FrameReader(1 << 20).feed(preamble() + submit_frame(request, 1).encoded())
+    return read_submit(frame)[1]
+
+
 def by_socket(values: Values) -> Values:
-    sent = submit_frame(GenerateRequest("r", (1,), SamplingParams(**values)), 1)
-    (frame,) = FrameReader(1 << 20).feed(preamble() + sent.encoded())
-    return fields_of(read_submit(frame)[1].sampling)
+    return fields_of(over_socket(GenerateRequest("r", (1,), SamplingParams(**values))).sampling)
 
 
 def by_receipt(values: Values) -> Values:
@@ -299,6 +311,32 @@ def test_an_api_refuses_what_it_does_not_take_by_name(place: str) -> None:
     for name in border.refuses:
         with pytest.raises(ValidationError, match=name):
             border.behind({**passed, name: getattr(SENT, name)})
+
+
+CONVERSATION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+OFF = {"speculation": False}  # changes no answer, so it is no sampling parameter
+SWITCHES: Mapping[str, Callable[[], GenerateRequest]] = {
+    "pipelines/tensorrt_llm": lambda: request_of_engine_model(OFF),
+    "pipelines/ensemble": lambda: request_of_ensemble({"max_tokens": 9, **OFF}),
+    "chat": lambda: request_of_ensemble(ChatRequest.model_validate(CONVERSATION | OFF).sampling(9, 1, {}).values()),
+    "completions": lambda: request_of_ensemble(
+        CompletionRequest.model_validate({"model": "m", "prompt": "?"} | OFF).sampling(9, 1, {}).values()
+    ),
+    "responses": lambda: request_of_ensemble(
+        ResponseRequest.model_validate({"model": "m", "input": "?"} | OFF).sampling({}).values()
+    ),
+    "messages": lambda: request_of_ensemble(
+        MessagesRequest.model_validate(CONVERSATION | {"max_tokens": 9} | OFF).sampling({}).values()
+    ),
+    "Ollama": lambda: request_of_ensemble(OllamaOptions.model_validate(OFF).sampling({}).values()),
+    "engine/remote": lambda: over_socket(GenerateRequest("r", (1,), speculation=False)),
+}
+
+
+@pytest.mark.parametrize("place", SWITCHES)
+def test_a_border_passes_on_that_nothing_may_be_drafted(place: str) -> None:
+    assert not SWITCHES[place]().speculation
+    assert request_of_engine_model({}).speculation
 
 
 @pytest.mark.parametrize("greedy", [SamplingParams(temperature=0.5, top_k=1), SamplingParams(temperature=0.0)])

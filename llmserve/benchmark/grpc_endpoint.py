@@ -28,6 +28,7 @@ class GrpcEndpoint:
                     if delta.completion_tokens:
                         record.prompt_tokens = delta.prompt_tokens
                         record.cached_tokens = delta.cached_tokens
+                        record.drafted_tokens, record.accepted_tokens = delta.drafted_tokens, delta.accepted_tokens
                         record.completion_tokens = delta.completion_tokens
         except LlmserveError as error:
             is_unreachable = isinstance(error, Unavailable) and not record.arrived

@@ -114,6 +114,10 @@ class Events:
                 self._record.prompt_tokens = usage["prompt_tokens"]
                 self._record.completion_tokens = usage["completion_tokens"]
                 self._record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+                drafts = usage.get("completion_tokens_details") or {}
+                self._record.accepted_tokens = drafts.get("accepted_prediction_tokens") or 0
+                rejected = drafts.get("rejected_prediction_tokens") or 0
+                self._record.drafted_tokens = self._record.accepted_tokens + rejected
         except (ValueError, AttributeError, KeyError, TypeError):
             self._record.fail("event that is not one of OpenAI's", data[:100].decode("utf-8", "replace"))
 

@@ -22,8 +22,10 @@ class Record:
     due: float | None = None  # when it should have been sent; None: when another one was answered
     started: float = 0.0
     arrived: list[float] = field(default_factory=list)  # when each piece of text came
-    prompt_tokens: int | None = None  # this and the next two as the server counts them
+    prompt_tokens: int | None = None  # this and the next four as the server counts them
     cached_tokens: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
     completion_tokens: int | None = None
     error: str = ""  # its kind: few words, the same for errors that are alike
     message: str = ""  # what the server said of it

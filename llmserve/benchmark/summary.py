@@ -210,6 +210,9 @@ def _distributions(answered: Sequence[Record]) -> dict[str, Distribution]:
             [one.cached_tokens for one in answered if one.cached_tokens is not None], "tokens"
         ),
     }
+    if any(record.drafted_tokens for record in answered):
+        for name in ("drafted_tokens", "accepted_tokens"):
+            found[name] = distribution([getattr(record, name) or 0 for record in answered], "tokens")
     return {name: one for name, one in found.items() if one is not None}
 
 

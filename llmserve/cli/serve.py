@@ -18,6 +18,7 @@ import typer
 from llmserve.cli.access import exposures, grpc_restrictions, http_restrictions, make_api_keys
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.encryption import files_without_effect, grpc_tls, http_tls, metrics_tls
+from llmserve.cli.engine_flags import speculation_flag
 from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.old_flags import Translation, say_without_effect
 from llmserve.cli.serve_options import ServeOptions
@@ -171,6 +172,7 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         "num_threads": options.threads,
         "max_tokens_in_paged_kv_cache": options.max_kv_tokens,
         "kv_cache_free_gpu_mem_fraction": options.kv_cache_fraction,
+        "speculation": None if options.speculation is None else speculation_flag(options.speculation).words(),
         "separate_process": "true" if options.engine_process else None,
     }
     given = {key: str(value) for key, value in limits.items() if value is not None}
@@ -210,6 +212,7 @@ def cluster_opener(options: ServeOptions) -> OpenEngine:
         "--threads": options.threads,
         "--max-kv-tokens": options.max_kv_tokens,
         "--kv-cache-fraction": options.kv_cache_fraction,
+        "--speculation": options.speculation,
         "--verify-engine-every": options.verify_engine_every or None,
     }
     say_without_effect([f"{flag} (with --cluster)" for flag, value in limits.items() if value is not None])

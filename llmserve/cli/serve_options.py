@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from llmserve.cli.engine_flags import SPECULATION_HELP
 from llmserve.cli.text_options import TextOptions
 from llmserve.serving.settings import ControlMode
 
@@ -293,6 +294,14 @@ class EngineOptions:
         float | None,
         typer.Option(
             help="Most of the free memory that the KV cache may take.", show_default="0.9", rich_help_panel=ENGINE
+        ),
+    ] = None
+    speculation: Annotated[
+        str | None,
+        typer.Option(
+            help=SPECULATION_HELP,
+            show_default="lookup,grammar",
+            rich_help_panel=ENGINE,
         ),
     ] = None
     engine_process: Annotated[

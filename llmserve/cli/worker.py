@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from llmserve.cli.engine_flags import SPECULATION_HELP, speculation_flag
 from llmserve.cluster.address import PLANES
 from llmserve.cluster.settings import WorkerSettings
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
 
 CLUSTER, ENGINE = "Cluster", "Engine"
@@ -73,6 +75,7 @@ def command(
         int, typer.Option(help="Tokens in the KV cache; 0: what the batch can use.", rich_help_panel=ENGINE)
     ] = 0,
     max_queue_size: QueueSize = MAX_QUEUE_SIZE,
+    speculation: Annotated[str, typer.Option(help=SPECULATION_HELP, rich_help_panel=ENGINE)] = Speculation.ALL.words(),
     kv_cache_fraction: Annotated[
         float, typer.Option(help="Most of the free memory that the KV cache may take.", rich_help_panel=ENGINE)
     ] = 0.9,
@@ -87,7 +90,7 @@ def command(
         request_plane=request_plane, event_plane=event_plane, migrates=not without_migration, drain_s=drain_s,
         settings=EngineSettings(
             threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction,
-            scheduler=SchedulerSettings(max_queue_size=max_queue_size),
+            scheduler=SchedulerSettings(max_queue_size=max_queue_size, speculation=speculation_flag(speculation)),
         ),
     )  # fmt: skip
     logging.getLogger("llmserve").setLevel(logging.INFO)

@@ -61,6 +61,8 @@ class Sequence:
     prompt_log_probs: list[float] = field(default_factory=list)
     prompt_top: list[TopTokens] = field(default_factory=list)
     prompt_logits: list[Logits] = field(default_factory=list)  # in pieces [tokens, vocabulary]
+    num_drafted: int = 0
+    num_accepted: int = 0
     drafters: tuple[Drafter, ...] = ()  # the first that has an idea drafts
     drafted_by: Drafter | None = None  # the draft of the step that runs
     drafted_guide: DraftedGuide | None = None  # likewise
@@ -309,6 +311,8 @@ class Sequence:
             first_token_ns=self.first_token_ns,
             last_token_ns=self.last_token_ns,
             num_preemptions=self.num_preemptions,
+            drafted_tokens=self.num_drafted,
+            accepted_tokens=self.num_accepted,
         )
 
 

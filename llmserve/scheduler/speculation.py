@@ -39,6 +39,8 @@ class Speculator:
 
     def arrive(self, sequence: Sequence) -> None:
         drafters: list[Drafter] = []
+        if not sequence.request.speculation:
+            return
         if Speculation.GRAMMAR in self._drafters and sequence.matcher is not None:
             drafters.append(GrammarDrafter())
         if Speculation.LOOKUP in self._drafters:
@@ -72,8 +74,10 @@ class Speculator:
     ) -> list[TokenEvent]:
         """Take the tokens drawn, up to the first that ends the answer or is not the one that was drafted."""
         drafted = chunk.drafted
+        sequence.num_drafted += len(drafted)
         events: list[TokenEvent | None] = []
         for place, (token, log_prob) in enumerate(drawn):
+            sequence.num_accepted += place > 0
             if sequence.drafted_guide is not None:
                 sequence.matcher = sequence.drafted_guide.matcher(place)
             events.append(sequence.append(token, log_prob, now_ns, scores.of_sample(place)))

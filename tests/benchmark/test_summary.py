@@ -40,6 +40,17 @@ def test_tokens_that_come_together_count_each() -> None:
     assert found["inter_chunk_latency"].mean == pytest.approx(200)
 
 
+def test_drafted_tokens_are_told_where_there_are_some() -> None:
+    without = summary(record(0.0, 0.5, 0.1, 3)).distributions
+    assert not {"drafted_tokens", "accepted_tokens"} & without.keys()
+    one, other = record(0.0, 0.5, 0.1, 3), record(0.0, 0.5, 0.1, 3)
+    one.drafted_tokens, one.accepted_tokens = 9, 4
+    found = summary(one, other).distributions
+    assert [(found[name].mean, found[name].high) for name in ("drafted_tokens", "accepted_tokens")] == [
+        (4.5, 9), (2, 4)
+    ]  # fmt: skip
+
+
 def test_percentiles_are_interpolated_as_numpy_does() -> None:
     firsts = [0.010 * step for step in range(1, 101)]
     found = summary(*(record(0.0, first, 0.01, 2) for first in firsts)).distributions["time_to_first_token"]

@@ -17,6 +17,7 @@ from llmserve.cli.run_flags import spread
 from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.fake import fake_answer, fake_engine
 from llmserve.engine.settings import EngineSettings
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.stages.tokenizer import load_tokenizer
 from tests.stages.conftest import write_baichuan
 
@@ -48,6 +49,23 @@ def llmserve_run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as exit_:
         main()
     return int(exit_.value.code or 0)
+
+
+def test_drafters_are_chosen_by_name(
+    text_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[EngineSettings] = []
+
+    def open_fake(path: Path, settings: EngineSettings) -> Engine:
+        opened.append(settings)
+        return fake_engine(LIMITS, settings=settings.scheduler)
+
+    monkeypatch.setattr(run, "open_engine", open_fake)
+    for flags in ([], ["--speculation", "grammar"], ["--speculation", "off"]):
+        assert llmserve_run(monkeypatch, str(text_dir), "--input-text", "hello", *flags) == 0
+    assert [each.scheduler.speculation for each in opened] == [Speculation.ALL, Speculation.GRAMMAR, Speculation.OFF]
+    assert llmserve_run(monkeypatch, str(text_dir), "--input-text", "hello", "--speculation", "draft") == 2
+    assert "--speculation 'draft': expected off, or names of drafters" in capsys.readouterr().err
 
 
 def test_more_prompts_than_a_server_lets_wait(

@@ -293,6 +293,10 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         (["--model-repository", "{repository}", "--allow-http=false", "--allow-grpc=0"], "nothing to listen on"),
         (["--model-repository", "{repository}", "--rate-limit=sometimes"], "expected off or execution_count"),
         (["--model-repository", "{repository}", "--rate-limit-resource=R:x"], "R:x: expected NAME:COUNT"),
+        (
+            ["--model-repository", "{repository}", "--speculation=draft"],
+            "--speculation 'draft': expected off",
+        ),
         (["--model-repository", "{repository}", "--cluster=demo"], "demo is not NAMESPACE.NAME"),
         (["--model-repository", "{repository}", "--cluster=a.b"], "NVIDIA Dynamo, in its own environment"),
         (["--model-repository", "{repository}", "--cluster=a.b", "--engine-process"], "no engine runs here"),

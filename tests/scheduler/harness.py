@@ -184,6 +184,14 @@ class Bench:
             else:
                 assert (self.answers[sequence_id], reason) == (answer, expected_reason)
                 self._assert_scores(sequence_id)
+                self._assert_drafts(sequence_id)
+
+    def _assert_drafts(self, sequence_id: int) -> None:
+        usage = self.events[sequence_id][-1].usage
+        assert usage is not None
+        assert 0 <= usage.accepted_tokens <= usage.drafted_tokens
+        if not (self.sequences[sequence_id].request.speculation and self.scheduler.config.settings.speculation):
+            assert usage.drafted_tokens == 0
 
     def _assert_scores(self, sequence_id: int) -> None:
         """What was asked about prompt and tokens, likewise."""

@@ -68,6 +68,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
         return_prompt_log_probs=draw(st.booleans()),
         return_context_logits=draw(st.booleans()),
         return_generation_logits=draw(st.booleans()),
+        speculation=draw(st.sampled_from([True, True, False])),
         num_top_log_probs=draw(st.integers(0, 2)),
     )
 

@@ -81,6 +81,7 @@ def read_request(
             num_top_log_probs=reader.integer(("num_top_log_probs",), 0),
             return_context_logits=reader.flag("return_context_logits"),
             return_generation_logits=reader.flag("return_generation_logits"),
+            speculation=reader.flag("speculation", True),
         ),
         streaming=reader.flag("streaming"),
         excludes_input=reader.flag("exclude_input_in_output", excludes_input),

@@ -58,6 +58,11 @@ class ResponseEvents:
         return -(-(usage.prompt_tokens + usage.completion_tokens) // size) if size else 0
 
     @property
+    def acceptance_rate(self) -> float:
+        usage = self.usage
+        return usage.accepted_tokens / usage.drafted_tokens if usage.drafted_tokens else 0.0
+
+    @property
     def num_new(self) -> int:
         return self.num_blocks - self.num_reused
 
@@ -190,7 +195,6 @@ def _shared(name: str, datatype: str, data: NDArray[Any]) -> Tensor:
 NOTHING_OF_PROMPT = PromptScores()
 NO_CONTEXT_LOGITS = _shared("context_logits", "FP32", np.zeros((1, 0, 0), np.float32))
 NO_GENERATION_LOGITS = _shared("generation_logits", "FP32", np.zeros((1, 1, 0, 0), np.float32))
-ACCEPTANCE_RATE = _shared("acceptance_rate", "FP32", np.zeros((1, 1), np.float32))  # of draft tokens: there are none
 
 MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of config.pbtxt
     "output_ids": _output_ids,
@@ -217,9 +221,11 @@ MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of 
     "first_scheduled_time_ns": lambda events: _time("first_scheduled_time_ns", events.usage.first_scheduled_ns),
     "first_token_time_ns": lambda events: _time("first_token_time_ns", events.usage.first_token_ns),
     "last_token_time_ns": lambda events: _time("last_token_time_ns", events.usage.last_token_ns),
-    "acceptance_rate": lambda events: ACCEPTANCE_RATE,
-    "total_accepted_draft_tokens": lambda events: _int("total_accepted_draft_tokens", 0),
-    "total_draft_tokens": lambda events: _int("total_draft_tokens", 0),
+    "acceptance_rate": lambda events: Tensor(
+        "acceptance_rate", "FP32", np.array([[events.acceptance_rate]], np.float32)
+    ),
+    "total_accepted_draft_tokens": lambda events: _int("total_accepted_draft_tokens", events.usage.accepted_tokens),
+    "total_draft_tokens": lambda events: _int("total_draft_tokens", events.usage.drafted_tokens),
     "window_ids": _window_ids,
     "tail_text": lambda events: _text("tail_text", events.beams[0].tail_text),
     "finish_reason": _finish_reason,
@@ -241,6 +247,5 @@ ALWAYS_TOLD = (
 )  # fmt: skip
 UNKNOWN_OR_EMPTY = (
     *LOG_PROBS, *TOP, *OF_PROMPT, *GENERATION_LOGITS, "warning", "receipt",
-    "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
 )  # fmt: skip
 TOLD_AT_THE_END = tuple(name for name in MAKERS if name not in UNKNOWN_OR_EMPTY)

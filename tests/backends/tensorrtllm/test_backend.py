@@ -96,7 +96,7 @@ LOG_PROBS = {"cum_log_probs", "output_log_probs"}
 KNOWN_AT_THE_END = {
     "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "arrival_time_ns", "first_scheduled_time_ns",
     "first_token_time_ns", "last_token_time_ns", "kv_cache_alloc_new_blocks", "kv_cache_reused_blocks",
-    "kv_cache_alloc_total_blocks",
+    "kv_cache_alloc_total_blocks", "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
 }  # fmt: skip
 
 

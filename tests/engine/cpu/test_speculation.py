@@ -45,6 +45,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 Answer = tuple[Sequence[int], Sequence[float], Sequence[TopTokens], FinishReason | None]
+Drafts = tuple[int, int]  # drafted, accepted
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
@@ -58,9 +59,11 @@ def engine_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder / "engine"
 
 
-async def answer(engine: Engine, request: GenerateRequest) -> Answer:
+async def answer(engine: Engine, request: GenerateRequest, drafts: list[Drafts]) -> Answer:
     async with aclosing(engine.submit(request)) as events:
         told = [event async for event in events]
+    if (usage := told[-1].usage) is not None:
+        drafts.append((usage.drafted_tokens, usage.accepted_tokens))
     tokens = [token for event in told for token in event.token_ids]
     log_probs = [log_prob for event in told for log_prob in event.log_probs]
     return tokens, log_probs, [top for event in told for top in event.top], told[-1].finish_reason
@@ -108,15 +111,20 @@ def answers(
 ) -> tuple[dict[str, Answer], EngineStats]:
     engine = open_engine(folder, EngineSettings(scheduler=SchedulerSettings(speculation=speculation)))
 
+    drafts: list[Drafts] = []
+
     async def asked() -> dict[str, Answer]:
-        alone = {f"{name} alone": await answer(engine, request) for name, request in requests.items()}
-        together = await asyncio.gather(*(answer(engine, request) for request in requests.values()))
+        alone = {f"{name} alone": await answer(engine, request, drafts) for name, request in requests.items()}
+        together = await asyncio.gather(*(answer(engine, request, drafts) for request in requests.values()))
         return alone | dict(zip(requests, together, strict=True))
 
     try:
-        return asyncio.run(asked()), engine.stats()
+        found, stats = asyncio.run(asked()), engine.stats()
     finally:
         engine.close()
+    totals = tuple(map(sum, zip(*drafts, strict=True)))
+    assert totals == (stats.total_drafted_tokens, stats.total_accepted_tokens), "usage says something else"
+    return found, stats
 
 
 @pytest.mark.parametrize("speculation", [Speculation.LOOKUP, Speculation.GRAMMAR, Speculation.ALL])
@@ -136,3 +144,13 @@ def test_answers_are_those_without_it_in_fewer_steps(
     assert stats.total_drafted_tokens is not None
     assert 0 < (stats.total_accepted_tokens or 0) <= stats.total_drafted_tokens
     assert stats.iteration < without.iteration
+
+
+def test_a_request_may_say_that_nothing_is_drafted(engine_dir: Path) -> None:
+    requests = lookup_requests()
+    without = {name: replace(request, speculation=False) for name, request in requests.items()}
+    plain, none = answers(engine_dir, Speculation.ALL, without)
+    assert none.total_drafted_tokens == 0
+    found, stats = answers(engine_dir, Speculation.ALL, requests)
+    assert found == plain
+    assert stats.total_drafted_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,7 +12,7 @@ import pytest
 from llmserve.engine.fake import fake_log_prob
 from llmserve.stages.tokenizer import Tokenizer
 from tests.frontends.server import RunningServer
-from tests.frontends.text.conftest import VOCAB_SIZE, expected_ids, expected_text
+from tests.frontends.text.conftest import VOCAB_SIZE, expected_ids, expected_text, serving
 
 MODEL = "ensemble"
 PROMPT = "The small red fox"
@@ -174,6 +175,28 @@ def test_cached_tokens_are_shown(client: openai.OpenAI) -> None:
     assert made.usage is not None
     assert made.usage.prompt_tokens_details is not None
     assert (made.usage.prompt_tokens_details.cached_tokens or 0) > 0
+
+
+@pytest.mark.parametrize("speculation", [None, False])
+def test_drafted_tokens_are_counted_unless_the_request_has_none(
+    text_dir: Path, tokenizer: Tokenizer, speculation: bool | None
+) -> None:
+    """An engine of its own: how far it drafts depends on what it has measured."""
+    asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    asked |= {"logit_bias": {"7": 100}, "extra_body": {"speculation": speculation}}
+    with serving(text_dir) as served, openai.OpenAI(base_url=f"{served.http_url}/v1", api_key="none") as client:
+        made = client.completions.create(**asked)
+        *_, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert made.choices[0].text == tokenizer.decode([7] * 40)
+    for usage in (made.usage, last.usage):
+        assert usage is not None
+        details = usage.completion_tokens_details
+        if speculation is False:
+            assert details is None
+        else:
+            assert details is not None
+            assert (details.accepted_prediction_tokens or 0) > 0
+            assert details.rejected_prediction_tokens is not None
 
 
 def test_an_answer_that_is_cut_by_the_engine_says_so(client: openai.OpenAI) -> None:

@@ -31,6 +31,7 @@ NO_END = -1
 ENTRY_BYTES = 64  # that an id or a log prob becomes, in JSON and on its way there
 UNKNOWN_END = "end_id"  # of an ensemble that does not say why an answer ends
 TEXT = ("text_output", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "warning")
+DRAFTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 TOKENS = (
     "output_token_ids", "output_log_probs", "cum_log_probs", "output_top_ids", "output_top_log_probs",
     "prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs",
@@ -45,14 +46,19 @@ class Usage:
     cached: int = 0  # of the prompt's, found in the cache
     completion: int = 0
     reasoning: int | None = None  # of these; None: the model does not reason
+    drafted: int | None = None  # to speculate; None: nobody counts them
+    accepted: int = 0  # of these, drawn
 
     def __add__(self, other: Usage) -> Usage:
+        drafted = [each.drafted for each in (self, other) if each.drafted is not None]
         thought = [each.reasoning for each in (self, other) if each.reasoning is not None]
         return Usage(
             self.prompt + other.prompt,
             self.cached + other.cached,
             self.completion + other.completion,
             sum(thought) if thought else None,
+            sum(drafted) if drafted else None,
+            self.accepted + other.accepted,
         )
 
 
@@ -111,14 +117,23 @@ class Caller:
     notes: Notes  # of the request
 
     async def pieces(
-        self, ensemble: Ensemble, prompt: Values, sampling: Sampling, *, streaming: bool, wants_tokens: bool = False
+        self,
+        ensemble: Ensemble,
+        prompt: Values,
+        sampling: Sampling,
+        *,
+        streaming: bool,
+        wants_tokens: bool = False,
+        counts_drafts: bool = False,
     ) -> AsyncGenerator[Piece, None]:
         """The answers to one prompt, all of them interleaved; each ends with a piece that has a finish reason.
 
-        Without `streaming` each of them is one piece. Raises `LlmserveError` at any time.
+        Without `streaming` each of them is one piece. `counts_drafts`: also in a stream. Raises `LlmserveError` at any
+        time.
         """
         name_model(ensemble.name)
-        asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, wants_tokens)
+        wanted = (*TEXT, *(TOKENS if wants_tokens else ()), *(DRAFTS if counts_drafts or not streaming else ()))
+        asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, wanted)
         trace = self._trace(ensemble.name)
         headers = self.extensions.http_headers.chosen(self.request.header_items)
         asked = accompanied(asked, trace, headers, self.extensions.tenant(header_of(self.request)))
@@ -159,7 +174,7 @@ class Caller:
 
 
 def _infer_request(
-    ensemble: Ensemble, values: Mapping[str, Sequence[Any]], streaming: bool, wants_tokens: bool
+    ensemble: Ensemble, values: Mapping[str, Sequence[Any]], streaming: bool, wanted: Sequence[str]
 ) -> InferRequest:
     values = dict(values)
     if streaming and "stream" in ensemble.inputs:
@@ -167,7 +182,7 @@ def _infer_request(
     if not streaming and "exclude_input_in_output" in ensemble.inputs:
         values["exclude_input_in_output"] = [True]
     more = {"num_return_sequences": "sequence_index", "return_receipt": "receipt"}
-    wanted = (*TEXT, *(output for asked, output in more.items() if asked in values), *(TOKENS if wants_tokens else ()))
+    wanted = (*wanted, *(output for asked, output in more.items() if asked in values))
     outputs = tuple([name for name in wanted if name in ensemble.outputs])
     return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=outputs)
 
@@ -193,7 +208,11 @@ def _usage(outputs: Arrays) -> Usage | None:
     if "num_prompt_tokens" not in outputs or "num_completion_tokens" not in outputs:
         return None
     cached = outputs["num_cached_tokens"].item(0) if "num_cached_tokens" in outputs else 0
-    return Usage(outputs["num_prompt_tokens"].item(0), cached, outputs["num_completion_tokens"].item(0))
+    usage = Usage(outputs["num_prompt_tokens"].item(0), cached, outputs["num_completion_tokens"].item(0))
+    if not all(name in outputs for name in DRAFTS):
+        return usage
+    drafted, accepted = (outputs[name].item(0) for name in DRAFTS)
+    return replace(usage, drafted=drafted, accepted=accepted)
 
 
 def _warning(outputs: Arrays, hides_limit: bool) -> str:

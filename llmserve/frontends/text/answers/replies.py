@@ -40,13 +40,16 @@ def finish_reason(reason: str, *, has_called: bool = False) -> str | None:
 def usage_document(usage: Usage | None) -> Json:
     if usage is None:
         return None
-    thought = usage.reasoning
+    details: dict[str, Json] = {} if usage.reasoning is None else {"reasoning_tokens": usage.reasoning}
+    if usage.drafted:
+        details["accepted_prediction_tokens"] = usage.accepted
+        details["rejected_prediction_tokens"] = usage.drafted - usage.accepted
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        **({} if thought is None else {"completion_tokens_details": {"reasoning_tokens": thought}}),
+        **({"completion_tokens_details": details} if details else {}),
     }
 
 

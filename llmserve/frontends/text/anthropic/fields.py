@@ -10,7 +10,15 @@ from pydantic import Field, JsonValue
 
 from llmserve.frontends.text.answers.failures import NO_THREADS, Refused
 from llmserve.frontends.text.answers.generation import Sampling
-from llmserve.frontends.text.requests.fields import MAX_MESSAGES, MAX_STOPS, MAX_TOKENS, ModelName, StopText
+from llmserve.frontends.text.requests.fields import (
+    MAX_MESSAGES,
+    MAX_STOPS,
+    MAX_TOKENS,
+    ModelName,
+    Speculates,
+    StopText,
+    speculation_values,
+)
 from llmserve.frontends.text.requests.messages import OFF, ON, Talk
 from llmserve.frontends.text.requests.tools import MAX_TOOLS, Choice, Function, Schema, ToolName, ToolUse, tool_use
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
@@ -209,6 +217,7 @@ class MessagesRequest(CountRequest):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     stream: bool | None = None
+    speculation: Speculates = None
     metadata: Metadata | None = None
     service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "standard_only")] = None
     context_management: Annotated[Any, ignored("nothing is removed from conversations")] = None
@@ -223,5 +232,5 @@ class MessagesRequest(CountRequest):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
             stop=self.stop_sequences or (),
-            more=more,
+            more={**speculation_values(self.speculation), **more},
         )

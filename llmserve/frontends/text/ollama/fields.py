@@ -13,7 +13,9 @@ from llmserve.frontends.text.requests.fields import (
     MAX_STOPS,
     MAX_TOKENS,
     ModelName,
+    Speculates,
     StopText,
+    speculation_values,
     stop_list,
 )
 from llmserve.frontends.text.requests.formats import ANY_OBJECT
@@ -40,6 +42,7 @@ class OllamaOptions(Strict):
     repeat_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    speculation: Speculates = None
     repeat_last_n: Annotated[Any, refused("penalties are over all of the text", -1)] = None
     typical_p: Annotated[Any, refused("typical sampling is not supported", 1, 1.0)] = None
     tfs_z: Annotated[Any, refused("tail-free sampling is not supported", 1, 1.0)] = None
@@ -59,7 +62,7 @@ class OllamaOptions(Strict):
     low_vram: bool | None = Field(None, description=LOADING)
 
     def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
-        values: dict[str, Sequence[Any]] = {}
+        values: dict[str, Sequence[Any]] = {**speculation_values(self.speculation)}
         if self.repeat_penalty not in (None, 1):
             values["repetition_penalty"] = [self.repeat_penalty]
         for name in ("presence_penalty", "frequency_penalty"):

@@ -43,8 +43,9 @@ class Chat:
         more = {**body.values(), **prepared.guide}
         sampling = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, more)
         pieces = caller.pieces(
-            ensemble, prepared.prompt, sampling, streaming=bool(body.stream), wants_tokens=bool(body.logprobs)
-        )
+            ensemble, prepared.prompt, sampling, streaming=bool(body.stream), wants_tokens=bool(body.logprobs),
+            counts_drafts=body.wants_usage,
+        )  # fmt: skip
         if body.stream:
             return EventStream(self._events(body, ensemble, prepared, pieces))
         return await self._reply(body, ensemble, caller, prepared, await answers(pieces, num_answers))

@@ -191,7 +191,14 @@ class Completions:
         offsets = [0] * len(templates)  # in characters, of the next token
         to_echo = set(range(len(templates))) if body.echo else set()
         streams = [
-            caller.pieces(ensemble, prompt.values, sampling, streaming=True, wants_tokens=wants_tokens)
+            caller.pieces(
+                ensemble,
+                prompt.values,
+                sampling,
+                streaming=True,
+                wants_tokens=wants_tokens,
+                counts_drafts=body.wants_usage,
+            )
             for prompt in prompts
         ]
         async with aclosing(merged(streams, AT_ONCE)) as pieces:

@@ -14,6 +14,8 @@ from llmserve.frontends.text.requests.fields import (
     Labels,
     Limit,
     ModelName,
+    Speculates,
+    speculation_values,
 )
 from llmserve.frontends.text.requests.formats import JsonFormat, TextFormat, closed
 from llmserve.frontends.text.requests.messages import Talk
@@ -178,6 +180,7 @@ class ResponseRequest(Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
+    speculation: Speculates = None
     text: TextOptions | None = None
     metadata: Labels | None = None
     user: str | None = Field(None, description="A label; nothing depends on it.")
@@ -225,7 +228,7 @@ class ResponseRequest(Strict):
             max_tokens=self.max_output_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
-            more=more,
+            more={**speculation_values(self.speculation), **more},
         )
 
     def _tool_use(self) -> ToolUse:

@@ -33,6 +33,15 @@ ModelName: TypeAlias = Annotated[
 TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Further names for the chat template.")]
 
 
+Speculates: TypeAlias = Annotated[
+    bool | None, Field(description="false: no tokens are drafted. The answer is the same.")
+]
+
+
+def speculation_values(speculates: bool | None) -> Values:
+    return {"speculation": [False]} if speculates is False else {}
+
+
 def _few(names: Sequence[str]) -> str:
     return ", ".join(name[:20] for name in names[:5])
 
@@ -68,6 +77,7 @@ class Sampled(Formatted):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="A label; nothing depends on it.")
+    speculation: Speculates = None
     return_receipt: bool | None = Field(
         None, description="Each choice gets a receipt, from which `llmserve verify` derives the answer again."
     )
@@ -121,6 +131,7 @@ class Sampled(Formatted):
             values["repetition_penalty"] = [self.repetition_penalty]
         if self.return_receipt:
             values["return_receipt"] = [True]
+        values |= speculation_values(self.speculation)
         if self.ignore_eos:
             values["end_id"] = [NO_END]
         if self.logit_bias:
