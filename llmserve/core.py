@@ -30,6 +30,9 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
 
 
+SAMPLING_DEFAULTS = "sampling"  # of a checkpoint, among the facts that clients are told of its model
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. A field's default means "switched off".

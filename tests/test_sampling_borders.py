@@ -227,7 +227,7 @@ NOT_ANTHROPIC = dict.fromkeys(
     "no field of Anthropic's API; an unknown field is refused",
 )
 NOT_RESPONSES = dict.fromkeys(
-    ("min_tokens", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"),
+    ("min_tokens", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     "no field of OpenAI's responses; an unknown field is refused",
 )
 OF_SCHEDULER = {

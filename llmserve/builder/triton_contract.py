@@ -24,8 +24,8 @@ WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
 # ours, or of v0.7.1: the compiled backend has no such tensor
 FOREIGN_INPUTS = ("stop_words", "min_p", "min_length", "random_seed", "prompt_warning", "return_receipt", "speculation")
 FOREIGN_OUTPUTS = (
-    "window_ids", "tail_text", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens",
-    "warning", "receipt",
+    "window_ids", "tail_text", "finish_reason", "stop_word", "num_prompt_tokens", "num_cached_tokens",
+    "num_completion_tokens", "warning", "receipt",
 )  # fmt: skip
 
 

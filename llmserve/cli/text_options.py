@@ -37,6 +37,13 @@ class TextOptions:
             "--any-model-name", help="Accept every model name, if there is one LLM.", rich_help_panel=TEXT_APIS
         ),
     ] = False
+    checkpoint_sampling: Annotated[
+        bool,
+        typer.Option(
+            help="Sampling defaults of the checkpoint's generation_config.json; else OpenAI's.",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = True
     unknown_fields: Annotated[
         UnknownFields,
         typer.Option(
@@ -53,4 +60,5 @@ def text_settings(options: TextOptions) -> TextSettings:
         refuses_unknown_fields=options.unknown_fields == UnknownFields.REFUSE,
         served_names=tuple(dict.fromkeys(options.served_model_name or ())),
         takes_any_name=options.any_model_name,
+        checkpoint_sampling=options.checkpoint_sampling,
     )

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from llmserve.errors import InvalidArgument, PromptTooLong, Unsupported, raise_problems
 from llmserve.stages.chat_style import AUTO, NONE, SWITCHES, ChatStyle, check_formats, thought_markers
-from llmserve.stages.chat_template import NO_VALUES, ChatTemplate
+from llmserve.stages.chat_template import ENDINGS, NO_VALUES, ChatTemplate, Ending
 from llmserve.stages.files import TextFiles
 from llmserve.stages.reasoning import found_reasoning, is_open_after
 from llmserve.stages.token_lengths import check_length
@@ -193,6 +193,8 @@ class RoleIdFormat:
         values: Mapping[str, Any] = NO_VALUES,
         tools: Tools = (),
     ) -> ChatPrompt:
+        ending = Ending.of([message.role for message in messages], values)
+        values = {name: value for name, value in values.items() if name not in ENDINGS}
         unread = [f"chat_template_kwargs ({', '.join(values)})"] if values else []
         unread += ["tools"] if tools else []
         if unread:
@@ -203,7 +205,7 @@ class RoleIdFormat:
         system, dialogue = self._split(messages)
         ids = self._content(system)
         rounds = _rounds(dialogue)
-        opening = [self.assistant_id] if messages[-1].role != "assistant" else []
+        opening = [self.assistant_id] if ending.opens else []
         room = max_ids - len(ids) - len(opening) if max_ids is not None else None
         encoded = self._that_fit(rounds, room)
         prompt = [*ids, *(one for round_ids in encoded for one in round_ids), *opening]

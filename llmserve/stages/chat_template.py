@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,28 @@ from llmserve.stages.template_process import MAX_WORK_S
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 PROCESS = "llmserve.stages.template_process"
 MAX_SOURCE_BYTES = 1 << 20
+ENDINGS = ("add_generation_prompt", "continue_final_message")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a prompt ends: with the opening of an answer, or with the answer's own beginning."""
+
+    opens: bool
+    continues: bool
+
+    @classmethod
+    def of(cls, roles: Sequence[str], values: Mapping[str, Any]) -> Ending:
+        """`values` may say it, under the names that transformers has. An assistant's last message is continued."""
+        opens, continues = (values.get(name) for name in ENDINGS)
+        if opens and continues:
+            raise InvalidArgument(f"{' and '.join(ENDINGS)} exclude each other: an answer is begun or continued")
+        ends_inside = roles[-1] == "assistant"
+        if continues and not ends_inside:
+            raise InvalidArgument(f"{ENDINGS[1]} needs an assistant's message as the last one")
+        if continues is None:
+            continues = ends_inside and opens is None
+        return cls(opens=not ends_inside if opens is None else bool(opens), continues=bool(continues))
 
 
 class ChatTemplate:
@@ -44,17 +67,19 @@ class ChatTemplate:
         more: Mapping[str, Any] = NO_VALUES,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt's text, with the opening of the assistant's answer unless the last message is the assistant's.
+        """The prompt's text, which ends as `Ending` says.
 
         `more`: names that the template may read besides; they do not replace those that it always has. `tools`: as
         OpenAI's API describes them.
         """
+        ending = Ending.of([message["role"] for message in messages], more)
+        more = {name: value for name, value in more.items() if name not in ENDINGS}
         values: dict[str, Any] = {
             **self._special_tokens,
             "messages": messages,
             "tools": tools or None,
             "documents": None,
-            "add_generation_prompt": messages[-1]["role"] != "assistant",
+            "add_generation_prompt": ending.opens,
         }
         if taken := sorted(values.keys() & more.keys()):
             raise InvalidArgument(f"chat_template_kwargs must not have {', '.join(taken)}: the server says that")
@@ -66,7 +91,7 @@ class ChatTemplate:
         if "problem" in answer:
             raise InvalidArgument(f"the chat template refuses these messages: {answer['problem']}")
         text: str = answer["text"]
-        return text
+        return _up_to(text, messages[-1]["content"]) if ending.continues else text
 
     def _compile(self) -> frozenset[str]:
         answer = self._process.ask(self._source)
@@ -110,6 +135,14 @@ class TemplateProcess:
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
+
+
+def _up_to(text: str, message: str) -> str:
+    """Without what a template writes behind the last message, whose white space it may have changed."""
+    for content in (message, message.rstrip(), message.strip()):
+        if content and (found := text.rfind(content)) >= 0:
+            return text[: found + len(content)]
+    return text
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -33,6 +33,7 @@ class GeneratedEvent:
     tokens: TokenEvent
     window_ids: tuple[int, ...]  # output ids before the new ones, enough to decode them; empty at the beginning
     tail_text: str = ""  # follows the text of the new ids; only in a last event
+    stop_string: str = ""  # that has ended the answer; likewise
 
 
 def generate(
@@ -50,6 +51,10 @@ def generate(
     stops = tuple(dict.fromkeys(stop for stop in stop_strings if stop))
     if stops and tokenizer is None:
         raise InvalidArgument("stop strings need a tokenizer, and the engine directory has none; set tokenizer_dir")
+    if stops and tokenizer is not None and request.num_answers == 1:
+        # found in the text, which says which one it was; the ids would only end several answers sooner
+        spelled = [ids for ids in request.stop_ids if any(stop in tokenizer.decode(ids) for stop in stops)]
+        request = replace(request, stop_ids=tuple(ids for ids in request.stop_ids if ids not in spelled))
     return _watch(engine.submit(request), [_Answer(request, tokenizer, stops) for _ in range(request.num_answers)])
 
 
@@ -99,7 +104,8 @@ class _Answer:
         text, num_exempt = self._waiting_text(window), self._num_exempt(window)
         cut = find_stop(text[num_exempt:], self._stops)
         if cut is not None:
-            return self._stop(event, window, text[: num_exempt + cut])
+            met = min((stop for stop in self._stops if text.startswith(stop, num_exempt + cut)), key=len)
+            return replace(self._stop(event, window, text[: num_exempt + cut]), stop_string=met)
         if not self.finished:
             count = self._num_within(window, text[: len(text) - num_held(text[num_exempt:], self._stops)])
         if not count and not self.finished:

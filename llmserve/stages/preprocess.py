@@ -31,6 +31,7 @@ class TextPrompt:
     tools: Tools = ()  # that the messages may call
     max_tokens: int = 16
     stop_words: Sequence[str] = ()
+    stop_ids: Sequence[int] = ()  # each of which ends an answer
     bad_words: Sequence[str] = ()
     bias_words: Sequence[str] = ()
     bias_weights: Sequence[float] = ()
@@ -139,7 +140,7 @@ class Preprocessor:
             input_ids=tuple(ids),
             end_id=end_id,
             pad_id=self.pad_id if prompt.pad_id is None else prompt.pad_id,
-            stop_words=(*self._words(prompt.stop_words), *end_words),
+            stop_words=(*self._words(prompt.stop_words), *((token,) for token in prompt.stop_ids), *end_words),
             bad_words=self._words(prompt.bad_words),
             embedding_bias=self._bias(prompt),
             warning=warning,

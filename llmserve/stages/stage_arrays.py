@@ -116,6 +116,7 @@ def _to_prompt(inputs: Arrays) -> TextPrompt:
         tools=_tools(inputs),
         max_tokens=_integer(inputs, "REQUEST_OUTPUT_LEN") or 0,
         stop_words=_texts(inputs, "STOP_WORDS_DICT"),
+        stop_ids=_numbers(inputs, "STOP_TOKEN_IDS"),
         bad_words=_texts(inputs, "BAD_WORDS_DICT"),
         bias_words=_texts(inputs, "EMBEDDING_BIAS_WORDS"),
         bias_weights=_numbers(inputs, "EMBEDDING_BIAS_WEIGHTS"),
@@ -145,7 +146,9 @@ def _to_arrays(prompt: PreparedPrompt, max_tokens: NDArray[Any], vocab_size: int
 
 def _size_problems(inputs: Arrays, vocab_size: int) -> list[str]:
     """Said before anything is made of what is too much."""
-    most = dict.fromkeys(WORD_INPUTS, MAX_WORDS) | dict.fromkeys(BIAS_INPUTS, max(MAX_WORDS, vocab_size))
+    most = dict.fromkeys((*WORD_INPUTS, "STOP_TOKEN_IDS"), MAX_WORDS) | dict.fromkeys(
+        BIAS_INPUTS, max(MAX_WORDS, vocab_size)
+    )
     found = [
         f"{name} has {inputs[name].size} entries, more than {count}"
         for name, count in most.items()

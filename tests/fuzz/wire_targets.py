@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import tempfile
@@ -143,7 +144,9 @@ HEADERS = (
     b"Trailer: x", b"X: " + b"y" * 5000, b" folded: x", b": empty", b"a\x00b: c", b"Content-Length: 0x10",
     b"Range: bytes=0-",
 )  # fmt: skip
-PATHS = tuple(path.format(model="same", version="1", region="r", repository="x", owner="y") for path in API_OF_PATH)
+PATHS = tuple(
+    re.sub(r"\{\w+\}", "x", path.replace("{model}", "same").replace("{version}", "1")) for path in API_OF_PATH
+)
 
 
 @st.composite

@@ -64,4 +64,4 @@ def _joined(events: Sequence[GeneratedEvent]) -> GeneratedEvent:
     prompt = next((e.tokens.prompt for e in events if e.tokens.prompt is not None), None)
     tokens = events[-1].tokens.with_tokens([event.tokens for event in events])
     tokens = replace(tokens, cum_log_prob=cum_log_prob, prompt=prompt)
-    return GeneratedEvent(tokens, window_ids=(), tail_text=events[-1].tail_text)
+    return replace(events[-1], tokens=tokens, window_ids=())

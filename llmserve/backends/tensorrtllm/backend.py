@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -21,11 +22,13 @@ from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, GPU, ModelPara
 from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ALWAYS_TOLD, MAKERS, ResponseEvents, asked_outputs, response_tensors
+from llmserve.backends.tensorrtllm.sampling_defaults import sampling_defaults
 from llmserve.backends.tensorrtllm.tenant_answers import counted
+from llmserve.core import SAMPLING_DEFAULTS
 from llmserve.engine.base import Engine, MeteringEngine
 from llmserve.engine.directory.artifact import EngineDirectory, read_manifest
 from llmserve.engine.directory.file_watch import FileWatch
-from llmserve.engine.directory.gate_record import standing
+from llmserve.engine.directory.gate_record import GateRecord, standing
 from llmserve.engine.directory.identity import EngineIdentity
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound, Unsupported
@@ -99,7 +102,7 @@ class TensorrtLlmBackend:
             batches_itself=True,
             missing_outputs={output.name for output in config.output} - MAKERS.keys(),
             gauges=samples,
-            facts=identity.document(gates) if identity is not None and identity.digest == engine.info.digest else {},
+            facts=_facts(parameters.engine_dir, identity, gates, engine.info.digest),
             allowance=engine.allowance if isinstance(engine, MeteringEngine) else no_limits,
             histograms=instance.histograms.by_name,
             reads_answer=answer_reader,
@@ -116,6 +119,13 @@ def _identity(path: Path) -> EngineIdentity | None:
         return EngineIdentity.of(read_manifest(path))
     except LlmserveError:
         return None
+
+
+def _facts(path: Path, identity: EngineIdentity | None, gates: Sequence[GateRecord], digest: str) -> Mapping[str, Any]:
+    if identity is None or identity.digest != digest:
+        return {}
+    defaults = sampling_defaults(path)
+    return {**identity.document(gates), **({SAMPLING_DEFAULTS: defaults} if defaults else {})}
 
 
 def _tokenizer_for_stop_strings(path: Path) -> Tokenizer | None:

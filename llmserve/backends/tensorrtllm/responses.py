@@ -2,7 +2,7 @@
 
     output_ids [1, b, n], sequence_length [1, b], cum_log_probs [1, b], output_log_probs [1, b, n]   (b beams, mostly 1)
     batch_index, sequence_index, kv_cache_*, *_time_ns                                               [1, 1]
-    window_ids [1, w], tail_text, finish_reason [1, 1]                        for postprocessing and the client, ours
+    window_ids [1, w], tail_text, finish_reason, stop_word [1, 1]             for postprocessing and the client, ours
     num_prompt_tokens, num_cached_tokens, num_completion_tokens, warning, receipt [1, 1]                        ours
     output_top_ids, output_top_log_probs [1, n, k]                            the k most likely tokens at each, ours
     prompt_log_probs [1, p - 1], prompt_top_ids, prompt_top_log_probs [1, p - 1, k]   of p tokens, after the first; ours
@@ -229,6 +229,9 @@ MAKERS: Mapping[str, Callable[[ResponseEvents], Tensor]] = {  # in the order of 
     "window_ids": _window_ids,
     "tail_text": lambda events: _text("tail_text", events.beams[0].tail_text),
     "finish_reason": _finish_reason,
+    "stop_word": lambda events: Tensor(
+        "stop_word", "BYTES", np.array([[events.beams[0].stop_string.encode()]], dtype=object)
+    ),
     "num_prompt_tokens": lambda events: _int("num_prompt_tokens", events.usage.prompt_tokens),
     "num_cached_tokens": lambda events: _int("num_cached_tokens", events.usage.cached_tokens),
     "num_completion_tokens": lambda events: _int("num_completion_tokens", events.usage.completion_tokens),
@@ -246,6 +249,6 @@ ALWAYS_TOLD = (
     "output_ids", "sequence_length", "batch_index", "sequence_index", "window_ids", "tail_text", "finish_reason",
 )  # fmt: skip
 UNKNOWN_OR_EMPTY = (
-    *LOG_PROBS, *TOP, *OF_PROMPT, *GENERATION_LOGITS, "warning", "receipt",
+    *LOG_PROBS, *TOP, *OF_PROMPT, *GENERATION_LOGITS, "stop_word", "warning", "receipt",
 )  # fmt: skip
 TOLD_AT_THE_END = tuple(name for name in MAKERS if name not in UNKNOWN_OR_EMPTY)

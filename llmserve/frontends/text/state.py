@@ -7,13 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
+from llmserve.core import SAMPLING_DEFAULTS
 from llmserve.frontends.shared.extension_state import Extensions
-from llmserve.frontends.text.answers.generation import Caller, Usage
+from llmserve.frontends.text.answers.generation import Caller, Sampling, Usage
 from llmserve.frontends.text.answers.log_probs import TokenTexts
 from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles
 from llmserve.frontends.text.requests.messages import Conversations
 from llmserve.frontends.text.requests.notes import current_notes
 from llmserve.frontends.text.requests.validation import wire_request
+
+LIMIT_WITHOUT_END = 1024  # tokens
+END = "end_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,15 @@ class ApiState:
     conversations: Conversations
     token_texts: TokenTexts
     created: int = field(default_factory=lambda: int(time.time()))  # what models say of themselves
+
+    async def sampling(self, ensemble: Ensemble, asked: Sampling) -> Sampling:
+        """With what is not asked for: the checkpoint's defaults, and a limit where no token ends an answer."""
+        if self.extensions.text.checkpoint_sampling:
+            asked = asked.with_defaults(self.ensembles.core.facts(ensemble.name).get(SAMPLING_DEFAULTS, {}))
+        if asked.max_tokens is None and not asked.more.get(END) and not await self.ensembles.has_end(ensemble):
+            warning = f"this model has no end token: answers without max_tokens end after {LIMIT_WITHOUT_END}"
+            return replace(asked, max_tokens=LIMIT_WITHOUT_END, warning=warning)
+        return asked
 
     def caller(self, request: Request) -> Caller:
         return Caller(self.ensembles.core, self.extensions, wire_request(request), current_notes())

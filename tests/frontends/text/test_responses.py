@@ -73,3 +73,20 @@ def test_a_stream_of_typed_events(client: openai.OpenAI, tokenizer: Tokenizer) -
 def test_what_is_refused(http: httpx.Client, more: dict[str, Any], param: str) -> None:
     answer = http.post("/v1/responses", json={"model": MODEL, "input": "x", **more})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("wanted", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}])
+def test_log_probs_of_a_response(client: openai.OpenAI, wanted: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"model": "ensemble", "input": "Hello", "max_output_tokens": 16, "temperature": 0, **wanted}
+    response = client.responses.create(**asked)
+    (part,) = response.output[0].content
+    found = part.logprobs
+    assert found
+    assert len(found) == response.usage.output_tokens
+    assert {len(one.top_logprobs) for one in found} == {wanted.get("top_logprobs", 0)}
+    assert all(one.logprob <= 0 for one in found)
+    events = [*client.responses.create(**asked, stream=True)]
+    deltas = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    assert [one.token for one in deltas] == [one.token for one in found]
+    done = next(event for event in events if event.type == "response.output_text.done")
+    assert [one.logprob for one in done.logprobs] == [one.logprob for one in found]

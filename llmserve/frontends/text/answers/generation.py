@@ -30,7 +30,11 @@ NO_LIMIT = 2**31 - 1  # of tokens: the engine's own limit holds
 NO_END = -1
 ENTRY_BYTES = 64  # that an id or a log prob becomes, in JSON and on its way there
 UNKNOWN_END = "end_id"  # of an ensemble that does not say why an answer ends
-TEXT = ("text_output", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "warning")
+TEXT = (
+    "text_output", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "warning",
+    "stop_word",
+)  # fmt: skip
+TIMES = ("first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
 DRAFTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 TOKENS = (
     "output_token_ids", "output_log_probs", "cum_log_probs", "output_top_ids", "output_top_log_probs",
@@ -72,29 +76,42 @@ class Piece:
     usage: Usage | None = None  # in the last piece of an answer
     warning: str = ""
     receipt: Json = None  # in the last piece, where asked for
+    stop_word: str = ""  # in the last piece: what was met, as far as that is known
+    timings: Json = None  # in the last piece, where asked for
     arrays: Arrays = field(default_factory=dict)  # of the outputs TOKENS that were asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn, as OpenAI's API says it: unless the temperature is 0 there is a draw."""
+    """How tokens are drawn, as OpenAI's API says it: unless the temperature is 0 there is a draw.
+
+    None: the request does not say, and the checkpoint or OpenAI's default does.
+    """
 
     max_tokens: int | None = None  # None: as many as there is room for
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None  # None: another one each time
     num_answers: int = 1
     stop: Sequence[str] = ()
     more: Values = field(default_factory=dict)  # inputs of the ensemble that are named as it names them
+    shows_stop: bool = False  # the answer ends with the stop word that was met
+    wants_times: bool = False
+    warning: str = ""  # what the client should know of it
 
     def values(self) -> dict[str, Sequence[Any]]:
         """As inputs of the ensemble; those that say what it does anyway are left out."""
         values: dict[str, Sequence[Any]] = {"max_tokens": [self.max_tokens or NO_LIMIT], **self.more}
-        if self.temperature > 0:
-            values["temperature"] = [self.temperature]
-            values["top_p"] = [self.top_p]  # with neither this nor top_k the likeliest token would win
+        if self.repetition_penalty not in (None, 1):
+            values["repetition_penalty"] = [self.repetition_penalty]
+        temperature = 1.0 if self.temperature is None else self.temperature
+        if temperature > 0:
+            values["temperature"] = [temperature]
+            # with neither this nor top_k the likeliest token would win
+            values["top_p"] = [1.0 if self.top_p is None else self.top_p]
             if self.top_k:
                 values["top_k"] = [self.top_k]
             if self.min_p:
@@ -105,6 +122,13 @@ class Sampling:
         if self.stop:
             values["stop_words"] = list(self.stop)
         return values
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> Sampling:
+        """`defaults`: of the checkpoint, by the names of these fields. Who asks for temperature 0 wants no others."""
+        if self.temperature == 0:
+            return self
+        missing: dict[str, Any] = {name: each for name, each in defaults.items() if getattr(self, name) is None}
+        return replace(self, **missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +156,11 @@ class Caller:
         time.
         """
         name_model(ensemble.name)
-        wanted = (*TEXT, *(TOKENS if wants_tokens else ()), *(DRAFTS if counts_drafts or not streaming else ()))
-        asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, wanted)
+        outputs = (
+            *(TOKENS if wants_tokens else ()), *(TIMES if sampling.wants_times else ()),
+            *(DRAFTS if counts_drafts or not streaming else ()),
+        )  # fmt: skip
+        asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, outputs)
         trace = self._trace(ensemble.name)
         headers = self.extensions.http_headers.chosen(self.request.header_items)
         asked = accompanied(asked, trace, headers, self.extensions.tenant(header_of(self.request)))
@@ -144,18 +171,21 @@ class Caller:
                     if response.error is not None:
                         raise response.error
                     if response.outputs:
-                        outputs = {tensor.name: tensor.data for tensor in response.outputs}
-                        yield self._warned(_piece(outputs, wants_tokens=wants_tokens, hides_limit=hides_limit))
+                        found = {tensor.name: tensor.data for tensor in response.outputs}
+                        piece = _piece(found, wants_tokens=wants_tokens, hides_limit=hides_limit)
+                        if sampling.shows_stop:
+                            piece.text += piece.stop_word
+                        yield self._warned(piece, sampling)
             if "finish_reason" not in ensemble.outputs:
-                yield self._warned(Piece("", UNKNOWN_END))
+                yield self._warned(Piece("", UNKNOWN_END), sampling)
         finally:
             if trace is not None:
                 trace.stamp("HTTP_SEND_END")
                 self.extensions.tracer.finish(ensemble.name, trace)
 
-    def _warned(self, piece: Piece) -> Piece:
-        if self.notes.texts and piece.finish_reason and piece.index == 0:
-            piece.warning = "; ".join(filter(None, (*self.notes.texts, piece.warning)))
+    def _warned(self, piece: Piece, sampling: Sampling) -> Piece:
+        if piece.finish_reason and piece.index == 0:
+            piece.warning = "; ".join(filter(None, (*self.notes.texts, sampling.warning, piece.warning)))
         return piece
 
     async def beside_loop(self, work: Callable[[], Result], found: Iterable[Answer]) -> Result:
@@ -174,7 +204,7 @@ class Caller:
 
 
 def _infer_request(
-    ensemble: Ensemble, values: Mapping[str, Sequence[Any]], streaming: bool, wanted: Sequence[str]
+    ensemble: Ensemble, values: Mapping[str, Sequence[Any]], streaming: bool, outputs: Sequence[str]
 ) -> InferRequest:
     values = dict(values)
     if streaming and "stream" in ensemble.inputs:
@@ -182,9 +212,9 @@ def _infer_request(
     if not streaming and "exclude_input_in_output" in ensemble.inputs:
         values["exclude_input_in_output"] = [True]
     more = {"num_return_sequences": "sequence_index", "return_receipt": "receipt"}
-    wanted = (*wanted, *(output for asked, output in more.items() if asked in values))
-    outputs = tuple([name for name in wanted if name in ensemble.outputs])
-    return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=outputs)
+    wanted = (*TEXT, *(output for asked, output in more.items() if asked in values), *outputs)
+    known = tuple([name for name in wanted if name in ensemble.outputs])
+    return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=known)
 
 
 def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
@@ -198,9 +228,27 @@ def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
         piece.finish_reason = reason.decode()
         piece.usage = _usage(outputs)
         piece.warning = _warning(outputs, hides_limit)
+        piece.stop_word = outputs["stop_word"].item(0).decode("utf-8", "replace") if "stop_word" in outputs else ""
+        if all(name in outputs for name in TIMES):
+            piece.timings = _timings([outputs[name].item(0) for name in TIMES], piece.usage or Usage())
         if "receipt" in outputs:
             piece.receipt = json.loads(outputs["receipt"].item(0) or b"null")
     return piece
+
+
+def _timings(times_ns: Sequence[int], usage: Usage) -> Json:
+    """As llama.cpp tells them."""
+    scheduled, first, last = times_ns
+    rows = (("prompt", usage.prompt - usage.cached, first - scheduled), ("predicted", usage.completion, last - first))
+    found: dict[str, Json] = {"cache_n": usage.cached}
+    for name, count, duration_ns in rows:
+        found |= {
+            f"{name}_n": count,
+            f"{name}_ms": duration_ns / 1e6,
+            f"{name}_per_token_ms": duration_ns / 1e6 / count if count else None,
+            f"{name}_per_second": count * 1e9 / duration_ns if duration_ns else None,
+        }
+    return found
 
 
 def _usage(outputs: Arrays) -> Usage | None:
@@ -231,18 +279,14 @@ class Answer:
 
     texts: list[str] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)  # those with arrays
-    finish_reason: str = ""
-    usage: Usage | None = None
-    warning: str = ""
-    receipt: Json = None
+    last: Piece = field(default_factory=lambda: Piece(""))  # which says how and why it ended
 
     def add(self, piece: Piece) -> None:
         self.texts.append(piece.text)
         if piece.arrays:
             self.pieces.append(piece)
         if piece.finish_reason:
-            self.finish_reason, self.usage, self.warning = piece.finish_reason, piece.usage, piece.warning
-            self.receipt = piece.receipt
+            self.last = piece
 
     @property
     def text(self) -> str:
@@ -262,7 +306,8 @@ def total_usage(groups: Sequence[Sequence[Answer]]) -> Usage | None:
     total = Usage()
     for group in groups:
         for place, answer in enumerate(group):
-            if answer.usage is None:
+            usage = answer.last.usage
+            if usage is None:
                 return None
-            total += answer.usage if place == 0 else replace(answer.usage, prompt=0, cached=0)
+            total += usage if place == 0 else replace(usage, prompt=0, cached=0)
     return total

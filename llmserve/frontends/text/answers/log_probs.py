@@ -7,12 +7,12 @@ prompt_log_probs [1, m - 1]  prompt_top_ids, prompt_top_log_probs [1, m - 1, k] 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from llmserve.errors import InternalError
 from llmserve.frontends.http.json_fields import Json
-from llmserve.frontends.text.answers.generation import Arrays
+from llmserve.frontends.text.answers.generation import Arrays, Piece
 from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles, Values
 
 LOWEST = -9999.0  # JSON has no infinity
@@ -47,6 +47,15 @@ def scored_output(arrays: Arrays) -> list[Scored]:
         raise InternalError(f"the model gave {len(log_probs)} log probs for {len(ids)} tokens")
     tops = _tops(arrays, "output_top_ids", "output_top_log_probs", len(ids))
     return [Scored(*one) for one in zip(ids, log_probs, tops, strict=False)]
+
+
+def with_top(tokens: Iterable[Scored], count: int | None) -> list[Scored]:
+    """With as many alternatives: more may have been asked for of the prompt."""
+    return [replace(one, top=one.top[: count or 0]) for one in tokens]
+
+
+def token_ids(pieces: Sequence[Piece]) -> list[int]:
+    return [token for piece in pieces for token in piece.arrays["output_token_ids"].reshape(-1).tolist()]
 
 
 def scored_prompt(answers: Sequence[Arrays], ids: Sequence[int]) -> list[Scored]:
@@ -121,6 +130,20 @@ def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, offset:
         "top_logprobs": [_alternatives(one, texts) for one in tokens] if num_top else None,
         "text_offset": offsets,
     }
+
+
+def prompt_log_probs(tokens: Sequence[Scored], texts: TokenBytes) -> list[Json]:
+    """As vLLM tells them: of each place the likeliest tokens by their ids, and the one that is there."""
+    return [None if one.log_prob is None else _ranked(one, one.log_prob, texts) for one in tokens]
+
+
+def _ranked(one: Scored, log_prob: float, texts: TokenBytes) -> Json:
+    found: dict[str, Json] = {}
+    ranks: dict[int, int] = {token: rank for rank, (token, _) in enumerate(one.top, 1)}
+    for token, value in (*one.top, (one.token, log_prob)):
+        text = texts[token].decode("utf-8", "replace")
+        found[str(token)] = {"logprob": max(value, LOWEST), "rank": ranks.get(token), "decoded_token": text}
+    return found
 
 
 def text_length(tokens: Sequence[Scored], texts: TokenBytes) -> int:

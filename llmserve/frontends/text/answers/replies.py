@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,14 +14,16 @@ from llmserve.frontends.http.error_answers import JSON
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import DONE, Template, data, encoded_slowly
 from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Usage
+from llmserve.frontends.text.answers.log_probs import Scored, prompt_log_probs, scored_prompt, with_top
 
 if TYPE_CHECKING:
-    from llmserve.frontends.text.answers.log_probs import Scored
-    from llmserve.frontends.text.requests.ensembles import Ensemble
+    from llmserve.frontends.text.requests.ensembles import Ensemble, Values
+    from llmserve.frontends.text.requests.fields import Sampled
     from llmserve.frontends.text.state import ApiState
 
 LIMITS = ("length", "timed_out")  # finish reasons of an answer that something cut off
-TokenLists = Sequence[Sequence["Scored"]]  # of each choice
+NOTHING: Mapping[str, Json] = {}
+TokenLists = Sequence[Sequence[Scored]]  # of each choice
 
 
 def new_id(prefix: str, separator: str = "-") -> str:
@@ -58,14 +60,23 @@ def document_head(prefix: str, kind: str, model: str, fingerprint: str | None) -
     return head | {"system_fingerprint": fingerprint}
 
 
-def receipt_field(receipt: Json) -> dict[str, Json]:
-    """Of a choice, where asked for."""
-    return {} if receipt is None else {"receipt": receipt}
+def ending_fields(last: Piece) -> dict[str, Json]:
+    """Of a choice: a receipt where asked for, and vLLM's `stop_reason`."""
+    receipt: dict[str, Json] = {} if last.receipt is None else {"receipt": last.receipt}
+    return receipt | ({"stop_reason": last.stop_word} if last.stop_word else {})
 
 
-def with_warning(document: dict[str, Json], warnings: Iterator[str]) -> dict[str, Json]:
-    warning = next(filter(None, warnings), "")
-    return document | ({"warning": warning} if warning else {})
+def extra_fields(last: Piece) -> dict[str, Json]:
+    """Beside the choices of an answer, or of its last chunk."""
+    found = {"warning": last.warning or None, "timings": last.timings}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def with_extras(document: dict[str, Json], lasts: Iterable[Piece]) -> dict[str, Json]:
+    """Of a whole answer, from the last pieces of its choices: the first that says something."""
+    for last in reversed([*lasts]):
+        document |= extra_fields(last)
+    return document
 
 
 async def scored_reply(
@@ -83,6 +94,21 @@ async def scored_reply(
     return Response(content, media_type=JSON)
 
 
+async def prompt_members(
+    state: ApiState, ensemble: Ensemble, prompt: Values, body: Sampled, found: Sequence[Answer] = ()
+) -> dict[str, Json]:
+    """What is asked of a prompt's tokens; `found`: the answers to it, which have its log probs."""
+    if not body.return_token_ids and (body.prompt_logprobs is None or not found):
+        return {}
+    ids = await state.ensembles.prompt_ids(ensemble, prompt)
+    members: dict[str, Json] = {"prompt_token_ids": ids} if body.return_token_ids else {}
+    if body.prompt_logprobs is not None and found:
+        tokens = scored_prompt([answer.pieces[0].arrays for answer in found], ids)
+        tokens = with_top(tokens, body.prompt_logprobs)
+        members["prompt_logprobs"] = prompt_log_probs(tokens, await state.token_texts.of(ensemble, tokens))
+    return members
+
+
 @dataclass(slots=True)
 class Chunks:
     """The events of one stream of choices, and what it has used."""
@@ -90,14 +116,23 @@ class Chunks:
     head: Mapping[str, Json]
     wants_usage: bool
     total: Usage | None = field(default_factory=Usage)  # None: the ensemble does not count
+    running: Usage | None = None  # so far, where every chunk tells it
 
     @property
     def _rest(self) -> dict[str, Json]:
+        if self.running is not None:
+            return {"usage": usage_document(self.running)}
         return {"usage": None} if self.wants_usage else {}
 
-    def chunk(self, choice: Json, warning: str = "") -> bytes:
-        warned: dict[str, Json] = {"warning": warning} if warning else {}
-        return data({**self.head, "choices": [choice], **self._rest, **warned})
+    def grow(self, piece: Piece) -> None:
+        """Where every chunk tells the usage so far."""
+        if self.running is not None:
+            ids = piece.arrays.get("output_token_ids")
+            self.running = replace(self.running, completion=self.running.completion + (0 if ids is None else ids.size))
+
+    def chunk(self, choice: Json, members: Mapping[str, Json] = NOTHING) -> bytes:
+        """`members`: beside the choices."""
+        return data({**self.head, "choices": [choice], **self._rest, **members})
 
     def template(self, choice: Json) -> Template:
         return Template(data, {**self.head, "choices": [choice], **self._rest})

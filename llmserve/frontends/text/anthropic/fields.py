@@ -228,9 +228,9 @@ class MessagesRequest(CountRequest):
     def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
         return Sampling(
             max_tokens=self.max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k or 0,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
             stop=self.stop_sequences or (),
             more={**speculation_values(self.speculation), **more},
         )

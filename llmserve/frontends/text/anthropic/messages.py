@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string, named_event
 from llmserve.frontends.text.answers.generation import Piece, Usage, answers
-from llmserve.frontends.text.answers.replies import LIMITS, new_id, with_warning
+from llmserve.frontends.text.answers.replies import LIMITS, new_id, with_extras
 from llmserve.frontends.text.answers.spoken import Prepared, Said, read_parts
 from llmserve.frontends.text.anthropic.fields import CountRequest, MessagesRequest
 from llmserve.frontends.text.requests.ensembles import Ensemble
@@ -35,16 +35,20 @@ class Messages:
         ensemble = self.state.ensembles.named(body)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         pieces = self.state.caller(request).pieces(
-            ensemble, prepared.prompt, body.sampling(prepared.guide), streaming=bool(body.stream)
+            ensemble,
+            prepared.prompt,
+            await self.state.sampling(ensemble, body.sampling(prepared.guide)),
+            streaming=bool(body.stream),
         )
         if body.stream:
             return EventStream(self._events(body, ensemble, prepared, pieces))
         (answer,) = await answers(pieces, 1)
         said = prepared.said(answer.text)
-        usage = await self.state.counted(ensemble, answer.usage, said.thought if prepared.thinks else None)
+        last = answer.last
+        usage = await self.state.counted(ensemble, last.usage, said.thought if prepared.thinks else None)
         document = _message(body, _content(said), _usage(usage))
-        document |= _ending(body, answer.finish_reason, has_called=bool(said.calls))
-        return json_answer(with_warning(document, iter([answer.warning])))
+        document |= _ending(body, last, has_called=bool(said.calls))
+        return json_answer(with_extras(document, [last]))
 
     async def count_tokens(self, body: CountRequest, request: Request) -> Response:
         """How many tokens a conversation is."""
@@ -76,9 +80,9 @@ class Messages:
         for event in blocks.end():
             yield event
         usage = await self.state.counted(ensemble, last.usage, blocks.thought if prepared.thinks else None)
-        ending = _ending(body, last.finish_reason, has_called=blocks.has_called)
+        ending = _ending(body, last, has_called=blocks.has_called)
         delta: dict[str, Json] = {"type": "message_delta", "delta": ending, "usage": _usage(usage)}
-        yield named_event(with_warning(delta, iter([last.warning])))
+        yield named_event(with_extras(delta, [last]))
         yield named_event({"type": "message_stop"})
 
 
@@ -176,13 +180,14 @@ def _message(body: MessagesRequest, content: list[Json], usage: Json) -> dict[st
     }
 
 
-def _ending(body: MessagesRequest, reason: str, *, has_called: bool) -> dict[str, Json]:
-    """Which of several stop sequences it was is not known."""
-    if reason in LIMITS:
+def _ending(body: MessagesRequest, last: Piece, *, has_called: bool) -> dict[str, Json]:
+    if last.finish_reason in LIMITS:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if has_called:
         return {"stop_reason": "tool_use", "stop_sequence": None}
-    if reason == "stop_words" and body.stop_sequences:
+    if last.stop_word and body.stop_sequences:
+        return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_word}
+    if last.finish_reason == "stop_words" and body.stop_sequences:  # an ensemble that does not say which
         only = body.stop_sequences[0] if len(body.stop_sequences) == 1 else None
         return {"stop_reason": "stop_sequence", "stop_sequence": only}
     return {"stop_reason": "end_turn", "stop_sequence": None}

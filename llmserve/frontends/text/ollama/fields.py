@@ -63,8 +63,6 @@ class OllamaOptions(Strict):
 
     def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
         values: dict[str, Sequence[Any]] = {**speculation_values(self.speculation)}
-        if self.repeat_penalty not in (None, 1):
-            values["repetition_penalty"] = [self.repeat_penalty]
         for name in ("presence_penalty", "frequency_penalty"):
             if value := getattr(self, name):
                 values[name] = [value]
@@ -75,6 +73,7 @@ class OllamaOptions(Strict):
             top_p=0.9 if self.top_p is None else self.top_p,
             top_k=40 if self.top_k is None else self.top_k,
             min_p=self.min_p or 0.0,
+            repetition_penalty=self.repeat_penalty or 1.0,
             seed=self.seed,
             stop=stop_list(self.stop),
             more={**values, **more},

@@ -138,15 +138,14 @@ class Ollama:
         prepared: Prepared,
         reply: _Reply,
     ) -> Response:
-        sampling = body.sampling(prepared.guide)
+        sampling = await self.state.sampling(ensemble, body.sampling(prepared.guide))
         pieces = self.state.caller(request).pieces(ensemble, prepared.prompt, sampling, streaming=body.streams)
         if body.streams:
             return EventStream(_lines(reply, prepared, pieces), LINES)
         (answer,) = await answers(pieces, 1)
         reply.first_ns = reply.began_ns  # when its first token came is not known
         lines = reply.lines(prepared.parts(answer.text), is_last=True)
-        end = reply.end(Piece("", answer.finish_reason, usage=answer.usage, warning=answer.warning))
-        return json_answer(_whole(lines, end, is_chat=reply.is_chat))
+        return json_answer(_whole(lines, reply.end(answer.last), is_chat=reply.is_chat))
 
     async def tags(self) -> Response:
         """The models that can be asked."""

@@ -10,16 +10,25 @@ from fastapi import Request, Response
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string
-from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, answers, total_usage
-from llmserve.frontends.text.answers.log_probs import Scored, TokenBytes, chat_log_probs, scored_output
+from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Usage, answers, total_usage
+from llmserve.frontends.text.answers.log_probs import (
+    Scored,
+    TokenBytes,
+    chat_log_probs,
+    scored_output,
+    token_ids,
+    with_top,
+)
 from llmserve.frontends.text.answers.replies import (
     Chunks,
     document_head,
+    ending_fields,
+    extra_fields,
     finish_reason,
-    receipt_field,
+    prompt_members,
     scored_reply,
     usage_document,
-    with_warning,
+    with_extras,
 )
 from llmserve.frontends.text.answers.spoken import Call, Prepared, Said, read_parts
 from llmserve.frontends.text.openai.chat_fields import ChatRequest
@@ -41,9 +50,10 @@ class Chat:
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         num_answers = body.n or 1
         more = {**body.values(), **prepared.guide}
-        sampling = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, more)
+        asked = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, more)
+        sampling = await self.state.sampling(ensemble, asked)
         pieces = caller.pieces(
-            ensemble, prepared.prompt, sampling, streaming=bool(body.stream), wants_tokens=bool(body.logprobs),
+            ensemble, prepared.prompt, sampling, streaming=bool(body.stream), wants_tokens=body.wants_tokens,
             counts_drafts=body.wants_usage,
         )  # fmt: skip
         if body.stream:
@@ -55,13 +65,17 @@ class Chat:
     ) -> Response:
         said = [prepared.said(answer.text) for answer in found]
         for answer, each in zip(found, said, strict=True):
-            answer.usage = await self.state.counted(ensemble, answer.usage, each.thought if prepared.thinks else None)
-        if not body.logprobs:
-            return json_answer(_document(self._head(OBJECT, body, ensemble), body, found, said, [], {}))
+            last = answer.last
+            last.usage = await self.state.counted(ensemble, last.usage, each.thought if prepared.thinks else None)
+            each.text = body.echoed() + each.text
+        head = self._head(OBJECT, body, ensemble)
+        if not body.wants_tokens:
+            return json_answer(_document(head, body, found, said, [], {}))
+        head |= await prompt_members(self.state, ensemble, prepared.prompt, body, found)
         return await scored_reply(
             self.state, caller, ensemble, found,
-            lambda: [_scored(answer.pieces) for answer in found],
-            lambda scored, texts: _document(self._head(OBJECT, body, ensemble), body, found, said, scored, texts),
+            lambda: [_scored(body, answer.pieces) for answer in found] if body.logprobs else [],
+            lambda scored, texts: _document(head, body, found, said, scored, texts),
         )  # fmt: skip
 
     def _head(self, kind: str, body: ChatRequest, ensemble: Ensemble) -> dict[str, Json]:
@@ -70,7 +84,10 @@ class Chat:
     async def _events(
         self, body: ChatRequest, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[bytes, None]:
+        members = await prompt_members(self.state, ensemble, prepared.prompt, body)
         chunks = Chunks(self._head(CHUNK, body, ensemble), body.wants_usage)
+        if body.tells_usage:
+            chunks.running = Usage(prompt=await self.state.ensembles.num_ids(ensemble, prepared.prompt))
         choices = [_Choice(chunks, index, prepared.new_reader()) for index in range(body.n or 1)]
         has_begun = False
         async with aclosing(pieces):
@@ -78,14 +95,17 @@ class Chat:
                 if not has_begun:
                     has_begun = True
                     for choice in choices:
-                        yield choice.opening()
+                        yield choice.opening(members, body.echoed())
                 choice = choices[piece.index]
-                if choice.reader is None and not body.logprobs:
+                if choice.reader is None and not body.wants_tokens:
                     if piece.text:
                         yield choice.text.filled(json_string(piece.text))
                 else:
-                    log_probs = await self._log_probs(ensemble, piece) if body.logprobs else None
-                    for chunk in choice.chunks_of(piece, log_probs):
+                    chunks.grow(piece)
+                    told = {"token_ids": token_ids([piece])} if body.return_token_ids else {}
+                    if body.logprobs:
+                        told["logprobs"] = await self._log_probs(body, ensemble, piece)
+                    for chunk in choice.chunks_of(piece, told):
                         yield chunk
                 if piece.finish_reason:
                     yield choice.ending(piece)
@@ -95,8 +115,8 @@ class Chat:
         for chunk in chunks.end():
             yield chunk
 
-    async def _log_probs(self, ensemble: Ensemble, piece: Piece) -> Json:
-        tokens = _scored([piece])
+    async def _log_probs(self, body: ChatRequest, ensemble: Ensemble, piece: Piece) -> Json:
+        tokens = _scored(body, [piece])
         return _log_probs_document(tokens, await self.state.token_texts.of(ensemble, tokens))
 
 
@@ -121,17 +141,18 @@ class _Choice:
             call: Json = {"index": slot, "function": {"arguments": slot}}
             self.arguments = self.chunks.template(self._delta({"tool_calls": [call]}))
 
-    def opening(self) -> bytes:
-        return self.chunks.chunk(self._delta({"role": "assistant", "content": "", "refusal": None}))
+    def opening(self, members: Mapping[str, Json], text: str) -> bytes:
+        """`members`: beside the choices. `text`: with which the message begins."""
+        return self.chunks.chunk(self._delta({"role": "assistant", "content": text, "refusal": None}), members)
 
-    def chunks_of(self, piece: Piece, log_probs: Json) -> Iterator[bytes]:
-        """With log probs the first chunk has them, of all tokens of the piece."""
+    def chunks_of(self, piece: Piece, told: Mapping[str, Json]) -> Iterator[bytes]:
+        """`told`: of all tokens of the piece, which the first chunk has."""
         parts = read_parts(self.reader, piece.text, is_last=bool(piece.finish_reason))
-        if log_probs is not None:
+        if told:
             first = parts.pop(0) if parts else Part(PartKind.TEXT, "")
-            yield self.chunks.chunk({**self._delta(self._said(first)), "logprobs": log_probs})
+            yield self.chunks.chunk({**self._delta(self._said(first)), **told})
         for part in parts:
-            yield self._chunk(part)
+            yield self._chunk(part) if self.chunks.running is None else self.chunks.chunk(self._delta(self._said(part)))
 
     def _chunk(self, part: Part) -> bytes:
         if part.kind is PartKind.TEXT:
@@ -156,7 +177,7 @@ class _Choice:
 
     def ending(self, piece: Piece) -> bytes:
         reason = finish_reason(piece.finish_reason, has_called=self.num_calls > 0)
-        return self.chunks.chunk(self._delta({}, reason) | receipt_field(piece.receipt), piece.warning)
+        return self.chunks.chunk(self._delta({}, reason) | ending_fields(piece), extra_fields(piece))
 
     def _delta(self, delta: Json, reason: str | None = None) -> dict[str, Json]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -171,8 +192,8 @@ def _call(call: Call) -> dict[str, Json]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _scored(pieces: Sequence[Piece]) -> list[Scored]:
-    return [one for piece in pieces for one in scored_output(piece.arrays)]
+def _scored(body: ChatRequest, pieces: Sequence[Piece]) -> list[Scored]:
+    return with_top((one for piece in pieces for one in scored_output(piece.arrays)), body.top_logprobs)
 
 
 def _log_probs_document(tokens: Sequence[Scored], texts: TokenBytes) -> Json:
@@ -200,12 +221,13 @@ def _document(
             "index": index,
             "message": _message(each),
             "logprobs": None,
-            "finish_reason": finish_reason(answer.finish_reason, has_called=bool(each.calls)),
-            **receipt_field(answer.receipt),
+            "finish_reason": finish_reason(answer.last.finish_reason, has_called=bool(each.calls)),
+            **ending_fields(answer.last),
+            **({"token_ids": token_ids(answer.pieces)} if body.return_token_ids else {}),
         }
         for index, (answer, each) in enumerate(zip(found, said, strict=True))
     ]
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = _log_probs_document(tokens, texts)
     document = {**head, "choices": choices, "usage": usage_document(total_usage([found]))}
-    return with_warning(document, (answer.warning for answer in found))
+    return with_extras(document, (answer.last for answer in found))

@@ -21,6 +21,7 @@ from llmserve.frontends.text.requests.messages import Talk
 from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import ToolChoice, ToolName, Tools, chosen, tool_use
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
+from llmserve.stages.chat_template import ENDINGS
 
 OLD_TOOLS = "functions are called tools now: give tools and tool_choice"
 
@@ -113,6 +114,10 @@ class ChatRequest(Sampled):
     max_completion_tokens: Limit = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    add_generation_prompt: bool | None = Field(None, description="False: the answer's beginning is not opened.")
+    continue_final_message: bool | None = Field(None, description="An assistant's last message is by default.")
+    echo: bool | None = Field(None, description="The answer begins with the message that it continues.")
+    chat_template: Annotated[Any, refused("the chat template is the model's")] = None
     chat_template_kwargs: TemplateValues | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -151,10 +156,25 @@ class ChatRequest(Sampled):
             [message.listed() for message in self.messages],
             tool_use(functions, chosen(self.tool_choice), several=self.parallel_tool_calls),
             self.answer_schema(),
-            self.chat_template_kwargs or {},
+            self._template_values(),
             self.reasoning_effort,
         )
 
+    def _template_values(self) -> dict[str, JsonValue]:
+        endings = {name: getattr(self, name) for name in ENDINGS}
+        return {**(self.chat_template_kwargs or {}), **{name: v for name, v in endings.items() if v is not None}}
+
     def values(self) -> Values:
         """Of log probs."""
-        return log_prob_values(self.top_logprobs or 0) if self.logprobs else {}
+        of_prompt = self.prompt_logprobs is not None
+        if not (self.logprobs or of_prompt):
+            return {}
+        return log_prob_values(max(self.top_logprobs or 0, self.prompt_logprobs or 0), of_prompt=of_prompt)
+
+    @property
+    def wants_tokens(self) -> bool:
+        return bool(self.logprobs) or self.tells_tokens
+
+    def echoed(self) -> str:
+        last = self.messages[-1]
+        return text_of(last.content) if self.echo and last.role == "assistant" else ""

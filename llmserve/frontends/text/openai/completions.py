@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string
-from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Sampling, answers, total_usage
+from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Sampling, Usage, answers, total_usage
 from llmserve.frontends.text.answers.log_probs import (
     Scored,
     TokenBytes,
@@ -22,16 +22,20 @@ from llmserve.frontends.text.answers.log_probs import (
     scored_output,
     scored_prompt,
     text_length,
+    token_ids,
+    with_top,
 )
 from llmserve.frontends.text.answers.merging import merged
 from llmserve.frontends.text.answers.replies import (
     Chunks,
     document_head,
+    ending_fields,
+    extra_fields,
     finish_reason,
-    receipt_field,
+    prompt_members,
     scored_reply,
     usage_document,
-    with_warning,
+    with_extras,
 )
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
 from llmserve.frontends.text.requests.fields import (
@@ -101,6 +105,7 @@ class _Prompt:
     answers: list[Answer] = field(default_factory=list)
     scores: list[Scored] = field(default_factory=list)  # of a streamed echo, when they have come
     waiting: list[Piece] = field(default_factory=list)  # for them
+    members: dict[str, Json] = field(default_factory=dict)  # of its choices, what is asked of its tokens
 
     def ready(self, piece: Piece) -> list[Piece]:
         """Of a stream whose echo has log probs: the pieces that may go out, none until the prompt's are known."""
@@ -124,13 +129,13 @@ class Completions:
         """A text that goes on where the prompt ends."""
         ensemble = self.state.ensembles.named(body)
         caller = self.state.caller(request)
-        sampling = self._sampling(body)
+        sampling = await self.state.sampling(ensemble, self._sampling(body))
         prompts = [_Prompt(_prompt_values(prompt, body)) for prompt in body.prompts()]
         if body.echo:
             for prompt, given in zip(prompts, body.prompts(), strict=True):
                 await self._prepare_echo(ensemble, prompt, given, of_ids=body.logprobs is not None)
         if body.stream:
-            return EventStream(self._events(body, ensemble, caller, prompts))
+            return EventStream(self._events(body, ensemble, caller, prompts, sampling))
         busy = asyncio.Semaphore(AT_ONCE)
 
         async def run(prompt: _Prompt) -> None:
@@ -146,13 +151,16 @@ class Completions:
     async def _reply(
         self, body: CompletionRequest, ensemble: Ensemble, caller: Caller, prompts: Sequence[_Prompt]
     ) -> Response:
-        if body.logprobs is None:
-            return json_answer(_document(self._head(body, ensemble), body, prompts, [], {}))
+        head = self._head(body, ensemble)
+        if not self._wants_tokens(body):
+            return json_answer(_document(head, body, prompts, [], {}))
+        for prompt in prompts:
+            prompt.members = await prompt_members(self.state, ensemble, prompt.values, body, prompt.answers)
         found = [answer for prompt in prompts for answer in prompt.answers]
         return await scored_reply(
             self.state, caller, ensemble, found,
-            lambda: [*_scored(body, prompts)],
-            lambda scored, texts: _document(self._head(body, ensemble), body, prompts, scored, texts),
+            lambda: [] if body.logprobs is None else [*_scored(body, prompts)],
+            lambda scored, texts: _document(head, body, prompts, scored, texts),
         )  # fmt: skip
 
     def _head(self, body: CompletionRequest, ensemble: Ensemble) -> dict[str, Json]:
@@ -160,8 +168,9 @@ class Completions:
 
     def _sampling(self, body: CompletionRequest) -> Sampling:
         more: Values = {}
-        if body.logprobs is not None:
-            more = log_prob_values(body.logprobs, of_prompt=bool(body.echo))
+        if body.logprobs is not None or body.prompt_logprobs is not None:
+            of_prompt = bool(body.echo) or body.prompt_logprobs is not None
+            more = log_prob_values(max(body.logprobs or 0, body.prompt_logprobs or 0), of_prompt=of_prompt)
         elif body.num_drawn > (body.n or 1):
             more = {"return_log_probs": [True]}
         max_tokens = None if body.max_tokens is None else max(body.max_tokens, 1)  # a token that is not shown
@@ -169,7 +178,7 @@ class Completions:
 
     @staticmethod
     def _wants_tokens(body: CompletionRequest) -> bool:
-        return body.logprobs is not None or body.num_drawn > (body.n or 1)
+        return body.logprobs is not None or body.num_drawn > (body.n or 1) or body.tells_tokens
 
     async def _prepare_echo(self, ensemble: Ensemble, prompt: _Prompt, given: str | list[int], *, of_ids: bool) -> None:
         ensembles = self.state.ensembles
@@ -182,34 +191,39 @@ class Completions:
             prompt.ids, prompt.text = given, await ensembles.text_of(ensemble, given)
 
     async def _events(
-        self, body: CompletionRequest, ensemble: Ensemble, caller: Caller, prompts: Sequence[_Prompt]
+        self,
+        body: CompletionRequest,
+        ensemble: Ensemble,
+        caller: Caller,
+        prompts: Sequence[_Prompt],
+        sampling: Sampling,
     ) -> AsyncGenerator[bytes, None]:
         chunks = Chunks(self._head(body, ensemble), body.wants_usage)
-        sampling, wants_tokens = self._sampling(body), body.logprobs is not None
+        wants_tokens = self._wants_tokens(body)
+        if body.tells_usage:
+            counts = [await self.state.ensembles.num_ids(ensemble, prompt.values) for prompt in prompts]
+            chunks.running = Usage(prompt=sum(counts))
+        members = [await prompt_members(self.state, ensemble, prompt.values, body) for prompt in prompts]
         num_answers = sampling.num_answers
         templates = [chunks.template(_choice(Template.SLOT, index)) for index in range(len(prompts) * num_answers)]
         offsets = [0] * len(templates)  # in characters, of the next token
         to_echo = set(range(len(templates))) if body.echo else set()
         streams = [
             caller.pieces(
-                ensemble,
-                prompt.values,
-                sampling,
-                streaming=True,
-                wants_tokens=wants_tokens,
+                ensemble, prompt.values, sampling, streaming=True, wants_tokens=wants_tokens,
                 counts_drafts=body.wants_usage,
             )
             for prompt in prompts
-        ]
+        ]  # fmt: skip
         async with aclosing(merged(streams, AT_ONCE)) as pieces:
             async for place, found in pieces:
                 prompt = prompts[place]
-                for piece in prompt.ready(found) if body.echo and wants_tokens else (found,):
+                for piece in prompt.ready(found) if body.echo and body.logprobs is not None else (found,):
                     index = place * num_answers + piece.index
                     if index in to_echo:
                         to_echo.remove(index)
                         choice = _choice(prompt.text, index)
-                        if wants_tokens:
+                        if body.logprobs is not None:
                             choice["logprobs"] = await self._log_probs(body, ensemble, prompt.scores, offsets, index)
                         yield chunks.chunk(choice)
                     if body.max_tokens == 0:
@@ -218,15 +232,19 @@ class Completions:
                         if piece.text:
                             yield templates[index].filled(json_string(piece.text))
                         continue
-                    choice = _choice(piece.text, index, _reason(body, piece.finish_reason))
-                    if wants_tokens:
+                    choice = _choice(piece.text, index, _reason(body, piece.finish_reason)) | members[place]
+                    members[place] = {}  # they are told once
+                    chunks.grow(piece)
+                    if body.return_token_ids:
+                        choice["token_ids"] = token_ids([piece] if piece.arrays else [])
+                    if body.logprobs is not None:
                         tokens = scored_output(piece.arrays) if piece.arrays else []
                         choice["logprobs"] = await self._log_probs(body, ensemble, tokens, offsets, index)
                     if piece.finish_reason:
                         if piece.usage is not None and body.max_tokens == 0:
                             piece.usage = replace(piece.usage, completion=0)
                         chunks.count(piece)
-                    yield chunks.chunk(choice | receipt_field(piece.receipt), piece.warning)
+                    yield chunks.chunk(choice | ending_fields(piece), extra_fields(piece))
         for chunk in chunks.end():
             yield chunk
 
@@ -235,6 +253,7 @@ class Completions:
     ) -> Json:
         """Of the next tokens of the choice `index`, whose offset moves on."""
         texts = await self.state.token_texts.of(ensemble, tokens)
+        tokens = with_top(tokens, body.logprobs)
         found = completion_log_probs(tokens, texts, offset=offsets[index], num_top=body.logprobs or 0)
         offsets[index] += text_length(tokens, texts)
         return found
@@ -251,7 +270,7 @@ def _scored(body: CompletionRequest, prompts: Sequence[_Prompt]) -> Iterator[lis
         for answer in _best(prompt.answers, body.n or 1):
             has_answer = body.max_tokens != 0
             after = (one for piece in answer.pieces for one in scored_output(piece.arrays))
-            yield [*before, *(after if has_answer else ())]
+            yield with_top([*before, *(after if has_answer else ())], body.logprobs)
 
 
 def _document(
@@ -265,15 +284,16 @@ def _document(
     for prompt in prompts:
         for answer in _best(prompt.answers, body.n or 1):
             text = "" if body.max_tokens == 0 else answer.text
-            choice = _choice(prompt.text + text, len(choices), _reason(body, answer.finish_reason))
-            choices.append(choice | receipt_field(answer.receipt))
+            choice = _choice(prompt.text + text, len(choices), _reason(body, answer.last.finish_reason))
+            ids: Json = {"token_ids": token_ids(answer.pieces) if text else []} if body.return_token_ids else {}
+            choices.append(choice | ending_fields(answer.last) | prompt.members | ids)
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs or 0)
     usage = total_usage([prompt.answers for prompt in prompts])
     if usage is not None and body.max_tokens == 0:
         usage = replace(usage, completion=0)
     document = {**head, "choices": choices, "usage": usage_document(usage)}
-    return with_warning(document, (answer.warning for prompt in prompts for answer in prompt.answers))
+    return with_extras(document, (answer.last for prompt in prompts for answer in prompt.answers))
 
 
 def _choice(text: str, index: int, reason: str | None = None) -> dict[str, Json]:
@@ -296,7 +316,7 @@ def _best(found: Sequence[Answer], count: int) -> Sequence[Answer]:
 def _log_prob_per_token(answer: Answer) -> float:
     last = answer.pieces[-1].arrays
     total: float = last["cum_log_probs"].item(0)
-    return total / max(1, answer.usage.completion if answer.usage else 1)
+    return total / max(1, answer.last.usage.completion if answer.last.usage else 1)
 
 
 async def _first_failure(runs: Sequence[object]) -> None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, JsonValue, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_validator
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.generation import Sampling
+from llmserve.frontends.text.answers.log_probs import log_prob_values
 from llmserve.frontends.text.requests.fields import (
     MAX_MESSAGES,
+    MAX_TOP,
     Labels,
     Limit,
     ModelName,
     Speculates,
+    TemplateValues,
     speculation_values,
 )
 from llmserve.frontends.text.requests.formats import JsonFormat, TextFormat, closed
 from llmserve.frontends.text.requests.messages import Talk
+from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import (
     MAX_TOOLS,
     Choice,
@@ -31,6 +35,7 @@ from llmserve.frontends.text.requests.tools import (
 )
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
+LOG_PROBS = "message.output_text.logprobs"  # among what is to be included
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -172,6 +177,13 @@ class Reasoning(Strict):
     context: Annotated[Any, ignored("nothing is stored here", "auto")] = None
 
 
+def _included(names: list[str]) -> list[str]:
+    others = ", ".join(name[:50] for name in names if name != LOG_PROBS)
+    if others and not note(f"include: {others} cannot be included"):
+        raise ValueError(f"{others} cannot be included")
+    return names
+
+
 class ResponseRequest(Strict):
     model: ModelName = ""
     input: Input
@@ -191,14 +203,17 @@ class ResponseRequest(Strict):
     background: Annotated[Any, refused("nothing is stored here that could be fetched later", False)] = None
     previous_response_id: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
     conversation: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
-    include: Annotated[Any, ignored("nothing more can be included", [])] = None
+    include: Annotated[list[str], AfterValidator(_included)] | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Mode | Annotated[ResponseNamedTool | ResponseAllowedTools, Field(discriminator="type")] | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call more than one.")
     max_tool_calls: Annotated[Any, ignored("tools that the server calls are not supported")] = None
     reasoning: Reasoning | None = None
     truncation: Annotated[Any, ignored("only the chat format cuts", "disabled")] = None
-    top_logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", 0)] = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(None, description="vLLM's, as the next two.")
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    chat_template_kwargs: TemplateValues | None = None
     prompt: Annotated[Any, refused("stored prompts are not supported")] = None
     service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "default")] = None
     stream_options: Annotated[Any, ignored("usage is always told", {}, {"include_obfuscation": False})] = None
@@ -221,14 +236,25 @@ class ResponseRequest(Strict):
     def talk(self) -> Talk:
         """Raises `Refused` for tools that cannot be used."""
         effort = None if self.reasoning is None else self.reasoning.effort
-        return Talk(self.messages(), self._tool_use(), self._schema(), effort=effort, effort_field="reasoning")
+        values = self.chat_template_kwargs or {}
+        return Talk(self.messages(), self._tool_use(), self._schema(), values, effort, effort_field="reasoning")
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return LOG_PROBS in (self.include or ()) or self.top_logprobs is not None
 
     def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
         return Sampling(
             max_tokens=self.max_output_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            more={**speculation_values(self.speculation), **more},
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=None if self.top_k is None else max(self.top_k, 0),
+            seed=self.seed,
+            more={
+                **speculation_values(self.speculation),
+                **more,
+                **(log_prob_values(self.top_logprobs or 0) if self.wants_log_probs else {}),
+            },
         )
 
     def _tool_use(self) -> ToolUse:

@@ -11,7 +11,8 @@ from fastapi import Request, Response
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string, named_event
-from llmserve.frontends.text.answers.generation import Piece, Usage, answers
+from llmserve.frontends.text.answers.generation import Piece, Sampling, Usage, answers
+from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output
 from llmserve.frontends.text.answers.replies import LIMITS, new_id
 from llmserve.frontends.text.answers.spoken import Prepared, read_parts
 from llmserve.frontends.text.openai.response_fields import ResponseRequest
@@ -37,6 +38,7 @@ class _Item:
     id: str = ""
     call_id: str = ""
     texts: list[str] = field(default_factory=list)
+    log_probs: list[Json] = field(default_factory=list)  # of a message, where asked for
 
     def __post_init__(self) -> None:
         self.id = new_id(PREFIXES[self.kind], "_")
@@ -64,6 +66,10 @@ class _Item:
         event = {"type": f"{DELTAS[self.kind]}.delta", **self.place, "delta": Template.SLOT, **log_probs}
         return Template(named_event, {**event, "sequence_number": Template.SLOT})
 
+    def scored_delta(self, text: str, log_probs: list[Json]) -> dict[str, Json]:
+        self.log_probs += log_probs
+        return {"type": f"{DELTAS[self.kind]}.delta", **self.place, "delta": text, "logprobs": log_probs}
+
     def opening(self) -> Iterator[dict[str, Json]]:
         added = {"output_index": self.index, "item": self.document("in_progress")}
         yield {"type": "response.output_item.added", **added}
@@ -75,7 +81,7 @@ class _Item:
         if self.kind is PartKind.CALL:
             yield {"type": f"{DELTAS[self.kind]}.done", **self.place, "name": self.name, "arguments": text}
         else:
-            log_probs: dict[str, Json] = {"logprobs": []} if self.kind is PartKind.TEXT else {}
+            log_probs: dict[str, Json] = {"logprobs": self.log_probs} if self.kind is PartKind.TEXT else {}
             yield {"type": f"{DELTAS[self.kind]}.done", **self.place, "text": text, **log_probs}
             yield {"type": "response.content_part.done", **self.place, "part": self._part(text)}
         done = {"output_index": self.index, "item": self.document(status)}
@@ -84,7 +90,7 @@ class _Item:
     def _part(self, text: str) -> Json:
         if self.kind is PartKind.THOUGHT:
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.log_probs if text else []}
 
 
 @dataclass(slots=True)
@@ -92,6 +98,7 @@ class _Reply:
     """The response object, as it grows."""
 
     body: ResponseRequest
+    sampling: Sampling
     id: str = field(default_factory=lambda: new_id("resp", "_"))
     created: int = field(default_factory=lambda: int(time.time()))
     items: list[_Item] = field(default_factory=list)
@@ -130,11 +137,12 @@ class _Reply:
             "previous_response_id": None,
             "reasoning": {"effort": effort, "summary": None},
             "store": False,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": 1.0 if self.sampling.temperature is None else self.sampling.temperature,
             "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.document() for tool in body.tools or ()],
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": 1.0 if self.sampling.top_p is None else self.sampling.top_p,
+            "top_logprobs": body.top_logprobs or 0,
             "truncation": "disabled",
             "usage": _usage(usage),
             "user": body.user,
@@ -166,17 +174,22 @@ class Responses:
         """The answer to a text or a conversation."""
         ensemble = self.state.ensembles.named(body)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
+        sampling = await self.state.sampling(ensemble, body.sampling(prepared.guide))
+        wanted = body.wants_log_probs
         pieces = self.state.caller(request).pieces(
-            ensemble, prepared.prompt, body.sampling(prepared.guide), streaming=bool(body.stream)
+            ensemble, prepared.prompt, sampling, streaming=bool(body.stream) or wanted, wants_tokens=wanted
         )
-        reply = _Reply(body)
+        reply = _Reply(body, sampling)
         if body.stream:
             return EventStream(self._events(reply, ensemble, prepared, pieces))
+        if wanted:  # whose tokens belong to which item is known while they come
+            last = [event async for event in self._documents(reply, ensemble, prepared, pieces)][-1]
+            assert isinstance(last, dict)
+            return json_answer(last["response"])
         (answer,) = await answers(pieces, 1)
         for part in prepared.parts(answer.text):
             reply.add(part)
-        last = Piece("", answer.finish_reason, usage=answer.usage, warning=answer.warning)
-        return json_answer(await self._whole(reply, ensemble, last))
+        return json_answer(await self._whole(reply, ensemble, answer.last))
 
     async def _whole(self, reply: _Reply, ensemble: Ensemble, last: Piece) -> dict[str, Json]:
         if not reply.items:
@@ -188,7 +201,16 @@ class Responses:
     async def _events(
         self, reply: _Reply, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._documents(reply, ensemble, prepared, pieces)) as documents:
+            async for event in documents:
+                yield event if isinstance(event, bytes) else named_event(event)
+
+    async def _documents(
+        self, reply: _Reply, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
+    ) -> AsyncGenerator[dict[str, Json] | bytes, None]:
+        """Events; those that only add text are encoded."""
         reader, last, number = prepared.new_reader(), Piece(""), 0
+        tokens: list[Json] = []  # that no event has told yet
         delta: Template | None = None  # of the item that grows
         async with aclosing(pieces):
             async for piece in pieces:
@@ -196,19 +218,36 @@ class Responses:
                     for kind in ("response.created", "response.in_progress"):
                         yield _numbered({"type": kind, "response": reply.document("in_progress")}, number)
                         number += 1
+                tokens += await self._log_probs(reply.body, ensemble, piece)
                 for part in read_parts(reader, piece.text, is_last=bool(piece.finish_reason)):
                     for event in _between(reply, part):
                         yield _numbered(event, number)
                         number += 1
                         delta = None
+                    if part.kind is PartKind.TEXT and tokens:
+                        yield _numbered(reply.items[-1].scored_delta(part.text, tokens), number)
+                        number, tokens = number + 1, []
+                        continue
+                    if part.kind is not PartKind.TEXT:
+                        tokens = []
                     if part.kind is not PartKind.CALL:
                         delta = delta or reply.items[-1].delta()
                         yield delta.filled(json_string(part.text), str(number))
                         number += 1
                 last = piece
+        if tokens and reply.items and reply.items[-1].kind is PartKind.TEXT:  # those that say nothing
+            yield _numbered(reply.items[-1].scored_delta("", tokens), number)
+            number += 1
         for event in await self._closing(reply, ensemble, last):
             yield _numbered(event, number)
             number += 1
+
+    async def _log_probs(self, body: ResponseRequest, ensemble: Ensemble, piece: Piece) -> list[Json]:
+        """Of a piece's tokens; nothing where nobody asked."""
+        if not body.wants_log_probs:
+            return []
+        tokens = scored_output(piece.arrays)
+        return chat_log_probs(tokens, await self.state.token_texts.of(ensemble, tokens))
 
     async def _closing(self, reply: _Reply, ensemble: Ensemble, last: Piece) -> list[dict[str, Json]]:
         opening = [] if reply.items else [*_between(reply, Part(PartKind.TEXT, ""))]
@@ -230,5 +269,5 @@ def _status(last: Piece) -> str:
     return "incomplete" if last.finish_reason in LIMITS else "completed"
 
 
-def _numbered(event: dict[str, Json], number: int) -> bytes:
-    return named_event({**event, "sequence_number": number})
+def _numbered(event: dict[str, Json], number: int) -> dict[str, Json]:
+    return {**event, "sequence_number": number}

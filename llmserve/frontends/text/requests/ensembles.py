@@ -111,6 +111,7 @@ class Ensembles:
         self.core = core
         self._settings = settings
         self._known: dict[str, Ensemble | None] = {}
+        self._ends: dict[str, tuple[object, bool]] = {}  # by ensemble: the config it was asked of, and the answer
         self._configs: dict[str, ModelConfig] = {}  # those that `_known` was made from
 
     def names(self) -> Iterator[str]:
@@ -176,6 +177,9 @@ class Ensembles:
         """The ids that the ensemble's first step makes of a prompt, whose `values` are the ensemble's inputs."""
         return _values(await self._prepared(ensemble, values), "INPUT_ID")
 
+    async def num_ids(self, ensemble: Ensemble, values: Values) -> int:
+        return len(await self.prompt_ids(ensemble, values))
+
     async def num_tokens(self, ensemble: Ensemble, text: str) -> int:
         """Of a text by itself."""
         more = {"add_special_tokens": [False]} if "add_special_tokens" in ensemble.inputs else {}
@@ -193,6 +197,18 @@ class Ensembles:
         )
         text: bytes = _values(await self._ask(request), "CHAT_STYLE")[0]
         return text.decode()
+
+    async def has_end(self, ensemble: Ensemble) -> bool:
+        """Whether a token ends answers; asked once. True where that is not known."""
+        config = self.core.model_config(ensemble.encoder)
+        made_for, found = self._ends.get(ensemble.name, (None, True))
+        if made_for is not config:
+            try:
+                found = (await self.end_ids(ensemble))[0] >= 0
+            except InvalidArgument:
+                found = True
+            self._ends[ensemble.name] = config, found
+        return found
 
     async def end_ids(self, ensemble: Ensemble) -> tuple[int, int]:
         """The ids that end and pad an answer; -1: none."""

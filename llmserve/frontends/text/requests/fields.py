@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, JsonValue, field_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from llmserve.frontends.text.answers.generation import NO_END, Sampling
 from llmserve.frontends.text.requests.ensembles import Values
 from llmserve.frontends.text.requests.formats import Formatted
-from llmserve.frontends.text.requests.validation import Strict, at_most, ignored
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
 MAX_STOPS = 32
 MAX_ANSWERS = 128  # to one prompt: the engine's limit
@@ -23,6 +23,7 @@ MAX_MESSAGES = 16 * 1024  # of a conversation, and parts of one of them
 StopText: TypeAlias = Annotated[str, Field(min_length=1)]
 Stops: TypeAlias = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
 MINUS_ONE_IS_NONE = BeforeValidator(lambda value: None if value == -1 else value)  # as llama.cpp's clients say it
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Limit: TypeAlias = Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE]
 Labels: TypeAlias = Annotated[dict[str, str], at_most(MAX_LABELS)]
 ModelName: TypeAlias = Annotated[
@@ -55,7 +56,7 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
 class StreamOptions(Strict):
     include_usage: bool | None = False
     include_obfuscation: Annotated[Any, ignored("nothing is padded here", False)] = None
-    continuous_usage_stats: Annotated[Any, ignored("usage comes at the end", False)] = None
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk tells the usage so far.")
 
 
 class Sampled(Formatted):
@@ -71,8 +72,16 @@ class Sampled(Formatted):
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_BIASES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stops = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] | None = None
+    include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = Field(None, description="false: the answer spells them.")
+    spaces_between_special_tokens: Annotated[Any, ignored("spaces are the tokenizer's", True)] = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: Annotated[Any, refused("use return_token_ids", False)] = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    timings_per_token: bool | None = Field(None, description="llama.cpp's. The end of the answer has timings.")
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -81,6 +90,14 @@ class Sampled(Formatted):
     return_receipt: bool | None = Field(
         None, description="Each choice gets a receipt, from which `llmserve verify` derives the answer again."
     )
+
+    @model_validator(mode="after")
+    def _can_be_told(self) -> Self:
+        if self.include_stop_str_in_output and (self.n or 1) > 1:
+            raise ValueError("include_stop_str_in_output is for one answer; leave n out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs cannot be streamed")
+        return self
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -111,14 +128,17 @@ class Sampled(Formatted):
     def sampling(self, max_tokens: int | None, num_answers: int, more: Values) -> Sampling:
         return Sampling(
             max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=max(self.top_k or 0, 0),
-            min_p=self.min_p or 0.0,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=None if self.top_k is None else max(self.top_k, 0),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
             seed=self.seed,
             num_answers=num_answers,
             stop=stop_list(self.stop),
             more={**self._more(), **self.format_values(), **more},
+            shows_stop=bool(self.include_stop_str_in_output),
+            wants_times=bool(self.timings_per_token),
         )
 
     def _more(self) -> Values:
@@ -127,10 +147,13 @@ class Sampled(Formatted):
         for name in ("presence_penalty", "frequency_penalty", "min_tokens"):
             if value := getattr(self, name):
                 values[name] = [value]
-        if self.repetition_penalty not in (None, 1):
-            values["repetition_penalty"] = [self.repetition_penalty]
-        if self.return_receipt:
-            values["return_receipt"] = [True]
+        for name in ("return_receipt", "stop_token_ids"):
+            if value := getattr(self, name):
+                values[name] = value if isinstance(value, list) else [value]
+        if self.return_token_ids or self.tells_usage:
+            values["return_tokens"] = [True]
+        if self.skip_special_tokens is False:
+            values["skip_special_tokens"] = [False]
         values |= speculation_values(self.speculation)
         if self.ignore_eos:
             values["end_id"] = [NO_END]
@@ -138,6 +161,16 @@ class Sampled(Formatted):
             values["logit_bias_ids"] = [int(key) for key in self.logit_bias]
             values["logit_bias_weights"] = list(self.logit_bias.values())
         return values
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Beside log probs."""
+        return bool(self.return_token_ids) or self.tells_usage or self.prompt_logprobs is not None
+
+    @property
+    def tells_usage(self) -> bool:
+        """With every chunk."""
+        return self.wants_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def wants_usage(self) -> bool:

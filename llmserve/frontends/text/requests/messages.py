@@ -21,6 +21,7 @@ from llmserve.frontends.text.requests.formats import guide_values
 from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import ToolUse
 from llmserve.stages.chat_style import ChatStyle, Wanted, answer_guide
+from llmserve.stages.chat_template import ENDINGS, Ending
 
 Messages = Sequence[Mapping[str, Any]]
 OFF, ON = "none", "on"  # efforts of thinking; the others are words that templates know
@@ -42,7 +43,7 @@ class Talk:
     @property
     def continues(self) -> bool:
         """Whether the answer has begun."""
-        return bool(self.messages[-1]["role"] == "assistant")
+        return Ending.of([message["role"] for message in self.messages], self.template_values).continues
 
 
 class Conversations:
@@ -54,10 +55,10 @@ class Conversations:
     async def prepared(self, ensemble: Ensemble, talk: Talk) -> Prepared:
         """Raises `Refused` when the ensemble can take no such conversation."""
         given = dict(talk.template_values)
-        style = await self.style(ensemble, given)
+        style = await self.style(ensemble, _but_endings(given))
         if talk.effort is not None and (more := _switched(style, talk.effort, talk.effort_field)):
             given = more | given
-            style = await self.style(ensemble, given)
+            style = await self.style(ensemble, _but_endings(given))
         if talk.tools.functions:
             _check_tools(ensemble, style)
         prompt = dict(await self.values(ensemble, talk.messages, given, talk.tools))
@@ -119,6 +120,10 @@ class Conversations:
             known = await asyncio.to_thread(_first_format, ensemble, steps)
             self._formats[ensemble.name] = ensemble.config, known
         return known
+
+
+def _but_endings(values: Mapping[str, Json]) -> Mapping[str, Json]:
+    return {name: value for name, value in values.items() if name not in ENDINGS}
 
 
 def _switched(style: ChatStyle, effort: str, field: str) -> dict[str, Json]:
