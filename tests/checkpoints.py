@@ -398,6 +398,24 @@ KINDS |= {
         "mlp_bias": False,
     },
 }
+# queries grow every 24 tokens
+KINDS["ministral3"] = DENSE | {
+    "architectures": ["Ministral3ForCausalLM"],
+    "model_type": "ministral3",
+    "sliding_window": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+        "max_position_embeddings": 256,
+        "llama_4_scaling_beta": 0.5,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    },
+}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
 W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")

@@ -106,6 +106,9 @@ def _maker(uses: Uses, value: str, head_dim: int) -> _Maker | None:
         assert isinstance(frequencies, tuple)
         num_pairs, value = len(frequencies), op.inputs[0]
         op = uses.sole(value)
+    if op is not None and op.kind is OpKind.SCALE_BY_POSITION:
+        value = op.inputs[0]
+        op = uses.sole(value)
     if op is None:
         return None
     num_heads = op.width // head_dim

@@ -266,6 +266,12 @@ def scaled_and_capped(op: Op, logits: Matrix) -> Matrix:
     return soft_capped(logits * np.float32(op.number("scale")), op.number("soft_cap"))
 
 
+def _scale_by_position(op: Op, x: Matrix) -> Matrix:
+    intervals = (np.arange(len(x)) + int(op.number("shift"))) // int(op.number("interval"))
+    scaled: Matrix = x * (1 + op.number("strength") * np.log(1.0 + intervals)).astype(np.float32)[:, None]
+    return scaled
+
+
 def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
     return a + b
 
@@ -300,6 +306,7 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.LAYER_NORM: _layer_norm,
     OpKind.SLICE: _slice,
     OpKind.ROPE: _rope,
+    OpKind.SCALE_BY_POSITION: _scale_by_position,
     OpKind.ATTENTION: attention,
     OpKind.GATED_ACTIVATION: gated_activation,
     OpKind.ACTIVATION: activation,

@@ -15,7 +15,7 @@ from llmserve.models.config import ConfigReader, read_decoder
 from llmserve.models.experts import Mixture
 from llmserve.models.graph import Graph, Value
 from llmserve.models.rope import STORED_FREQUENCIES, read_rope, scaled_positions
-from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param, Rope
+from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param, PositionScale, Rope
 
 # transformers' names of what we have
 ACTIVATIONS = {
@@ -75,6 +75,7 @@ class FamilySpec(DecoderSpec):
     embed_scale: float = 1.0
     attention_scale: float | None = None  # None: one over the root of the head size
     attention_soft_cap: float = 0.0  # 0: none
+    position_scale: PositionScale | None = None  # of queries
     alibi_slopes: tuple[float, ...] = ()  # one for each head
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0  # 0: none
@@ -196,7 +197,9 @@ def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
 
 def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
     q, k, v = blocks.qkv(g, spec, x, layer, bias=spec.qkv_bias)
-    rope = spec.rope_of(layer)
+    rope, grown = spec.rope_of(layer), spec.position_scale
+    if grown is not None:
+        q = g.scale_by_position(q, strength=grown.strength, interval=grown.interval, shift=grown.shift)
     if spec.head_norm is HeadNorm.TURNED_HEADS:
         q, k = blocks.head_norms(g, spec, blocks.turned(g, spec, rope, q, k), layer)
     else:

@@ -25,6 +25,7 @@ class OpKind(Enum):
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
     SLICE = "slice"  # x; ; start, width: a view of columns
     ROPE = "rope"  # x; ; head_dim, inv_freq (R/2 values), scale: rotate-half pairs (i, i + R/2), i < R/2, of each head
+    SCALE_BY_POSITION = "scale_by_position"  # x; ; strength, interval, shift?; see Graph.scale_by_position
     ATTENTION = "attention"  # q, k, v; sinks?; see Graph.attention. Writes k and v to the paged cache of `layer` first
     GATED_ACTIVATION = "gated_activation"  # gate_up [T,2I]; ; activation: see ACTIVATIONS, gate is columns 0..I-1
     ACTIVATION = "activation"  # x; ; activation: see PLAIN_ACTIVATIONS
@@ -46,6 +47,7 @@ UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
     OpKind.EMBED: {"scale": 1.0},
     OpKind.RMS_NORM: {"offset": 0.0},
     OpKind.LAYER_NORM: {"groups": 1, "offset": 0.0},
+    OpKind.SCALE_BY_POSITION: {"shift": 0},
     OpKind.ATTENTION: {"soft_cap": 0.0, "sinks": False},
     OpKind.ROUTE: {"sigmoid": False, "biased": False, "factor": 1.0},
     OpKind.EXPERTS: {"biased": False},
@@ -150,6 +152,11 @@ class Graph:
         assert x.width % head_dim == 0
         assert 0 < len(inv_freq) * 2 <= head_dim
         return self._record(OpKind.ROPE, (x,), x.width, head_dim=head_dim, inv_freq=inv_freq, scale=scale)
+
+    def scale_by_position(self, x: Value, *, strength: float, interval: int, shift: int = 0) -> Value:
+        """x * (1 + strength * log(1 + floor((position + shift) / interval)))."""
+        assert interval > 0
+        return self._record(OpKind.SCALE_BY_POSITION, (x,), x.width, strength=strength, interval=interval, shift=shift)
 
     def attention(
         self,

@@ -90,6 +90,15 @@ class Rope:
     scale: float = 1.0  # multiplies cos and sin
 
 
+@dataclass(frozen=True, slots=True)
+class PositionScale:
+    """What queries are multiplied with, the more, the later; see Graph.scale_by_position."""
+
+    strength: float
+    interval: int
+    shift: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """A decoder-only transformer, resolved: no optional left to guess. What every family has.

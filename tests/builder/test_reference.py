@@ -153,6 +153,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron tied": ("nemotron", {"tie_word_embeddings": True, "partial_rotary_factor": 0.75}),
     "nemotron by gelu": ("nemotron", {"hidden_act": "gelu", "num_key_value_heads": 1}),
     "nemotron of many layers": ("nemotron", {"num_hidden_layers": 4, "partial_rotary_factor": 1.0}),
+    "ministral3 in windows": ("ministral3", {"sliding_window": 16, "tie_word_embeddings": True}),
+    "ministral3 with its default rope": ("ministral3", {"rope_parameters": None, "rope_theta": None}),
+    "ministral3 of one key/value head": ("ministral3", {"num_key_value_heads": 1, "num_attention_heads": 5}),
+    "ministral3 that grows slowly": (
+        "ministral3",
+        {"rope_parameters": KINDS["ministral3"]["rope_parameters"] | {"llama_4_scaling_beta": 0.02, "factor": 2.0}},
+    ),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }

@@ -35,6 +35,7 @@ class OpCode(IntEnum):
     GELU = 24
     GELU_TANH = 25
     RELU_SQUARED = 26
+    SCALE_BY_POSITION = 27
 
 
 class Blocks(IntEnum):

@@ -25,7 +25,7 @@ from tests.checkpoints import KINDS, MIXTURES
 
 OPTIONS = BuildOptions(dtype="float16", max_batch_size=4, max_num_tokens=32, max_seq_len=96, tokens_per_block=16)
 QUANTIZATIONS = ("", "int8", "int4")
-REFUSED_BY_CUDA = {*MIXTURES, "cohere2", "hunyuan", "nemotron", "stablelm", "starcoder2"}
+REFUSED_BY_CUDA = {*MIXTURES, "cohere2", "hunyuan", "ministral3", "nemotron", "stablelm", "starcoder2"}
 DIGESTS = {  # kind: program, cpu, cuda
     "baichuan1-7b": ("6e7b3a1923862566", "820f22f95f632681", "23b9d5d23d2765b8"),
     "baichuan2-13b": ("0b6ff4295a627d2b", "aebc0930f8a7f6fe", "3c497554a1737d29"),
@@ -55,6 +55,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "llama-tied": ("6517767b23d599e1", "e20425b86f88a9c3", "893c631d1dc96969"),
     "llama3-rope": ("0b612295e34fe5d0", "fd928de15f6d1ce1", "3645a02510282f8e"),
     "minimax-m2": ("767fdaa4f5ac12a8", "a73096a9b49ab25c", "4f53cda18c2baa0c"),
+    "ministral3": ("774d75ec5bfa026b", "416848e47da011ae", "4f53cda18c2baa0c"),
     "mistral": ("b5fd780e7f551691", "69b449938c8440fe", "1790490e6e764d8b"),
     "mixtral": ("c5a459daab64be58", "892a26c5068418c6", "4f53cda18c2baa0c"),
     "nemotron": ("22681d5363c388f5", "5be64f59940cd54a", "4f53cda18c2baa0c"),

@@ -65,6 +65,12 @@ def test_layer_norms_and_plain_mlps_are_refused_by_name(name: str) -> None:
         assert str(caught.value).count(text) == 1
 
 
+@pytest.mark.parametrize("name", ["cuda", "tensorrt_llm"])
+def test_queries_that_grow_are_refused_by_name(name: str) -> None:
+    with pytest.raises(RecipeError, match="op scale_by_position"):
+        resolve_network(KINDS["ministral3"], replace(OPTIONS, target=name, given=TARGETS[name]))
+
+
 def test_cuda_refuses_norms_behind_a_rotary_embedding() -> None:
     with pytest.raises(RecipeError, match="turns queries and keys in attention only"):
         resolve_network(KINDS["hunyuan"], replace(OPTIONS, target="cuda", given=TARGETS["cuda"]))

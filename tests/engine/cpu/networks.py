@@ -136,7 +136,7 @@ def odd_network(
     """`peculiar`: with every attribute that few networks have, norms after the blocks, two rotary embeddings, and an
     embedding that is the head, too.
     `experts`: with mixtures of them, beside a gated MLP.
-    `plain`: with layer norms, MLPs without a gate, and one beside the attention."""
+    `plain`: with layer norms, MLPs without a gate, one beside the attention, and queries that grow."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab = 64 if experts else 42, 6, 2, 10, 37, 83
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -168,6 +168,8 @@ def odd_network(
         if head_norms:
             q = norm(q, f"{i}.q_norm", 1e-6, heads)
             k = norm(k, f"{i}.k_norm", 1e-6, kv_heads)
+        if plain and i != 1:
+            q = g.scale_by_position(q, strength=0.5, interval=7, shift=i)
         if not alibi:
             frequencies = tuple(float(10000.0 ** (-j / head_dim)) for j in range(0, head_dim, 2))
             if peculiar and i != 1:

@@ -123,6 +123,16 @@ class Lowering(OpLowering):
             self._tables[key] = key
         return self._buffers[key]
 
+    def _scale_by_position(self, op: Op) -> None:
+        source = self._buffers[op.inputs[0]]
+        fields = {
+            "scalar": op.number("strength"),
+            "groups": int(op.number("interval")),
+            "window": int(op.number("shift")),
+        }
+        output = self._buffers.over(op.output, op.inputs[0])
+        self._emit(OpCode.SCALE_BY_POSITION, op, output, inputs=(source,), fields=fields)
+
     def _attention(self, op: Op) -> None:
         q, k, v = (self._buffers[name] for name in op.inputs)
         q_table, k_table = (self._turned.get(name, NOWHERE) for name in op.inputs[:2])
@@ -355,6 +365,7 @@ class Lowering(OpLowering):
         OpKind.LINEAR: Rule(_linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
         OpKind.ROPE: Rule(_rope, ("head_dim", "inv_freq", "scale")),
+        OpKind.SCALE_BY_POSITION: Rule(_scale_by_position, ("strength", "interval", "shift")),
         OpKind.ATTENTION: Rule(
             _attention,
             ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes", "sinks"),

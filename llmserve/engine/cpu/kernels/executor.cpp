@@ -43,6 +43,8 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
       return over_rows(&Executor::activate, kernels.gelu_tanh);
     case OpKind::kReluSquared:
       return over_rows(&Executor::activate, kernels.relu_squared);
+    case OpKind::kScaleByPosition:
+      return over_rows(&Executor::scale_by_position);
     case OpKind::kLinear:
       return linear(op, tasks);
     case OpKind::kLinearInt8:
@@ -306,6 +308,18 @@ void Executor::rope_table(const OpRecord& op, size_t begin, size_t end) {
       row[i] = static_cast<float>(std::cos(angle)) * op.scalar;
       row[half + i] = static_cast<float>(std::sin(angle)) * op.scalar;
     }
+  }
+}
+
+// The factor in f64, from a whole number of intervals: every machine rounds it alike.
+void Executor::scale_by_position(const OpRecord& op, size_t begin, size_t end) {
+  const auto x = view<const float>(op.in[0]);
+  const auto y = view<float>(op.out);
+  for (size_t r = begin; r < end; ++r) {
+    const uint64_t intervals = (uint64_t{static_cast<uint32_t>(engine_.positions_[r])} + op.window) / op.groups;
+    const double grown = std::log(1.0 + static_cast<double>(intervals));
+    const auto factor = static_cast<float>(1.0 + double{op.scalar} * grown);
+    for (size_t i = 0; i < op.out.width; ++i) y.row(r)[i] = x.row(r)[i] * factor;
   }
 }
 

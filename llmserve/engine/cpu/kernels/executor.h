@@ -35,6 +35,7 @@ class Executor {
   void dispatch(const OpRecord& op);
   void combine(const OpRecord& op, size_t begin, size_t end);
   void sigmoid_gate(const OpRecord& op, size_t begin, size_t end);
+  void scale_by_position(const OpRecord& op, size_t begin, size_t end);
   void rope(const OpRecord& op, size_t begin, size_t end);
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
   View<const float> before_quantization(const OpRecord& op, View<const float> x, float* scratch) const;

@@ -77,6 +77,8 @@ enum class OpKind : uint32_t {
   kGelu,          // x -> f32
   kGeluTanh,
   kReluSquared,
+  // x -> f32, times 1 + scalar * log(1 + floor((position + window) / groups))
+  kScaleByPosition,
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one

@@ -50,6 +50,10 @@ class OpCheck {
       case OpKind::kReluSquared:
         same_width();
         return true;
+      case OpKind::kScaleByPosition:
+        same_width();
+        require(has(RowsOf::kTokens) && op_.groups > 0);
+        return true;
       case OpKind::kLinear:
         linear(4);
         return true;

@@ -1,0 +1,45 @@
+"""Ministral 3: Mistral whose queries grow with their position, by YaRN's parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llmserve.models.config import ConfigReader
+from llmserve.models.family import FamilySpec, family, read_family
+from llmserve.models.rope import rope_values
+from llmserve.models.spec import HfConfig, PositionScale
+
+STRENGTH, POSITIONS = "llama_4_scaling_beta", "max_position_embeddings"  # keys of the rope that others do not have
+DEFAULT_ROPE = {  # transformers'
+    "type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, STRENGTH: 0.1,
+}  # fmt: skip
+
+
+def from_hf(config: HfConfig) -> FamilySpec:
+    given = config.get("rope_parameters") or config.get("rope_scaling") or DEFAULT_ROPE
+    config = {**config, "rope_parameters": given}
+    strength = _taken(config, STRENGTH)
+    reader = ConfigReader(config)
+    spec = read_family(reader, "Ministral3ForCausalLM")
+    window = reader.integer("sliding_window", 0, minimum=0)
+    reader.expect("attention_bias", False)
+    reader.expect("mlp_bias", False)
+    grown = ConfigReader({STRENGTH: strength, **rope_values(config)})
+    scale = PositionScale(grown.positive(STRENGTH), grown.integer("original_max_position_embeddings"))
+    reader.problems += [f"rope parameter {problem}" for problem in grown.problems]
+    reader.finish()
+    return replace(spec, windows=(window,) * spec.num_layers if window else (), position_scale=scale)
+
+
+def _taken(config: dict[str, Any], key: str) -> Any:
+    """Of its rope parameters, which are left without what others do not have."""
+    given = config["rope_parameters"]
+    if not isinstance(given, dict):
+        return None
+    config["rope_parameters"] = {name: value for name, value in given.items() if name not in (STRENGTH, POSITIONS)}
+    return given.get(key)
+
+
+ARCHITECTURE = family("Ministral3ForCausalLM", "ministral3", from_hf)

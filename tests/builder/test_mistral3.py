@@ -1,0 +1,77 @@
+"""Mistral 3 as published: the language model of a checkpoint that has a vision tower, against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.errors import CheckpointError
+from llmserve.models.registry import architecture_for
+from tests.checkpoints import KINDS
+from tests.oracle import oracle_logits, reference_logits, relative_error
+
+PROMPT = tuple(int(i) for i in np.random.default_rng(7).integers(11, 320, size=90))  # 10 is an image's
+VISION = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "head_dim": 16, "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", {}),
+    "mistral in windows": ("mistral", {"sliding_window": 8, "head_dim": 24}),
+    "mistral tied": ("mistral", {"tied": True, "sliding_window": None}),
+    "ministral3": ("ministral3", {}),
+    "ministral3 tied": ("ministral3", {"tied": True, "num_key_value_heads": 1}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    kind, overrides = VARIANTS[variant]
+    tied = overrides.get("tied", False)
+    text = KINDS[kind] | {key: value for key, value in overrides.items() if key != "tied"}
+    del text["architectures"]
+    model = Mistral3ForConditionalGeneration(
+        Mistral3Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
+    )
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=1.5 / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(tmp_path)
+    found = reference_logits(tmp_path)(PROMPT)
+    assert relative_error(found, oracle_logits(model.eval(), PROMPT)) < 1e-5
+
+
+def test_older_configs_say_in_the_language_model_whether_it_is_tied() -> None:
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
+    text = KINDS["mistral"] | {"tie_word_embeddings": True}
+    assert architecture_for(config).from_hf(config | {"text_config": text}).tied_embeddings
+    config |= {"tie_word_embeddings": False}
+    assert not architecture_for(config).from_hf(config | {"text_config": text}).tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "text_config must be the config of the language model, got None"),
+        ({"model_type": "llama"}, "'llama' of text_config is not supported; supported: 'mistral', 'ministral3'"),
+        (KINDS["mistral"] | {"hidden_size": None}, "hidden_size must be an integer"),
+        (
+            KINDS["ministral3"] | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "rope parameter llama_4_scaling_beta must be a positive number, it is missing",
+        ),
+        (KINDS["ministral3"] | {"rope_parameters": [1]}, "rope_parameters or rope_scaling must be an object"),
+    ],
+)
+def test_language_models_that_are_refused(text: Any, message: str) -> None:
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
+    config = json.loads(json.dumps(config))
+    with pytest.raises(CheckpointError) as caught:
+        architecture_for(config).from_hf(config)
+    assert message in str(caught.value)
